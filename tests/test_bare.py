@@ -19,5 +19,5 @@ print(float(tf.keras.losses.MeanSquaredError()([[1.0]], [[3.0]])), len(pandas.Da
 
 @pytest.mark.slow
 def test_what_was_left_out_works_afterwards():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
-    assert done.stdout.splitlines() == ["[]", "4.0 2"], done.stderr
+    process = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120)
+    assert process.stdout.splitlines() == ["[]", "4.0 2"], process.stderr

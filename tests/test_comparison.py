@@ -123,7 +123,7 @@ def test_no_placers_is_an_empty_table(graph, cluster):
 
 
 @pytest.mark.parametrize(
-    ("given", "options", "message"),
+    ("placers", "options", "message"),
     [
         (["m-etff"], {}, "did you mean 'm-etf'"),
         ("m-etf", {}, "must be a list"),
@@ -135,9 +135,9 @@ def test_no_placers_is_an_empty_table(graph, cluster):
         (["m-sct"], {"workers": ["127.0.0.1:1"]}, "give measure=True"),
     ],
 )
-def test_bad_arguments_are_refused(graph, cluster, given, options, message):
+def test_bad_arguments_are_refused(graph, cluster, placers, options, message):
     with pytest.raises(bl.InvalidInput, match=message):
-        bl.compare(graph, cluster, given, progress=False, **options)
+        bl.compare(graph, cluster, placers, progress=False, **options)
 
 
 def test_graph_and_cluster_stay_as_they_were(graph, cluster):
@@ -169,19 +169,19 @@ def test_rows_run_in_turns_and_a_failure_ends_its_row(monkeypatch, graph):
     from baechi_lab import comparison_runs
     from baechi_lab.graph import Run
 
-    ran = []
+    runs_in_order = []
 
     def run(self, placement, steps):
-        ran.append((placement, steps))
-        if placement == "b" and len(ran) > 2:
+        runs_in_order.append((placement, steps))
+        if placement == "b" and len(runs_in_order) > 2:
             return Run(None, np.zeros(0), (), status="died", message="it fell over")
         return Run(None, np.full(steps, 2e-3 if placement == "a" else 3e-3), (), status="ok", message="")
 
     monkeypatch.setattr(comparison_runs._Runner, "__call__", run)
-    found = comparison_runs.measure_rows(graph, None, {0: "a", 1: "b"}, 5, {}, progress=False)
-    assert ran == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 2)]
-    assert found[0] == {"measured_us": 2e3, "measured_low_us": 2e3, "measured_high_us": 2e3, "error": ""}
-    assert found[1]["measured_us"] == 3e3 and found[1]["error"] == "it fell over"
+    columns = comparison_runs.measure_rows(graph, None, {0: "a", 1: "b"}, 5, {}, progress=False)
+    assert runs_in_order == [("a", 1), ("b", 1), ("b", 2), ("a", 2), ("a", 2)]
+    assert columns[0] == {"measured_us": 2e3, "measured_low_us": 2e3, "measured_high_us": 2e3, "error": ""}
+    assert columns[1]["measured_us"] == 3e3 and columns[1]["error"] == "it fell over"
 
 
 @pytest.mark.tensorflow
@@ -200,16 +200,19 @@ def test_simulated_and_measured_on_a_local_cluster():
     graph = bl.profile(step, mode="estimated", hardware="cpu-core")
     with bl.LocalCluster(2, trusted_users=True) as local:
         table = bl.compare(graph, local, ["single", "m-topo"], step=step, measure=True, steps=2, progress=False)
-        again = bl.compare(
+        second_table = bl.compare(
             graph, local.cluster, ["single"], step=step, measure=True, steps=1, workers=local.addresses, progress=False
         )
-    assert table["error"].tolist() == ["", ""] and again["error"].tolist() == [""]
+    assert table["error"].tolist() == ["", ""] and second_table["error"].tolist() == [""]
     assert (table["makespan_us"] > 0).all() and (table["measured_us"] > 0).all()
     assert (table["measured_low_us"] <= table["measured_us"]).all()
     assert (table["measured_us"] <= table["measured_high_us"]).all()
     # The cluster is closed: every row says so, none is lost.
-    gone = bl.compare(graph, local, ["single"], step=step, measure=True, steps=1, progress=False)
-    assert gone["measured_us"].isna().all() and gone["error"].str.contains("has ended; make a new LocalCluster").all()
+    after_close = bl.compare(graph, local, ["single"], step=step, measure=True, steps=1, progress=False)
+    assert (
+        after_close["measured_us"].isna().all()
+        and after_close["error"].str.contains("has ended; make a new LocalCluster").all()
+    )
 
 
 def test_ctrl_c_ends_a_comparison(monkeypatch):
@@ -243,7 +246,7 @@ def test_splits_that_are_all_slower_than_one_device_are_said():
     # A chain of two, held apart: 10 + 100 (the transfer) + 10 against 10 + 10.
     graph = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)])
     cluster = bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0))
-    (note,) = bl.compare(graph, cluster, [Apart()], progress=False).attrs["notes"]
+    (note,) = bl.compare(graph, cluster, [RoundRobin()], progress=False).attrs["notes"]
     assert "20.00 us" in note and "6 times slower than one device" in note and "--optimize" in note
     assert bl.compare(graph, bl.Cluster.uniform(1), ["m-etf"], progress=False).attrs["notes"] == ()
 
@@ -260,8 +263,8 @@ def test_passes_that_leave_nothing_to_divide_are_said(graph, cluster):
 def test_what_is_named_in_the_defaults_is_optimized(graph, cluster):
     named = ["auto", "single", "m-topo", "m-etf", "m-sct"]
     steps = [
-        bl.compare(graph, cluster, **chosen, progress=False)["makespan_us"].tolist()
-        for chosen in ({}, {"placers": named, "passes": ("colocation", "coplacement", "fusion")})
+        bl.compare(graph, cluster, **options, progress=False)["makespan_us"].tolist()
+        for options in ({}, {"placers": named, "passes": ("colocation", "coplacement", "fusion")})
     ]
     assert steps[0] == steps[1]
 
@@ -288,7 +291,7 @@ def test_groups_that_do_not_fit_give_way_to_single_ops_and_it_is_said():
     assert (row["makespan_us"], row["groups"], row["ops"], row["finer_groups"]) == (6, 2, 2, words)
 
 
-class Apart(Placer):
+class RoundRobin(Placer):
     """Every op on the next device."""
 
     name = "apart"

@@ -65,8 +65,8 @@ def test_metis_starts_again_after_its_process_was_killed():
     first = metis.metis_parts(*ring, 2, recursive=False, seed=0)
     metis._process.kill()
     metis._process.wait()
-    again = metis.metis_parts(*ring, 2, recursive=False, seed=0)
-    assert first.tolist() == again.tolist()
+    second = metis.metis_parts(*ring, 2, recursive=False, seed=0)
+    assert first.tolist() == second.tolist()
     assert first[0] == first[1] != first[2] == first[3]
 
 

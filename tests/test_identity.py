@@ -143,9 +143,9 @@ def test_what_a_function_only_adds_to_is_no_input(monkeypatch):
 
 def test_modules_of_the_caller_count_by_what_is_used_of_them():
     def module(factor):
-        made = types.ModuleType("my_models")
-        exec(f"FACTOR = {factor}\nUNUSED = {factor}\ndef build(b): return FACTOR * b", made.__dict__)
-        return made
+        own_module = types.ModuleType("my_models")
+        exec(f"FACTOR = {factor}\nUNUSED = {factor}\ndef build(b): return FACTOR * b", own_module.__dict__)
+        return own_module
 
     functions = []
     for factor in (1, 2, 1):
@@ -175,10 +175,10 @@ def test_two_that_call_each_other_and_lists_within_themselves_end():
     assert not same(edited(pair.format(1)), edited(pair.format(2))) and same(
         edited(pair.format(1)), edited(pair.format(1))
     )
-    loop, again = [1], [1]
+    loop, second_loop = [1], [1]
     loop.append(loop)
-    again.append(again)
-    assert same(loop, again)
+    second_loop.append(second_loop)
+    assert same(loop, second_loop)
 
 
 @pytest.mark.torch
@@ -189,10 +189,10 @@ def test_tensors_and_modules_count_by_their_values():
     b[2500] = 1
     assert not same(a, b) and same(a, a.clone())
     torch.manual_seed(0)
-    net, other = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
-    assert not same(net, other)
-    other.load_state_dict(net.state_dict())
-    assert same(net, other)
+    net, second_net = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    assert not same(net, second_net)
+    second_net.load_state_dict(net.state_dict())
+    assert same(net, second_net)
     assert not same(torch.zeros(3, device="meta"), torch.zeros(4, device="meta"))
 
 
@@ -225,9 +225,9 @@ def test_objects_of_libraries_count_by_what_they_hold():
     assert repr(frames[0]) == repr(frames[1])
     assert not same(*frames) and same(frames[0], frames[0].copy())
     links = [[bl.Link(1.0, 0.1)] * 40 for _ in range(40)]
-    other = [list(row) for row in links]
-    other[20][21] = bl.Link(9.0, 0.1)
-    assert not same(bl.Cluster.uniform(40).replace(link=links), bl.Cluster.uniform(40).replace(link=other))
+    equal_links = [list(row) for row in links]
+    equal_links[20][21] = bl.Link(9.0, 0.1)
+    assert not same(bl.Cluster.uniform(40).replace(link=links), bl.Cluster.uniform(40).replace(link=equal_links))
 
 
 def test_random_generators_count_by_their_state():
@@ -251,9 +251,9 @@ print(content_digest((build, functools.partial(build, 3), Big(), np.arange(3), K
 @pytest.mark.subprocess
 def test_another_process_agrees():
     def digest(seed):
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True, env={"PYTHONHASHSEED": seed}
         )
-        return done.stdout
+        return process.stdout
 
     assert digest("1") == digest("2") != ""

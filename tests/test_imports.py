@@ -18,9 +18,9 @@ HEAVY = ("tensorflow", "keras", "torch", "plotly", "ipywidgets", "anywidget", "c
 
 def run_python(code: str) -> str:
     """Standard output of a fresh interpreter."""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 def test_import_loads_no_heavy_package():
@@ -92,29 +92,29 @@ ON_PURPOSE = {
 
 def known_packages(path: Path) -> set[str]:
     """First parts below baechi_lab of everything that a module imports, inside functions as well."""
-    found = set()
+    packages = set()
     home = ["baechi_lab", *path.relative_to(PACKAGE).parts[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
             base = home[: len(home) - node.level + 1] if node.level else []
-            whole = [*base, *(node.module or "").split(".")]
-            names = [[*whole, a.name] for a in node.names] if whole[-1] in ("baechi_lab", "") else [whole]
+            full_name = [*base, *(node.module or "").split(".")]
+            names = [[*full_name, a.name] for a in node.names] if full_name[-1] in ("baechi_lab", "") else [full_name]
         elif isinstance(node, ast.Import):
             names = [a.name.split(".") for a in node.names]
         else:
             continue
-        clean = [[part for part in name if part] for name in names]
-        found |= {name[1] for name in clean if name[0] == "baechi_lab" and len(name) > 1}
-    return found
+        clean = [[word for word in name if word] for name in names]
+        packages |= {name[1] for name in clean if name[0] == "baechi_lab" and len(name) > 1}
+    return packages
 
 
 @pytest.mark.parametrize("package", sorted(MAY_NOT_KNOW))
 def test_imports_run_one_way(package):
     wrong = [
-        (where, known)
+        (file_name, package_known)
         for path in sorted((PACKAGE / package).rglob("*.py"))
-        for known in known_packages(path) & MAY_NOT_KNOW[package]
-        if ((where := path.relative_to(PACKAGE).as_posix()), known) not in ON_PURPOSE
+        for package_known in known_packages(path) & MAY_NOT_KNOW[package]
+        if ((file_name := path.relative_to(PACKAGE).as_posix()), package_known) not in ON_PURPOSE
     ]
     assert wrong == []
 
@@ -127,16 +127,16 @@ def test_the_way_imports_run_is_seen():
 
 def imported_names() -> list[tuple[str, str, str]]:
     """(module, imported module, name) of every relative import of the package, those inside functions included."""
-    found = []
+    names_found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        parts = ("baechi_lab", *path.relative_to(PACKAGE).with_suffix("").parts)
-        where = parts[:-1]  # the package that a module, or an __init__, is in
+        module_path = ("baechi_lab", *path.relative_to(PACKAGE).with_suffix("").parts)
+        package_path = module_path[:-1]  # the package that a module, or an __init__, is in
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and node.level:
-                above = where[: len(where) - node.level + 1]
+                above = package_path[: len(package_path) - node.level + 1]
                 target = ".".join([*above, *([node.module] if node.module else [])])
-                found += [(".".join(parts), target, alias.name) for alias in node.names]
-    return found
+                names_found += [(".".join(module_path), target, alias.name) for alias in node.names]
+    return names_found
 
 
 def test_every_name_that_a_function_imports_exists():

@@ -35,10 +35,10 @@ def run_there(folder, *arguments):
     """The command as its console script runs it, in `folder`, with PYTHONPATH naming the folder as well."""
     environment = {**os.environ, "PYTHONPATH": str(folder), "TF_CPP_MIN_LOG_LEVEL": "3"}
     command = [*isolated("baechi_lab"), *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
-    assert not list(folder.glob("*.ran")), done.stderr
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+    process = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200)
+    assert not list(folder.glob("*.ran")), process.stderr
+    assert process.returncode == 0, process.stderr
+    return process.stdout
 
 
 @pytest.mark.slow
@@ -77,28 +77,28 @@ def test_python_m_imports_nothing_from_the_current_folder(trapped):
     """Python itself reads the folder until `__main__` runs; only what it needs for that is left out here."""
     for name in ("struct", "pickle", "socket", "selectors", "json", "sitecustomize"):
         (trapped / f"{name}.py").unlink()
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "baechi_lab", "--version"], cwd=trapped, capture_output=True, text=True
     )
-    assert (done.returncode, list(trapped.glob("*.ran"))) == (0, []), done.stderr
+    assert (process.returncode, list(trapped.glob("*.ran"))) == (0, []), process.stderr
 
 
 def test_the_child_of_a_checkout_imports_the_callers_package(tmp_path):
     """The package is the caller's even where the current folder, or an installed one, has another."""
     (tmp_path / "baechi_lab").mkdir()
     (tmp_path / "baechi_lab" / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    done = subprocess.run(
+    process = subprocess.run(
         isolated("baechi_lab.workers.process"), cwd=tmp_path, input=b"", capture_output=True, timeout=60
     )
-    assert (done.returncode, done.stderr) == (0, b"")
+    assert (process.returncode, process.stderr) == (0, b"")
 
 
 def test_the_path_of_a_child(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "link").symlink_to(tmp_path)
     library = os.path.dirname(os.__file__)
-    given = ["", str(tmp_path), str(tmp_path / "link"), ".", "/opt/mine", library, "/opt/mine"]
-    assert child_path(given) == [library, "/opt/mine"]
+    paths = ["", str(tmp_path), str(tmp_path / "link"), ".", "/opt/mine", library, "/opt/mine"]
+    assert child_path(paths) == [library, "/opt/mine"]
 
 
 # -- nobody is left behind -------------------------------------------------------------------------------------
@@ -140,9 +140,9 @@ def _descendants_at_work(caller, count):
     """The caller's descendants once `count` of them have computed for a while."""
     for _ in range(1200):
         assert caller.poll() is None
-        found = psutil.Process(caller.pid).children(recursive=True)
-        if sum(p.cpu_times().user > 1.2 for p in found) >= count:
-            return found
+        children = psutil.Process(caller.pid).children(recursive=True)
+        if sum(p.cpu_times().user > 1.2 for p in children) >= count:
+            return children
         time.sleep(0.1)
     raise AssertionError("the children did not start to work")
 
@@ -191,10 +191,10 @@ if __name__ == "__main__":
             print(pool.submit(*call).exception(timeout=60))
 """
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
-    said = done.stdout.splitlines()
-    assert said[0].endswith("Unpacked: the reason") and said[1] == "the reason", done.stderr
-    assert said[2] == "what the call returned cannot be read here: not here"
+    process = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
+    lines = process.stdout.splitlines()
+    assert lines[0].endswith("Unpacked: the reason") and lines[1] == "the reason", process.stderr
+    assert lines[2] == "what the call returned cannot be read here: not here"
 
 
 @pytest.mark.slow
@@ -205,8 +205,8 @@ graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 4)])
 print(bl.sweep(graph, devices=[1], progress=False))
 """
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 1 and "__name__" in done.stderr.splitlines()[-1]
+    process = subprocess.run([sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120)
+    assert process.returncode == 1 and "__name__" in process.stderr.splitlines()[-1]
 
 
 def test_functions_of_the_callers_program_are_found(tmp_path):
@@ -220,5 +220,5 @@ if __name__ == "__main__":
 """
     (tmp_path / "mine.py").write_text("def half(x): return x // 2\n")
     (tmp_path / "program.py").write_text(program)
-    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
-    assert done.stdout == "42 2\n", done.stderr
+    process = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, timeout=120)
+    assert process.stdout == "42 2\n", process.stderr

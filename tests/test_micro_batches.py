@@ -37,19 +37,19 @@ def test_comparison_command_and_sweep_ask_for_the_shortest_step(tmp_path, capsys
     layers = [8.0, 11.0, 2.0, 1.0, 18.0, 5.0, 4.0, 11.0]
     graph = bl.generators.pipeline(layers, [2 * us for us in layers], output_bytes=4)
     cluster = bl.Cluster.uniform(4, link=bl.Link(0.0, 0.0), comm="parallel")
-    told = {"micro_batches": 8, "schedule": "1f1b"}
-    found = bl.place(graph, cluster, "contiguous", objective="step", **told).info["step_us"]
-    assert found <= 573
-    assert bl.compare(graph, cluster, ["contiguous"], progress=False, **told)["makespan_us"].tolist() == [found]
-    latency = bl.compare(graph, cluster, ["contiguous"], progress=False, objective="latency", **told)
-    assert latency["makespan_us"][0] > found
+    pipeline = {"micro_batches": 8, "schedule": "1f1b"}
+    step_us = bl.place(graph, cluster, "contiguous", objective="step", **pipeline).info["step_us"]
+    assert step_us <= 573
+    assert bl.compare(graph, cluster, ["contiguous"], progress=False, **pipeline)["makespan_us"].tolist() == [step_us]
+    latency = bl.compare(graph, cluster, ["contiguous"], progress=False, objective="latency", **pipeline)
+    assert latency["makespan_us"][0] > step_us
     rows = bl.sweep(
-        graph, devices=4, placer="contiguous", cluster=cluster, passes=(), progress=False, executor="here", **told
+        graph, devices=4, placer="contiguous", cluster=cluster, passes=(), progress=False, executor="here", **pipeline
     )
-    assert rows["makespan_us"].tolist() == [found]
+    assert rows["makespan_us"].tolist() == [step_us]
     bl.save_graph(graph, tmp_path / "g.json")
     bl.save_cluster(cluster, tmp_path / "c.json")
-    given = [
+    arguments = [
         "compare",
         str(tmp_path / "g.json"),
         "--cluster",
@@ -58,8 +58,8 @@ def test_comparison_command_and_sweep_ask_for_the_shortest_step(tmp_path, capsys
         "contiguous",
         "--json",
     ]
-    assert main([*given, "--micro-batches", "8", "--schedule", "1f1b"]) == 0
-    assert [row["makespan_us"] for row in json.loads(capsys.readouterr().out)] == [found]
+    assert main([*arguments, "--micro-batches", "8", "--schedule", "1f1b"]) == 0
+    assert [row["makespan_us"] for row in json.loads(capsys.readouterr().out)] == [step_us]
 
 
 def test_sweep(graph):
@@ -82,7 +82,7 @@ def test_sweep(graph):
 
 def test_command_line(graph, tmp_path, capsys):
     bl.save_graph(graph, tmp_path / "g.json")
-    given = [
+    arguments = [
         str(tmp_path / "g.json"),
         "--devices",
         "2",
@@ -95,12 +95,12 @@ def test_command_line(graph, tmp_path, capsys):
         "--schedule",
         "1f1b",
     ]
-    given += ["--batch-size", "64", "--json"]
-    assert main(["compare", *given, "--placers", "single,contiguous"]) == 0
+    arguments += ["--batch-size", "64", "--json"]
+    assert main(["compare", *arguments, "--placers", "single,contiguous"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert rows[0]["makespan_us"] == 8 * 60.0 and rows[0]["samples_per_second"] == pytest.approx(64e6 / 480)
     assert rows[1]["makespan_us"] < rows[0]["makespan_us"]
-    assert main(["compare", *given, "--placers", "single", "--schedule", "nonsense"]) != 0
+    assert main(["compare", *arguments, "--placers", "single", "--schedule", "nonsense"]) != 0
     assert "unknown schedule 'nonsense'" in capsys.readouterr().err
 
 
@@ -193,19 +193,28 @@ def test_sweep_rebuilds_models_by_name_at_the_size_of_a_micro_batch(monkeypatch)
         return pieces(size)
 
     monkeypatch.setattr("baechi_lab.sweeps.work.model_graph", graph_of)
-    given = {"devices": 1, "placer": "single", "progress": False, "executor": "here", "micro_batches": [1, 2, 4]}
-    rows = bl.sweep("mlp", batch_size=8, **given)
+    options = {"devices": 1, "placer": "single", "progress": False, "executor": "here", "micro_batches": [1, 2, 4]}
+    rows = bl.sweep("mlp", batch_size=8, **options)
     assert built == [8, 4, 2]
     assert rows["makespan_us"].tolist() == [48.0] * 3  # one device: 6 us a sample, however they are divided
     built.clear()
-    assert bl.sweep("mlp", **given)["batch_size"].tolist() == [built[0]] * 3  # the model's own
+    assert bl.sweep("mlp", **options)["batch_size"].tolist() == [built[0]] * 3  # the model's own
     assert built == [built[0], built[0] // 2, built[0] // 4]
 
 
 def test_sweep_on_the_command_line(tmp_path, capsys):
     bl.save_graph(pieces(2), tmp_path / "g.json")
-    given = ["sweep", str(tmp_path / "g.json"), "--devices", "2", "--placers", "contiguous", "--micro-batches", "2,4"]
-    assert main([*given, "--schedule", "gpipe,1f1b", "--replicas", "1,2", "--jobs", "1", "--json"]) == 0
+    arguments = [
+        "sweep",
+        str(tmp_path / "g.json"),
+        "--devices",
+        "2",
+        "--placers",
+        "contiguous",
+        "--micro-batches",
+        "2,4",
+    ]
+    assert main([*arguments, "--schedule", "gpipe,1f1b", "--replicas", "1,2", "--jobs", "1", "--json"]) == 0
     rows = json.loads(capsys.readouterr().out)
     assert [(r["micro_batches"], r["replicas"], r["schedule"]) for r in rows][:3] == [
         (2, 1, "gpipe"),
@@ -213,5 +222,5 @@ def test_sweep_on_the_command_line(tmp_path, capsys):
         (2, 2, "gpipe"),
     ]
     assert all(0 <= r["bubble"] < 1 for r in rows)
-    assert main([*given, "--schedule", "gpipe", "--jobs", "1"]) == 0
+    assert main([*arguments, "--schedule", "gpipe", "--jobs", "1"]) == 0
     assert "bubble" in capsys.readouterr().out

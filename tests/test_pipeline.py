@@ -90,8 +90,8 @@ def test_scheduler_recomputes_only_simulation(graph, cluster):
 def test_placer_with_the_same_outcome_does_not_simulate_again(graph, cluster):
     first = bl.Pipeline(place=by_hand, simulate=bl.Simulate())
     first.run(graph, cluster)
-    other = first.replace(place=lambda graph, cluster: by_hand(graph, cluster))
-    assert other.run(graph, cluster).recomputed == ("place",)
+    with_function = first.replace(place=lambda graph, cluster: by_hand(graph, cluster))
+    assert with_function.run(graph, cluster).recomputed == ("place",)
 
 
 def test_duration_recomputes_from_the_changed_input_on(graph, cluster):
@@ -105,9 +105,9 @@ def test_duration_recomputes_from_the_changed_input_on(graph, cluster):
 def test_link_recomputes_what_reads_the_cluster(graph, cluster):
     pipe = bl.Optimize() | bl.Place("m-etf") | bl.Simulate()
     pipe.run(graph, cluster)
-    moved = pipe.run(graph, cluster.replace(link=bl.Link(1.0, 0.0))).recomputed
-    assert "optimize" not in moved
-    assert set(moved) == {"place", "simulate", "bounds"}
+    recomputed = pipe.run(graph, cluster.replace(link=bl.Link(1.0, 0.0))).recomputed
+    assert "optimize" not in recomputed
+    assert set(recomputed) == {"place", "simulate", "bounds"}
 
 
 def test_again_computes_on_request(graph, cluster):
@@ -220,8 +220,8 @@ def test_repr_is_code(graph):
     )
     pipe = pipe | bl.Simulate() | bl.Execute(steps=3)
     names = {name: getattr(bl, name) for name in ("Profile", "Optimize", "Place", "Simulate", "Execute")}
-    again = eval(repr(pipe), names)  # noqa: S307
-    assert again == pipe
+    evaluated = eval(repr(pipe), names)  # noqa: S307
+    assert evaluated == pipe
     assert "threshold=0.2" in repr(pipe)
 
 
@@ -241,17 +241,17 @@ def test_functions_take_the_next_slot(graph, cluster):
 
 
 def test_function_may_name_its_slot():
-    def mine(graph, cluster):
+    def place_on_first(graph, cluster):
         return bl.Placement(device=[0] * graph.n)
 
-    mine.slot = "place"
-    assert list((bl.Profile() | mine).stages) == ["profile", "place"]
+    place_on_first.slot = "place"
+    assert list((bl.Profile() | place_on_first).stages) == ["profile", "place"]
 
 
 def test_pipelines_compose():
-    front, back = bl.Profile() | bl.Optimize(), bl.Place("m-etf") | bl.Simulate()
-    assert list((front | back).stages) == ["profile", "optimize", "place", "simulate"]
-    assert (front | back).replace(optimize=None) == bl.Profile() | bl.Place("m-etf") | bl.Simulate()
+    front, last_stages = bl.Profile() | bl.Optimize(), bl.Place("m-etf") | bl.Simulate()
+    assert list((front | last_stages).stages) == ["profile", "optimize", "place", "simulate"]
+    assert (front | last_stages).replace(optimize=None) == bl.Profile() | bl.Place("m-etf") | bl.Simulate()
 
 
 # -- refusals ----------------------------------------------------------------------------------------------

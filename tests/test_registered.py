@@ -18,7 +18,7 @@ from baechi_lab.graph.formats import files
 from baechi_lab.passes import list_passes
 from baechi_lab.simulator.schedulers import SCHEDULERS
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).parent
 
 
 @pytest.mark.parametrize("name", list_passes())
@@ -56,14 +56,14 @@ def test_every_reader(tmp_path):
         for ending in (".json", ".json.gz"):
             files.save(record, tmp_path / f"{name}{ending}")
             assert repr(getattr(files, name)(tmp_path / f"{name}{ending}")) == repr(record)
-        for other in records.keys() - {name}:
+        for other_name in records.keys() - {name}:
             with pytest.raises(bl.FormatError):
-                getattr(files, other)(tmp_path / f"{name}.json")
+                getattr(files, other_name)(tmp_path / f"{name}.json")
 
 
 @pytest.mark.parametrize("file", ["placers/test_properties.py", "test_registered.py", "test_without_numba.py"])
 def test_none_of_these_is_slow(file):
     names = {
-        node.attr for node in ast.walk(ast.parse((HERE / file).read_text("utf-8"))) if isinstance(node, ast.Attribute)
+        node.attr for node in ast.walk(ast.parse((TESTS / file).read_text("utf-8"))) if isinstance(node, ast.Attribute)
     }
     assert "slow" not in names

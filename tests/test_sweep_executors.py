@@ -19,13 +19,13 @@ GRAPH = bl.OpGraph.from_edges([1 + i % 7 for i in range(60)], [(i // 3, i, 4 + i
 SETTINGS = {"devices": [1, 2, 3, 4], "memory_bytes": ["1kB", "1MB"], "placer": ["single", "m-topo", "m-etf"]}
 
 
-def table(executor, **more):
-    rows = bl.sweep(GRAPH, executor=executor, progress=False, **SETTINGS, **more)
+def table(executor, **options):
+    rows = bl.sweep(GRAPH, executor=executor, progress=False, **SETTINGS, **options)
     return rows.drop(columns="place_seconds")  # the only column that is measured
 
 
 @pytest.fixture(scope="module")
-def here():
+def run_inline():
     return table("here")
 
 
@@ -43,25 +43,27 @@ def client():
 
 
 @pytest.mark.slow
-def test_a_dask_client_as_it_comes(client, here):
-    assert table(client).equals(here)
+def test_a_dask_client_as_it_comes(client, run_inline):
+    assert table(client).equals(run_inline)
 
 
 @pytest.mark.slow
-def test_the_executor_of_a_dask_client(client, here):
-    assert table(client.get_executor()).equals(here)
+def test_the_executor_of_a_dask_client(client, run_inline):
+    assert table(client.get_executor()).equals(run_inline)
 
 
-def test_the_graph_is_told_to_dask_once(client, here, monkeypatch):
+def test_the_graph_is_told_to_dask_once(client, run_inline, monkeypatch):
     """One task holds the graph's bytes, and the rows name it, whatever their number."""
-    sent, shared = [], executors.DaskCalls.share
-    monkeypatch.setattr(executors.DaskCalls, "share", lambda self, data: sent.append(shared(self, data)) or sent[-1])
-    assert table(client).equals(here)
-    assert len(sent) == 1 and len(client.who_has(sent)[sent[0].key]) <= 2
+    sent_bytes, shared = [], executors.DaskCalls.share
+    monkeypatch.setattr(
+        executors.DaskCalls, "share", lambda self, data: sent_bytes.append(shared(self, data)) or sent_bytes[-1]
+    )
+    assert table(client).equals(run_inline)
+    assert len(sent_bytes) == 1 and len(client.who_has(sent_bytes)[sent_bytes[0].key]) <= 2
 
 
 @pytest.mark.slow
-def test_killed_dask_workers_lose_and_double_no_row(client, here, tmp_path):
+def test_killed_dask_workers_lose_and_double_no_row(client, run_inline, tmp_path):
     """A worker is killed after every fourth row; the scheduler starts others."""
     rows = []
 
@@ -72,10 +74,10 @@ def test_killed_dask_workers_lose_and_double_no_row(client, here, tmp_path):
             with contextlib.suppress(ProcessLookupError):  # the one killed before may not be missed yet
                 os.kill(pid, signal.SIGKILL)
 
-    found = table(client, path=tmp_path / "rows.db", on_row=kill_one)
-    assert found.equals(here)
-    told = [(row["devices"], row["memory_bytes"], row["placer"]) for row in rows]
-    assert len(told) == len(set(told)) == len(here)
+    rows_found = table(client, path=tmp_path / "rows.db", on_row=kill_one)
+    assert rows_found.equals(run_inline)
+    reported = [(row["devices"], row["memory_bytes"], row["placer"]) for row in rows]
+    assert len(reported) == len(set(reported)) == len(run_inline)
 
 
 def test_calls_that_dask_gives_up_are_sent_again(client):
@@ -90,14 +92,14 @@ def test_calls_that_dask_gives_up_are_sent_again(client):
 # -- lost calls --------------------------------------------------------------------------------------------------
 
 
-class Lost(RuntimeError):
+class MachineLost(RuntimeError):
     """What a machine that went away leaves."""
 
 
 class Flaky(ThreadPoolExecutor):
     """Loses every call `times` times before it is answered."""
 
-    retryable_errors = (Lost,)
+    retryable_errors = (MachineLost,)
 
     def __init__(self, times):
         super().__init__(1)
@@ -108,14 +110,14 @@ class Flaky(ThreadPoolExecutor):
         self.seen[key] = self.seen.get(key, 0) + 1
         if self.seen[key] <= self.times:
             future = Future()
-            future.set_exception(Lost("gone"))
+            future.set_exception(MachineLost("gone"))
             return future
         return super().submit(fn, *args, **kwargs)
 
 
-def test_lost_rows_are_sent_again(here):
+def test_lost_rows_are_sent_again(run_inline):
     with Flaky(3) as pool:
-        assert table(pool).equals(here)
+        assert table(pool).equals(run_inline)
 
 
 def test_rows_that_are_always_lost_end_the_sweep():
@@ -144,8 +146,8 @@ def test_an_executor_with_futures_of_its_own():
 class Reference:
     """As `ray.ObjectRef`: stands for a value in arguments, and gives a future."""
 
-    def __init__(self, made):
-        self.made = made
+    def __init__(self, future):
+        self.made = future
 
     def future(self):
         return self.made
@@ -155,23 +157,23 @@ class Reference:
 def ray_like(monkeypatch):
     """What RayExecutor uses of Ray, over threads: `remote`, `put`, `cancel`, `init`, exceptions."""
     pool = ThreadPoolExecutor(2)
-    told = {"init": 0, "put": 0, "options": None, "cancelled": []}
+    calls = {"init": 0, "put": 0, "options": None, "cancelled": []}
     ray = types.ModuleType("ray")
     names = ("RaySystemError", "WorkerCrashedError", "ObjectLostError")
     ray.exceptions = types.SimpleNamespace(**{name: type(name, (Exception,), {}) for name in names})
-    ray.is_initialized = lambda: told["init"] > 0
+    ray.is_initialized = lambda: calls["init"] > 0
 
     def init(**options):
-        told["init"] += 1
+        calls["init"] += 1
 
     def put(data):
-        told["put"] += 1
-        made = Future()
-        made.set_result(data)
-        return Reference(made)
+        calls["put"] += 1
+        future = Future()
+        future.set_result(data)
+        return Reference(future)
 
     def remote(**options):
-        told["options"] = options
+        calls["options"] = options
 
         def of(function):
             def call(*args, **kwargs):
@@ -182,14 +184,14 @@ def ray_like(monkeypatch):
 
         return of
 
-    ray.init, ray.put, ray.remote, ray.cancel = init, put, remote, told["cancelled"].append
+    ray.init, ray.put, ray.remote, ray.cancel = init, put, remote, calls["cancelled"].append
     monkeypatch.setitem(sys.modules, "ray", ray)
-    yield told
+    yield calls
     pool.shutdown()
 
 
-def test_ray(ray_like, here):
-    assert table(RayExecutor(num_cpus=1)).equals(here)
+def test_ray(ray_like, run_inline):
+    assert table(RayExecutor(num_cpus=1)).equals(run_inline)
     assert ray_like["init"] == 1 and ray_like["put"] == 1  # the graph is put once, whatever the number of rows
     assert ray_like["options"] == {"max_retries": 3, "num_cpus": 1}
 

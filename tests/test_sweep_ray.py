@@ -17,8 +17,8 @@ GRAPH = bl.OpGraph.from_edges([1 + i % 7 for i in range(60)], [(i // 3, i, 4 + i
 SETTINGS = {"devices": [1, 2, 3, 4], "memory_bytes": ["1kB", "1MB"], "placer": ["single", "m-topo", "m-etf"]}
 
 
-def table(executor, **more):
-    rows = bl.sweep(GRAPH, executor=executor, progress=False, **SETTINGS, **more)
+def table(executor, **options):
+    rows = bl.sweep(GRAPH, executor=executor, progress=False, **SETTINGS, **options)
     return rows.drop(columns="place_seconds")  # the only column that is measured
 
 
@@ -49,9 +49,9 @@ def test_killed_workers_lose_and_double_no_row(started, tmp_path):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pids.pop(), signal.SIGKILL)
 
-    found = table(executor, path=tmp_path / "rows.db", on_row=kill_one)
-    assert found.equals(table("here")) and not pids
-    assert len(rows) == len(set(rows)) == len(found)
+    rows_found = table(executor, path=tmp_path / "rows.db", on_row=kill_one)
+    assert rows_found.equals(table("here")) and not pids
+    assert len(rows) == len(set(rows)) == len(rows_found)
 
 
 def test_what_is_no_python_function(started):

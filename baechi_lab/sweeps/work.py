@@ -70,7 +70,7 @@ def is_transient(error: BaseException) -> bool:
     A missing package, a timeout, want of memory or a process that died may pass. So may a name that is unknown only until
     its package is installed, and a damaged file.
 
-    >>> is_passing(InvalidInput("devices is 0")), is_passing(MemoryError())
+    >>> is_transient(InvalidInput("devices is 0")), is_transient(MemoryError())
     (False, True)
     """
     determined = isinstance(error, (InfeasiblePlacement, InvalidInput))

@@ -22,7 +22,7 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
     `customdata` of every point is its position in `answer.options`.
 
     >>> from baechi_lab import Cluster, OpGraph, fit
-    >>> [trace.name for trace in ways(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1))).data]
+    >>> [trace.name for trace in fit_options(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1))).data]
     ['as it is']
     """
     if not isinstance(answer, Fit):

@@ -16,7 +16,7 @@ from .inline import InlineExecutor
 class Calls:
     """Sends calls to an executor, data that many of them need once to each of its processes where it can.
 
-    >>> calls = Calls(Here())
+    >>> calls = Calls(InlineExecutor())
     >>> calls.submit(len, calls.share(b"123")).result()
     3
     """

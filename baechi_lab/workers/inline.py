@@ -10,7 +10,7 @@ from typing import Any
 class InlineExecutor(Executor):
     """`submit` runs the function at once.
 
-    >>> Here().submit(max, 1, 2).result()
+    >>> InlineExecutor().submit(max, 1, 2).result()
     2
     """
 

@@ -73,9 +73,9 @@ def run_script(folder, *arguments):
 
 
 def test_script_trains_without_baechi_lab(folder, step):
-    done = run_script(folder, "--steps", "5")
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    process = run_script(folder, "--steps", "5")
+    assert process.returncode == 0, process.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
     with np.load(folder / "trained_values.npz", allow_pickle=False) as trained:
         assert all(np.all(trained[f"variable_{i}"] != v) for i, v in enumerate(step.initial_values))
@@ -87,12 +87,12 @@ def test_script_of_a_recomputed_graph_trains_the_same(step, tmp_path):
     (tanh,) = [name for name, kind in zip(graph.names, graph.op_types, strict=True) if kind == "Tanh"]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="recomputing saves nothing")
-        again = bl.recompute(graph, drop=[tanh])
-    placed = bl.Placement(device=np.zeros(again.n, dtype=int))
-    folder = bl.export(step, placed, tmp_path / "again", graph=again)
-    done = run_script(folder, "--steps", "5")
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+        recomputed = bl.recompute(graph, drop=[tanh])
+    placed = bl.Placement(device=np.zeros(recomputed.n, dtype=int))
+    folder = bl.export(step, placed, tmp_path / "again", graph=recomputed)
+    process = run_script(folder, "--steps", "5")
+    assert process.returncode == 0, process.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
     assert f"{tanh}/again".encode() in (folder / "placed_graph.pb").read_bytes()
 
@@ -141,17 +141,17 @@ def test_cluster_export_names_every_worker_to_start(step, placement, tmp_path):
 def test_exported_worker_refuses_a_network_that_nobody_called_trusted(step, placement, tmp_path):
     folder = bl.export(step, placement, tmp_path / "out", workers=["10.0.0.1:2222", "10.0.0.2:2222"])
     quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "train.py", "--worker", "0.0.0.0:2222"], cwd=folder, env=quiet, capture_output=True, text=True
     )
-    assert done.returncode == 1 and "say so with --trusted-network" in done.stderr.splitlines()[-1]
+    assert process.returncode == 1 and "say so with --trusted-network" in process.stderr.splitlines()[-1]
 
 
 def test_same_export_twice_is_the_same_and_replaces(step, placement, tmp_path):
     first = bl.export(step, placement, tmp_path / "out")
     before = {p.name: p.read_bytes() for p in first.iterdir() if p.suffix != ".npz"}
-    again = bl.export(step, placement, tmp_path / "out")
-    after = {p.name: p.read_bytes() for p in again.iterdir() if p.suffix != ".npz"}
+    second = bl.export(step, placement, tmp_path / "out")
+    after = {p.name: p.read_bytes() for p in second.iterdir() if p.suffix != ".npz"}
     del before["exported_files.json"], after["exported_files.json"]  # an .npz tells when it was written
     assert after == before
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
@@ -273,8 +273,8 @@ def feed_whole_batches(folder, step):
     """Plug in an input iterator, as a reader would: the six samples."""
     np.savez(folder / "mine.npz", x=step.example_inputs[0], y=step.example_inputs[1])
     text = (folder / "train.py").read_text()
-    mine = '(lambda f: (f["x"], f["y"]))(np.load(HERE / "mine.npz"))'
-    (folder / "train.py").write_text(text.replace("itertools.repeat(example)", f"itertools.repeat({mine})"))
+    own_batches = '(lambda f: (f["x"], f["y"]))(np.load(HERE / "mine.npz"))'
+    (folder / "train.py").write_text(text.replace("itertools.repeat(example)", f"itertools.repeat({own_batches})"))
 
 
 def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path):
@@ -288,9 +288,9 @@ def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path
     example = run_script(folder, "--steps", "1")
     assert example.returncode == 0, example.stderr[-2000:]
     feed_whole_batches(folder, step)
-    done = run_script(folder, "--steps", "5")
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    process = run_script(folder, "--steps", "5")
+    assert process.returncode == 0, process.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
 
 
@@ -371,11 +371,11 @@ def check_lost(folder, address, worker, quiet):
         try:
             assert training.stdout.readline().startswith(b"step 0 ")
             worker.kill()
-            said = training.communicate(timeout=20)[1].decode()
+            message = training.communicate(timeout=20)[1].decode()
         finally:
             training.kill()
     assert training.returncode == 1
-    assert re.search(rf"^worker \d of the cluster \({address}\) has ended$", said.strip().splitlines()[-1])
+    assert re.search(rf"^worker \d of the cluster \({address}\) has ended$", message.strip().splitlines()[-1])
 
 
 def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
@@ -388,9 +388,9 @@ def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
     run = bl.execute(step, placed, steps=3, kind="cpu")
     assert run.status == "ok"
     np.testing.assert_allclose([float(outputs[0]) for outputs in run.outputs[:5]], step.info["losses"], rtol=1e-6)
-    done = run_script(bl.export(step, placed, tmp_path / "replicated"), "--steps", "5")
-    assert done.returncode == 0, done.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in done.stdout.splitlines()]
+    process = run_script(bl.export(step, placed, tmp_path / "replicated"), "--steps", "5")
+    assert process.returncode == 0, process.stderr[-2000:]
+    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
     np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
 
 

@@ -11,8 +11,8 @@ from baechi_lab.exporters import folder as module
 from baechi_lab.exporters.folder import LIST, write_folder
 from baechi_lab.graph.formats import leftovers
 
-OLD = {"train.py": "print('old')\n", "values.bin": b"\0" * 5000}
-NEW = {"train.py": "print('new')\n", "other.bin": b"\1" * 7000}
+EARLIER_FILES = {"train.py": "print('old')\n", "values.bin": b"\0" * 5000}
+LATER_FILES = {"train.py": "print('new')\n", "other.bin": b"\1" * 7000}
 
 
 def content(folder):
@@ -25,12 +25,12 @@ def as_bytes(files):
 
 @pytest.fixture
 def out(tmp_path):
-    return write_folder(tmp_path / "out", OLD)
+    return write_folder(tmp_path / "out", EARLIER_FILES)
 
 
 def test_an_untouched_export_is_replaced(out, tmp_path):
-    write_folder(out, NEW)
-    assert content(out) == as_bytes(NEW)
+    write_folder(out, LATER_FILES)
+    assert content(out) == as_bytes(LATER_FILES)
     assert os.listdir(tmp_path) == ["out"]
 
 
@@ -40,7 +40,7 @@ def test_a_folder_with_a_placement_file_is_no_export(tmp_path):
     for name in ("placement.json", "placed_plan.json", "thesis.tex", ".git/HEAD"):
         (tmp_path / "out" / name).write_text("mine")
     with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
-        write_folder(tmp_path / "out", NEW)
+        write_folder(tmp_path / "out", LATER_FILES)
     assert sorted(os.listdir(tmp_path / "out")) == [".git", "placed_plan.json", "placement.json", "thesis.tex"]
 
 
@@ -48,39 +48,39 @@ def test_a_folder_with_a_placement_file_is_no_export(tmp_path):
 def test_what_was_added_is_kept(out, name):
     (out / name).write_text("mine")
     with pytest.raises(bl.InvalidInput, match=f"holds '{name}', which no export wrote"):
-        write_folder(out, NEW)
-    assert content(out) == {**as_bytes(OLD), name: b"mine"}
+        write_folder(out, LATER_FILES)
+    assert content(out) == {**as_bytes(EARLIER_FILES), name: b"mine"}
 
 
 def test_what_was_added_in_a_folder_is_kept(out):
     (out / ".git").mkdir()
     (out / ".git" / "HEAD").write_text("mine")
     with pytest.raises(bl.InvalidInput, match=r"holds '\.git', which no export wrote"):
-        write_folder(out, NEW)
+        write_folder(out, LATER_FILES)
     assert (out / ".git" / "HEAD").read_text() == "mine"
 
 
 def test_what_was_changed_is_kept(out):
     (out / "train.py").write_text("print('mine')\n")
     with pytest.raises(bl.InvalidInput, match=r"'train\.py' in folder .* was changed since it was exported"):
-        write_folder(out, NEW)
+        write_folder(out, LATER_FILES)
     assert (out / "train.py").read_text() == "print('mine')\n"
 
 
 def test_a_link_in_place_of_a_file_is_kept(out, tmp_path):
-    (tmp_path / "elsewhere").write_text(OLD["train.py"])
+    (tmp_path / "elsewhere").write_text(EARLIER_FILES["train.py"])
     (out / "train.py").unlink()
     (out / "train.py").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(bl.InvalidInput, match="was changed"):
-        write_folder(out, NEW)
+        write_folder(out, LATER_FILES)
 
 
 @pytest.mark.parametrize("listed", ["", "[]", "{}", '{"format": "baechi-lab exported files"}', "\0", "[" * 100_000])
 def test_a_list_that_is_none(out, listed):
     (out / LIST).write_text(listed)
     with pytest.raises(bl.InvalidInput, match="holds no earlier export"):
-        write_folder(out, NEW)
-    assert content(out) == as_bytes(OLD)
+        write_folder(out, LATER_FILES)
+    assert content(out) == as_bytes(EARLIER_FILES)
 
 
 def test_a_list_without_hashes_makes_nobodys_file_ours(tmp_path):
@@ -88,7 +88,7 @@ def test_a_list_without_hashes_makes_nobodys_file_ours(tmp_path):
     document = {"format": module.FORMAT, "version": 1, "sha256": {"thesis.tex": None}}
     (tmp_path / LIST).write_text(json.dumps(document))
     with pytest.raises(bl.InvalidInput, match=r"'thesis\.tex' .* was changed"):
-        write_folder(tmp_path, NEW)
+        write_folder(tmp_path, LATER_FILES)
 
 
 def test_a_name_that_no_system_takes(tmp_path):
@@ -98,7 +98,7 @@ def test_a_name_that_no_system_takes(tmp_path):
 
 def test_an_empty_folder_is_filled(tmp_path):
     (tmp_path / "out").mkdir()
-    assert content(write_folder(tmp_path / "out", NEW)) == as_bytes(NEW)
+    assert content(write_folder(tmp_path / "out", LATER_FILES)) == as_bytes(LATER_FILES)
 
 
 def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypatch):
@@ -111,21 +111,21 @@ def test_what_comes_while_the_new_one_is_written_is_kept(out, tmp_path, monkeypa
 
     monkeypatch.setattr(module, "_fill", slow)
     with pytest.raises(bl.InvalidInput, match=r"holds 'thesis\.tex'"):
-        write_folder(out, NEW)
-    assert content(out) == {**as_bytes(OLD), "thesis.tex": b"mine"}
+        write_folder(out, LATER_FILES)
+    assert content(out) == {**as_bytes(EARLIER_FILES), "thesis.tex": b"mine"}
     assert os.listdir(tmp_path) == ["out"]
 
 
 def test_without_exchange(out, tmp_path, monkeypatch):
     """Where names cannot be exchanged: two renames, and the same refusals."""
     monkeypatch.setattr(module, "_exchange_folders", lambda partial, target: None)
-    write_folder(out, NEW)
-    assert content(out) == as_bytes(NEW) and os.listdir(tmp_path) == ["out"]
+    write_folder(out, LATER_FILES)
+    assert content(out) == as_bytes(LATER_FILES) and os.listdir(tmp_path) == ["out"]
     fill = module._fill
     monkeypatch.setattr(module, "_fill", lambda p, f: (fill(p, f), (out / "late").write_text("mine")))
     with pytest.raises(bl.InvalidInput, match="holds 'late'"):
-        write_folder(out, OLD)
-    assert content(out) == {**as_bytes(NEW), "late": b"mine"} and os.listdir(tmp_path) == ["out"]
+        write_folder(out, EARLIER_FILES)
+    assert content(out) == {**as_bytes(LATER_FILES), "late": b"mine"} and os.listdir(tmp_path) == ["out"]
 
 
 CALLS = ("open", "close", "fsync", "rename", "unlink", "rmdir", "chmod", "mkdir", "stat", "lstat", "scandir")
@@ -138,12 +138,12 @@ def _killed_at(moment, out):
         count = 0
 
         def counted(call):
-            def run(*given, **more):
+            def run(*arguments, **options):
                 nonlocal count
                 count += 1
                 if count > moment:
                     os._exit(9)
-                return call(*given, **more)
+                return call(*arguments, **options)
 
             return run
 
@@ -151,7 +151,7 @@ def _killed_at(moment, out):
             setattr(os, name, counted(getattr(os, name)))
         module._exchange_folders = counted(module._exchange_folders)
         module._hash = counted(module._hash)
-        write_folder(out, NEW)
+        write_folder(out, LATER_FILES)
         os._exit(0)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
@@ -159,19 +159,19 @@ def _killed_at(moment, out):
 @pytest.mark.skipif(not os.path.exists("/proc"), reason="exchange of two names as on Linux")
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "OLD_SECONDS", 0.0)
-    seen = set()
+    snapshots = set()
     for moment in range(1000):
-        out = write_folder(tmp_path / str(moment), OLD)
+        out = write_folder(tmp_path / str(moment), EARLIER_FILES)
         code = _killed_at(moment, out)
-        found = content(out)
-        assert found in (as_bytes(OLD), as_bytes(NEW)), moment
-        seen.add("old" if found == as_bytes(OLD) else "new")
-        write_folder(out, OLD)  # and the next export replaces either
-        assert content(out) == as_bytes(OLD)
+        files = content(out)
+        assert files in (as_bytes(EARLIER_FILES), as_bytes(LATER_FILES)), moment
+        snapshots.add("old" if files == as_bytes(EARLIER_FILES) else "new")
+        write_folder(out, EARLIER_FILES)  # and the next export replaces either
+        assert content(out) == as_bytes(EARLIER_FILES)
         assert not [name for name in os.listdir(tmp_path) if name.startswith(f".{moment}.")], moment
         if code == 0:
             break
-    assert code == 0 and moment > 15 and seen == {"old", "new"}
+    assert code == 0 and moment > 15 and snapshots == {"old", "new"}
 
 
 def _leftover(tmp_path, name, files=("train.py",), age=3600.0):
@@ -185,7 +185,7 @@ def _leftover(tmp_path, name, files=("train.py",), age=3600.0):
 
 def test_only_what_a_killed_export_of_this_folder_left_is_removed(tmp_path):
     _leftover(tmp_path, ".out.partial-abcdefgh")
-    kept = [
+    kept_files = [
         _leftover(tmp_path, ".out.partial-ijklmnop", age=0.0),  # one that is just being written
         _leftover(tmp_path, ".out.partial-of-my-own"),
         _leftover(tmp_path, ".other.partial-abcdefgh"),
@@ -193,15 +193,15 @@ def test_only_what_a_killed_export_of_this_folder_left_is_removed(tmp_path):
     ]
     (_leftover(tmp_path, ".out.partial-qrstuvwx") / ".git").mkdir()  # which no export writes
     os.utime(tmp_path / ".out.partial-qrstuvwx", (1.0, 1.0))
-    write_folder(tmp_path / "out", NEW)
-    assert sorted(os.listdir(tmp_path)) == sorted([*(path.name for path in kept), ".out.partial-qrstuvwx", "out"])
+    write_folder(tmp_path / "out", LATER_FILES)
+    assert sorted(os.listdir(tmp_path)) == sorted([*(path.name for path in kept_files), ".out.partial-qrstuvwx", "out"])
 
 
 def test_what_a_living_export_writes_is_left_alone(tmp_path):
-    mine = _leftover(tmp_path, ".out.partial-abcdefgh")
-    held = leftovers.lock(mine)
-    write_folder(tmp_path / "out", NEW)
-    assert mine.exists() and leftovers.lock(mine) is None
-    os.close(held)
-    write_folder(tmp_path / "out", OLD)
+    partial = _leftover(tmp_path, ".out.partial-abcdefgh")
+    lock_file = leftovers.lock(partial)
+    write_folder(tmp_path / "out", LATER_FILES)
+    assert partial.exists() and leftovers.lock(partial) is None
+    os.close(lock_file)
+    write_folder(tmp_path / "out", EARLIER_FILES)
     assert os.listdir(tmp_path) == ["out"]

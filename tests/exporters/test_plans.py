@@ -19,9 +19,9 @@ def chain(names, types=None, **columns):
     return bl.OpGraph.from_edges([1.0] * len(names), edges, names=names, **more, **columns)
 
 
-def write(device, format, names=NAMES, **given):
+def write(device, format, names=NAMES, **options):
     """A plan of a chain."""
-    return bl.write_plan(chain(names), bl.Placement(device=device), format, **given)
+    return bl.write_plan(chain(names), bl.Placement(device=device), format, **options)
 
 
 TWO = [0, 0, 0, 1, 1, 1, 1]  # the embedding and two layers; two layers, norm and head
@@ -107,8 +107,8 @@ def test_rounds_through_the_devices_are_virtual_stages_of_megatron():
     assert swapped.value == plan.value
     assert swapped.unsupported == ("the format numbers ranks, not devices: rank 0 is device 1, rank 1 is device 0",)
     # An embedding on a device of its own would be a stage of its own, which no round has.
-    apart = write([2, *LOOPED[1:]], "megatron")
-    assert apart.value == plan.value and "'embed' on 0 instead of 2" in apart.unsupported[0]
+    separated = write([2, *LOOPED[1:]], "megatron")
+    assert separated.value == plan.value and "'embed' on 0 instead of 2" in separated.unsupported[0]
 
 
 def test_rounds_through_the_devices_are_looped_stages_of_torch():
@@ -135,7 +135,7 @@ def test_updates_are_no_layers(format):
     names = [*NAMES, "embed/update", "layers.0/update"]
     types = ["op"] * len(NAMES) + ["Update"] * 2
     plan = bl.write_plan(chain(names, types), bl.Placement(device=[*TWO, 0, 0]), format)
-    assert plan.value == write(TWO, format).value and not any("update" in said for said in plan.unsupported)
+    assert plan.value == write(TWO, format).value and not any("update" in sentence for sentence in plan.unsupported)
 
 
 @pytest.mark.parametrize("format", ["pipelining", "deepspeed"])
@@ -149,7 +149,7 @@ def test_parts_of_an_output_are_no_modules(format):
 
 def test_rounds_within_layers_are_no_stages():
     """Ops that alternate between two devices were written as dozens of stages on two ranks."""
-    names = [f"layers.{k}.{part}" for k in range(4) for part in ("attention", "mlp")]
+    names = [f"layers.{k}.{module}" for k in range(4) for module in ("attention", "mlp")]
     with pytest.raises(
         bl.InvalidInput, match=r"goes through its 2 devices 4 times and changes device within layers \(at"
     ):
@@ -211,8 +211,8 @@ def test_backward_ops_go_with_their_forward_ops():
     names = ["layers.0", "layers.1", "layers.1/backward", "layers.0/backward"]
     graph = chain(names, forward_of=[-1, -1, 1, 0])
     assert bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 0]), "vllm").unsupported == ()
-    lost = bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 1]), "vllm").unsupported
-    assert lost == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.0/backward' on 0 instead of 1",)
+    sentences = bl.write_plan(graph, bl.Placement(device=[0, 1, 1, 1]), "vllm").unsupported
+    assert sentences == ("1 of 4 ops, 25% of the time, run elsewhere: 'layers.0/backward' on 0 instead of 1",)
 
 
 # -- llama.cpp -----------------------------------------------------------------------------------------------
@@ -242,14 +242,14 @@ def loaded(plan, layers, gpus):
     """Where llama.cpp puts each layer and the output: single precision, the first share above the layer's fraction."""
     shares = np.cumsum(np.asarray(plan.value["tensor_split"], np.float32))
     shares /= shares[-1]
-    found = []
+    loaded_tensors = []
     for i in range(layers + 1):
         split = int(np.searchsorted(shares, np.float32(i) / np.float32(layers + 1), side="right"))
         name = f"blk.{i}.attn_output.weight" if i < layers else "output.weight"
         hits = (p.rpartition("=") for p in plan.value["override_tensor"])
         buffer = next((device for pattern, _, device in hits if re.search(pattern, name)), f"CUDA{split}")
-        found.append(int(buffer.removeprefix("CUDA")))
-    return found
+        loaded_tensors.append(int(buffer.removeprefix("CUDA")))
+    return loaded_tensors
 
 
 @pytest.mark.parametrize("device", list(itertools.product(range(3), repeat=4)))
@@ -314,15 +314,15 @@ def weights_of(plan, modules, layers, gpus):
     """Module of each layer -> where llama.cpp has its tensors, by its own rules; all tensors of a module must agree."""
     shares = np.cumsum(plan.value["tensor_split"]) / max(sum(plan.value["tensor_split"]), 1)
     patterns = [p.rpartition("=") for p in plan.value["override_tensor"]]
-    where = {}
+    device_of_tensor = {}
     for k, module in itertools.product(range(layers), modules):
         names = [f"blk.{k}.{tensor}.{end}" for tensor in TENSORS[module] for end in ("weight", "bias")]
         split = int(np.searchsorted(shares, k / (layers + 1), side="right"))
         buffers = {next((b for p, _, b in patterns if re.search(p, name)), f"CUDA{split}") for name in names}
         assert len(buffers) == 1, (module, buffers)
         buffer = buffers.pop()
-        where[k, module] = gpus if buffer == "CPU" else int(buffer.removeprefix("CUDA"))
-    return where
+        device_of_tensor[k, module] = gpus if buffer == "CPU" else int(buffer.removeprefix("CUDA"))
+    return device_of_tensor
 
 
 def test_bug_experts_on_the_host_are_their_tensors_alone():
@@ -385,8 +385,8 @@ def test_llama_cpp_puts_every_module_where_it_was_planned(modules, seed):
     assert weights_of(plan, modules, 4, 2) == {
         (k, m): planned[f"model.layers.{k}.{m}"] for k in range(4) for m in modules
     }
-    told = [s for s in plan.unsupported if "run elsewhere" in s]
-    assert len(told) <= 1 and all("embed_tokens" in s and "1 of" in s for s in told)
+    sentences = [s for s in plan.unsupported if "run elsewhere" in s]
+    assert len(sentences) <= 1 and all("embed_tokens" in s and "1 of" in s for s in sentences)
     assert not any("," in pattern for pattern in plan.value["override_tensor"])  # a comma begins another pattern
 
 
@@ -437,8 +437,8 @@ def test_dot_has_every_op_edge_and_device():
 
 def test_order_and_replicas_are_lost():
     placement = bl.Placement(device=[0] * 7, order=range(7), replicas=[(0, 1)])
-    lost = bl.write_plan(chain(NAMES), placement, "vllm").unsupported
-    assert [sentence.split(";")[0] for sentence in lost] == [
+    sentences = bl.write_plan(chain(NAMES), placement, "vllm").unsupported
+    assert [sentence.split(";")[0] for sentence in sentences] == [
         "vllm has no order of ops within a device",
         "vllm has no stages on several devices",
     ]

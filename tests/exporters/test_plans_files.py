@@ -35,10 +35,10 @@ def test_a_chakra_plan_reads_back_to_the_simulated_step(chain, tmp_path):
     placement = bl.Placement(device=[0, 0, 1])
     plan = bl.write_plan(chain, placement, "chakra", cluster=cluster)
     assert sorted(plan.files) == [".0.et", ".1.et"]
-    again = read_back(plan, tmp_path)
-    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == 4 + 10 + 3
+    replayed = read_back(plan, tmp_path)
+    assert bl.simulate(replayed.graph, replayed.cluster, replayed.placement).makespan_us == 4 + 10 + 3
     assert bl.simulate(chain, cluster, placement).makespan_us == pytest.approx(4 + 10 + 0.5 + 3)
-    assert sorted(again.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
+    assert sorted(replayed.graph.op_types) == ["comm_recv"] * 2 + ["comm_send"] * 2 + ["comp"] * 3
     assert "no memory" in " ".join(plan.unsupported)
     assert "how transfers wait for each other (sequential) is not written" in " ".join(plan.unsupported)
     nodes = [json.loads(line) for line in plan.text.splitlines()]
@@ -54,10 +54,10 @@ def test_a_chakra_plan_with_a_timeline_keeps_the_queues_of_transfers(comm, tmp_p
     placement = bl.Placement(device=np.arange(graph.n) % 3)
     timeline = bl.simulate(graph, cluster, placement)
     plan = bl.write_plan(graph, placement, "chakra", cluster=cluster, timeline=timeline)
-    again = read_back(plan, tmp_path)
-    assert not any("not kept" in note for note in again.notes)
-    assert bl.simulate(again.graph, again.cluster, again.placement).makespan_us == round(timeline.makespan_us)
-    assert again.timeline.makespan_us == round(timeline.makespan_us)
+    replayed = read_back(plan, tmp_path)
+    assert not any("not kept" in note for note in replayed.notes)
+    assert bl.simulate(replayed.graph, replayed.cluster, replayed.placement).makespan_us == round(timeline.makespan_us)
+    assert replayed.timeline.makespan_us == round(timeline.makespan_us)
     assert "keep the order of this step" in " ".join(plan.unsupported)
 
 
@@ -71,15 +71,15 @@ def random_graph(seed):
 def test_a_timeline_is_of_the_step_that_is_written(chain):
     cluster, placement = bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 1])
     timeline = bl.simulate(chain, cluster, placement)
-    for given, said in (
+    for timeline_given, message in (
         ({"placement": bl.Placement(device=[0, 1, 1])}, "of another step"),
         ({"cluster": None}, "without cluster"),
         ({"timeline": replace(timeline, origin="measured")}, "is measured"),
         ({"timeline": 3}, "timeline is of type int"),
         ({"format": "dot"}, "dot has no order"),
     ):
-        values = {"placement": placement, "format": "chakra", "cluster": cluster, "timeline": timeline} | given
-        with pytest.raises(InvalidInput, match=said):
+        values = {"placement": placement, "format": "chakra", "cluster": cluster, "timeline": timeline} | timeline_given
+        with pytest.raises(InvalidInput, match=message):
             bl.write_plan(chain, values.pop("placement"), values.pop("format"), **values)
 
 
@@ -87,10 +87,10 @@ def test_chakra_ranks_are_devices_also_where_some_are_empty(chain, tmp_path):
     cluster = bl.Cluster.uniform(4, link=bl.Link(10.0, 0.0, overhead_us=1.0))
     plan = bl.write_plan(chain, bl.Placement(device=[1, 1, 3]), "chakra", cluster=cluster)
     assert list(plan.files) == [".0.et", ".1.et", ".2.et", ".3.et"]
-    again = read_back(plan, tmp_path)
-    assert not any("no send" in note for note in again.notes)
+    replayed = read_back(plan, tmp_path)
+    assert not any("no send" in note for note in replayed.notes)
     # a 4 + 1, b 6 + 1 and c 3 + 2 with their messages; b's message leaves at 12, a's was on the wire until 15
-    assert again.timeline.makespan_us == 5 + 10 + 10 + 5
+    assert replayed.timeline.makespan_us == 5 + 10 + 10 + 5
 
 
 def test_chakra_says_what_rounding_loses(chain):
@@ -117,17 +117,19 @@ def test_an_onnx_model_says_where_its_nodes_run(model):
     graph = bl.profile_program(model)
     device = [0 if name.startswith("mm0") else 1 for name in graph.names]
     plan = bl.write_plan(graph, bl.Placement(device=device), "onnx", model=model, cluster=bl.Cluster.uniform(2))
-    made = onnx.ModelProto.FromString(plan.files[""])
-    onnx.checker.check_model(made)
-    assert made.ir_version >= 11 and list(made.configuration[0].device) == ["gpu:0", "gpu:1"]
-    said = [n.device_configurations[0] for n in made.graph.node]
-    assert [list(s.sharding_spec[0].device) for s in said] == [[0], [1], [1]]
-    assert [s.pipeline_stage for s in said] == [0, 1, 1]
+    written = onnx.ModelProto.FromString(plan.files[""])
+    onnx.checker.check_model(written)
+    assert written.ir_version >= 11 and list(written.configuration[0].device) == ["gpu:0", "gpu:1"]
+    configurations = [n.device_configurations[0] for n in written.graph.node]
+    assert [list(s.sharding_spec[0].device) for s in configurations] == [[0], [1], [1]]
+    assert [s.pipeline_stage for s in configurations] == [0, 1, 1]
     assert json.loads(plan.text) == {"mm0": "gpu:0", "mm1": "gpu:1", "mm2": "gpu:1"}
     assert f"{graph.n - 3} ops of the graph (backward pass, updates)" in plan.unsupported[0]
     assert model.ir_version == 9 and not model.graph.node[0].device_configurations
-    back = bl.write_plan(graph, bl.Placement(device=[int("mm1" in n) for n in graph.names]), "onnx", model=model)
-    assert any("none has a pipeline_stage" in sentence for sentence in back.unsupported)
+    plan_of_groups = bl.write_plan(
+        graph, bl.Placement(device=[int("mm1" in n) for n in graph.names]), "onnx", model=model
+    )
+    assert any("none has a pipeline_stage" in sentence for sentence in plan_of_groups.unsupported)
 
 
 def test_an_onnx_plan_needs_its_model(model, chain):
@@ -175,9 +177,9 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     assert main(["profile", str(tmp_path / "p.0.et")]) == 0
     assert "measured" in capsys.readouterr().out
     assert main(["compare", str(tmp_path / "p.0.et"), "--devices", "2", "--placers", "single"]) == 0
-    said = capsys.readouterr().err
-    assert said.startswith("note: ") and "no start times" in said and said.count("\n") == 1
-    for line, said in (
+    errors = capsys.readouterr().err
+    assert errors.startswith("note: ") and "no start times" in errors and errors.count("\n") == 1
+    for line, errors in (
         (["profile", path, "--execution-trace", "x"], "goes with a Kineto trace"),
         (["profile", path, "--mode", "measured"], "is a program, and is estimated"),
         (["profile", str(tmp_path / "p.0.et"), "--mode", "estimated"], "is a trace, measured as it ran"),
@@ -189,4 +191,4 @@ def test_command_line_from_file_to_plan(model, tmp_path, capsys):
     ):
         assert main(line) == 2
         error = capsys.readouterr().err
-        assert said in error and error.count("\n") == 1
+        assert errors in error and error.count("\n") == 1

@@ -58,9 +58,9 @@ def graph(model):
     return bl.torch.profile(model, (TOKENS,), mode="inference", warmup=0, runs=1)
 
 
-def placed(graph, where):
+def placed(graph, device_of):
     """Every op on the device of the first name that it begins with."""
-    return bl.Placement(device=[next(d for m, d in where.items() if name.startswith(m)) for name in graph.names])
+    return bl.Placement(device=[next(d for m, d in device_of.items() if name.startswith(m)) for name in graph.names])
 
 
 def test_a_module_that_is_whole_is_one_entry(model, graph):
@@ -69,8 +69,8 @@ def test_a_module_that_is_whole_is_one_entry(model, graph):
     assert plan.unsupported == (  # the buffer is the root's own, and the root is not whole
         "accelerate places modules; 'steps' are parameters or buffers of modules over several devices",
     )
-    whole = bl.write_plan(graph, bl.Placement(device=[1] * graph.n), model=model)
-    assert whole.value == {"": 1}
+    plan_of_one = bl.write_plan(graph, bl.Placement(device=[1] * graph.n), model=model)
+    assert plan_of_one.value == {"": 1}
 
 
 def test_tied_weights_stay_whole(model, graph):
@@ -88,18 +88,18 @@ def as_accelerate_runs(model, device_map, inputs):
     model, mode = copy.deepcopy(model), FakeTensorMode()
     fakes = {}
     for module in model.modules():
-        for held in (module._parameters, module._buffers):
-            for key, tensor in held.items():
+        for tensors in (module._parameters, module._buffers):
+            for key, tensor in tensors.items():
                 if tensor is not None:
-                    held[key] = fakes.setdefault(id(tensor), (tensor, mode.from_tensor(tensor.data)))[1]
+                    tensors[key] = fakes.setdefault(id(tensor), (tensor, mode.from_tensor(tensor.data)))[1]
     inputs = {key: mode.from_tensor(tensor) for key, tensor in inputs.items()}
 
     def move(module, name, device, **_):
         *path, last = name.split(".")
         module = module.get_submodule(".".join(path))
-        for held in (module._parameters, module._buffers):
-            if held.get(last) is not None:
-                held[last] = held[last].to(device)
+        for tensors in (module._parameters, module._buffers):
+            if tensors.get(last) is not None:
+                tensors[last] = tensors[last].to(device)
 
     # Of the kinds of devices without hardware, "lazy" is one that PyTorch lets be faked everywhere.
     named = {name: device if device == "cpu" else f"lazy:{device}" for name, device in device_map.items()}
@@ -112,17 +112,20 @@ def as_accelerate_runs(model, device_map, inputs):
 
 def test_a_split_block_is_kept_whole(model, graph):
     """Its residual addition would meet tensors of two devices."""
-    where = {"layers.1.down": 1, "layers.1.up": 0, **SPLIT, "layers.2": 1}
-    plan = bl.write_plan(graph, placed(graph, {**where, "layers.1": 0}), model=model)
+    device_of = {"layers.1.down": 1, "layers.1.up": 0, **SPLIT, "layers.2": 1}
+    plan = bl.write_plan(graph, placed(graph, {**device_of, "layers.1": 0}), model=model)
     assert plan.value == {**SPLIT, "layers.1": 0, "steps": 0}  # up has 8 * 4 + 8 parameters, down 4 * 8 + 4
     assert plan.unsupported[0] == (
         "'layers.1' call functions between their modules and are kept whole, each on the device that has most of it"
     )
     assert "'layers.1.down' on 0 instead of 1" in plan.unsupported[-1]
     as_accelerate_runs(model, plan.value, {"tokens": TOKENS})
-    apart = {name: d for name, d in plan.value.items() if name != "layers.1"} | {"layers.1.up": 0, "layers.1.down": 1}
+    separated = {name: d for name, d in plan.value.items() if name != "layers.1"} | {
+        "layers.1.up": 0,
+        "layers.1.down": 1,
+    }
     with pytest.raises(RuntimeError, match="two devices"):
-        as_accelerate_runs(model, apart, {"tokens": TOKENS})
+        as_accelerate_runs(model, separated, {"tokens": TOKENS})
 
 
 def test_cpus_and_gpus_are_named_as_accelerate_does(model, graph):
@@ -159,8 +162,8 @@ def test_accelerate_runs_the_map(graph, tmp_path):
     model = Language().eval()
     expected = model(TOKENS)
     plan = bl.write_plan(graph, placed(graph, SPLIT), model=model)
-    where = {name: "disk" if device else "cpu" for name, device in plan.value.items() if name != "steps"}
-    spread = accelerate.dispatch_model(model, {**where, "steps": "cpu"}, offload_dir=tmp_path)
+    device_of = {name: "disk" if device else "cpu" for name, device in plan.value.items() if name != "steps"}
+    spread = accelerate.dispatch_model(model, {**device_of, "steps": "cpu"}, offload_dir=tmp_path)
     assert spread.layers[1].up.weight.device.type == "meta" and spread.embed.weight.device.type == "cpu"
     assert torch.equal(spread(TOKENS), expected)
 
@@ -179,8 +182,8 @@ def test_torch_splits_where_the_plan_says(graph):
 def test_bug_torch_splits_before_the_first_of_a_list(graph):
     """The split was said to be before the `ModuleList`, which is never called: PyTorch made one stage, and said nothing."""
     pipelining = pytest.importorskip("torch.distributed.pipelining")
-    where = {"embed": 0, "layers.0": 1, "layers.1": 1, "layers.2": 1, "norm": 2, "head": 2}
-    plan = bl.write_plan(graph, placed(graph, where), "pipelining")
+    device_of = {"embed": 0, "layers.0": 1, "layers.1": 1, "layers.2": 1, "norm": 2, "head": 2}
+    plan = bl.write_plan(graph, placed(graph, device_of), "pipelining")
     points = {name: getattr(pipelining.SplitPoint, point) for name, point in plan.value.items()}
     assert list(points) == ["layers.0", "norm"]
     assert pipelining.pipeline(Language(), (TOKENS,), split_spec=points).num_stages == 3
@@ -367,8 +370,8 @@ def test_stages_of_transformers_are_split_where_the_plan_says(name, atomic):
     pipelining = pytest.importorskip("torch.distributed.pipelining")
     torch.manual_seed(0)
     model, inputs = stranger(name, tie_word_embeddings=False)
-    whole = model._no_split_modules if atomic else ()
-    graph = bl.torch.profile(model, inputs, mode="inference", hardware="h100", atomic=whole)
+    atomic_classes = model._no_split_modules if atomic else ()
+    graph = bl.torch.profile(model, inputs, mode="inference", hardware="h100", atomic=atomic_classes)
     cluster = bl.Cluster.uniform(2, kind="h100", memory_bytes="10GB")
     plan = bl.write_plan(
         graph, bl.place(graph, cluster, "contiguous", objective="throughput"), "pipelining", model=model
@@ -387,8 +390,8 @@ def test_bug_names_of_a_stage_plan_are_modules(format):
         model, {**inputs, "labels": inputs["input_ids"]}, mode="training", hardware="h100", atomic=["LlamaDecoderLayer"]
     )
     assert "pad/parts" in graph.names
-    later = graph.position > graph.position[graph.names.index("model.layers.0")]
-    device = later[np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)].astype(int)
+    after_first_layer = graph.position > graph.position[graph.names.index("model.layers.0")]
+    device = after_first_layer[np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)].astype(int)
     plan = bl.write_plan(graph, bl.Placement(device=device), format, model=model)
     names = list(plan.value) if format == "pipelining" else plan.value["layers"]
     assert all(model.get_submodule(name) is not None for name in names)

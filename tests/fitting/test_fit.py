@@ -38,8 +38,8 @@ def test_a_step_that_fits():
 
 @pytest.mark.parametrize(("devices", "share"), [(1, 0.6), (2, 0.4)])
 def test_every_way_is_what_its_simulation_says(devices, share):
-    whole = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))
-    cluster = bl.Cluster.uniform(devices, memory_bytes=int(whole.peak_bytes[0] * share), link=LINK)
+    alone = bl.simulate(build(64), bl.Cluster.uniform(1, memory_bytes=1 << 40), bl.Placement(device=[0] * build(64).n))
+    cluster = bl.Cluster.uniform(devices, memory_bytes=int(alone.peak_bytes[0] * share), link=LINK)
     answer = bl.fit(build, cluster, batch_size=64)
     assert not answer.fits and answer.missing_bytes > 0 and not answer.options[0].fits
     assert {option.kind for option in answer.options[1:]} == set(KINDS)
@@ -65,8 +65,8 @@ def test_one_device_more_is_enough_and_no_fewer():
     """Four weights of 60 bytes; a device of 100 holds one of them."""
     graph = bl.OpGraph.from_edges([1] * 4, persistent_bytes=[60] * 4)
     answer = bl.fit(graph, bl.Cluster.uniform(2, memory_bytes=100))
-    more = next(option for option in answer.options if option.kind == "more devices")
-    assert more.fits and more.choice == "4 devices" and more.gives_up == "2 more devices"
+    more_devices = next(option for option in answer.options if option.kind == "more devices")
+    assert more_devices.fits and more_devices.choice == "4 devices" and more_devices.gives_up == "2 more devices"
     assert answer.missing_bytes == 20  # two weights on a device
 
 
@@ -80,8 +80,8 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
     graph = bl.OpGraph.from_edges([1] * 6, edges, persistent_bytes=[50] * 6)
     cluster = bl.Cluster.uniform(1, memory_bytes=90)
     assert bl.optimize(graph, cluster).persistent_bytes.tolist() == [100] * 3
-    more = next(option for option in bl.fit(graph, cluster).options if option.kind == "more devices")
-    assert more.fits and more.choice == "6 devices"
+    more_devices = next(option for option in bl.fit(graph, cluster).options if option.kind == "more devices")
+    assert more_devices.fits and more_devices.choice == "6 devices"
 
 
 def test_two_ways_together_where_neither_fits():
@@ -96,17 +96,17 @@ def test_two_ways_together_where_neither_fits():
     cluster = bl.Cluster.uniform(1, memory_bytes=9000, link=link).with_host(3500, link=link)
     answer = bl.fit(graph, cluster)
     assert {option.kind for option in answer.options if option.fits} == {"more devices", "recomputation + offloading"}
-    both = next(option for option in answer.options if option.kind == "recomputation + offloading")
-    placed = eval(both.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
-    assert bl.simulate(both.graph, cluster, placed).makespan_us == both.step_us
-    assert bl.check(both.graph, cluster, both.placement, both.timeline) == ()
+    pair = next(option for option in answer.options if option.kind == "recomputation + offloading")
+    placed = eval(pair.command, {"bl": bl, "graph": graph, "cluster": cluster})  # noqa: S307 (our own text)
+    assert bl.simulate(pair.graph, cluster, placed).makespan_us == pair.step_us
+    assert bl.check(pair.graph, cluster, pair.placement, pair.timeline) == ()
 
 
 def test_micro_batches_are_recomputed_where_they_do_not_fit():
     """A micro-batch of 4 samples holds 9 values of 4 kB, 36 kB; within 20 kB five of them at once."""
     answer = bl.fit(build, bl.Cluster.uniform(1, memory_bytes="20kB", link=LINK), batch_size=64)
-    both = [option for option in answer.options if option.kind == "micro-batches + recomputation"]
-    assert both[-1].fits and both[-1].choice.startswith("16 of 4") and not any(option.fits for option in both[:-1])
+    pairs = [option for option in answer.options if option.kind == "micro-batches + recomputation"]
+    assert pairs[-1].fits and pairs[-1].choice.startswith("16 of 4") and not any(option.fits for option in pairs[:-1])
     # 64 kB a value: what an op reads and makes, 192 kB, fits nowhere, so neither devices nor recomputation help the whole batch.
     assert answer.proof.least_bytes == 576_000 and answer.proof.least_devices == 0
     assert "only smaller batches help" in str(answer.proof)
@@ -165,14 +165,14 @@ def test_recomputing_and_placing_is_never_worse_than_either():
     graph = build(64)
     cluster = bl.Cluster.uniform(2, memory_bytes="256kB", link=LINK)
     rules = Placing(("m-topo", "m-etf"))
-    found = recompute_and_place(graph, cluster, rules, 2)
+    joints = recompute_and_place(graph, cluster, rules, 2)
     alone = []
     for keep in ("sqrt", "boundaries"):
-        again = bl.recompute(graph, keep)
-        best, _ = rules.fastest(again, cluster)
+        recomputed = bl.recompute(graph, keep)
+        best, _ = rules.fastest(recomputed, cluster)
         alone += [] if best is None else [best[1].makespan_us]
-    assert found and found[0].timeline.makespan_us <= min(alone, default=np.inf)
-    assert all(joint.timeline.feasible for joint in found)
+    assert joints and joints[0].timeline.makespan_us <= min(alone, default=np.inf)
+    assert all(joint.timeline.feasible for joint in joints)
 
 
 def test_a_graph_alone_has_no_other_batch():
@@ -186,9 +186,9 @@ def test_a_graph_alone_has_no_other_batch():
 def test_devices_are_added_like_the_last_one():
     links = [[bl.Link(1, 0), bl.Link(2, 0)], [bl.Link(3, 0), bl.Link(4, 0)]]
     cluster = bl.Cluster((bl.Device("a", "cpu", 5), bl.Device("b", "gpu", 7)), links)
-    more = cluster.with_devices(3)
-    assert more.names == ("a", "b", "gpu:0") and more.memory_bytes.tolist() == [5, 7, 7]
-    assert more.link_between(0, 2) == bl.Link(2, 0) and more.link_between(1, 2) == bl.Link(3, 0)
+    larger = cluster.with_devices(3)
+    assert larger.names == ("a", "b", "gpu:0") and larger.memory_bytes.tolist() == [5, 7, 7]
+    assert larger.link_between(0, 2) == bl.Link(2, 0) and larger.link_between(1, 2) == bl.Link(3, 0)
     alone = bl.Cluster.uniform(1, link=bl.Link(1, 0)).with_host("1GB", link=bl.Link(9, 0))
     assert alone.with_devices(3).link_between(0, 3) == bl.Link(1, 0)  # not that to the host
     assert alone.with_devices(1) == alone
@@ -230,7 +230,7 @@ def test_bad_input():
 def test_the_command(tmp_path, capsys):
     bl.save_graph(build(64), path := str(tmp_path / "graph.json"))
     assert main(["fit", path, "--memory", "400kB", "--devices", "1", "--link-latency", "5", "--batch-size", "64"]) == 0
-    assert "No: the fullest device lacks" in (said := capsys.readouterr().out) and "recomputation" in said
+    assert "No: the fullest device lacks" in (printed := capsys.readouterr().out) and "recomputation" in printed
     for memory in ("400kB", "400kB,390kB"):
         options = [
             "--devices",
@@ -242,26 +242,26 @@ def test_the_command(tmp_path, capsys):
             "--json",
         ]
         assert main(["fit", path, "--memory", memory, *options]) == 0
-        told = json.loads(capsys.readouterr().out)
-        ran = {"bl": bl}
-        exec("\n".join(told["setup"]), ran)
-        for option in told["ways"]:
-            placed = eval(option["command"] or "None", ran)  # noqa: S307 (our own text)
+        document = json.loads(capsys.readouterr().out)
+        namespace = {"bl": bl}
+        exec("\n".join(document["setup"]), namespace)
+        for option in document["ways"]:
+            placed = eval(option["command"] or "None", namespace)  # noqa: S307 (our own text)
             assert placed is None or isinstance(placed, bl.Placement)
-        assert ran["cluster"].memory_bytes.tolist()[-1] == 1_000_000
+        assert namespace["cluster"].memory_bytes.tolist()[-1] == 1_000_000
     assert main(["fit", path, "--memory", "8GB", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fits"] is True
     assert main(["fit", path, "--memory", "20kB", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    document = json.loads(capsys.readouterr().out)
     assert (
-        told["least_bytes"] == 576_000
-        and "only smaller batches help" in told["proof"]
-        and told["proof"] in told["answer"]
+        document["least_bytes"] == 576_000
+        and "only smaller batches help" in document["proof"]
+        and document["proof"] in document["answer"]
     )
     memory = ["fit", path, "--memory", "400kB", "--devices", "1"]
     assert main([*memory, "--give-up", "devices,recompute", "--json"]) == 0
-    told = {option["way"] for option in json.loads(capsys.readouterr().out)["ways"]}
-    assert told == {"as it is", "more devices", "recomputation"}
+    document = {option["way"] for option in json.loads(capsys.readouterr().out)["ways"]}
+    assert document == {"as it is", "more devices", "recomputation"}
     assert main([*memory, "--give-up", "hope"]) == 2
     assert "--give-up is 'hope'; it must be names among devices, batch" in capsys.readouterr().err
     assert main([*memory, "--host-memory", "8 GBs"]) == 2

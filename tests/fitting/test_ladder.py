@@ -20,14 +20,16 @@ def step(seed, ops=14):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed):
     graph, roomy = step(seed), bl.Cluster.uniform(3, memory_bytes=1 << 40, link=LINK)
-    known = [(int(t.peak_bytes.max()), t.makespan_us) for _, t in ladder(graph, roomy)]
-    assert len({peak for peak, _ in known}) > 3
-    peaks = sorted(peak for peak, _ in known)
+    peaks_and_times = [(int(t.peak_bytes.max()), t.makespan_us) for _, t in ladder(graph, roomy)]
+    assert len({peak for peak, _ in peaks_and_times}) > 3
+    peaks = sorted(peak for peak, _ in peaks_and_times)
     for memory in (peaks[0], peaks[len(peaks) // 2]):
         cluster = roomy.with_memory(memory)
-        found, _ = RULES.fastest(graph, cluster, other_limits=True)
-        assert found[1].makespan_us <= min(us for peak, us in known if peak <= memory)
-        assert [t.makespan_us for _, t in ladder(graph, cluster)] == [us for _, us in known]  # whatever the limit
+        fastest, _ = RULES.fastest(graph, cluster, other_limits=True)
+        assert fastest[1].makespan_us <= min(us for peak, us in peaks_and_times if peak <= memory)
+        assert [t.makespan_us for _, t in ladder(graph, cluster)] == [
+            us for _, us in peaks_and_times
+        ]  # whatever the limit
 
 
 def test_a_row_of_the_ladder_is_what_its_code_gives_and_says_that_it_is_no_minimum():
@@ -48,10 +50,10 @@ def test_more_devices_are_never_slower_than_those_there_are():
     best = bl.place(graph, cluster, "search", evaluations=3000, workers=1)
     for placement in (None, best):
         answer = bl.fit(graph, cluster, every_way=True, give_up=("devices",), placement=placement)
-        first, more = answer.options
-        assert more.fits and more.step_us <= first.step_us
-        if more.placement is first.placement:
-            assert more.command == first.command
+        first, more_devices = answer.options
+        assert more_devices.fits and more_devices.step_us <= first.step_us
+        if more_devices.placement is first.placement:
+            assert more_devices.command == first.command
 
 
 def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
@@ -62,21 +64,21 @@ def test_the_code_of_every_row_makes_its_step_with_the_cluster_that_was_given():
         (step(1, 8), bl.Cluster.uniform(1, memory_bytes="1MB")),
         (random, bl.Cluster.uniform(1, memory_bytes=36_061, link=bl.Link(2.0, 1e-5))),
     ):
-        ran = {"bl": bl, "graph": graph, "cluster": cluster}
+        namespace = {"bl": bl, "graph": graph, "cluster": cluster}
         for option in bl.fit(graph, cluster, every_way=True, give_up=("devices", "offload")).options:
             if option.command:
-                placed = eval(option.command, ran)  # noqa: S307 (our own text)
+                placed = eval(option.command, namespace)  # noqa: S307 (our own text)
                 assert bl.simulate(option.graph, option.cluster, placed).makespan_us == option.step_us
 
 
 def test_arguments_that_are_no_lists_or_functions():
-    for more, said in (
+    for arguments, message in (
         ({"placers": 3}, "placers is 3"),
         ({"placers": np.array(3)}, "placers is array"),
         ({"callback": 3}, "callback is 3"),
     ):
-        with pytest.raises(bl.InvalidInput, match=said):
-            bl.fit(step(1), bl.Cluster.uniform(1), **more)
+        with pytest.raises(bl.InvalidInput, match=message):
+            bl.fit(step(1), bl.Cluster.uniform(1), **arguments)
     for give_up in (3, (["x"],)):
         with pytest.raises(bl.InvalidInput, match="give_up is"):
             bl.place(step(1), bl.Cluster.uniform(1), "search", give_up=give_up)

@@ -10,10 +10,10 @@ from baechi_lab.placers.search.budget import Budget
 @pytest.fixture
 def clock(monkeypatch):
     """Seconds that pass only when told to."""
-    now = [100.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    time_of_clock = [100.0]
+    monkeypatch.setattr("time.perf_counter", lambda: time_of_clock[0])
     monkeypatch.setattr(compiling, "_clock", compiling._Clock())
-    return now
+    return time_of_clock
 
 
 @pytest.mark.skipif(not HAS_NUMBA, reason="numba is not installed")

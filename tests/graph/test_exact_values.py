@@ -22,7 +22,7 @@ def two(**columns):
 
 
 @pytest.mark.parametrize(
-    ("make", "said"),
+    ("make", "message"),
     [
         (lambda: bl.Placement(device=[2**32 + 1]), r"device\[0\] is 4294967297; it must fit into 32 bits"),
         (lambda: bl.Placement(device=np.array([0, 2**40])), r"device\[1\] is 1099511627776"),
@@ -70,8 +70,8 @@ def two(**columns):
         (lambda: bl.Cluster(None), "devices is None"),
     ],
 )
-def test_what_a_record_cannot_hold_is_refused(make, said):
-    with pytest.raises(bl.InvalidInput, match=said):
+def test_what_a_record_cannot_hold_is_refused(make, message):
+    with pytest.raises(bl.InvalidInput, match=message):
         make()
 
 
@@ -110,12 +110,12 @@ def test_the_second_of_two_equal_fields_does_not_win(tmp_path):
 
 
 def test_a_placement_for_other_groups_is_refused():
-    graph, other = two(), bl.OpGraph.from_edges([1, 2, 3])
+    graph, three_ops = two(), bl.OpGraph.from_edges([1, 2, 3])
     placed = bl.Placement(device=[0], group_of=[0, 0, 0], source_key=graph.key, graph_key="x")
     with pytest.raises(bl.InvalidInput, match="another graph, of 1 ops"):
         placed.on(graph)
     with pytest.raises(bl.InvalidInput, match="another graph"):
-        bl.Placement(device=[0, 0], graph_key=other.key).on(other)
+        bl.Placement(device=[0, 0], graph_key=three_ops.key).on(three_ops)
 
 
 def test_the_repr_of_a_far_device_takes_no_memory():
@@ -161,7 +161,7 @@ def test_what_is_no_path_is_one_sentence():
 
 
 @pytest.mark.parametrize(
-    ("kind", "way", "value", "said"),
+    ("kind", "path_in_document", "value", "message"),
     [
         ("graph", ["kind"], [], "field kind is"),
         ("graph", ["version"], 10**400, "field version is"),
@@ -178,7 +178,7 @@ def test_what_is_no_path_is_one_sentence():
         ("timeline", ["violations"], [7], "violations"),
     ],
 )
-def test_odd_values_in_files(tmp_path, kind, way, value, said):
+def test_odd_values_in_files(tmp_path, kind, path_in_document, value, message):
     graph, cluster = two(), bl.Cluster.uniform(2)
     placed = bl.place(graph, cluster, "m-etf")
     record = {"graph": graph, "placement": placed, "timeline": bl.simulate(graph, cluster, placed)}[kind]
@@ -186,11 +186,11 @@ def test_odd_values_in_files(tmp_path, kind, way, value, said):
     save(record, tmp_path / "x.json")
     document = json.loads((tmp_path / "x.json").read_text())
     home = document
-    for key in way[:-1]:
+    for key in path_in_document[:-1]:
         home = home[key]
-    home[way[-1]] = value
+    home[path_in_document[-1]] = value
     (tmp_path / "x.json").write_text(json.dumps(document))
-    with pytest.raises(bl.InvalidInput, match=said) as caught:
+    with pytest.raises(bl.InvalidInput, match=message) as caught:
         load(tmp_path / "x.json")
     assert "\n" not in str(caught.value)
 
@@ -211,7 +211,7 @@ def test_deep_lists_are_one_sentence(tmp_path):
 
 # -- arguments -------------------------------------------------------------------------------------------------
 
-GIVEN = ("graph", "cluster", "placement", "timeline", "moves")
+ARGUMENTS = ("graph", "cluster", "placement", "timeline", "moves")
 
 
 @pytest.mark.parametrize(
@@ -239,10 +239,10 @@ GIVEN = ("graph", "cluster", "placement", "timeline", "moves")
 def test_what_is_no_record_is_named(name, bad):
     graph, cluster = two(), bl.Cluster.uniform(2)
     placed = bl.place(graph, cluster, "m-etf")
-    good = dict(zip(GIVEN, (graph, cluster, placed, bl.simulate(graph, cluster, placed), {}), strict=True))
+    good = dict(zip(ARGUMENTS, (graph, cluster, placed, bl.simulate(graph, cluster, placed), {}), strict=True))
     function = getattr(bl, name)
     needed = [
-        x.name for x in inspect.signature(function).parameters.values() if x.default is x.empty and x.name in GIVEN
+        x.name for x in inspect.signature(function).parameters.values() if x.default is x.empty and x.name in ARGUMENTS
     ]
     assert needed
     for key in needed:

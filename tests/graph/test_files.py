@@ -20,11 +20,11 @@ from baechi_lab.graph.formats.json_format import from_document, schema, to_docum
 def test_graph_round_trip_keeps_every_column(tmp_path, name, full_graph):
     graph = full_graph
     bl.save_graph(graph, tmp_path / name)
-    back = bl.load_graph(tmp_path / name)
-    assert back == graph
-    assert back.content_key == graph.content_key
-    assert back.name == "full"
-    assert back.tensor_label(1) == "a:right"
+    loaded = bl.load_graph(tmp_path / name)
+    assert loaded == graph
+    assert loaded.content_key == graph.content_key
+    assert loaded.name == "full"
+    assert loaded.tensor_label(1) == "a:right"
 
 
 @settings(max_examples=30, deadline=None)
@@ -76,20 +76,20 @@ def test_placement_round_trip(tmp_path):
         info={"bound": np.float64(3.0), "dropped": np.array([1, 2]), "gap": float("nan")},
     )
     save(placement, tmp_path / "p.json.gz")
-    back = load_placement(tmp_path / "p.json.gz")
-    assert back == placement
-    assert (back.placer, back.params, back.seconds) == ("m-etf", {"x": [1, 2]}, 0.25)
-    assert back.info == {"bound": 3.0, "dropped": [1, 2], "gap": None}
-    assert back.group_of.tolist() == [0, 1, 2, 2]
-    assert back.source_key == "s"
+    loaded = load_placement(tmp_path / "p.json.gz")
+    assert loaded == placement
+    assert (loaded.placer, loaded.params, loaded.seconds) == ("m-etf", {"x": [1, 2]}, 0.25)
+    assert loaded.info == {"bound": 3.0, "dropped": [1, 2], "gap": None}
+    assert loaded.group_of.tolist() == [0, 1, 2, 2]
+    assert loaded.source_key == "s"
 
 
 def test_timeline_round_trip(tmp_path, small_timeline):
     save(small_timeline, tmp_path / "t.json")
-    back = load_timeline(tmp_path / "t.json")
-    assert to_document(back) == to_document(small_timeline)
-    assert str(back.violations[0]) == "d1 holds 8 of 4 bytes"
-    assert np.isnan(back.violations[1].time_us)
+    loaded = load_timeline(tmp_path / "t.json")
+    assert to_document(loaded) == to_document(small_timeline)
+    assert str(loaded.violations[0]) == "d1 holds 8 of 4 bytes"
+    assert np.isnan(loaded.violations[1].time_us)
 
 
 def test_documents_follow_the_published_schema(full_graph, small_timeline):
@@ -260,17 +260,17 @@ def test_a_missing_folder_is_refused(tmp_path):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed")
 def test_what_a_killed_writer_left_is_removed_by_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(leftovers, "OLD_SECONDS", 0.0)
-    target, other = tmp_path / "g.json", tmp_path / ".g.json.mine.part"
-    other.write_text("of another program")
+    target, unrelated = tmp_path / "g.json", tmp_path / ".g.json.mine.part"
+    unrelated.write_text("of another program")
     child = os.fork()
     if child == 0:
         os.replace = lambda *names: os._exit(9)
         write_atomically(target, b"half")
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 9
-    (left,) = (path for path in tmp_path.iterdir() if path != other)
-    held = leftovers.lock(left)
+    (leftover,) = (path for path in tmp_path.iterdir() if path != unrelated)
+    lock_file = leftovers.lock(leftover)
     write_atomically(target, b"whole")
-    assert left.exists() and target.read_bytes() == b"whole"  # somebody holds it
-    os.close(held)
+    assert leftover.exists() and target.read_bytes() == b"whole"  # somebody holds it
+    os.close(lock_file)
     write_atomically(target, b"again")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [other.name, "g.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [unrelated.name, "g.json"]

@@ -15,18 +15,18 @@ def held_bytes(ops):
     try:
         graph = bl.generators.gnmt(layers=8, ops=ops)
         views = (graph.order, graph.inputs, graph.edge_source, graph.edge_tensor, graph.output_ptr, graph.index)
-        held = tracemalloc.get_traced_memory()[0]
+        traced_bytes = tracemalloc.get_traced_memory()[0]
     finally:
         tracemalloc.stop()
     assert len(views) == 6
-    return held, graph.n
+    return traced_bytes, graph.n
 
 
 @pytest.mark.slow
 def test_83k_ops_take_less_than_50_megabytes():
-    held, n = held_bytes(83_000)
+    graph_bytes, n = held_bytes(83_000)
     assert n >= 80_000
-    assert held < 50e6
+    assert graph_bytes < 50e6
 
 
 @pytest.mark.slow

@@ -24,11 +24,11 @@ print(total({name}(np.arange(4.0))))
 
 
 def printed(folder):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", "import kernels"], cwd=folder, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+    assert process.returncode == 0, process.stderr
+    return process.stdout.strip()
 
 
 @pytest.mark.slow
@@ -76,11 +76,11 @@ def test_of_processes_that_start_together_one_compiles_and_the_others_read(tmp_p
     (tmp_path / "together.py").write_text(TOGETHER)
     command = [sys.executable, str(tmp_path / "together.py")]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as other:
-        assert one.stdout.readline() == other.stdout.readline() == "ready\n"
-        for process in (one, other):
+    with subprocess.Popen(command, **pipes) as one, subprocess.Popen(command, **pipes) as second:
+        assert one.stdout.readline() == second.stdout.readline() == "ready\n"
+        for process in (one, second):
             process.stdin.write("\n")
             process.stdin.flush()
-        made = [name for process in (one, other) for name in process.communicate(timeout=100)[0].split()]
-    assert sorted(made) == ["inner", "inner", "outer", "outer"]
-    assert one.returncode == other.returncode == 0
+        compiled = [name for process in (one, second) for name in process.communicate(timeout=100)[0].split()]
+    assert sorted(compiled) == ["inner", "inner", "outer", "outer"]
+    assert one.returncode == second.returncode == 0

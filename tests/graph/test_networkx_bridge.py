@@ -23,16 +23,16 @@ def test_every_column_survives(full_graph):
 
 
 def test_what_the_digraph_looks_like(full_graph):
-    made = full_graph.to_networkx()
-    assert list(made) == ["a", "b", "b/grad"]
-    assert made.edges["a", "b"] == {"size_bytes": 8, "tensor": "left"}
+    digraph = full_graph.to_networkx()
+    assert list(digraph) == ["a", "b", "b/grad"]
+    assert digraph.edges["a", "b"] == {"size_bytes": 8, "tensor": "left"}
     # b/grad reads both outputs of a: one edge, 8 + 16 bytes.
-    assert made.edges["a", "b/grad"] == {"size_bytes": 24, "tensors": {"left": 8, "right": 16}}
-    assert made.nodes["b"]["unread"] == {"unread": 4}
-    assert made.nodes["b/grad"]["forward_of"] == "b"
-    assert made.nodes["b"]["allowed"] == ["gpu:0", "cpu"]
-    assert made.nodes["a"]["colocation_group"] == "w"
-    assert made.nodes["a"]["duration_by_kind"] == {"cpu": 10.0}
+    assert digraph.edges["a", "b/grad"] == {"size_bytes": 24, "tensors": {"left": 8, "right": 16}}
+    assert digraph.nodes["b"]["unread"] == {"unread": 4}
+    assert digraph.nodes["b/grad"]["forward_of"] == "b"
+    assert digraph.nodes["b"]["allowed"] == ["gpu:0", "cpu"]
+    assert digraph.nodes["a"]["colocation_group"] == "w"
+    assert digraph.nodes["a"]["duration_by_kind"] == {"cpu": 10.0}
 
 
 @settings(max_examples=60, deadline=None)
@@ -46,9 +46,9 @@ def test_training_graphs_and_coarse_graphs_survive():
     graph = generators.unrolled_rnn(3, 2)
     assert bl.OpGraph.from_networkx(graph.to_networkx()) == graph
     coarse = bl.optimize(graph)
-    back = bl.OpGraph.from_networkx(coarse.to_networkx())
-    assert back == coarse
-    assert back.source_key == graph.key
+    loaded = bl.OpGraph.from_networkx(coarse.to_networkx())
+    assert loaded == coarse
+    assert loaded.source_key == graph.key
 
 
 def test_edges_of_one_producer_with_one_size_are_one_tensor():
@@ -57,19 +57,19 @@ def test_edges_of_one_producer_with_one_size_are_one_tensor():
     graph.add_edge(0, 1, size_bytes=8)
     graph.add_edge(0, 2, size_bytes=8)
     graph.add_edge(0, 3, size_bytes=4)
-    made = bl.OpGraph.from_networkx(graph)
-    assert made.names == ("0", "1", "2", "3")
-    assert made.tensor_bytes.tolist() == [4, 8]
-    assert made.tensor_consumers(1).tolist() == [1, 2]
+    op_graph = bl.OpGraph.from_networkx(graph)
+    assert op_graph.names == ("0", "1", "2", "3")
+    assert op_graph.tensor_bytes.tolist() == [4, 8]
+    assert op_graph.tensor_consumers(1).tolist() == [1, 2]
 
 
 def test_equal_sizes_with_different_names_are_different_tensors():
     graph = two(tensor="x")
     graph.add_node("c", duration_us=1)
     graph.add_edge("a", "c", size_bytes=8, tensor="y")
-    made = bl.OpGraph.from_networkx(graph)
-    assert made.tensor_names == ("x", "y")
-    assert made.tensor_bytes.tolist() == [8, 8]
+    op_graph = bl.OpGraph.from_networkx(graph)
+    assert op_graph.tensor_names == ("x", "y")
+    assert op_graph.tensor_bytes.tolist() == [8, 8]
 
 
 def test_insertion_order_is_op_index_whatever_the_nodes_are():
@@ -77,10 +77,10 @@ def test_insertion_order_is_op_index_whatever_the_nodes_are():
     graph.add_node((2, "late"), duration_us=2, name="second")
     graph.add_node(frozenset({1}), duration_us=1, name="first")
     graph.add_edge(frozenset({1}), (2, "late"), size_bytes=4)
-    made = bl.OpGraph.from_networkx(graph, name="mine")
-    assert made.names == ("second", "first")
-    assert made.order.tolist() == [1, 0]
-    assert made.name == "mine"
+    op_graph = bl.OpGraph.from_networkx(graph, name="mine")
+    assert op_graph.names == ("second", "first")
+    assert op_graph.order.tolist() == [1, 0]
+    assert op_graph.name == "mine"
 
 
 def test_forward_of_by_node_and_by_name():
@@ -96,9 +96,9 @@ def test_allowed_as_text_or_list():
     graph.add_node("a", duration_us=1, allowed="gpu")
     graph.add_node("b", duration_us=1, allowed=["gpu"])
     graph.add_node("c", duration_us=1, allowed=("cpu:0", "gpu"))
-    made = bl.OpGraph.from_networkx(graph)
-    assert made.allowed.tolist() == [0, 0, 1]
-    assert made.allowed_sets == (("gpu",), ("cpu:0", "gpu"))
+    op_graph = bl.OpGraph.from_networkx(graph)
+    assert op_graph.allowed.tolist() == [0, 0, 1]
+    assert op_graph.allowed_sets == (("gpu",), ("cpu:0", "gpu"))
 
 
 def test_multidigraph_edges_are_tensors():
@@ -107,17 +107,17 @@ def test_multidigraph_edges_are_tensors():
     graph.add_node("b", duration_us=1)
     graph.add_edge("a", "b", size_bytes=8, tensor="x")
     graph.add_edge("a", "b", size_bytes=8, tensor="y")
-    made = bl.OpGraph.from_networkx(graph)
-    assert made.tensor_names == ("x", "y")
-    assert bl.OpGraph.from_networkx(made.to_networkx()) == made
+    op_graph = bl.OpGraph.from_networkx(graph)
+    assert op_graph.tensor_names == ("x", "y")
+    assert bl.OpGraph.from_networkx(op_graph.to_networkx()) == op_graph
 
 
 def test_unnamed_and_named_tensors_do_not_collide():
     graph = two(tensor="0")
     graph.add_node("c", duration_us=1)
     graph.add_edge("a", "c", size_bytes=16)
-    made = bl.OpGraph.from_networkx(graph)
-    assert sorted(made.tensor_names) == ["0", "1"]
+    op_graph = bl.OpGraph.from_networkx(graph)
+    assert sorted(op_graph.tensor_names) == ["0", "1"]
 
 
 def test_nan_and_negative_costs():
@@ -224,16 +224,16 @@ def test_odd_attributes_are_one_sentence_or_taken(value):
         "edge": ("size_bytes", "tensor", "tensors"),
         "graph": ("name", "colocation_groups", "allowed_sets", "group_of", "source_key"),
     }
-    for where, names in keys.items():
+    for place, names in keys.items():
         for key in names:
-            given = nx.DiGraph()
-            given.add_node("a", duration_us=1.0)
-            given.add_node("b", duration_us=2.0)
-            given.add_edge("a", "b", size_bytes=4)
-            {"node": given.nodes["a"], "edge": given.edges["a", "b"], "graph": given.graph}[where][key] = value
+            digraph = nx.DiGraph()
+            digraph.add_node("a", duration_us=1.0)
+            digraph.add_node("b", duration_us=2.0)
+            digraph.add_edge("a", "b", size_bytes=4)
+            {"node": digraph.nodes["a"], "edge": digraph.edges["a", "b"], "graph": digraph.graph}[place][key] = value
             try:
-                graph = bl.OpGraph.from_networkx(given)
+                graph = bl.OpGraph.from_networkx(digraph)
             except bl.BaechiLabError as error:
-                assert "\n" not in str(error) and len(str(error)) < 400, (where, key)
+                assert "\n" not in str(error) and len(str(error)) < 400, (place, key)
             else:
-                assert graph.n == 2 and bl.OpGraph.from_networkx(graph.to_networkx()).key == graph.key, (where, key)
+                assert graph.n == 2 and bl.OpGraph.from_networkx(graph.to_networkx()).key == graph.key, (place, key)

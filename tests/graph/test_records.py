@@ -61,22 +61,22 @@ def test_bad_graphs(columns, error, message):
 
 
 def test_edges_of_one_producer_and_size_are_one_tensor():
-    made = graph(duration=[1] * 4, edges=[(0, 1, 8), (0, 2, 8), (0, 3, 16)])
-    assert made.tensor_count == 2
-    assert made.edge_count == 3
-    assert made.tensor_consumers(0).tolist() == [1, 2]
+    op_graph = graph(duration=[1] * 4, edges=[(0, 1, 8), (0, 2, 8), (0, 3, 16)])
+    assert op_graph.tensor_count == 2
+    assert op_graph.edge_count == 3
+    assert op_graph.tensor_consumers(0).tolist() == [1, 2]
 
 
 def test_views():
-    made = graph(duration=[1] * 4, edges=[(0, 2, 8), (1, 2, 8), (1, 2, 9), (2, 3, 1)])
-    pointer, tensors = made.inputs
+    op_graph = graph(duration=[1] * 4, edges=[(0, 2, 8), (1, 2, 8), (1, 2, 9), (2, 3, 1)])
+    pointer, tensors = op_graph.inputs
     assert tensors[pointer[2] : pointer[3]].tolist() == [0, 1, 2]
-    pointer, ops = made.predecessors
+    pointer, ops = op_graph.predecessors
     assert ops[pointer[2] : pointer[3]].tolist() == [0, 1]
-    assert list(made.outputs(1)) == [1, 2]
-    assert made.tensor_label(2) == "op1:1"
-    assert [m.tolist() for m in made.members] == [[0], [1], [2], [3]]
-    assert made.index["op3"] == 3
+    assert list(op_graph.outputs(1)) == [1, 2]
+    assert op_graph.tensor_label(2) == "op1:1"
+    assert [m.tolist() for m in op_graph.members] == [[0], [1], [2], [3]]
+    assert op_graph.index["op3"] == 3
 
 
 def test_order_is_topological_smallest_index_first():
@@ -85,20 +85,20 @@ def test_order_is_topological_smallest_index_first():
 
 
 def test_arrays_cannot_be_written():
-    given = np.array([1.0, 1.0, 1.0])
-    made = graph(duration=given)
+    duration = np.array([1.0, 1.0, 1.0])
+    op_graph = graph(duration=duration)
     with pytest.raises(ValueError, match="read-only"):
-        made.duration_us[0] = 5
-    given[0] = 5
-    assert made.duration_us[0] == 1
+        op_graph.duration_us[0] = 5
+    duration[0] = 5
+    assert op_graph.duration_us[0] == 1
 
 
 def test_keys_tell_structure_from_cost():
-    one, other = graph(), graph(duration=[1, 1, 2])
-    assert one.key == other.key
-    assert one.content_key != other.content_key
+    one, slower = graph(), graph(duration=[1, 1, 2])
+    assert one.key == slower.key
+    assert one.content_key != slower.content_key
     assert one == graph()
-    assert one != other
+    assert one != slower
     assert graph(names=["a", "b", "c"]).key != one.key
 
 
@@ -148,9 +148,9 @@ def test_memory_as_people_write_it():
 
 
 def test_an_op_that_no_device_may_run():
-    made = graph(allowed=[0, -1, -1], allowed_sets=(("tpu",),))
+    op_graph = graph(allowed=[0, -1, -1], allowed_sets=(("tpu",),))
     with pytest.raises(bl.InfeasiblePlacement, match="op 'op0' may run only on tpu; the cluster has gpu:0, gpu:1"):
-        bl.place(made, bl.Cluster.uniform(2), "m-etf")
+        bl.place(op_graph, bl.Cluster.uniform(2), "m-etf")
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_what_cannot_be_added_up_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("cluster", "said"),
+    ("cluster", "message"),
     [
         (Cluster.uniform(2, speed=1e-150), "the ops take"),
         (Cluster.uniform(2, link=Link(1e150, 0.0)), "transfers"),
@@ -216,9 +216,9 @@ def test_what_cannot_be_added_up_is_refused():
         (Cluster.uniform(2, link=Link(0.0, 0.0, overhead_us=5e149)), "transfers"),
     ],
 )
-def test_devices_and_links_count_in_the_sum(cluster, said):
+def test_devices_and_links_count_in_the_sum(cluster, message):
     graph = OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 4), (1, 2, 4)])
-    with pytest.raises(CostError, match=said):
+    with pytest.raises(CostError, match=message):
         durations(graph, cluster)
 
 
@@ -226,10 +226,10 @@ def test_records_travel_to_other_processes():
     graph = bl.OpGraph.from_edges([1, 2], [(0, 1, 8)]).replace(duration_by_kind={"cpu": np.array([5.0, 6.0])})
     placed = bl.Placement(device=[0, 1], params={"seed": 1}, info={"history": ((0.0, 1, 2.0),)}, order=[0, 1])
     assert pickle.loads(pickle.dumps(graph)).key == graph.key  # noqa: S301
-    again = pickle.loads(pickle.dumps(placed))  # noqa: S301
-    assert again.device.tolist() == [0, 1] and again.params == placed.params and again.info == placed.info
+    copy = pickle.loads(pickle.dumps(placed))  # noqa: S301
+    assert copy.device.tolist() == [0, 1] and copy.params == placed.params and copy.info == placed.info
     with pytest.raises(TypeError):
-        again.params["seed"] = 2
+        copy.params["seed"] = 2
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,10 @@ from baechi_lab.graph.formats.traces.protobuf import delimited, messages, with_l
 from baechi_lab.graph.formats.traces.recording import Event, recording
 
 
-def replayed(made: bl.Recording) -> float:
+def replayed(recorded: bl.Recording) -> float:
     """The step under the trace's own placement, checked."""
-    timeline = bl.simulate(made.graph, made.cluster, made.placement)
-    assert not bl.check(made.graph, made.cluster, made.placement, timeline) and timeline.feasible
+    timeline = bl.simulate(recorded.graph, recorded.cluster, recorded.placement)
+    assert not bl.check(recorded.graph, recorded.cluster, recorded.placement, timeline) and timeline.feasible
     return timeline.makespan_us
 
 
@@ -31,36 +31,36 @@ def edges(graph: bl.OpGraph) -> set[tuple[str, str]]:
 def test_waits_that_nothing_explains_count_with_the_op_after_them():
     """Thread 2 waits for a (ends at 10) and starts b at 13: 3 us more than its own 4. Then c follows at once."""
     a, b = Event("a", "op", "t1", 0, 10), Event("b", "op", "t2", 13, 17, reads={(0, "x"): 8})
-    made = recording([a, b, Event("c", "op", "t2", 17, 18, after={1})], "three")
-    assert made.graph.duration_us.tolist() == [10, 7, 1]
-    assert replayed(made) == made.timeline.makespan_us == 18
-    assert "8% of all lanes' time" in made.notes[0]  # 3 of 2 * 18
+    recorded = recording([a, b, Event("c", "op", "t2", 17, 18, after={1})], "three")
+    assert recorded.graph.duration_us.tolist() == [10, 7, 1]
+    assert replayed(recorded) == recorded.timeline.makespan_us == 18
+    assert "8% of all lanes' time" in recorded.notes[0]  # 3 of 2 * 18
 
 
 def test_what_overlaps_on_a_thread_gets_lanes_and_contradicted_dependencies_go():
-    made = recording([Event("a", "op", "t", 0, 10), Event("b", "op", "t", 4, 9, after={0})], "two")
-    assert made.cluster.names == ("t", "t (2)")
-    assert made.graph.edge_count == 0
-    assert made.notes[0].startswith("1 dependencies of the trace are not kept")
+    recorded = recording([Event("a", "op", "t", 0, 10), Event("b", "op", "t", 4, 9, after={0})], "two")
+    assert recorded.cluster.names == ("t", "t (2)")
+    assert recorded.graph.edge_count == 0
+    assert recorded.notes[0].startswith("1 dependencies of the trace are not kept")
 
 
 def test_bug_ops_of_one_variable_that_ran_on_two_lanes():
     """The second read overlaps the first and gets a lane of its own; the trace's own placement broke the group."""
     rows = [("w", 0, 1), ("read", 1, 5), ("read too", 2, 6), ("assign", 6, 8)]
-    made = recording([Event(n, "op", "CPU:0", a, b, group="w") for n, a, b in rows], "reads")
-    assert made.placement.device.tolist() == [0, 0, 1, 0] and made.graph.colocation.tolist() == [0, 0, -1, 0]
-    timeline = bl.simulate(made.graph, made.cluster, made.placement)
-    assert not bl.check(made.graph, made.cluster, made.placement, timeline)
-    assert made.notes[0].startswith("1 ops ran on another lane than what they share a variable with")
+    recorded = recording([Event(n, "op", "CPU:0", a, b, group="w") for n, a, b in rows], "reads")
+    assert recorded.placement.device.tolist() == [0, 0, 1, 0] and recorded.graph.colocation.tolist() == [0, 0, -1, 0]
+    timeline = bl.simulate(recorded.graph, recorded.cluster, recorded.placement)
+    assert not bl.check(recorded.graph, recorded.cluster, recorded.placement, timeline)
+    assert recorded.notes[0].startswith("1 ops ran on another lane than what they share a variable with")
 
 
 # -- Chakra ----------------------------------------------------------------------------------------------
 
 
 def et(*nodes: dict, version: str = "0.0.4") -> bytes:
-    made = messages(chakra.SCHEMA)
-    parts = [made["GlobalMetadata"](version=version), *(made["Node"](**node) for node in nodes)]
-    return b"".join(with_length(part.SerializeToString()) for part in parts)
+    message_types = messages(chakra.SCHEMA)
+    chunks = [message_types["GlobalMetadata"](version=version), *(message_types["Node"](**node) for node in nodes)]
+    return b"".join(with_length(chunk.SerializeToString()) for chunk in chunks)
 
 
 def attribute(name: str, **value) -> dict:
@@ -79,14 +79,14 @@ NODES = [
 def test_chakra_by_hand(tmp_path):
     """load 5 on the memory unit, then matmul 7 and relu 2: 14. relu waits for load through the note, which is no op."""
     (tmp_path / "step.et").write_bytes(et(*NODES))
-    made = bl.load_trace(tmp_path / "step.et")
-    assert made.graph.names == ("load", "matmul", "relu")
-    assert made.graph.op_types == ("mem_load", "comp", "comp")
-    assert edges(made.graph) == {("load", "matmul"), ("matmul", "relu"), ("load", "relu")}
-    assert made.graph.tensor_bytes[0] == 64
-    assert made.cluster.names == ("memory", "compute")
-    assert replayed(made) == made.timeline.makespan_us == 5 + 7 + 2
-    assert "no start times" in made.notes[0]
+    recorded = bl.load_trace(tmp_path / "step.et")
+    assert recorded.graph.names == ("load", "matmul", "relu")
+    assert recorded.graph.op_types == ("mem_load", "comp", "comp")
+    assert edges(recorded.graph) == {("load", "matmul"), ("matmul", "relu"), ("load", "relu")}
+    assert recorded.graph.tensor_bytes[0] == 64
+    assert recorded.cluster.names == ("memory", "compute")
+    assert replayed(recorded) == recorded.timeline.makespan_us == 5 + 7 + 2
+    assert "no start times" in recorded.notes[0]
 
 
 def test_data_of_chakra_comes_through_nodes_without_work(tmp_path):
@@ -98,8 +98,8 @@ def test_data_of_chakra_comes_through_nodes_without_work(tmp_path):
         {"id": 4, "name": "relu", "type": 4, "duration_micros": 2, "data_deps": [3]},
     ]
     (tmp_path / "step.et").write_bytes(et(*nodes))
-    made = bl.load_trace(tmp_path / "step.et")
-    assert edges(made.graph) == {("load", "relu")} and made.graph.tensor_bytes.tolist() == [64]
+    recorded = bl.load_trace(tmp_path / "step.et")
+    assert edges(recorded.graph) == {("load", "relu")} and recorded.graph.tensor_bytes.tolist() == [64]
 
 
 @pytest.mark.parametrize("kind", ["ctrl_deps", "data_deps"])
@@ -112,10 +112,10 @@ def test_what_a_child_of_chakra_waited_for_through_its_parents_is_kept(tmp_path,
         {"id": 4, "name": "child", "type": 4, "start_time_micros": 20, "duration_micros": 10, kind: [3]},
     ]
     (tmp_path / "step.et").write_bytes(et(*nodes))
-    made = bl.load_trace(tmp_path / "step.et")
-    assert edges(made.graph) == {("a", "parent"), ("a", "inner"), ("a", "child")}
-    assert made.notes[0].startswith("2 dependencies of the trace are not kept")
-    assert replayed(made) == made.timeline.makespan_us == 99
+    recorded = bl.load_trace(tmp_path / "step.et")
+    assert edges(recorded.graph) == {("a", "parent"), ("a", "inner"), ("a", "child")}
+    assert recorded.notes[0].startswith("2 dependencies of the trace are not kept")
+    assert replayed(recorded) == recorded.timeline.makespan_us == 99
 
 
 def test_chakra_in_json_is_the_same(tmp_path):
@@ -124,12 +124,12 @@ def test_chakra_in_json_is_the_same(tmp_path):
     documents = [{"version": "0.0.4"}]
     for node in NODES:
         lists = {
-            new: [str(x) for x in node.get(old, [])]
-            for new, old in (("ctrlDeps", "ctrl_deps"), ("dataDeps", "data_deps"))
+            json_key: [str(x) for x in node.get(key, [])]
+            for json_key, key in (("ctrlDeps", "ctrl_deps"), ("dataDeps", "data_deps"))
         }
         attr = [{"name": a["name"], "uint64Val": str(a["uint64_val"])} for a in node.get("attr", [])]
-        more = {"durationMicros": str(node.get("duration_micros", 0)), "attr": attr}
-        documents.append({"id": str(node["id"]), "name": node["name"], "type": kinds[node["type"]], **lists, **more})
+        fields = {"durationMicros": str(node.get("duration_micros", 0)), "attr": attr}
+        documents.append({"id": str(node["id"]), "name": node["name"], "type": kinds[node["type"]], **lists, **fields})
     (tmp_path / "step.json").write_text("".join(json.dumps(d, indent=1) for d in documents))
     (tmp_path / "step.et").write_bytes(et(*NODES))
     assert bl.load_trace(tmp_path / "step.json").graph == bl.load_trace(tmp_path / "step.et").graph
@@ -151,11 +151,11 @@ def test_ranks_of_chakra_wait_for_each_other(tmp_path):
     )
     (tmp_path / "x.0.et").write_bytes(first)
     (tmp_path / "x.1.et").write_bytes(second)
-    made = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
-    assert replayed(made) == 4 + 2 + 1 + 3
-    assert ("send", "recv") in edges(made.graph)
-    assert "rank 1/compute" in made.cluster.names
-    assert not any("receives" in note for note in made.notes)
+    recorded = bl.load_trace([tmp_path / "x.0.et", tmp_path / "x.1.et"])
+    assert replayed(recorded) == 4 + 2 + 1 + 3
+    assert ("send", "recv") in edges(recorded.graph)
+    assert "rank 1/compute" in recorded.cluster.names
+    assert not any("receives" in note for note in recorded.notes)
     alone = bl.load_trace(tmp_path / "x.1.et")
     assert alone.notes[0].startswith("1 receives have no send in what was given")
 
@@ -181,10 +181,10 @@ def test_a_receive_of_chakra_holds_up_no_send_behind_it(tmp_path):
     ]
     for k, data in enumerate(ranks):
         (tmp_path / f"x.{k}.et").write_bytes(data)
-    made = bl.load_trace([tmp_path / f"x.{k}.et" for k in range(3)])
-    starts = dict(zip(made.graph.names, made.timeline.start_us.tolist(), strict=True))
+    recorded = bl.load_trace([tmp_path / f"x.{k}.et" for k in range(3)])
+    starts = dict(zip(recorded.graph.names, recorded.timeline.start_us.tolist(), strict=True))
     assert starts == {"a": 0, "send": 9, "recv": 11, "back": 0, "recv too": 2, "b": 2}
-    assert replayed(made) == made.timeline.makespan_us == 11
+    assert replayed(recorded) == recorded.timeline.makespan_us == 11
 
 
 @pytest.mark.parametrize(
@@ -210,8 +210,8 @@ def test_what_chakra_refuses(tmp_path, data, error, match):
 
 
 def test_lengths_of_messages():
-    parts = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
-    assert list(delimited(b"".join(map(with_length, parts)))) == parts
+    payloads = [b"", b"a" * 127, b"b" * 128, b"c" * 20000]
+    assert list(delimited(b"".join(map(with_length, payloads)))) == payloads
 
 
 # -- Kineto ----------------------------------------------------------------------------------------------
@@ -248,22 +248,22 @@ GPU = [
 def test_kernels_follow_their_launches_and_hosts_that_wait(tmp_path):
     """The host runs ahead until item waits for the copy: gemm 8..28, relu 28..33, copy 34..41, item goes on at 42."""
     (tmp_path / "gpu.json.gz").write_bytes(gzip.compress(json.dumps({"traceEvents": GPU}).encode()))
-    made = bl.load_trace(tmp_path / "gpu.json.gz")
-    graph = made.graph
-    assert made.cluster.names == ("cpu/thread 1", "gpu:0/stream 7")
-    assert [d.kind for d in made.cluster.devices] == ["cpu", "gpu"]
-    assert replayed(made) == pytest.approx(44)
-    found = edges(graph)
-    assert {("aten::linear", "gemm"), ("aten::relu", "relu_kernel"), ("gemm", "relu_kernel")} <= found
+    recorded = bl.load_trace(tmp_path / "gpu.json.gz")
+    graph = recorded.graph
+    assert recorded.cluster.names == ("cpu/thread 1", "gpu:0/stream 7")
+    assert [d.kind for d in recorded.cluster.devices] == ["cpu", "gpu"]
+    assert replayed(recorded) == pytest.approx(44)
+    found_edges = edges(graph)
+    assert {("aten::linear", "gemm"), ("aten::relu", "relu_kernel"), ("gemm", "relu_kernel")} <= found_edges
     last = max(i for i, name in enumerate(graph.names) if name.startswith("aten::item"))
-    assert ("Memcpy DtoH", graph.names[last]) in found
+    assert ("Memcpy DtoH", graph.names[last]) in found_edges
     assert graph.duration_us[last] == pytest.approx(3)  # 41 to 44: it waited from 25 on, and that is no work
     assert graph.duration_us[graph.names.index("gemm")] == pytest.approx(22)  # 20, and 2 from the launch's end at 6
     assert set(graph.allowed_sets) == {("cpu",), ("gpu",)}
     twice = bl.simulate(
         graph,
-        made.cluster.replace(devices=(made.cluster.devices[0], bl.Device("fast", "gpu", 1 << 40, 2.0))),
-        made.placement,
+        recorded.cluster.replace(devices=(recorded.cluster.devices[0], bl.Device("fast", "gpu", 1 << 40, 2.0))),
+        recorded.placement,
     )
     assert twice.makespan_us < 40
 
@@ -275,20 +275,22 @@ def test_one_of_several_steps_is_read(tmp_path):
     (tmp_path / "k.json").write_text(
         json.dumps({"traceEvents": [*rows, kernel("k", 230, 5, 9), kernel("old", 215, 5, 3)]})
     )
-    made = bl.load_trace(tmp_path / "k.json")
-    assert made.graph.op_types == ("aten::relu", "aten::relu", "kernel")  # before and after the launch
-    assert made.notes[0] == "the trace holds 3 steps, of which ProfilerStep#2 is read"
-    assert replayed(made) == pytest.approx(25)  # from 210 to 235
+    recorded = bl.load_trace(tmp_path / "k.json")
+    assert recorded.graph.op_types == ("aten::relu", "aten::relu", "kernel")  # before and after the launch
+    assert recorded.notes[0] == "the trace holds 3 steps, of which ProfilerStep#2 is read"
+    assert replayed(recorded) == pytest.approx(25)  # from 210 to 235
 
 
-def read(folder, rows, **more) -> bl.Recording:
-    (folder / "k.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows, **more}))
+def read(folder, rows, **fields) -> bl.Recording:
+    (folder / "k.json").write_text(json.dumps({"schemaVersion": 1, "traceEvents": rows, **fields}))
     return bl.load_trace(folder / "k.json")
 
 
-def durations(made: bl.Recording, kind: str = "kernel") -> list[float]:
+def durations(recorded: bl.Recording, kind: str = "kernel") -> list[float]:
     return [
-        d for d, op_type in zip(made.graph.duration_us.tolist(), made.graph.op_types, strict=True) if op_type == kind
+        d
+        for d, op_type in zip(recorded.graph.duration_us.tolist(), recorded.graph.op_types, strict=True)
+        if op_type == kind
     ]
 
 
@@ -309,36 +311,42 @@ def loop(
 
     The host waits where `queue` kernels are under way, and at a step's end for the kernels of `sync` steps before.
     """
-    rows, free, ends, now, number, last = [], {}, [], 0.0, 0, {}
+    rows, free, end_of, time_us, number, last = [], {}, [], 0.0, 0, {}
     for k in range(steps):
-        begin, count = now, len(gpu_us) + (more_in_first if k == 0 else 0)
+        begin, count = time_us, len(gpu_us) + (more_in_first if k == 0 else 0)
         for j in range(count):
             number += 1
-            called = now + 5
-            while sum(end > called for end in ends) >= queue:
-                called = min(end for end in ends if end > called)
+            called = time_us + 5
+            while sum(end > called for end in end_of) >= queue:
+                called = min(end for end in end_of if end > called)
             device, stream = j % devices, 7 + j % streams
             start = max(free.get((device, stream), -gap) + gap, called + 7)
             free[device, stream] = end = start + gpu_us[j % len(gpu_us)]
-            ends.append(end)
+            end_of.append(end)
             rows.append(
-                event("cpu_op", f"aten::op{j}", now, max(called + 5 - now, host_us - 10), **{"External id": number})
+                event(
+                    "cpu_op",
+                    f"aten::op{j}",
+                    time_us,
+                    max(called + 5 - time_us, host_us - 10),
+                    **{"External id": number},
+                )
             )
-            rows.append(launch(now + 5, number, dur=called - now))
+            rows.append(launch(time_us + 5, number, dur=called - time_us))
             if not (k == steps - 1 and j >= count - cut_off):
                 rows.append(
                     event("kernel", f"k{j}", start, end - start, device=device, stream=stream, correlation=number)
                 )
-            now = max(now + host_us, called + 5)
+            time_us = max(time_us + host_us, called + 5)
         last[k] = max(free.values())
         if sync is not None and k - sync in last:
-            until = max(now + 5, last[k - sync] + 1)
+            until = max(time_us + 5, last[k - sync] + 1)
             rows += [
-                event("cpu_op", "aten::item", now, until + 1 - now),
-                launch(now + 2, 0, "cudaStreamSynchronize", until - now - 2),
+                event("cpu_op", "aten::item", time_us, until + 1 - time_us),
+                launch(time_us + 2, 0, "cudaStreamSynchronize", until - time_us - 2),
             ]
-            now = until + 2
-        rows.append(event("user_annotation", f"ProfilerStep#{k}", begin, now - begin))
+            time_us = until + 2
+        rows.append(event("user_annotation", f"ProfilerStep#{k}", begin, time_us - begin))
     return rows
 
 
@@ -377,27 +385,27 @@ def loop(
 )
 def test_a_step_of_a_loop_is_without_the_backlog_of_earlier_ones(tmp_path, rows, step_us, kernel_us):
     """A loop whose host runs ahead takes per step what its device takes: it is never idle."""
-    made = read(tmp_path, rows)
-    assert replayed(made) == pytest.approx(made.timeline.makespan_us) == pytest.approx(step_us)
-    assert sorted(durations(made)) == pytest.approx(sorted(kernel_us))
-    assert not any("not kept" in note for note in made.notes)
+    recorded = read(tmp_path, rows)
+    assert replayed(recorded) == pytest.approx(recorded.timeline.makespan_us) == pytest.approx(step_us)
+    assert sorted(durations(recorded)) == pytest.approx(sorted(kernel_us))
+    assert not any("not kept" in note for note in recorded.notes)
 
 
 def test_the_only_step_of_a_trace_may_begin_behind(tmp_path):
     """The launches of the kernels before it are not in the trace."""
     rows = loop(6, [100] * 3)
-    begin = next(row["ts"] for row in rows if row["name"] == "ProfilerStep#5")
-    made = read(tmp_path, [row for row in rows if row["ts"] >= begin])
-    assert replayed(made) == pytest.approx(300) and durations(made) == pytest.approx([100] * 3)
+    start = next(row["ts"] for row in rows if row["name"] == "ProfilerStep#5")
+    recorded = read(tmp_path, [row for row in rows if row["ts"] >= start])
+    assert replayed(recorded) == pytest.approx(300) and durations(recorded) == pytest.approx([100] * 3)
     # Behind since 500, where the host began; the first kernel began at 1512.
-    assert "up to 1062 us are left out" in made.notes[0]
+    assert "up to 1062 us are left out" in recorded.notes[0]
 
 
 def test_steps_without_work_between_them_and_rows_outside_are_left_out(tmp_path):
     rows = [row for row in loop(8, [100] * 3) if row["name"] not in ("ProfilerStep#3", "ProfilerStep#7")]
-    made = read(tmp_path, rows)
-    assert made.notes[0] == "the trace holds 6 steps, of which ProfilerStep#6 is read"
-    assert replayed(made) == pytest.approx(300)
+    recorded = read(tmp_path, rows)
+    assert recorded.notes[0] == "the trace holds 6 steps, of which ProfilerStep#6 is read"
+    assert replayed(recorded) == pytest.approx(300)
 
 
 def test_a_side_stream_keeps_its_place_beside_a_stream_that_is_behind(tmp_path):
@@ -416,9 +424,9 @@ def test_a_side_stream_keeps_its_place_beside_a_stream_that_is_behind(tmp_path):
         rows.append(kernel("mm", main - 100, 100, first + 2))
         main = max(main, side) + 51
         rows.append(kernel("adam", main - 50, 50, first + 3))
-    made = read(tmp_path, rows)
-    assert replayed(made) == made.timeline.makespan_us == pytest.approx(253)
-    assert sorted(durations(made)) == pytest.approx([51, 81, 101, 101])
+    recorded = read(tmp_path, rows)
+    assert replayed(recorded) == recorded.timeline.makespan_us == pytest.approx(253)
+    assert sorted(durations(recorded)) == pytest.approx([51, 81, 101, 101])
 
 
 def test_a_blocking_copy_launches_and_waits(tmp_path):
@@ -442,9 +450,11 @@ def test_a_blocking_copy_launches_and_waits(tmp_path):
         rows.append({**kernel("CopyDeviceToHost", free - 3, 3, 4 * k + 3, 0), "cat": "gpu_memcpy"})
         t = free + 7
         rows.append(event("user_annotation", f"ProfilerStep#{k}", begin, t - begin))
-    made = read(tmp_path, rows)
-    assert replayed(made) == made.timeline.makespan_us == pytest.approx(16 + 303 + 4)
-    item = [d for n, d in zip(made.graph.names, made.graph.duration_us, strict=True) if n.startswith("aten::item")]
+    recorded = read(tmp_path, rows)
+    assert replayed(recorded) == recorded.timeline.makespan_us == pytest.approx(16 + 303 + 4)
+    item = [
+        d for n, d in zip(recorded.graph.names, recorded.graph.duration_us, strict=True) if n.startswith("aten::item")
+    ]
     assert sum(item) == pytest.approx(5 + 4 + 4)  # since the op before, until the call, after the copy
 
 
@@ -452,12 +462,12 @@ def test_kernels_beside_each_other_on_one_stream_last_as_long_as_measured(tmp_pa
     """Branches of a CUDA graph have one stream: b and c run while a does. d begins 1 before c, by the clock, has ended."""
     names = [("a", 100, 1000), ("b", 110, 10), ("c", 120, 10), ("e", 1100, 40), ("f", 1139, 400), ("g", 1539, 10)]
     rows = [event("cpu_op", "aten::mm", 0, 20), launch(5, 1, "cudaGraphLaunch", 10)]
-    made = read(tmp_path, [*rows, *(kernel(name, ts, dur, 1) for name, ts, dur in names)])
-    assert replayed(made) == made.timeline.makespan_us == 1549
-    kernels = dict(zip(made.graph.names, made.graph.duration_us.tolist(), strict=True))
+    recorded = read(tmp_path, [*rows, *(kernel(name, ts, dur, 1) for name, ts, dur in names)])
+    assert replayed(recorded) == recorded.timeline.makespan_us == 1549
+    kernels = dict(zip(recorded.graph.names, recorded.graph.duration_us.tolist(), strict=True))
     # a starts 85 after its launch ends, and nothing says why.
     assert {name: kernels[name] for name, *_ in names} == {"a": 1085, "b": 10, "c": 10, "e": 39, "f": 400, "g": 10}
-    assert made.cluster.names[1:] == ("gpu:0/stream 7", "gpu:0/stream 7 (2)")
+    assert recorded.cluster.names[1:] == ("gpu:0/stream 7", "gpu:0/stream 7 (2)")
 
 
 @pytest.mark.parametrize("base", [0, 1_700_000_000_000_000, 1_700_000_000_000_000.5, -5e6])
@@ -468,28 +478,28 @@ def test_times_may_count_from_any_moment_and_be_texts(tmp_path, base, write):
         event("cpu_op", name, write(base + ts), write(dur))
         for name, ts, dur in (("aten::mm", 0, 40), ("aten::relu", 40, 5))
     ]
-    made = read(tmp_path, rows, displayTimeUnit="ms", baseTimeNanoseconds=1719000000000000000)
-    assert replayed(made) == made.timeline.makespan_us == pytest.approx(45)
-    assert made.graph.duration_us.tolist() == [40, 5]
+    recorded = read(tmp_path, rows, displayTimeUnit="ms", baseTimeNanoseconds=1719000000000000000)
+    assert replayed(recorded) == recorded.timeline.makespan_us == pytest.approx(45)
+    assert recorded.graph.duration_us.tolist() == [40, 5]
 
 
 def test_pairs_of_begin_and_end_and_old_categories_are_rows(tmp_path):
-    whole = read(tmp_path, GPU)
+    complete = read(tmp_path, GPU)
     pairs = []
     for at, row in enumerate(GPU):
-        begin = {key: value for key, value in row.items() if key != "dur"} | {"ph": "B"}
+        begin_event = {key: value for key, value in row.items() if key != "dur"} | {"ph": "B"}
         pairs += [
-            (row["ts"], 1, at, begin),
+            (row["ts"], 1, at, begin_event),
             (row["ts"] + row["dur"], 0, -at, {"ph": "E", "ts": row["ts"] + row["dur"], "tid": row["tid"]}),
         ]
     for _, _, at, row in pairs:
         if "stream" in GPU[abs(at)]["args"]:
             row["tid"] = 7  # as Kineto writes it: pairs are of one thread or stream
     pairs.append((101, 1, 99, {"ph": "B", "cat": "cpu_op", "name": "aten::never_ended", "ts": 101, "tid": 1}))
-    made = read(tmp_path, [row for *_, row in sorted(pairs, key=lambda pair: pair[:3])])
-    assert made.graph == whole.graph
+    recording_of_pairs = read(tmp_path, [row for *_, row in sorted(pairs, key=lambda pair: pair[:3])])
+    assert recording_of_pairs.graph == complete.graph
     names = {"cpu_op": "Operator", "cuda_runtime": "Runtime", "kernel": "Kernel"}
-    assert read(tmp_path, [{**row, "cat": names.get(row["cat"], row["cat"])} for row in GPU]).graph == whole.graph
+    assert read(tmp_path, [{**row, "cat": names.get(row["cat"], row["cat"])} for row in GPU]).graph == complete.graph
 
 
 def flat_node(number: int, name: str, inputs: list, outputs: list, thread: int = 1, schema: str = "") -> dict:
@@ -520,9 +530,9 @@ def test_old_execution_traces_are_joined_by_external_id(tmp_path):
         event("cpu_op", name, 10 * k, 8, **{"External id": k + 1, "Ev Idx": k}) for k, (name, _, _) in enumerate(OPS)
     ]
     nodes = [flat_node(k + 1, name, list(map(tensor, a)), list(map(tensor, b))) for k, (name, a, b) in enumerate(OPS)]
-    made = joined(tmp_path, rows, [flat_node(0, "[pytorch|profiler|execution_graph|process]", [], []), *nodes])
-    assert edges(made.graph) == FORK and "by External id" in made.notes[0]
-    assert made.graph.persistent_bytes.tolist() == [80, 0, 0]
+    recorded = joined(tmp_path, rows, [flat_node(0, "[pytorch|profiler|execution_graph|process]", [], []), *nodes])
+    assert edges(recorded.graph) == FORK and "by External id" in recorded.notes[0]
+    assert recorded.graph.persistent_bytes.tolist() == [80, 0, 0]
     changing = flat_node(
         1, "aten::mm", list(map(tensor, [1, 2])), [tensor(1)], schema="aten::mm(Tensor(a!) x, Tensor y) -> Tensor(a!)"
     )
@@ -555,10 +565,10 @@ def test_an_observer_beside_the_profiler_is_joined_by_order(tmp_path):
         nodes.append(flat_node(500 + j, name, [tensor(10 + j)], [tensor(11 + j)]))
         nodes.append(flat_node(600 + 2 * j, f"autograd::{name}", [], [], 2))
         nodes.append(flat_node(601 + 2 * j, f"{name}_backward", [tensor(11 + j)], [tensor(50 + j)], 2))
-    made = joined(tmp_path, rows, nodes)
-    assert "by their order on threads" in made.notes[1]
+    recorded = joined(tmp_path, rows, nodes)
+    assert "by their order on threads" in recorded.notes[1]
     forward = set(pairwise(names))
-    assert edges(made.graph) == forward | {(name, f"{name}_backward") for name in names}
+    assert edges(recorded.graph) == forward | {(name, f"{name}_backward") for name in names}
 
 
 def test_an_execution_trace_of_another_program_is_refused_whatever_its_numbers(tmp_path):
@@ -600,8 +610,8 @@ def test_dependencies_from_storages(tmp_path):
     ]
     (tmp_path / "k.json").write_text(json.dumps({"traceEvents": rows}))
     (tmp_path / "e.json").write_text(json.dumps({"schema": "1.1.1-chakra.0.0.4", "nodes": nodes}))
-    made = bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
-    graph = made.graph
+    recorded = bl.load_trace(tmp_path / "k.json", execution_trace=tmp_path / "e.json")
+    graph = recorded.graph
     assert edges(graph) == {
         ("aten::mm", "aten::exp"),
         ("aten::mm", "aten::t"),
@@ -610,7 +620,7 @@ def test_dependencies_from_storages(tmp_path):
     }
     assert graph.persistent_bytes.tolist() == [80, 0, 0, 0]  # x and w
     assert graph.colocation.tolist() == [0, -1, -1, 0]
-    assert replayed(made) == 40
+    assert replayed(recorded) == 40
     two = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
     assert bl.simulate(graph, two, bl.place(graph, two, "m-etf")).makespan_us == 30  # t beside exp
     alone = bl.load_trace(tmp_path / "k.json")
@@ -686,7 +696,7 @@ def test_xplane_by_hand(tmp_path):
         ],
     }
     stats = [{"key": 1, "value": {"id": 1, "name": "tf_op"}}]
-    ran = [
+    rows = [
         {
             "metadata_id": 3,
             "offset_ps": 5_000_000,
@@ -695,16 +705,16 @@ def test_xplane_by_hand(tmp_path):
         }
     ]
     lines = [
-        {"name": "Stream #7(compute)", "timestamp_ns": 1_000_000, "events": ran},
-        {"name": "Steps", "timestamp_ns": 1_000_000, "events": ran},
+        {"name": "Stream #7(compute)", "timestamp_ns": 1_000_000, "events": rows},
+        {"name": "Steps", "timestamp_ns": 1_000_000, "events": rows},
     ]
     gpu = {"name": "/device:GPU:0", "event_metadata": metadata, "stat_metadata": stats, "lines": lines}
     (tmp_path / "host.xplane.pb").write_bytes(cls["XSpace"](planes=[host, gpu]).SerializeToString())
-    made = bl.load_trace(tmp_path / "host.xplane.pb")
-    assert made.graph.names == ("a/MatMul", "Relu", "sgemm")
-    assert ("a/MatMul", "sgemm") in edges(made.graph)
-    assert replayed(made) == pytest.approx(13)  # from 1 to 14
-    assert "no tensors" in made.notes[0]
+    recorded = bl.load_trace(tmp_path / "host.xplane.pb")
+    assert recorded.graph.names == ("a/MatMul", "Relu", "sgemm")
+    assert ("a/MatMul", "sgemm") in edges(recorded.graph)
+    assert replayed(recorded) == pytest.approx(13)  # from 1 to 14
+    assert "no tensors" in recorded.notes[0]
 
 
 # -- all -------------------------------------------------------------------------------------------------

@@ -19,8 +19,8 @@ from baechi_lab.workers.inline import InlineExecutor
 GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
 
 
-def _sweep(path, **more):
-    return bl.sweep(GRAPH, path=path, progress=False, **{"devices": [1, 2, 3], "executor": "here", **more})
+def _sweep(path, **options):
+    return bl.sweep(GRAPH, path=path, progress=False, **{"devices": [1, 2, 3], "executor": "here", **options})
 
 
 def test_a_kill_between_the_two_tables_can_be_resumed(tmp_path):
@@ -37,36 +37,38 @@ def test_a_kill_between_the_two_tables_can_be_resumed(tmp_path):
 @pytest.mark.parametrize("word", ["application_id =", "user_version =", "EXISTS rows", "EXISTS graphs", "COMMIT"])
 def test_a_kill_while_creating_leaves_nothing(tmp_path, monkeypatch, word):
     class Killed(sqlite3.Connection):
-        def execute(self, statement, *more):
+        def execute(self, statement, *options):
             if word in statement:
                 raise KeyboardInterrupt
-            return super().execute(statement, *more)
+            return super().execute(statement, *options)
 
     connect = sqlite3.connect
-    monkeypatch.setattr(sqlite3, "connect", lambda *given, **more: connect(*given, **more, factory=Killed))
+    monkeypatch.setattr(
+        sqlite3, "connect", lambda *arguments, **options: connect(*arguments, **options, factory=Killed)
+    )
     with pytest.raises(KeyboardInterrupt):
         Store(tmp_path / "new.db")
     monkeypatch.undo()
-    left = sqlite3.connect(tmp_path / "new.db")
-    assert left.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
-    assert left.execute("PRAGMA application_id").fetchone() == (0,)
-    left.close()
+    database = sqlite3.connect(tmp_path / "new.db")
+    assert database.execute("SELECT count(*) FROM sqlite_master").fetchone() == (0,)
+    assert database.execute("PRAGMA application_id").fetchone() == (0,)
+    database.close()
     assert len(_sweep(tmp_path / "new.db")) == 3
 
 
 def test_two_that_create_one_file_at_once(tmp_path):
     failed = []
 
-    def create(path, both):
-        both.wait()
+    def create(path, barrier):
+        barrier.wait()
         try:
             Store(path).close()
         except FormatError as error:
             failed.append(str(error))
 
     for k in range(60):
-        both = threading.Barrier(2)
-        pair = [threading.Thread(target=create, args=(tmp_path / f"{k}.db", both)) for _ in range(2)]
+        barrier = threading.Barrier(2)
+        pair = [threading.Thread(target=create, args=(tmp_path / f"{k}.db", barrier)) for _ in range(2)]
         for one in pair:
             one.start()
         for one in pair:
@@ -153,10 +155,10 @@ def test_damaged_rows_are_computed_again(tmp_path, change):
     base.execute(f"UPDATE rows SET {change} WHERE devices = 2")
     base.close()
     with pytest.warns(ComputedAgain, match="1 rows of .*one.db are not what was written"):
-        again = _sweep(tmp_path / "one.db", on_row=fresh.append)
+        table = _sweep(tmp_path / "one.db", on_row=fresh.append)
     timeless = [column for column in first.columns if column != "place_seconds"]
-    assert again[timeless].equals(first[timeless]) and [row["devices"] for row in fresh] == [2]
-    assert _sweep(tmp_path / "one.db").equals(again)  # and the file is whole again
+    assert table[timeless].equals(first[timeless]) and [row["devices"] for row in fresh] == [2]
+    assert _sweep(tmp_path / "one.db").equals(table)  # and the file is whole again
 
 
 def test_a_row_under_the_key_of_another_is_computed_again(tmp_path):
@@ -237,20 +239,22 @@ def test_other_columns_are_refused(tmp_path):
 def test_a_locked_file_is_one_sentence(tmp_path, monkeypatch):
     monkeypatch.setattr(store_module, "LOCK_SECONDS", 0.05)
     _sweep(tmp_path / "one.db")
-    other = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
-    other.execute("BEGIN EXCLUSIVE")
+    other_connection = sqlite3.connect(tmp_path / "one.db", isolation_level=None)
+    other_connection.execute("BEGIN EXCLUSIVE")
     with pytest.raises(FormatError, match=r"one\.db cannot be used for a sweep: database is locked .*another program"):
         _sweep(tmp_path / "one.db")
-    other.execute("ROLLBACK")
-    other.close()
+    other_connection.execute("ROLLBACK")
+    other_connection.close()
 
 
-@pytest.mark.parametrize(("pragma", "said"), [("query_only = 1", "readonly database"), ("max_page_count = 5", "full")])
-def test_a_read_only_file_and_a_full_disk_are_one_sentence(tmp_path, pragma, said):
+@pytest.mark.parametrize(
+    ("pragma", "message"), [("query_only = 1", "readonly database"), ("max_page_count = 5", "full")]
+)
+def test_a_read_only_file_and_a_full_disk_are_one_sentence(tmp_path, pragma, message):
     _sweep(tmp_path / "one.db")
     store = Store(tmp_path / "one.db")
     store._database.execute(f"PRAGMA {pragma}")
-    with pytest.raises(FormatError, match=said):
+    with pytest.raises(FormatError, match=message):
         store.add_graph("more", bytes(100_000))
     store.close()
     assert len(_sweep(tmp_path / "one.db")) == 3

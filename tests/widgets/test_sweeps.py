@@ -14,12 +14,12 @@ from baechi_lab.sweeps import best, grid
 from baechi_lab.sweeps.grid import equal_devices
 from baechi_lab.sweeps.store import ComputedAgain, Store
 
-MADE = []
+BUILT_SIZES = []
 
 
 def graph_of(batch_size):
     """A stage that takes 1 us per sample, then four of 2 us per sample that can run beside one another."""
-    MADE.append(batch_size)
+    BUILT_SIZES.append(batch_size)
     time = [batch_size, *[2 * batch_size] * 4]
     return bl.OpGraph.from_edges(time, [(0, k, 4) for k in range(1, 5)], persistent_bytes=[10] * 5)
 
@@ -37,7 +37,7 @@ GRID = {
 
 @pytest.fixture(autouse=True)
 def _forget():
-    MADE.clear()
+    BUILT_SIZES.clear()
 
 
 def test_rows_equal_compare():
@@ -68,43 +68,43 @@ def test_what_does_not_fit_is_a_row_with_its_reason():
 def test_a_finished_file_computes_nothing(tmp_path):
     path = tmp_path / "s.sqlite"
     first = bl.sweep(graph_of, executor="here", path=path, **GRID)
-    MADE.clear()
-    again = []
-    second = bl.sweep(graph_of, executor="here", path=path, on_row=again.append, **GRID)
-    assert MADE == [] and again == [] and first.equals(second)
+    BUILT_SIZES.clear()
+    rows = []
+    second = bl.sweep(graph_of, executor="here", path=path, on_row=rows.append, **GRID)
+    assert BUILT_SIZES == [] and rows == [] and first.equals(second)
 
 
 def test_an_interrupted_sweep_resumes_where_it_stopped(tmp_path):
-    path, seen = tmp_path / "s.sqlite", []
+    path, rows_before = tmp_path / "s.sqlite", []
 
     def interrupt(row):
-        seen.append(row)
-        if len(seen) == 3:
+        rows_before.append(row)
+        if len(rows_before) == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         bl.sweep(graph_of, executor="here", path=path, on_row=interrupt, **GRID)
     store = Store(path)
-    kept = len(store.keys())
+    stored_count = len(store.keys())
     store.close()
-    assert kept == 3
-    rest = []
-    whole = bl.sweep(graph_of, executor="here", path=path, on_row=rest.append, **GRID)
-    assert len(rest) == 8 - 3 and len(whole) == 8
+    assert stored_count == 3
+    rows_after = []
+    table = bl.sweep(graph_of, executor="here", path=path, on_row=rows_after.append, **GRID)
+    assert len(rows_after) == 8 - 3 and len(table) == 8
     plain = bl.sweep(graph_of, executor="here", **GRID)
-    timeless = [c for c in whole.columns if c != "place_seconds"]
-    assert whole[timeless].equals(plain[timeless])
+    timeless = [c for c in table.columns if c != "place_seconds"]
+    assert table[timeless].equals(plain[timeless])
 
 
 def test_cancelling_keeps_finished_rows(tmp_path):
-    stop, seen = threading.Event(), []
+    stop, rows = threading.Event(), []
 
     def on_row(row):
-        seen.append(row)
+        rows.append(row)
         stop.set()
 
     table = bl.sweep(graph_of, executor="here", path=tmp_path / "s.sqlite", on_row=on_row, cancel=stop, **GRID)
-    assert 1 <= len(table) == len(seen) < 8
+    assert 1 <= len(table) == len(rows) < 8
 
 
 def test_a_thread_pool_of_the_caller_stays_open():
@@ -129,14 +129,14 @@ def test_more_values_reuse_the_rows_that_are_there(tmp_path):
     wider = {**GRID, "placer": ["m-etf", "single"]}
     bl.sweep(graph_of, executor="here", path=path, on_row=fresh.append, **wider)
     assert len(fresh) == 8 and {row["placer"] for row in fresh} == {"single"}
-    assert MADE == [2, 4]  # the graphs were in the file
+    assert BUILT_SIZES == [2, 4]  # the graphs were in the file
 
 
 def test_the_best_that_fits():
     table = bl.sweep(graph_of, executor="here", **GRID)
-    found = best(table)
-    assert found["feasible"]
-    assert found["samples_per_second"] == table[table.feasible]["samples_per_second"].max()
+    best_row = best(table)
+    assert best_row["feasible"]
+    assert best_row["samples_per_second"] == table[table.feasible]["samples_per_second"].max()
     with pytest.raises(bl.InfeasiblePlacement, match="no setting fits"):
         best(table[~table.feasible])
 
@@ -187,11 +187,11 @@ def test_a_function_that_reads_a_file_is_called_again(tmp_path):
 
 def test_start_placements_and_arrays_in_parameters_count_by_content(tmp_path):
     graph = bl.OpGraph.from_edges([9, 1, 9, 1], [(0, 1, 8), (2, 3, 8)])
-    path, given = tmp_path / "s.sqlite", {**SMALL, "batch_size": None, "placer": "search", "passes": ()}
+    path, options = tmp_path / "s.sqlite", {**SMALL, "batch_size": None, "placer": "search", "passes": ()}
 
     def makespan(start):
         params = {"search": {"start": start, "time_limit": None, "evaluations": 1}}
-        return bl.sweep(graph, path=path, params=params, **given)["makespan_us"].tolist()
+        return bl.sweep(graph, path=path, params=params, **options)["makespan_us"].tolist()
 
     def alone(start):
         one = bl.Cluster.uniform(2, memory_bytes="8GB")
@@ -287,7 +287,7 @@ def test_another_release_computes_its_own_rows(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"devices": [0]}, "devices is 0"),
         ({"batch_size": []}, "batch_size is empty"),
@@ -300,10 +300,10 @@ def test_another_release_computes_its_own_rows(tmp_path, monkeypatch):
         ({"memory_bytes": ["8 parsecs"]}, "not an amount of memory"),
     ],
 )
-def test_bad_grids_are_refused_before_anything_runs(changes, said):
+def test_bad_grids_are_refused_before_anything_runs(changes, message):
     with pytest.raises(bl.InvalidInput) as error:
         bl.sweep(graph_of, **{**GRID, "executor": "here", **changes})
-    assert said in str(error.value) and MADE == []
+    assert message in str(error.value) and BUILT_SIZES == []
 
 
 def test_bad_subjects_are_refused():
@@ -313,8 +313,8 @@ def test_bad_subjects_are_refused():
         bl.sweep("gmnt", **{**GRID, "executor": "here"})
     with pytest.raises(bl.CostError, match="of kind 'h100' and the graph was estimated for a100"):
         estimated = graph_of(2).replace(duration_by_kind={"a100": graph_of(2).duration_us})
-        others = bl.Cluster.uniform(1, kind="h100")
-        bl.sweep(estimated, **{**GRID, "executor": "here", "batch_size": None, "cluster": others})
+        other_devices = bl.Cluster.uniform(1, kind="h100")
+        bl.sweep(estimated, **{**GRID, "executor": "here", "batch_size": None, "cluster": other_devices})
     with pytest.raises(bl.InvalidInput, match="not on 3"):
         bl.sweep(3, **{**GRID, "executor": "here"})
 
