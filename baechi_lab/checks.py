@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 from numbers import Integral
-from typing import Any
 
 import numpy as np
 
 from .errors import InvalidInput
 
 
-def check_whole(field: str, value: Any, low: int = 1, also: str = "") -> int:
+def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
     """`value` as an int; `InvalidInput` unless it is a whole number (NumPy's included, no bool) of at least `low`.
 
     `also` ends the sentence where the caller takes something else as well, for example ", or None".
@@ -29,7 +28,7 @@ def check_whole(field: str, value: Any, low: int = 1, also: str = "") -> int:
 
 
 def check_position(
-    field: str, value: Any, count: int, noun: str = "positions", error: type[InvalidInput] = InvalidInput
+    field: str, value: object, count: int, noun: str = "positions", error: type[InvalidInput] = InvalidInput
 ) -> int:
     """`value` as an int; `error` unless it is a whole number from 0 to `count - 1`.
 
@@ -42,7 +41,7 @@ def check_position(
     return int(value)
 
 
-def check_flag(field: str, value: Any, also: str = "") -> bool:
+def check_flag(field: str, value: object, also: str = "") -> bool:
     """`value`; `InvalidInput` unless it is True or False (NumPy's included).
 
     >>> check_flag("moved", 2)
@@ -54,7 +53,7 @@ def check_flag(field: str, value: Any, also: str = "") -> bool:
     return bool(value)
 
 
-def check_text(field: str, value: Any, choices: Iterable[str] | None = None) -> None:
+def check_text(field: str, value: object, choices: Iterable[str] | None = None) -> None:
     """`InvalidInput` unless `value` is a text, and among `choices` where that is given.
 
     >>> check_text("effort", "higher", ("normal", "high"))
@@ -66,7 +65,7 @@ def check_text(field: str, value: Any, choices: Iterable[str] | None = None) -> 
         raise InvalidInput(f"{field} is {value!r:.60}; it must be {allowed}")
 
 
-def is_list(value: Any) -> bool:
+def is_list(value: object) -> bool:
     """Whether there is something to go through; an array without dimensions only looks as if there were.
 
     >>> import numpy as np
@@ -76,7 +75,7 @@ def is_list(value: Any) -> bool:
     return isinstance(value, Iterable) and getattr(value, "ndim", 1) != 0
 
 
-def finite(value: Any) -> float | None:
+def finite(value: object) -> float | None:
     """A number as float; None for what is none, infinite, or beyond float64."""
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
         return None

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from ..checks import is_list
 from ..errors import CostError, InvalidInput
 from .kernels.csr import frozen
 
 
-def whole_numbers(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any]:
+def whole_numbers(field: str, values: Any, dtype: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
     """A read-only array of whole numbers of `dtype`.
 
     Raises `CostError` for a fraction, NaN, or a number that the type cannot hold; `InvalidInput` for anything else.
@@ -43,7 +43,7 @@ def whole_numbers(field: str, values: Any, dtype: Any = np.int64) -> NDArray[Any
     return frozen(array.astype(dtype) if kind == "f" else array, dtype)
 
 
-def _exact(field: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
+def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
     """Python objects as `dtype`, one by one."""
     for k, value in enumerate(array.reshape(-1).tolist()):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
@@ -56,14 +56,14 @@ def _exact(field: str, array: NDArray[Any], dtype: Any) -> NDArray[Any]:
     return listed.astype(dtype).reshape(array.shape)
 
 
-def _out_of_range(field: str, array: NDArray[Any], dtype: Any) -> None:
+def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger[Any]]) -> None:
     listed = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
     k = next((k for k, x in enumerate(listed) if not info.min <= x <= info.max), 0)
     raise CostError(f"{field}[{k}] is {str(listed[k])[:60]}; it must fit into {info.bits} bits")
 
 
-def numbers(field: str, values: Any) -> NDArray[Any]:
+def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
     """A read-only float64 array. Raises `CostError` for what float64 cannot hold, `InvalidInput` for anything else."""
     array = _array(field, values)
     if array.dtype.kind == "O":
@@ -98,7 +98,7 @@ def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
     return items
 
 
-def text(field: str, value: Any) -> str:
+def text(field: str, value: object) -> str:
     """One text that a file can hold."""
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is {value!r:.60}; it must be a text")
@@ -111,7 +111,7 @@ def text(field: str, value: Any) -> str:
     return value
 
 
-def record(name: str, value: Any, *classes: type) -> None:
+def record(name: str, value: object, *classes: type) -> None:
     """Refuse what is no record of these classes, before anything asks for its fields."""
     if not isinstance(value, classes):
         class_names = " or ".join(cls.__name__ for cls in classes)

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import check_position, is_list
 from ..errors import CycleError, InvalidInput, UnknownOpError
 from .columns import numbers, text, texts, whole_numbers
-from .kernels.csr import distinct, frozen, inverse, offsets, topological_order, transpose
+from .kernels.csr import Integers, distinct, frozen, inverse, offsets, topological_order, transpose
 from .pickling import Picklable
 from .validation import check_ids, validate
 
@@ -79,27 +79,27 @@ class OpGraph(Picklable):
     """
 
     names: tuple[str, ...]
-    duration_us: NDArray[Any]
-    tensor_producer: NDArray[Any]
-    tensor_bytes: NDArray[Any]
-    consumer_ptr: NDArray[Any]
-    consumers: NDArray[Any]
+    duration_us: NDArray[np.float64]
+    tensor_producer: NDArray[np.int32]
+    tensor_bytes: NDArray[np.int64]
+    consumer_ptr: NDArray[np.int64]
+    consumers: NDArray[np.int32]
     tensor_names: tuple[str, ...] = ()
     op_types: tuple[str, ...] = ()
-    duration_by_kind: Mapping[str, NDArray[Any]] = field(default_factory=dict)
-    temp_bytes: NDArray[Any] = None  # type: ignore[assignment]
-    persistent_bytes: NDArray[Any] = None  # type: ignore[assignment]
-    colocation: NDArray[Any] = None  # type: ignore[assignment]
+    duration_by_kind: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    temp_bytes: NDArray[np.int64] = None  # type: ignore[assignment]
+    persistent_bytes: NDArray[np.int64] = None  # type: ignore[assignment]
+    colocation: NDArray[np.int32] = None  # type: ignore[assignment]
     colocation_names: tuple[str, ...] = ()
-    allowed: NDArray[Any] = None  # type: ignore[assignment]
+    allowed: NDArray[np.int32] = None  # type: ignore[assignment]
     allowed_sets: tuple[tuple[str, ...], ...] = ()
-    forward_of: NDArray[Any] = None  # type: ignore[assignment]
-    group_of: NDArray[Any] | None = None
+    forward_of: NDArray[np.int32] = None  # type: ignore[assignment]
+    group_of: Integers | None = None
     source_key: str | None = None
-    copy_of: NDArray[Any] | None = None
+    copy_of: Integers | None = None
     copied_key: str | None = None
-    micro_batch: NDArray[Any] | None = None
-    reuse: NDArray[Any] | None = None
+    micro_batch: Integers | None = None
+    reuse: NDArray[np.int8] | None = None
     name: str = "graph"
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -173,27 +173,27 @@ class OpGraph(Picklable):
         return len(self.consumers)
 
     @cached_property
-    def edge_source(self) -> NDArray[Any]:
+    def edge_source(self) -> NDArray[np.int32]:
         """int32[E], the producer of each (tensor, consumer) pair."""
         return np.repeat(self.tensor_producer, np.diff(self.consumer_ptr))
 
     @cached_property
-    def edge_tensor(self) -> NDArray[Any]:
+    def edge_tensor(self) -> NDArray[np.int32]:
         """int32[E], the tensor of each (tensor, consumer) pair."""
         return np.repeat(np.arange(self.tensor_count, dtype=np.int32), np.diff(self.consumer_ptr))
 
     @cached_property
-    def output_ptr(self) -> NDArray[Any]:
+    def output_ptr(self) -> NDArray[np.int64]:
         """int64[n+1]: tensors `output_ptr[i]:output_ptr[i+1]` are produced by op `i`."""
         return offsets(self.tensor_producer, self.n)
 
     @cached_property
-    def inputs(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """CSR op -> tensors it reads: int64[n+1] pointers and int32[E] tensors, ascending."""
         return transpose(self.consumer_ptr, self.consumers, self.n)
 
     @cached_property
-    def order(self) -> NDArray[Any]:
+    def order(self) -> NDArray[np.int32]:
         """int32[n]: the ops in topological order, smallest index first among the ready."""
         order = topological_order(self.n, self.edge_source, self.consumers)
         if order is None:
@@ -201,7 +201,7 @@ class OpGraph(Picklable):
         return frozen(order, np.int32)
 
     @cached_property
-    def position(self) -> NDArray[Any]:
+    def position(self) -> NDArray[np.int64]:
         """int64[n]: where each op stands in `order`."""
         return frozen(inverse(self.order), np.int64)
 
@@ -224,17 +224,12 @@ class OpGraph(Picklable):
     def content_key(self) -> str:
         """Hash of everything, costs included: what a cached result depends on."""
         digest = hashlib.blake2b(self.key.encode(), digest_size=16)
-        for array in (
-            self.duration_us,
-            *self.duration_by_kind.values(),
-            self.tensor_bytes,
-            self.temp_bytes,
-            self.persistent_bytes,
-            self.colocation,
-            self.allowed,
-            self.forward_of,
-        ):
-            digest.update(array.tobytes())
+        for times in (self.duration_us, *self.duration_by_kind.values()):
+            digest.update(times.tobytes())
+        for sizes in (self.tensor_bytes, self.temp_bytes, self.persistent_bytes):
+            digest.update(sizes.tobytes())
+        for indices in (self.colocation, self.allowed, self.forward_of):
+            digest.update(indices.tobytes())
         for column in (self.group_of, self.copy_of, self.micro_batch, self.reuse):
             if column is not None:
                 digest.update(column.tobytes())
@@ -265,7 +260,7 @@ class OpGraph(Picklable):
     # -- parts ---------------------------------------------------------------------------------------
 
     @cached_property
-    def members(self) -> tuple[NDArray[Any], ...]:
+    def members(self) -> tuple[NDArray[np.int64], ...]:
         """Per op, the indices of the original ops it holds (itself, in a graph that was never coarsened)."""
         group = np.arange(self.n) if self.group_of is None else self.group_of
         order = np.argsort(group, kind="stable")
@@ -277,7 +272,7 @@ class OpGraph(Picklable):
         op = check_position("op", op, self.n, "ops", UnknownOpError)
         return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
 
-    def tensor_consumers(self, tensor: int) -> NDArray[Any]:
+    def tensor_consumers(self, tensor: int) -> NDArray[np.int32]:
         """int32[k], the ops that read `tensor`. Raises `InvalidInput` for what is no tensor's index."""
         tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
@@ -288,12 +283,12 @@ class OpGraph(Picklable):
         return f"{self.names[self.tensor_producer[tensor]]}:{self.tensor_names[tensor]}"
 
     @cached_property
-    def successors(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def successors(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """CSR op -> distinct successor ops."""
         return _distinct_pairs(self.edge_source, self.consumers, self.n)
 
     @cached_property
-    def predecessors(self) -> tuple[NDArray[Any], NDArray[Any]]:
+    def predecessors(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """CSR op -> distinct predecessor ops."""
         return _distinct_pairs(self.consumers, self.edge_source, self.n)
 
@@ -344,7 +339,7 @@ class OpGraph(Picklable):
         def from_networkx(cls, graph: networkx.DiGraph, name: str | None = None) -> OpGraph: ...
 
 
-def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _triples(edges: Any) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """int64[E] each: producers, consumers and bytes of a list of triples, exactly as given."""
     if not is_list(edges):
         raise InvalidInput(f"edges is {edges!r:.60}; it must be a list of (producer, consumer, bytes)")
@@ -361,7 +356,7 @@ def _triples(edges: Any) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     return producer, consumer, size
 
 
-def default_tensor_names(producer: NDArray[Any]) -> tuple[str, ...]:
+def default_tensor_names(producer: Integers) -> tuple[str, ...]:
     """The position of each tensor among those of its producer, as text."""
     if len(producer) == 0:
         return ()
@@ -371,7 +366,7 @@ def default_tensor_names(producer: NDArray[Any]) -> tuple[str, ...]:
     return tuple(text[int(k)] for k in np.arange(len(producer)) - start)
 
 
-def _distinct_pairs(row: NDArray[Any], column: NDArray[Any], n: int) -> tuple[NDArray[Any], NDArray[Any]]:
+def _distinct_pairs(row: Integers, column: Integers, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     pair = distinct(row.astype(np.int64) * max(n, 1) + column)
     return offsets(pair // max(n, 1), n), (pair % max(n, 1)).astype(np.int32)
 

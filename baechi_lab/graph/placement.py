@@ -14,6 +14,7 @@ from ..checks import check_whole, finite, is_list
 from ..errors import InvalidInput
 from .columns import numbers, record, text, whole_numbers
 from .device import MOST_DEVICES
+from .kernels.csr import Integers
 from .opgraph import OpGraph
 from .pickling import Picklable
 
@@ -38,14 +39,14 @@ class Placement(Picklable):
     3
     """
 
-    device: NDArray[Any]
-    order: NDArray[Any] | None = None
-    priority: NDArray[Any] | None = None
+    device: NDArray[np.int32]
+    order: NDArray[np.float64] | None = None
+    priority: NDArray[np.float64] | None = None
     placer: str = "hand"
     params: Mapping[str, Any] = field(default_factory=dict)
     seconds: float = 0.0
     graph_key: str | None = None
-    group_of: NDArray[Any] | None = None
+    group_of: Integers | None = None
     source_key: str | None = None
     replicas: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
@@ -99,13 +100,13 @@ class Placement(Picklable):
         return max(int(self.device.max(initial=0)), *(d for group in self.replicas for d in group), 0) + 1
 
     @property
-    def rank(self) -> NDArray[Any] | None:
+    def rank(self) -> NDArray[np.float64] | None:
         """float64[n], lowest runs first, from `order` or `priority`; None when nothing was planned."""
         if self.order is not None:
             return self.order
         return None if self.priority is None else -self.priority
 
-    def at(self, micro_batch: int) -> NDArray[Any]:
+    def at(self, micro_batch: int) -> NDArray[np.int32]:
         """int32[n]: the device of every op for one micro-batch, counted from 0; the same for all without replicas.
 
         >>> Placement(device=[0, 2], replicas=[(0, 1)]).at(3).tolist()
@@ -138,7 +139,7 @@ class Placement(Picklable):
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
 
-    def _spread(self, group_of: NDArray[Any], graph: OpGraph) -> Placement:
+    def _spread(self, group_of: Integers, graph: OpGraph) -> Placement:
         """Op `i` of `graph` is placed as op `over[i]` of this placement; in a step, each replica has what is its own."""
         device, groups = self.device[group_of], self.replicas
         if groups and graph.micro_batch is not None:
@@ -154,7 +155,7 @@ class Placement(Picklable):
             source_key=None,
         )
 
-    def _by_replica(self, device: NDArray[Any], graph: OpGraph) -> NDArray[Any]:
+    def _by_replica(self, device: Integers, graph: OpGraph) -> NDArray[np.int32]:
         """int32[n]: the devices of a step's ops; what is done once, numbered below 0, is there for every replica."""
         batch, replica_device = np.asarray(graph.micro_batch), device.copy()
         for group in self.replicas:
@@ -205,7 +206,7 @@ class Placement(Picklable):
         return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"
 
 
-def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...], ...]:
+def _checked_replicas(groups: Any, device: Integers) -> tuple[tuple[int, ...], ...]:
     """Groups of at least two distinct devices, each device in one of them at most."""
     if not is_list(groups):
         raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
@@ -228,7 +229,7 @@ def _checked_replicas(groups: Any, device: NDArray[Any]) -> tuple[tuple[int, ...
     return groups_found
 
 
-def _indices(key: str, values: Any, meaning: str) -> NDArray[Any]:
+def _indices(key: str, values: Any, meaning: str) -> NDArray[np.int32]:
     """int32[n] of whole numbers from 0."""
     column = whole_numbers(key, values, np.int32)
     array = np.asarray(values)

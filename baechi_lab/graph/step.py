@@ -72,9 +72,9 @@ class Step:
     graph_def: bytes
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
-    example_inputs: tuple[NDArray[Any], ...]
+    example_inputs: tuple[NDArray[np.generic], ...]
     variables: tuple[TensorSpec, ...]
-    initial_values: tuple[NDArray[Any], ...]
+    initial_values: tuple[NDArray[np.generic], ...]
     slots: dict[str, str] = field(default_factory=dict)
     updates: tuple[str, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class NativeRun:
     """
 
     method: str
-    step_seconds: NDArray[Any]
+    step_seconds: NDArray[np.float64]
     outputs: tuple[tuple[Any, ...], ...] = ()
     status: str = "ok"
     message: str = ""
@@ -141,7 +141,7 @@ class NativeRun:
         return f"<NativeRun {self.method}{ended}: {times}>"
 
 
-def _median(seconds: NDArray[Any]) -> float:
+def _median(seconds: NDArray[np.float64]) -> float:
     return float(np.median(seconds)) if len(seconds) else float("nan")
 
 
@@ -161,7 +161,7 @@ class Run:
     """
 
     timeline: Timeline | None
-    step_seconds: NDArray[Any]
+    step_seconds: NDArray[np.float64]
     outputs: tuple[tuple[Any, ...], ...]
     status: str = "ok"
     message: str = ""

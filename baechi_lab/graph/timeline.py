@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from ..checks import check_position
 from ..errors import InvalidInput
 from .columns import numbers, whole_numbers
+from .kernels.csr import Integers
 
 if TYPE_CHECKING:
     import os
@@ -56,12 +57,12 @@ class Transfers:
         end_us: float64[k], when the tensor is there.
     """
 
-    tensor: NDArray[Any]
-    source: NDArray[Any]
-    target: NDArray[Any]
-    start_us: NDArray[Any]
-    receive_us: NDArray[Any]
-    end_us: NDArray[Any]
+    tensor: Integers
+    source: Integers
+    target: Integers
+    start_us: NDArray[np.float64]
+    receive_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
 
     def __post_init__(self) -> None:
         for key in ("tensor", "source", "target"):
@@ -87,24 +88,18 @@ class MemoryLog:
     `category` indexes `MEMORY_CATEGORIES`; `op` is the op (for copies the consumer-side tensor's producer) that caused it.
     """
 
-    device: NDArray[Any]
-    time_us: NDArray[Any]
-    category: NDArray[Any]
-    delta: NDArray[Any]
-    op: NDArray[Any]
+    device: Integers
+    time_us: NDArray[np.float64]
+    category: NDArray[np.int8]
+    delta: NDArray[np.int64]
+    op: Integers
 
     def __post_init__(self) -> None:
-        for key, dtype in (
-            ("device", np.int32),
-            ("time_us", np.float64),
-            ("category", np.int8),
-            ("delta", np.int64),
-            ("op", np.int32),
-        ):
-            column = getattr(self, key)
-            object.__setattr__(
-                self, key, numbers(key, column) if dtype is np.float64 else whole_numbers(key, column, dtype)
-            )
+        object.__setattr__(self, "device", whole_numbers("device", self.device, np.int32))
+        object.__setattr__(self, "time_us", numbers("time_us", self.time_us))
+        object.__setattr__(self, "category", whole_numbers("category", self.category, np.int8))
+        object.__setattr__(self, "delta", whole_numbers("delta", self.delta, np.int64))
+        object.__setattr__(self, "op", whole_numbers("op", self.op, np.int32))
         columns = {key: getattr(self, key) for key in ("time_us", "category", "delta", "op")}
         _check_lengths("device", len(self.device), **columns)
         _check_indices(len(MEMORY_CATEGORIES), "categories", category=self.category)
@@ -117,7 +112,7 @@ class MemoryLog:
         """No changes."""
         return cls(*([np.zeros(0)] * 5))  # type: ignore[arg-type]
 
-    def levels(self, device: int) -> tuple[NDArray[Any], NDArray[Any]]:
+    def levels(self, device: int) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
         """Times float64[k] and bytes int64[k, 4] held per category on `device` after each change."""
         on_device = np.flatnonzero(self.device == device)
         change = np.zeros((len(on_device), len(MEMORY_CATEGORIES)), dtype=np.int64)
@@ -125,13 +120,13 @@ class MemoryLog:
         return self.time_us[on_device], np.cumsum(change, axis=0)
 
 
-def _check_lengths(first: str, length: int, **columns: NDArray[Any]) -> None:
+def _check_lengths(first: str, length: int, **columns: NDArray[np.generic]) -> None:
     for name, values in columns.items():
         if values.shape != (length,):
             raise InvalidInput(f"{name} has {len(values)} entries; {first} has {length}")
 
 
-def _check_indices(count: int, kind: str, **columns: NDArray[Any]) -> None:
+def _check_indices(count: int, kind: str, **columns: Integers) -> None:
     for name, values in columns.items():
         if len(values) and not 0 <= values.min() <= values.max() < count:
             wrong = int(np.flatnonzero((values < 0) | (values >= count))[0])
@@ -165,20 +160,20 @@ class Timeline:
     ([0.0, 3.0], 7.0, 'simulated')
     """
 
-    op: NDArray[Any]
-    device: NDArray[Any]
-    start_us: NDArray[Any]
-    end_us: NDArray[Any]
+    op: Integers
+    device: Integers
+    start_us: NDArray[np.float64]
+    end_us: NDArray[np.float64]
     transfers: Transfers
     memory: MemoryLog
-    peak_bytes: NDArray[Any]
+    peak_bytes: NDArray[np.int64]
     makespan_us: float
     origin: str
     op_names: tuple[str, ...]
     device_names: tuple[str, ...]
-    memory_bytes: NDArray[Any]
-    tensor_producer: NDArray[Any]
-    tensor_bytes: NDArray[Any]
+    memory_bytes: NDArray[np.int64]
+    tensor_producer: NDArray[np.int32]
+    tensor_bytes: NDArray[np.int64]
     violations: tuple[Violation, ...] = ()
     info: dict[str, Any] = field(default_factory=dict)
 
@@ -216,9 +211,10 @@ class Timeline:
         return not self.violations
 
     @cached_property
-    def busy_us(self) -> NDArray[Any]:
+    def busy_us(self) -> NDArray[np.float64]:
         """float64[devices]: time each device computed."""
-        return np.bincount(self.device, self.end_us - self.start_us, minlength=len(self.device_names))
+        time_us = np.bincount(self.device, self.end_us - self.start_us, minlength=len(self.device_names))
+        return time_us.astype(np.float64)
 
     @property
     def peak_margin(self) -> NDArray[np.float64]:
@@ -238,7 +234,7 @@ class Timeline:
         return dict(zip(MEMORY_CATEGORIES, peak_levels, strict=True))
 
     @property
-    def idle_us(self) -> NDArray[Any]:
+    def idle_us(self) -> NDArray[np.float64]:
         """float64[devices]: time each device did not compute before the step ended."""
         return self.makespan_us - self.busy_us
 

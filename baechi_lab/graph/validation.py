@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError, CostError, DuplicateNameError, InvalidInput, UnknownOpError
 from .device import MOST_DEVICES
+from .kernels.csr import Integers
 from .units import MOST_US
 
 MOST_BYTES = 2**61 - 1
@@ -29,82 +30,84 @@ class GraphColumns(Protocol):
     def op_types(self) -> tuple[str, ...]: ...
 
     @property
-    def duration_us(self) -> NDArray[Any]: ...
+    def duration_us(self) -> NDArray[np.float64]: ...
 
     @property
-    def duration_by_kind(self) -> Mapping[str, NDArray[Any]]: ...
+    def duration_by_kind(self) -> Mapping[str, NDArray[np.float64]]: ...
 
     @property
-    def temp_bytes(self) -> NDArray[Any]: ...
+    def temp_bytes(self) -> NDArray[np.int64]: ...
 
     @property
-    def persistent_bytes(self) -> NDArray[Any]: ...
+    def persistent_bytes(self) -> NDArray[np.int64]: ...
 
     @property
-    def tensor_producer(self) -> NDArray[Any]: ...
+    def tensor_producer(self) -> NDArray[np.int32]: ...
 
     @property
-    def tensor_bytes(self) -> NDArray[Any]: ...
+    def tensor_bytes(self) -> NDArray[np.int64]: ...
 
     @property
     def tensor_names(self) -> tuple[str, ...]: ...
 
     @property
-    def consumer_ptr(self) -> NDArray[Any]: ...
+    def consumer_ptr(self) -> NDArray[np.int64]: ...
 
     @property
-    def consumers(self) -> NDArray[Any]: ...
+    def consumers(self) -> NDArray[np.int32]: ...
 
     @property
-    def colocation(self) -> NDArray[Any]: ...
+    def colocation(self) -> NDArray[np.int32]: ...
 
     @property
     def colocation_names(self) -> tuple[str, ...]: ...
 
     @property
-    def allowed(self) -> NDArray[Any]: ...
+    def allowed(self) -> NDArray[np.int32]: ...
 
     @property
     def allowed_sets(self) -> tuple[tuple[str, ...], ...]: ...
 
     @property
-    def forward_of(self) -> NDArray[Any]: ...
+    def forward_of(self) -> NDArray[np.int32]: ...
 
     @property
-    def group_of(self) -> NDArray[Any] | None: ...
+    def group_of(self) -> NDArray[np.int32] | None: ...
 
     @property
-    def reuse(self) -> NDArray[Any] | None: ...
+    def reuse(self) -> NDArray[np.int8] | None: ...
 
     @property
-    def order(self) -> NDArray[Any]: ...
+    def order(self) -> NDArray[np.int32]: ...
 
     def tensor_label(self, tensor: int) -> str: ...
 
 
-def check_ids(meaning: str, ids: NDArray[Any], n: int, lowest: int = 0) -> None:
+def check_ids(meaning: str, ids: Integers, n: int, lowest: int = 0) -> None:
     """Refuse an index that names no op; `lowest` is -1 where that means none."""
     bad = np.flatnonzero((ids < lowest) | (ids >= n))
     if len(bad):
         raise UnknownOpError(f"{meaning} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
 
 
-def _check_length(field_name: str, value: Sequence[Any] | NDArray[Any], n: int, unit: str) -> None:
+def _check_length(field_name: str, value: Sequence[str] | NDArray[np.generic], n: int, unit: str) -> None:
     if getattr(value, "ndim", 1) != 1 or len(value) != n:
         raise InvalidInput(f"{field_name} has shape {np.shape(value)}; it must have one entry per {unit}, ({n},)")
 
 
-def _check_cost(graph: GraphColumns, field_name: str, values: NDArray[Any], name: Any) -> None:
+def _check_cost(
+    graph: GraphColumns, field_name: str, values: NDArray[np.float64] | NDArray[np.int64], name: Callable[[int], str]
+) -> None:
     bad = np.flatnonzero(~(np.isfinite(values) & (values >= 0)))
     if len(bad):
         index = int(bad[0])
         raise CostError(f"{field_name} of {name(index)} is {values[index]}; it must be finite and not negative")
 
 
-def _check_distinct(meaning: str, names: Iterable[Any], count: int) -> None:
+def _check_distinct(meaning: str, names: Iterable[object], count: int) -> None:
     listed = list(names)
     if len(set(listed)) != count:
-        names_seen: set[Any] = set()
+        names_seen: set[object] = set()
         twice = next(x for x in listed if x in names_seen or names_seen.add(x))  # type: ignore[func-returns-value]
         raise DuplicateNameError(f"{meaning} {twice!r} appears more than once; names must be distinct")
 

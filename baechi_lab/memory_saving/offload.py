@@ -278,7 +278,7 @@ class _Offloading:
         self.reads += [(back, int(reader)) for reader in readers]
         self.dropped[edges] = True
 
-    def _states(self) -> Iterator[tuple[int, Ints]]:
+    def _states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
         """Ops that hold bytes which updates alone read, and these updates; an update that holds its own is both."""
         graph, parts = self.graph, self.parts
         pointer, successor = graph.successors
@@ -289,7 +289,7 @@ class _Offloading:
             elif graph.op_types[op] == LAYER_UPDATE:
                 yield op, np.array([op])
 
-    def _move_state(self, op: int, readers: Ints) -> None:
+    def _move_state(self, op: int, readers: NDArray[np.int32]) -> None:
         graph = self.graph
         first = int(readers[self.parts.rank[readers].argmin()])
         last = int(readers[self.parts.rank[readers].argmax()])

@@ -54,7 +54,7 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     cap = caps(cluster, need)
     home = _assign(sequence, need, held, allowed, cap, cluster.memory_bytes)
     info = {"decisions": _decisions(graph, group, home, need, cap, allowed)} if explain else {}
-    return Placement(device=home[group], order=graph.position, info=info)
+    return Placement(device=home[group], order=graph.position.astype(np.float64), info=info)
 
 
 def _decisions(

@@ -126,7 +126,7 @@ class ListScheduler(Placer):
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
         plan = self.plan(graph, cluster, careful)
         info = {"planned_makespan_us": float(plan.finish.max(initial=0.0)), "overflows": plan.overflows}
-        return Placement(device=plan.device, order=start_order(plan), info=info)
+        return Placement(device=plan.device, order=start_order(plan).astype(np.float64), info=info)
 
     @property
     def _mode(self) -> int:

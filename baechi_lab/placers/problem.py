@@ -56,7 +56,7 @@ def transfer_us(graph: OpGraph, cluster: Cluster) -> np.ndarray[Any, np.dtype[np
     """float64[tensors]: microseconds of a transfer, the mean over all ordered pairs of devices (0 for one device)."""
     off = ~np.eye(cluster.n, dtype=bool)
     latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
-    found: np.ndarray[Any, np.dtype[np.float64]] = latency + per_byte * graph.tensor_bytes
+    found: np.ndarray[Any, np.dtype[np.float64]] = latency + per_byte * graph.tensor_bytes.astype(np.float64)
     return found
 
 

@@ -68,7 +68,7 @@ class Scotch(Placer):
             used, home = "scotch", _by_scotch(str(program), vertices, self.imbalance)
         home = np.where(vertices.able[np.arange(len(home)), home], home, vertices.load.argmin(axis=1))
         moves = refine(vertices, home, self.imbalance)
-        return Placement(device=home[vertices.of], info={"mapper": used, "moves": moves})
+        return Placement(device=home[vertices.of].astype(np.int32), info={"mapper": used, "moves": moves})
 
     def _by_metis(self, graph: OpGraph, cluster: Cluster, vertices: Vertices, careful: bool) -> NDArray[np.int64]:
         if cluster.n == 1:

@@ -169,4 +169,4 @@ def mean_transfers(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[E]: mean cost of each (tensor, consumer) pair over all ordered pairs of different devices."""
     pairs = max(cluster.n * (cluster.n - 1), 1)
     latency, per_byte = float(cluster.latency_us.sum()) / pairs, float(cluster.us_per_byte.sum()) / pairs
-    return latency + per_byte * graph.tensor_bytes[graph.edge_tensor]
+    return latency + per_byte * graph.tensor_bytes[graph.edge_tensor].astype(np.float64)

@@ -414,7 +414,14 @@ def _memory(
     if graph.reuse is not None:
         grows = graph.reuse == GROWS
         taken[: graph.n][grows], when[: graph.n][grows] = start[grows], start_us[grows]
-        moved = Transfers(sent.tensor, sent.source, sent.target, sent.start_us, received, arrived)
+        moved = Transfers(
+            sent.tensor,
+            sent.source,
+            sent.target,
+            sent.start_us,
+            received.astype(np.float64),
+            arrived.astype(np.float64),
+        )
         first = 2 * graph.n
         size[first:], back[first:] = shared_intervals(graph, placed, moved, (start, end), size[first:], back[first:])
     for d in range(cluster.n):

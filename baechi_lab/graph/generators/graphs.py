@@ -137,11 +137,11 @@ def random_dag(
 def _graph(
     rng: np.random.Generator,
     n: int,
-    source: NDArray[Any],
-    target: NDArray[Any],
+    source: NDArray[np.int64],
+    target: NDArray[np.int64],
     duration_us: Range,
     size_bytes: Range,
-    slot: NDArray[Any] | int = 0,
+    slot: NDArray[np.int64] | int = 0,
     **columns: Any,
 ) -> OpGraph:
     """Draw the costs; `slot` says which of at most two outputs of its source an edge carries."""
@@ -183,7 +183,7 @@ def _draw(rng: np.random.Generator, cost: Range, n: int, field: str) -> NDArray[
     return np.exp(rng.uniform(math.log(float(low)), math.log(float(high)), size=n))
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
 
 
@@ -194,5 +194,5 @@ def _real(value: Any, field: str, low: float, high: float) -> float:
     return float(value)
 
 
-def _seed(value: Any) -> int:
+def _seed(value: object) -> int:
     return check_whole("seed", value, 0)

@@ -6,6 +6,7 @@ come from a roofline of a 10 TFLOP/s, 400 GB/s accelerator with 4 us per launch,
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,10 +33,10 @@ class _Net:
     n: int = 0
     names: list[str] = field(default_factory=list)
     types: list[str] = field(default_factory=list)
-    duration: list[NDArray[Any]] = field(default_factory=list)
-    size: list[NDArray[Any]] = field(default_factory=list)
-    persistent: list[NDArray[Any]] = field(default_factory=list)
-    place: list[NDArray[Any]] = field(default_factory=list)
+    duration: list[NDArray[np.float64]] = field(default_factory=list)
+    size: list[NDArray[np.int64]] = field(default_factory=list)
+    persistent: list[NDArray[np.int64]] = field(default_factory=list)
+    place: list[NDArray[np.int64]] = field(default_factory=list)
     """(phase, step) of every op: what comes first in the final numbering."""
     phase: int = 0
     tensor: list[Ops] = field(default_factory=list)
@@ -56,7 +57,7 @@ class _Net:
         self.place.append(np.stack([phase, np.arange(count)], axis=1))
         return np.arange(first, first + count)
 
-    def edge(self, source: Any, target: Any, output: int = 0) -> None:
+    def edge(self, source: Ops | int, target: Ops | int, output: int = 0) -> None:
         """Connect arrays of ops, element by element (or one to many)."""
         a, b = np.broadcast_arrays(np.asarray(source), np.asarray(target))
         self.tensor.append(_SLOTS * a.ravel() + output)
@@ -165,13 +166,17 @@ def gnmt(
     return _finish(_translator, f"gnmt-{layers}x{length}", length, training, arguments)
 
 
-def _finish(build: Any, name: str, steps: int, training: bool, arguments: dict[str, Any]) -> OpGraph:
+def _finish(
+    build: Callable[[int, int, _Shape], _Net], name: str, steps: int, training: bool, arguments: dict[str, Any]
+) -> OpGraph:
     net = build(steps, arguments["layers"], _Shape(arguments["batch"], arguments["hidden"], arguments["vocabulary"]))
     forward = net.graph(name, arguments["seed"], float(arguments["jitter"]))
     return with_backward(forward) if training else forward
 
 
-def _steps_for(build: Any, steps: int, ops: int | None, training: bool, arguments: dict[str, Any]) -> int:
+def _steps_for(
+    build: Callable[[int, int, _Shape], _Net], steps: int, ops: int | None, training: bool, arguments: dict[str, Any]
+) -> int:
     """`steps`, or the fewest that give `ops` ops: their number is linear in the steps."""
     counts = {"steps": steps, **{k: arguments[k] for k in ("layers", "batch", "hidden", "vocabulary")}}
     counts |= {} if ops is None else {"ops": ops}
@@ -227,7 +232,9 @@ def _embed(net: _Net, name: str, steps: int, shape: _Shape) -> Ops:
     return rows
 
 
-def _stack(net: _Net, name: str, inputs: Ops, steps: int, layers: int, shape: _Shape, context: Any = None) -> Ops:
+def _stack(
+    net: _Net, name: str, inputs: Ops, steps: int, layers: int, shape: _Shape, context: tuple[Ops, Ops] | None = None
+) -> Ops:
     """LSTM layers over all steps; returns the top layer's outputs. `context` is the attention to the first layer."""
     current = inputs
     for layer in range(layers):

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+Scalar = TypeVar("Scalar", bound=np.generic)
 Ints = NDArray[np.int64]
+Integers = NDArray[np.signedinteger[Any]]
+"""Whole numbers of any width; records store the indices of ops, tensors and devices as int32."""
 
 
-def frozen(values: Any, dtype: Any) -> NDArray[Any]:
+def frozen(values: ArrayLike, dtype: type[Scalar]) -> NDArray[Scalar]:
     """A read-only contiguous array of `dtype`; copies only when it must."""
     source_array = np.asarray(values)
     array = np.ascontiguousarray(source_array, dtype=dtype)
@@ -21,34 +24,34 @@ def frozen(values: Any, dtype: Any) -> NDArray[Any]:
     return array
 
 
-def offsets(row: NDArray[Any], rows: int) -> Ints:
+def offsets(row: Integers, rows: int) -> Ints:
     """Row pointers (length `rows` + 1) of entries sorted by `row`."""
     pointer = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row, minlength=rows), out=pointer[1:])
     return pointer
 
 
-def distinct(values: NDArray[Any]) -> NDArray[Any]:
+def distinct(values: NDArray[Scalar]) -> NDArray[Scalar]:
     """The distinct values, ascending. By sorting: `np.unique` hashes integers, which is several times slower."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
-def inverse(order: NDArray[Any]) -> Ints:
+def inverse(order: Integers) -> Ints:
     """int64[n]: where each index stands in `order`, a permutation."""
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return place
 
 
-def transpose(pointer: NDArray[Any], column: NDArray[Any], columns: int) -> tuple[Ints, NDArray[np.int32]]:
+def transpose(pointer: Integers, column: Integers, columns: int) -> tuple[Ints, NDArray[np.int32]]:
     """Turn row -> columns into column -> rows (rows ascending within a column)."""
     row = np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))
     order = np.argsort(column, kind="stable")
     return offsets(column, columns), row[order]
 
 
-def gather(pointer: NDArray[Any], data: NDArray[Any], rows: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
+def gather(pointer: Integers, data: NDArray[Scalar], rows: Integers) -> tuple[Ints, NDArray[Scalar]]:
     """The sub-CSR of `rows`, in that order."""
     length = np.diff(pointer)[rows]
     out = np.zeros(len(rows) + 1, dtype=np.int64)
@@ -57,7 +60,7 @@ def gather(pointer: NDArray[Any], data: NDArray[Any], rows: NDArray[Any]) -> tup
     return out, data[take]
 
 
-def topological_order(n: int, source: NDArray[Any], target: NDArray[Any]) -> NDArray[np.int32] | None:
+def topological_order(n: int, source: Integers, target: Integers) -> NDArray[np.int32] | None:
     """Order of `n` nodes along the edges, smallest index first among the ready; None when there is a cycle.
 
     O((n + e) log n); an order that is already topological costs one comparison per edge.

@@ -6,13 +6,14 @@ the order total, so what comes out does not depend on the order in which things 
 
 from __future__ import annotations
 
-from typing import Any
+import numpy as np
+from numpy.typing import NDArray
 
 from .jit import njit
 
 
 @njit(cache=True, inline="never")
-def push(keys: Any, codes: Any, base: int, size: int, key: float, code: int) -> int:
+def push(keys: NDArray[np.float64], codes: NDArray[np.int64], base: int, size: int, key: float, code: int) -> int:
     """Insert (key, code); returns the new size."""
     i = size
     while i > 0:
@@ -29,7 +30,7 @@ def push(keys: Any, codes: Any, base: int, size: int, key: float, code: int) -> 
 
 
 @njit(cache=True, inline="never")
-def pop(keys: Any, codes: Any, base: int, size: int) -> int:
+def pop(keys: NDArray[np.float64], codes: NDArray[np.int64], base: int, size: int) -> int:
     """Remove the smallest (read it at `base` before); returns the new size."""
     size -= 1
     key, code = keys[base + size], codes[base + size]

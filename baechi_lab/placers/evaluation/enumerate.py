@@ -69,7 +69,9 @@ def best_schedule(graph: OpGraph, cluster: Cluster, known_us: float = np.inf, mo
         return Enumeration(None, known_us, bool(complete), int(count))
     order = np.empty(graph.n, dtype=np.int64)
     order[best_at] = np.arange(graph.n)
-    return Enumeration(Placement(device=best_device, order=order), float(us), bool(complete), int(count))
+    return Enumeration(
+        Placement(device=best_device, order=order.astype(np.float64)), float(us), bool(complete), int(count)
+    )
 
 
 def _exchangeable(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_]) -> NDArray[np.int64]:

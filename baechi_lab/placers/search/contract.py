@@ -70,7 +70,7 @@ def contracted(
         if quiet == 2:
             break
         label = joined[label]
-        work = np.bincount(joined, work, n)
+        work = np.bincount(joined, work, n).astype(np.float64)
         group = _largest(joined, group)
         source, target = joined[source], joined[target]
     return contract(graph, label), number_groups(graph, label)

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Integers, offsets
 from ..evaluation.moves import Units
 
 
@@ -63,7 +63,7 @@ def selected_units(units: Units, selected: NDArray[np.int64]) -> Units:
     )
 
 
-def _rows(pointer: NDArray[np.int32], column: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.int32]:
+def _rows(pointer: Integers, column: NDArray[np.int32], rows: NDArray[np.int64]) -> NDArray[np.int32]:
     """The entries of several rows of a CSR, one row after the other."""
     size = pointer[rows + 1] - pointer[rows]
     first = np.repeat(pointer[rows] - np.concatenate([[0], np.cumsum(size)[:-1]]), size) if len(rows) else size
