@@ -1,4 +1,4 @@
-"""Sweeps: one question asked of many settings, answered row by row into one SQLite file."""
+"""Sweeps: simulate many settings and store a row for each in one SQLite file."""
 
 from ..workers.ray_executor import RayExecutor
 from .best import best

@@ -1,4 +1,4 @@
-"""The best setting that fits."""
+"""Chooses the best setting of a sweep."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 
 def best(table: pandas.DataFrame) -> pandas.Series:
-    """The feasible row with the most samples per second; without batch sizes, the one with the shortest step.
+    """Returns the feasible row with the most samples per second, or with the shortest step where batch sizes are unknown.
 
     Ties go to fewer devices, then less memory, then the earlier row.
 
     Raises:
-        InfeasiblePlacement: no row is feasible; the message gives the reason of the one that came closest.
+        InfeasiblePlacement: no row is feasible; the message gives the last row's reason.
 
     >>> from baechi_lab import OpGraph
     >>> from baechi_lab.sweeps import sweep

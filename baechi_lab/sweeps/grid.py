@@ -1,4 +1,4 @@
-"""The settings of a sweep, and the keys by which a file knows which of them it already answers."""
+"""The settings of a sweep, and the keys under which a file stores their rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Profiling:
 
 @dataclass(frozen=True)
 class Placing:
-    """What is the same in every row: see `bl.optimize`, `bl.place` and `bl.simulate`."""
+    """Options that all rows share: see `bl.optimize`, `bl.place` and `bl.simulate`."""
 
     passes: tuple[str, ...]
     forward_only: bool | str
@@ -38,16 +38,16 @@ class Placing:
     params: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
 
     def of(self, placer: str) -> dict[str, Any]:
-        """The parameters given for a placer."""
+        """Returns the parameters given for a placer."""
         return dict(dict(self.params).get(placer, ()))
 
 
 @dataclass(frozen=True, eq=False)
 class Cell:
-    """One row to be: the batch size of its graph (None: the graph's own), a cluster, a placer, and what makes a step.
+    """One setting: the batch size of its graph (None: the graph's own), a cluster, a placer and the options of a step.
 
-    `samples` of a step (None: unknown); `micro_batches` and `schedule` as in `bl.simulate`; `replicas`: so many copies of the
-    placement side by side, each on its share of the devices. `error`: why there can be no such row.
+    `samples` per step (None: unknown); `micro_batches` and `schedule` as in `bl.simulate`; `replicas`: the number of copies of
+    the placement, each on its share of the devices; `error`: why this setting cannot be simulated.
     """
 
     batch_size: int | None
@@ -61,20 +61,20 @@ class Cell:
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """What is given of `micro_batches` and `schedule`."""
+        """Those of `micro_batches` and `schedule` that are given."""
         options = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {key: value for key, value in options.items() if value is not None}
 
     @property
     def placer_arguments(self) -> dict[str, Any]:
-        """What the placer is told of that."""
+        """Those of `micro_batches` and `schedule` that the placer has parameters for."""
         from ..placers.registry import told_pipeline
 
         return told_pipeline(self.placer, self.pipeline)
 
     @property
     def columns(self) -> dict[str, Any]:
-        """What a row says of its setting."""
+        """The columns of the row that describe the setting."""
         return {
             "batch_size": self.samples,
             "micro_batches": self.micro_batches,
@@ -86,10 +86,10 @@ class Cell:
         }
 
     def key(self, graph_key: str, placing: Placing) -> str:
-        """What identifies the row in a file.
+        """Returns the key of the row in a file.
 
         Raises:
-            Unidentified: a parameter, pass or scheduler that has no content to compare.
+            Unidentified: a parameter, pass or scheduler has no content to compare.
         """
         from ..placers.registry import placer_class
 
@@ -102,10 +102,10 @@ class Cell:
 
 
 def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) -> str:
-    """What identifies the graph of a batch size in a file; a function counts by its code and what that refers to.
+    """Returns the key of a batch size's graph in a file; a function is identified by its code and what that refers to.
 
     Raises:
-        Unidentified: a function that reads files, or refers to something that has no content to compare.
+        Unidentified: the function reads files, or refers to something that has no content to compare.
     """
     if isinstance(subject, OpGraph):
         return content_digest(("graph", subject))
@@ -121,9 +121,9 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
 
 @dataclass(frozen=True)
 class Steps:
-    """What steps are made of, each a list: `micro_batches` and `schedule` (None: not given), `replicas`.
+    """Lists of the swept options of steps: `micro_batches` and `schedule` (None: not given) and `replicas`.
 
-    With one count of micro-batches, a batch that does not divide is refused at once; with several it is the error of a row.
+    A batch that the micro-batches do not divide is rejected at once where there is one count, else in its rows.
     """
 
     micro_batches: tuple[int | None, ...] = (None,)
@@ -132,7 +132,7 @@ class Steps:
 
     @classmethod
     def of(cls, micro_batches: Any, schedule: Any, replicas: Any) -> Steps:
-        """From what a sweep was given: one value or several each, checked."""
+        """Returns the checked lists; each argument is one value or several."""
         from ..simulator.pipelined import checked_pipeline
 
         counts = [None] if micro_batches is None else as_list("micro_batches", micro_batches)
@@ -156,7 +156,7 @@ def cells(
     template: Cluster,
     steps: Steps | None = None,
 ) -> Iterator[Cell]:
-    """All combinations, batch sizes and micro-batches outermost, so that each graph is made once and used at once."""
+    """Yields all combinations, batch sizes and micro-batches outermost, so that each graph is built once."""
     steps = Steps() if steps is None else steps
     sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
     counts = [check_whole("devices", d) for d in devices]
@@ -173,7 +173,7 @@ def cells(
 
 
 def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> tuple[int | None, str]:
-    """Samples of a micro-batch, and why there is none."""
+    """Returns the samples of a micro-batch, or None and the reason."""
     from ..passes.unroll import micro_batch_size
 
     if samples is None or count is None:
@@ -187,7 +187,7 @@ def _micro_batch_size(samples: int | None, count: int | None, several: bool) -> 
 
 
 def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str:
-    """Why so many devices cannot hold so many replicas; empty if they can."""
+    """Returns why this number of devices cannot hold the replicas; empty if it can."""
     if devices % replicas:
         return f"replicas is {replicas}; the {devices} devices cannot be divided among so many"
     if replicas > (micro_batches or 1):
@@ -196,14 +196,14 @@ def replica_error(devices: int, replicas: int, micro_batches: int | None) -> str
 
 
 def equal_devices(template: Cluster, count: int, memory_bytes: int) -> Cluster:
-    """`count` devices like the template's first, with its link (that of the first pair, where it has a matrix)."""
+    """Returns `count` devices like the template's first, with the link of its first pair of devices."""
     first = template.devices[0]
     devices = tuple(Device(f"{first.kind}:{i}", first.kind, memory_bytes, first.speed) for i in range(count))
     return Cluster(devices, template.link_between(0, min(1, template.n - 1)), template.comm)
 
 
 def as_list(field: str, values: Any) -> list[Any]:
-    """One value or several, as a list."""
+    """Returns one value or several as a list."""
     if isinstance(values, (str, int)):
         return [values]
     if not is_list(values) or isinstance(values, Mapping):

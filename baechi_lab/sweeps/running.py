@@ -1,4 +1,4 @@
-"""`bl.sweep`: many settings, any executor, one file that an interrupted sweep resumes from."""
+"""`bl.sweep`: runs many settings on any executor, and stores rows in a file from which an interrupted sweep resumes."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 PASSES = ("colocation", "coplacement", "fusion")
 _NOT_STORED = "unkept "
-"""How keys of rows and graphs begin that the file does not keep."""
+"""Prefix of keys of rows and graphs that are not stored in the file."""
 MAX_RESUBMITS = 3
-"""So often a call that is lost with its machine is sent again."""
+"""How often a call is submitted again when its machine was lost."""
 
 
 def sweep(
@@ -144,9 +144,9 @@ def sweep(
 
 
 def _graph_keys(subject: Subject, grid: list[Cell], profiling: Profiling, store: Store) -> dict[int | None, str]:
-    """The key of the graph of each batch size.
+    """Returns the key of each batch size's graph.
 
-    A function that cannot be identified is called: what it returns can be.
+    A function that cannot be identified is called, and its graph is identified.
     """
     keys: dict[int | None, str] = {}
     for size in dict.fromkeys(cell.batch_size for cell in grid):
@@ -189,7 +189,7 @@ def _warn(message: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _PendingRow:
-    """A row under way: its cell, its key in the file, and what stands for its graph in a call."""
+    """A row that was submitted: its cell, its key in the file, and the token of its graph."""
 
     cell: Cell
     key: str
@@ -197,7 +197,7 @@ class _PendingRow:
 
 
 class _SweepRun:
-    """One sweep under way: graphs become available one by one, their rows are submitted, answers are written."""
+    """A running sweep: builds graphs, submits the rows of each graph when it is ready, and writes finished rows."""
 
     def __init__(
         self,
@@ -221,7 +221,7 @@ class _SweepRun:
         self.answering: dict[Future[Any], _PendingRow] = {}
 
     def answer_missing_rows(self, keyed: list[tuple[Cell, str]]) -> None:
-        """Answer the rows that the file lacks."""
+        """Computes the rows that are not in the file."""
         from tqdm.auto import tqdm
 
         self.rows = self.store.rows(key for _, key in keyed)
@@ -259,7 +259,7 @@ class _SweepRun:
         self.building[self.workers.submit(encoded_model_graph, self.subject, size, self.profiling)] = size
 
     def _start_ready(self) -> bool:
-        """Submit the rows of one graph that is at hand or made here; False when all graphs left are being built."""
+        """Submits the rows of one graph, from the file or built here; returns False when all other graphs are being built."""
         sizes_being_built = set(self.building.values())
         size = next((s for s in self.waiting if s not in sizes_being_built), ...)
         if size is ...:
@@ -274,11 +274,11 @@ class _SweepRun:
         return True
 
     def _collect_finished(self, seconds: float = 0.2) -> None:
-        """Take in what is finished, waiting up to `seconds` for something to finish."""
+        """Processes finished calls, after waiting up to `seconds` for one."""
         finished, _ = wait([*self.building, *self.answering], seconds, return_when="FIRST_COMPLETED")
         for future in finished:
             if future not in self.answering and future not in self.building:
-                continue  # taken in while the rows of another graph were submitted
+                continue  # already processed while the rows of another graph were submitted
             error = CancelledError() if future.cancelled() else future.exception()
             if isinstance(error, self.workers.retryable_errors):
                 self._resubmit(future, error)
@@ -289,7 +289,7 @@ class _SweepRun:
                 self._receive_graph(self.building.pop(future), future.result)
 
     def _resubmit(self, future: Future[Any], error: BaseException) -> None:
-        """Send once more what was lost with its machine; a call that is lost every time ends the sweep."""
+        """Submits a call again whose machine was lost; a call that is lost every time ends the sweep."""
         call = self.answering.get(future) or self.building.get(future)
         self.losses[call] += 1
         if self.losses[call] > MAX_RESUBMITS:
@@ -303,7 +303,7 @@ class _SweepRun:
             self._build(self.building.pop(future))
 
     def _receive_graph(self, size: int | None, build: Callable[[], bytes]) -> None:
-        """Keep a graph and submit its rows; a graph that cannot be made answers them with the reason."""
+        """Stores a graph and submits its rows; where it cannot be built, its rows get the error."""
         try:
             data = build()
         except BaechiLabError as error:
@@ -370,7 +370,7 @@ def _checked_placing(
 
 
 def _default_batch_sizes(name: str, profiling: Profiling) -> list[int] | None:
-    """The batch size that a model has if none is asked for."""
+    """Returns the model's default batch size, as a list; None if it has none."""
     from ..models.registry import make_model
 
     size = getattr(make_model(name, **dict(profiling.model_params)), "batch_size", None)
@@ -385,7 +385,7 @@ def _check_placers(names: list[str], placing: Placing) -> None:
 
 
 def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling, template: Cluster) -> None:
-    """Refuse what can be seen to be wrong before anything slow starts."""
+    """Rejects invalid subjects before anything slow starts."""
     if isinstance(subject, str):
         from ..models.registry import make_model
 

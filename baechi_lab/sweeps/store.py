@@ -14,7 +14,7 @@ from typing import Any
 from ..errors import FormatError
 
 APPLICATION_ID = 0x6261_6C62
-"""Marks our files in SQLite's header."""
+"""Identifies sweep files in SQLite's header."""
 VERSION = 3
 LOCK_SECONDS = 10
 """How long another program may hold the file before that is an error."""
@@ -49,16 +49,14 @@ COLUMNS = {
 
 
 class ComputedAgain(UserWarning):
-    """What a sweep's file has, or may have, is not used, and is computed again; the message says why."""
+    """Warns that stored rows are not used and are computed again; the message says why."""
 
 
 class Store:
-    """Rows by key, graphs by key, and a digest of each; `path` None keeps everything in memory.
+    """Rows and graphs by key, with a digest of each; `path` None keeps everything in memory.
 
-    Rows of another key than asked for, such as those of an earlier release, stay in the file and are not read.
-
-    Whatever SQLite cannot do (a file that is damaged, locked, read-only, on a full disk) is a `FormatError` of one
-    sentence; what was written before stays.
+    Rows with other keys, such as those of an earlier release, stay in the file and are not read. Errors of SQLite (a file
+    that is damaged, locked or read-only, a full disk) become a `FormatError` of one sentence; stored rows stay.
 
     Raises:
         FormatError: the path cannot be written, or is a file that no sweep made.
@@ -79,7 +77,7 @@ class Store:
 
     @property
     def in_memory(self) -> bool:
-        """Is there no file?"""
+        """Whether there is no file."""
         return self.path == ":memory:"
 
     @contextmanager
@@ -104,7 +102,7 @@ class Store:
             raise FormatError(f"{self.path} is damaged ({' '.join(damage.split())}); give another name, or delete it")
 
     def _create(self) -> None:
-        """Make what is missing, all or nothing: a kill leaves no half, and of two programs the second finds all."""
+        """Creates the tables in one transaction, so that a kill leaves none, and a second program finds all."""
         self._database.execute("BEGIN IMMEDIATE")
         try:
             if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
@@ -141,7 +139,7 @@ class Store:
         return int(self._database.execute(f"PRAGMA {pragma}").fetchone()[0])
 
     def _check_application(self, unfinished: bool = False) -> None:
-        """Refuse another program's database, and another version; an `unfinished` file may have none yet."""
+        """Rejects another program's database and other versions; an `unfinished` file may have no version yet."""
         if self._number("application_id") != APPLICATION_ID:
             raise FormatError(f"{self.path} is a database that no sweep made; give another name")
         version = self._number("user_version")
@@ -149,20 +147,20 @@ class Store:
             raise FormatError(f"{self.path} has version {version} of the sweep format; this program reads {VERSION}")
 
     def keys(self) -> set[str]:
-        """Keys of the rows that are there."""
+        """Returns the keys of the stored rows."""
         with self._as_format_errors():
             return {key for (key,) in self._database.execute("SELECT key FROM rows")}
 
     def add(self, key: str, row: Mapping[str, Any]) -> None:
-        """Write one row; it is on disk when this returns."""
+        """Writes one row; it is on disk when this returns."""
         values = list(as_stored(row).values())
         self._write("rows", key, values, _digest(key, values))
 
     def graph(self, key: str) -> bytes | None:
-        """A graph that was written before.
+        """Returns a stored graph, or None.
 
         Raises:
-            FormatError: it is not what was written.
+            FormatError: the stored bytes have changed.
         """
         with self._as_format_errors():
             stored = self._database.execute("SELECT graph FROM graphs WHERE key = ?", [key]).fetchone()
@@ -181,7 +179,7 @@ class Store:
         return stored[0]
 
     def add_graph(self, key: str, data: bytes) -> None:
-        """Write one graph."""
+        """Writes one graph."""
         self._write("graphs", key, [data], _digest(key, [data]))
 
     def _write(self, table: str, key: str, values: list[Any], digest: str) -> None:
@@ -197,7 +195,7 @@ class Store:
                     self._database.execute("ROLLBACK")
 
     def rows(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """The rows of `keys` that are there as they were written, by key in that order; `ComputedAgain` warns of others."""
+        """Returns the unchanged rows of `keys`, by key in that order; warns with `ComputedAgain` about changed ones."""
         with self._as_format_errors():
             digests = {digest for (digest,) in self._database.execute("SELECT digest FROM checks")}
             stored = {key: values for key, *values in self._database.execute("SELECT * FROM rows")}
@@ -212,38 +210,38 @@ class Store:
         return {key: dict(zip(COLUMNS, stored[key], strict=True)) for key in intact}
 
     def stored_rows_text(self) -> str:
-        """What an error may say of the rows that are written."""
+        """Returns a sentence for errors about the rows that are stored."""
         if self.in_memory:
             return "with a path, the rows before that would have been kept"
         return f"{len(self.keys())} rows are in {self.path}, the same call goes on from there"
 
     def close(self) -> None:
-        """Close the file."""
+        """Closes the file."""
         self._database.close()
 
 
 def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
-    """A row as SQLite gives it back: all columns, each of its type, NULL for NaN."""
+    """Returns a row as SQLite returns it: all columns, each of its type, None for NaN."""
     types = {"INTEGER": int, "REAL": float, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}
     return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}
 
 
 def _digest(key: str, values: Iterable[Any]) -> str:
-    """Of a row or graph under its key; equal values of other types have another."""
+    """Returns the digest of a row or graph and its key; equal values of different types have different digests."""
     short = [hashlib.blake2b(value).digest() if isinstance(value, bytes) else value for value in values]
     return hashlib.blake2b(repr((key, *short)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
 
 
 def checked_path(path: str | os.PathLike[str]) -> str:
-    """The path as a text that can name a file."""
+    """Returns the path as text; raises `FormatError` if it cannot name a file."""
     if not isinstance(path, (str, os.PathLike)) or not (text := os.fspath(path)) or "\0" in str(text):
         raise FormatError(f"path is {path!r:.60}; it must name a file")
     return os.fsdecode(text)
 
 
 def _reject_other_files(path: str) -> None:
-    """Refuses a file of another kind by its first bytes: SQLite would already change some that it opens."""
+    """Rejects files of other kinds by their first bytes, because SQLite changes some files when it opens them."""
     if not os.path.isfile(path) or not os.path.getsize(path):
         return
     try:
@@ -258,11 +256,11 @@ def _reject_other_files(path: str) -> None:
 
 
 def _error_text(error: Exception) -> str:
-    """SQLite's reason, and what to do where that is known."""
+    """Returns SQLite's message, with more detail for locked files."""
     text = str(error)
     return f"{text} (for more than {LOCK_SECONDS} s, by another program)" if "locked" in text else text
 
 
 def as_text(params: Mapping[str, Any]) -> str:
-    """Parameters as the text of a column."""
+    """Returns parameters as the text of a column."""
     return json.dumps(dict(params), sort_keys=True, default=repr)

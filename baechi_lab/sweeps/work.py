@@ -1,4 +1,4 @@
-"""What the processes of a sweep do: make a graph for a batch size, and answer one row."""
+"""Functions that the processes of a sweep run: build the graph of a batch size, and compute one row."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .grid import Cell, Placing, Profiling, equal_devices
 
 
 def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGraph:
-    """The graph of a benchmark model at a batch size. Needs TensorFlow."""
+    """Returns the graph of a benchmark model at a batch size. Needs TensorFlow."""
     from ..models import build
     from ..profilers import profile
 
@@ -27,7 +27,7 @@ def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGr
 
 
 def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGraph:
-    """The graph of a step; another batch size than its own needs a step that `bl.models.build` made."""
+    """Returns the graph of a step; another batch size requires a step from `bl.models.build`."""
     from ..profilers import profile
 
     params = dict(step.info.get("params", {}))
@@ -46,14 +46,14 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
 
 
 def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling) -> bytes:
-    """`model_graph` for another process."""
+    """Returns `model_graph` as bytes for another process."""
     return encoded(model_graph(name, batch_size, profiling))
 
 
 def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
-    """One row: optimize, place and simulate. What goes wrong is the row's `error`.
+    """Optimizes, places and simulates one setting; returns its row. Errors become the row's `error`.
 
-    `passing` says of an error that another try may not have it.
+    `passing` is True for errors that may not occur again.
     """
     row: dict[str, Any] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
@@ -65,10 +65,10 @@ def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
 
 
 def is_transient(error: BaseException) -> bool:
-    """May the same inputs work another time? Not where they say themselves what is wrong.
+    """Whether the same call may succeed later: not after an error about its inputs.
 
-    A missing package, a timeout, want of memory or a process that died may pass. So may a name that is unknown only until
-    its package is installed, and a damaged file.
+    A missing package, a timeout, too little memory and a dead process are transient. So are unknown names, which a package
+    may add, and damaged files.
 
     >>> is_transient(InvalidInput("devices is 0")), is_transient(MemoryError())
     (False, True)
@@ -114,7 +114,7 @@ def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, 
 
 
 def side_by_side(placement: Placement, devices: int, replicas: int) -> Placement:
-    """`replicas` copies of a placement on `devices` devices, one after the other: each op's stage has so many replicas.
+    """Returns `replicas` copies of a placement on `devices` devices each: each op's stage has that many replicas.
 
     >>> side_by_side(Placement(device=[0, 1]), 2, 3).replicas
     ((0, 2, 4), (1, 3, 5))

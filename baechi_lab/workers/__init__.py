@@ -1,5 +1,5 @@
-"""A TensorFlow process of its own: start it, send it requests, and survive whatever becomes of it.
+"""Worker processes: start them, send them requests, and report how they ended.
 
-Below the stages: `profilers` and `executors` use it, it knows neither. The process finds the code that answers a
-request by the name of its module, when the request comes.
+`profilers` and `executors` use this package and it imports neither. A worker process imports the module that answers a
+request by its name, when the request comes.
 """

@@ -1,4 +1,4 @@
-"""A foreign program that ends with whoever started it: this module's process becomes the program."""
+"""Runs another program that ends when its parent ends: `python -m` this module replaces its process by the program."""
 
 from __future__ import annotations
 

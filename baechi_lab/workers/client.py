@@ -1,7 +1,7 @@
-"""The caller's side of a worker process: start it, talk to it, and survive whatever becomes of it.
+"""The caller's side of a worker process.
 
-One loop over non-blocking pipes, no threads. However the exchange ends (an answer, a crash, garbage, a timeout,
-cancellation, Ctrl-C), `Worker.close` kills the worker's process group and closes every file.
+One loop reads and writes non-blocking pipes, without threads. However an exchange ends (an answer, a crash, invalid
+data, a timeout, cancellation, Ctrl-C), `Worker.close` kills the worker's process group and closes every file.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _CHUNK = 1 << 16
 
 
 class WorkerEnded(Exception):
-    """The exchange ended without its last answer: `status` as in `Run.status`, `message` one sentence."""
+    """Raised when an exchange ends without its last answer: `status` as in `Run.status`, `message` one sentence."""
 
     def __init__(self, status: str, message: str) -> None:
         super().__init__(message)
@@ -38,10 +38,10 @@ class WorkerEnded(Exception):
 
 
 class Worker:
-    """A worker process; a context manager that leaves nothing behind.
+    """A worker process, as a context manager that ends it.
 
-    On Linux the kernel ends a process of its own (the first worker, or a `command`) with the thread that made it: keep it
-    to one thread, or to the main one.
+    On Linux the kernel ends the first worker, and every `command`, together with the thread that started it. Use such a
+    worker in one thread only, or start it in the main thread.
 
     `network` is the process id of a worker of a cluster that has a network of its own (`LocalCluster.network`). A worker that
     runs a step on a cluster elsewhere starts a new process there.
@@ -86,7 +86,7 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """Has the process not ended yet?"""
+        """Whether the process is still running."""
         return self._process.poll() is None
 
     def exchange(
@@ -99,8 +99,11 @@ class Worker:
     ) -> Generator[Message, None, None]:
         """Send a request and yield the answers up to the first whose kind is in `last`.
 
-        `find_lost_peer`, asked now and then, tells in a sentence what else the answer needs and is gone (or None).
-        Raises `WorkerEnded` when the worker ends, talks garbage, or `timeout` seconds, `cancel` or a loss come first.
+        `find_lost_peer` is called repeatedly; where another process that the answer needs has ended, it returns a sentence
+        that says so, else None.
+
+        Raises:
+            WorkerEnded: the worker ended or sent no message, `timeout` seconds passed, `cancel` was set, or a peer was lost.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         pending = memoryview(encode(request))
@@ -205,7 +208,7 @@ class Worker:
 
 
 def _read(fd: int) -> bytes:
-    """What a non-blocking pipe holds: b"" at its end or when there is nothing."""
+    """Reads a non-blocking pipe; returns b"" at its end or when it is empty."""
     try:
         return os.read(fd, _CHUNK)
     except BlockingIOError:
@@ -213,13 +216,13 @@ def _read(fd: int) -> bytes:
 
 
 def worker_environment(extra: dict[str, str] | None = None) -> dict[str, str]:
-    """The environment of a worker: the caller's, TensorFlow's log at warnings."""
+    """Returns the environment of a worker: the caller's, with TensorFlow's log at warnings."""
     # Without FAIL_FAST a session waits for ever for a cluster's worker that died.
     return {"TF_CPP_MIN_LOG_LEVEL": "2", "GRPC_FAIL_FAST": "true", **os.environ, **(extra or {})}
 
 
 def refusal(failed: Message) -> BaechiLabError:
-    """The error that a `failed` message tells of: the class that the worker raised where it is one of ours."""
+    """Returns the error of a `failed` message: of the class that the worker raised where it is in `baechi_lab.errors`."""
     cls = getattr(errors, str(failed.header.get("error", "")), ExecutionError)
     ours = isinstance(cls, type) and issubclass(cls, BaechiLabError)
     error: BaechiLabError = (cls if ours else ExecutionError)(failed.header["message"])
@@ -227,7 +230,7 @@ def refusal(failed: Message) -> BaechiLabError:
 
 
 def ask(request: Message, answer: str, timeout: float | None = None) -> Message:
-    """One request to a fresh worker; its `answer` message, or the error that ended it."""
+    """Sends one request to a new worker; returns its `answer` message, or raises the error that ended it."""
     with Worker() as worker:
         try:
             for message in worker.exchange(request, {answer, "failed"}, timeout):

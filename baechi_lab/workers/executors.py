@@ -1,4 +1,4 @@
-"""The executors that calls can be sent to: ours, any of `concurrent.futures`, and a Dask client as it comes."""
+"""Executors for calls: those of this package, of `concurrent.futures`, and Dask clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .inline import InlineExecutor
 
 
 class Calls:
-    """Sends calls to an executor, data that many of them need once to each of its processes where it can.
+    """Submits calls to an executor; data that many calls share is sent to each process once where the executor can do that.
 
     >>> calls = Calls(InlineExecutor())
     >>> calls.submit(len, calls.share(b"123")).result()
@@ -22,17 +22,17 @@ class Calls:
     """
 
     retryable_errors: tuple[type[BaseException], ...] = ()
-    """What the future of a call raises that came to nothing with its machine, and can be sent again."""
+    """Errors of a future whose machine was lost; its call can be submitted again."""
 
     def __init__(self, executor: Any) -> None:
         self.executor = executor
         self.retryable_errors = tuple(getattr(executor, "retryable_errors", ()))
 
     def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
-        """A `concurrent.futures.Future` of `function(*args)`.
+        """Returns a `concurrent.futures.Future` of `function(*args)`.
 
         Raises:
-            InvalidInput: the executor is closed, or makes futures of its own.
+            InvalidInput: the executor is closed, or returns futures of another class.
         """
         try:
             future: Future[Any] = self.executor.submit(function, *args)
@@ -48,7 +48,7 @@ class Calls:
         return future
 
     def share(self, data: bytes) -> Any:
-        """What stands for `data` in the arguments of `submit`; executors that cannot hold it get the bytes each time."""
+        """Returns a token for `data` in the arguments of `submit`, or `data` itself where the executor cannot keep it."""
         share = getattr(self.executor, "share", None)
         return data if share is None else share(data)
 
@@ -75,9 +75,9 @@ class DaskCalls(Calls):
             return super().submit(function, *args)
 
     def share(self, data: bytes) -> Any:
-        """The future of a task that returns `data`.
+        """Returns the future of a task that returns `data`.
 
-        Unlike what `Client.scatter` keeps on one worker, the scheduler makes it again when that worker is killed.
+        Unlike data from `Client.scatter`, which one worker keeps, the scheduler computes it again when that worker is killed.
         """
         key = f"baechi-lab-{hashlib.blake2b(data, digest_size=16).hexdigest()}"
         with self._refusing_a_closed_client():
@@ -94,7 +94,7 @@ class DaskCalls(Calls):
 
 
 def calls_for(executor: Any) -> Calls:
-    """What sends calls to `executor`: a Dask client or its executor, or whatever has `submit`.
+    """Returns the `Calls` of a Dask client, of its executor, or of any object that has `submit`.
 
     Raises `InvalidInput` for anything else.
     """
@@ -113,7 +113,7 @@ def calls_for(executor: Any) -> Calls:
 
 @contextmanager
 def open_calls(executor: Any, tasks: int) -> Iterator[Calls]:
-    """The caller's executor, left open; None is a pool of our own, ended with the block; "here" this thread."""
+    """Yields the `Calls` of the caller's executor; of a new pool, ended with the block, for None; of this thread for "here"."""
     if executor == "here":
         yield Calls(InlineExecutor())
     elif executor is not None:
@@ -129,10 +129,10 @@ def open_calls(executor: Any, tasks: int) -> Iterator[Calls]:
 
 
 def cores() -> int:
-    """The processor cores that this process may use."""
+    """Returns the number of processor cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _is_dask(executor: Any, name: str) -> bool:
-    """Is it of a class of Dask's? Asked by name: Dask is not imported for those who do not use it."""
+    """Whether the executor is of this class of Dask, compared by name so that Dask is not imported."""
     return any(c.__name__ == name and c.__module__.startswith("distributed.") for c in type(executor).__mro__)

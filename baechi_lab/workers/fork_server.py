@@ -1,10 +1,10 @@
-"""The process that a caller's TensorFlow workers are forked from: it has imported TensorFlow once for all of them.
+"""The process from which a caller's TensorFlow workers are forked; it imports TensorFlow once for all of them.
 
-Requests come as datagrams on stdin's socket, each with the files that become the worker's stdin, stdout and stderr and
-one for its status: the worker writes its process id there, and this process, once the worker has ended, its exit code. No
-runtime is started here (TensorFlow's begins with the first op), so there are no threads and no devices to be forked.
+A request is a datagram on stdin's socket, with four files: the worker's stdin, stdout and stderr, and one for its status.
+The worker writes its process id to the last; this process writes the exit code there when the worker has ended. TensorFlow's
+runtime starts with the first op, so this process has no threads and no devices when it forks.
 
-It ends when its socket does, that is with its caller, and the kernel ends the workers with it.
+The process ends when its socket is closed, that is with its caller, and the kernel ends the workers with it.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from .network import enter
 from .tensorflow_import import import_tensorflow
 
 MAX_REQUEST_BYTES = 1 << 18
-"""Bytes of a request; a datagram cannot have many more."""
+"""Largest request in bytes; a datagram cannot be much larger."""
 
 
 def main() -> None:
-    """Fork a worker for every request; returns nowhere but in those, as the program that they are to be."""
+    """Forks a worker for every request; each worker then runs the requested module."""
     import_tensorflow()
     gc.freeze()  # collecting would write to all pages that the workers share
     request = _wait_for_request(socket.socket(fileno=os.dup(0)))
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _wait_for_request(control: socket.socket) -> dict[str, Any]:
-    """Wait, fork, reap; a worker leaves with what it was told."""
+    """Waits for requests and forks a worker for each; returns the request, in the worker only."""
     awake, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)
@@ -67,7 +67,7 @@ def _wait_for_request(control: socket.socket) -> dict[str, Any]:
 
 
 def _report_exit_codes(status: dict[int, int]) -> None:
-    """Tell how workers ended."""
+    """Writes the exit codes of workers that have ended to their status files."""
     while status:
         pid, code = os.waitpid(-1, os.WNOHANG)
         if not pid:
@@ -79,7 +79,7 @@ def _report_exit_codes(status: dict[int, int]) -> None:
 
 
 def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, Any]:
-    """In a worker: what a program of its own would find, and nothing of this process's."""
+    """In a worker: sets up signals, files, environment, folder and cores as for a new program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent()

@@ -1,7 +1,7 @@
-"""Start TensorFlow's workers: the first as a program of its own, later ones forked from a process that has imported it.
+"""Starts TensorFlow workers: the first as a new program, later ones forked from a process that has imported TensorFlow.
 
-Importing TensorFlow takes seconds of a processor, forking milliseconds. A caller that starts one worker does not need the
-process in between, so it is started with the second (Linux; elsewhere every worker is a program of its own).
+Importing TensorFlow takes seconds, forking takes milliseconds. A caller with one worker needs no fork server, so the server
+is started with the second worker (Linux only; elsewhere every worker is a new program).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ IMPORT_TIME_PREFIXES = (
     "TF_",
     "XLA_",
 )
-"""How variables begin that are read when TensorFlow is imported: where one changes, so does the process to fork from."""
+"""Prefixes of environment variables that are read when TensorFlow is imported; another value needs another fork server."""
 
 
 def start(
     module: str, *arguments: str, environment: Mapping[str, str], stderr: int | IO[bytes] = subprocess.PIPE,
     network: int | None = None,
 ) -> subprocess.Popen[bytes] | Forked:  # fmt: skip
-    """Run `module` as `isolated` does, in a session of its own, with pipes for stdin and stdout (and stderr).
+    """Runs `module` as `isolated` does, in a new session, with pipes for stdin and stdout (and stderr).
 
     Raises `OSError` when no process can be started.
     """
@@ -61,23 +61,32 @@ def run(
     stdout: int = subprocess.PIPE,
     stdin: int = subprocess.PIPE,
 ) -> subprocess.Popen[bytes]:
-    """A program in a session of its own, with pipes."""
+    """Runs a program in a new session, with pipes."""
     return subprocess.Popen(
         list(command), stdin=stdin, stdout=stdout, stderr=stderr, env=environment, start_new_session=True
     )
 
 
 class Forked:
-    """A forked worker, with what this package uses of a `subprocess.Popen`."""
+    """A forked worker, with those methods of `subprocess.Popen` that this package uses."""
 
     def __init__(
-        self, server: _ForkServer, module: str, arguments: tuple[str, ...], environment: Mapping[str, str],
-        stderr: int | IO[bytes], network: int | None,
+        self,
+        server: _ForkServer,
+        module: str,
+        arguments: tuple[str, ...],
+        environment: Mapping[str, str],
+        stderr: int | IO[bytes],
+        network: int | None,
     ) -> None:
         self._server = server  # which ends with the last of its workers
         request = {
-            "module": module, "arguments": arguments, "environment": dict(environment), "folder": current_folder(),
-            "cores": sorted(os.sched_getaffinity(0)), "network": network,
+            "module": module,
+            "arguments": arguments,
+            "environment": dict(environment),
+            "folder": current_folder(),
+            "cores": sorted(os.sched_getaffinity(0)),
+            "network": network,
         }
         pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_status, theirs_status), *errors = pipes
@@ -101,7 +110,7 @@ class Forked:
 
     @property
     def pid(self) -> int:
-        """The process id; waits until there is a process. Raises `ProcessLookupError` when none came to be."""
+        """The process id; waits for the process to start. Raises `ProcessLookupError` if it ended before that."""
         while self._pid is None:
             if self.returncode is not None:
                 raise ProcessLookupError("the worker ended before it began")
@@ -109,7 +118,7 @@ class Forked:
         return self._pid
 
     def poll(self) -> int | None:
-        """The exit code, negative for a signal, or None as long as it runs."""
+        """Returns the exit code, negative for a signal, or None while the process runs."""
         while self.returncode is None and self._listen(0.0):
             pass
         return self.returncode
@@ -130,7 +139,7 @@ class Forked:
                 os.kill(self.pid, signal.SIGKILL)
 
     def _listen(self, timeout: float | None) -> bool:
-        """Take in what comes of the process id and the exit code within `timeout` seconds; has anything come?"""
+        """Reads the process id and the exit code as they come; returns whether any came within `timeout` seconds."""
         ready = select.poll()  # select() knows no file above 1023
         ready.register(self._status, select.POLLIN)
         if not ready.poll(None if timeout is None else timeout * 1e3):
@@ -155,7 +164,7 @@ def _file_number(file: int | IO[bytes]) -> int:
 
 
 class _ForkServer:
-    """A running fork server; it ends when nobody holds this object any more."""
+    """A running fork server; it ends when this object is garbage-collected."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self.control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -176,7 +185,7 @@ _running: dict[object, _ForkServer] = {}
 
 
 def _fork_server(environment: Mapping[str, str]) -> _ForkServer | None:
-    """The process to fork from, from a caller's second worker on."""
+    """Returns the process to fork from; None for a caller's first worker and on other systems than Linux."""
     if not sys.platform.startswith("linux"):
         return None
     read = tuple(sorted((k, v) for k, v in environment.items() if k.startswith(IMPORT_TIME_PREFIXES)))

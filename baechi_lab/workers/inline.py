@@ -1,4 +1,4 @@
-"""An executor that computes in the caller's thread: for tests, small sweeps, and debuggers."""
+"""An executor that runs calls in the caller's thread: for tests, small sweeps and debuggers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from typing import Any
 
 
 class InlineExecutor(Executor):
-    """`submit` runs the function at once.
+    """An executor whose `submit` runs the function at once.
 
     >>> InlineExecutor().submit(max, 1, 2).result()
     2
     """
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """A finished future: its result, or the error that the function raised."""
+        """Returns a finished future with the function's result or error."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()
         try:

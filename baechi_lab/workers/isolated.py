@@ -1,4 +1,4 @@
-"""Commands that run a module in a Python process apart from the current folder.
+"""Commands that run a module in a Python process that imports nothing from the current folder.
 
 `python -m`, `python -c` and a PYTHONPATH that names the current folder import whatever lies there under the name of a
 library: a `random.py` in a folder of data would run. So a child gets the caller's `sys.path` without the current folder
@@ -77,9 +77,9 @@ def current_folder() -> str | None:
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when the thread that started it ends.
+    """Asks the kernel to kill this process when the thread that started it ends.
 
-    Linux only, and at once even inside a long call into a library; elsewhere the end of stdin has to tell.
+    On Linux this works even during a long call into a library. On other systems a process notices the end of stdin.
     """
     if sys.platform.startswith("linux"):
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

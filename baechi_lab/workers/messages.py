@@ -26,12 +26,12 @@ MAX_HEADER_BYTES = 1 << 28
 MAX_BODY_BYTES = 1 << 40
 
 Send = Callable[..., None]
-"""What a request's handler answers with: `send(kind, header, arrays)`."""
+"""Type of the function with which a handler answers: `send(kind, header, arrays)`."""
 
 
 @dataclass(frozen=True)
 class Message:
-    """One message: what `kind` says, a JSON-able `header`, and arrays."""
+    """One message: its `kind`, a `header` that JSON can hold, and arrays."""
 
     kind: str
     header: dict[str, Any]
@@ -39,7 +39,7 @@ class Message:
 
 
 def encode(message: Message) -> bytes:
-    """The frame of a message.
+    """Returns the frame of a message.
 
     >>> decode_all(encode(Message("step", {"index": 3}, (np.arange(2),))))[0].header["index"]
     3
@@ -78,13 +78,13 @@ def _unpack(entry: dict[str, Any], raw: bytes) -> NDArray[Any]:
 
 
 class Decoder:
-    """Turns bytes, as they arrive, into messages; `FormatError` for bytes that are no message."""
+    """Decodes messages from bytes as they arrive; raises `FormatError` for bytes that are no message."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Add `data` and yield every message that is now whole."""
+        """Adds `data` and yields every message that is now complete."""
         self._buffer += data
         while True:
             prefix = bytes(self._buffer[: len(MAGIC)])
@@ -119,18 +119,18 @@ def _message(text: bytes, body: bytes) -> Message:
 
 
 def decode_all(data: bytes) -> list[Message]:
-    """Every message in `data`."""
+    """Returns every message in `data`."""
     return list(Decoder().feed(data))
 
 
 def write_message(stream: BinaryIO, kind: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
-    """Send one message on a blocking stream."""
+    """Writes one message to a blocking stream."""
     stream.write(encode(Message(kind, header, tuple(arrays))))
     stream.flush()
 
 
 def read_message(stream: BinaryIO) -> Message | None:
-    """The next message of a blocking stream; None at its end."""
+    """Returns the next message of a blocking stream; None at its end."""
     head = _exactly(stream, _HEAD.size)
     if head is None:
         return None

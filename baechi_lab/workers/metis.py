@@ -1,8 +1,8 @@
-"""METIS in a process of its own.
+"""METIS in a separate process.
 
-METIS prints on C's standard output when a part comes out empty, whatever its options say, and this text would end up in
-`--json` output. Only a whole process can be silenced without a risk for what other threads print. All threads share one
-such process; it starts with the first request and ends with its caller.
+METIS prints to C's standard output when a part is empty, whatever its options say, and this text would end up in `--json`
+output. Only a whole process can be silenced without silencing other threads. All threads share one such process; it starts
+with the first request and ends with its caller.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A pool of processes that import nothing from the current folder and outlive nobody.
+"""A pool of processes that import nothing from the current folder and end with their caller.
 
-Like `concurrent.futures.ProcessPoolExecutor` with spawned processes, which start as `python -c` with the current folder
-first on their path, and stay, with a process that tracks resources, when the caller is killed.
+It replaces `concurrent.futures.ProcessPoolExecutor` with spawned processes. Those start as `python -c` with the current
+folder first on their path, and keep running, beside a resource tracker, when the caller is killed.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from .messages import Message
 
 CHILD = "baechi_lab.workers.pool_process"
 TRIES = 2
-"""A task whose process was killed is tried once more: the kill may have been meant for another."""
+"""Attempts per task: one whose process was killed runs once more, as another task may have used up the memory."""
 
 _Job = tuple[Future[Any], bytes, tuple["Shared", ...]]
 
 importing_main = False
-"""In a process of a pool: is the caller's program being imported?"""
+"""In a process of a pool: whether the caller's program is being imported."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Stands for bytes that every process of a pool is sent once, in the arguments of `submit`."""
+    """A token in the arguments of `submit` for bytes that every process of a pool is sent once."""
 
     key: str
 
 
 class Pool(Executor):
-    """`count` processes, each started with its first task, by a thread of its own that lives as long as it.
+    """An executor with `count` processes; a thread starts each of them with its first task and lives as long as it.
 
-    `tries`: how often a task is begun whose process is killed; tasks that wait for each other have one.
+    `tries`: attempts for a task whose process is killed; use 1 where tasks wait for each other.
 
     A program that uses it from a script needs the usual `if __name__ == "__main__":`.
 
@@ -69,13 +69,13 @@ class Pool(Executor):
             thread.start()
 
     def share(self, data: bytes) -> Shared:
-        """A name for `data` in arguments, in whose place the function gets the bytes."""
+        """Returns a token for `data` in arguments; the function gets the bytes in its place."""
         token = Shared(hashlib.blake2b(data, digest_size=16).hexdigest())
         self._shared_data[token.key] = data
         return token
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """See `concurrent.futures.Executor`; the future of a task whose processes were killed has `BrokenExecutor`."""
+        """As in `concurrent.futures.Executor`; the future of a task whose processes were killed raises `BrokenExecutor`."""
         if self._closed.is_set():
             raise RuntimeError("the pool is closed")
         future: Future[Any] = Future()
@@ -84,7 +84,7 @@ class Pool(Executor):
         return future
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes when their tasks are done."""
+        """Ends the processes when their tasks are done."""
         self._closed.set()
         if cancel_futures:
             self._cancel()
@@ -95,7 +95,7 @@ class Pool(Executor):
                 thread.join()
 
     def kill(self) -> None:
-        """End the processes now, whatever they are doing."""
+        """Ends the processes at once."""
         self._killed.set()
         self.shutdown(cancel_futures=True)
 
@@ -107,7 +107,7 @@ class Pool(Executor):
             return
 
     def _serve(self) -> None:
-        """One thread: its process and the tasks that go to it."""
+        """Runs in each thread: sends tasks to the thread's process."""
         process: _Process | None = None
         try:
             while (job := self._jobs.get()) is not None:
@@ -121,7 +121,7 @@ class Pool(Executor):
     def _answer(
         self, process: _Process | None, future: Future[Any], task: bytes, shared: tuple[Shared, ...]
     ) -> _Process | None:
-        """Fill the future; the process to go on with, if there is one."""
+        """Sets the future's result or error; returns the process for the next task, or None if it has ended."""
         for retries_left in reversed(range(self._tries)):
             try:
                 process = process or _Process()
@@ -143,7 +143,7 @@ class Pool(Executor):
 
 
 class _Process:
-    """One process and what it has been sent."""
+    """One process and the keys of the data that it has."""
 
     def __init__(self) -> None:
         self.worker = Worker(isolated(CHILD))
@@ -153,7 +153,7 @@ class _Process:
     def answer(
         self, task: bytes, shared: tuple[Shared, ...], shared_data: dict[str, bytes], killed: threading.Event
     ) -> tuple[bool, Any]:
-        """Has the call returned, and what: its value, or its error."""
+        """Returns whether the call succeeded, and its value or its error."""
         new_keys = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent_keys]
         first = [] if self.prepared else [pickle.dumps(_preparation())]
         header = {"keep": new_keys, "prepare": not self.prepared}
@@ -174,7 +174,7 @@ def _array(data: bytes) -> NDArray[np.uint8]:
 
 
 def _preparation() -> dict[str, Any]:
-    """What multiprocessing tells a spawned process, so that functions of the caller's program are found there."""
+    """Returns what multiprocessing sends to a spawned process, so that it finds functions of the caller's program."""
     from multiprocessing.spawn import get_preparation_data
 
     with in_existing_folder():

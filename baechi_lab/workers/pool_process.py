@@ -1,4 +1,4 @@
-"""A process of a `Pool`: it runs pickled calls that come through its caller's pipe, one at a time."""
+"""A process of a `Pool`: it runs pickled calls from its caller's pipe, one at a time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .process import incoming, private_stdout
 
 
 def main() -> None:
-    """Answer tasks until stdin ends."""
+    """Runs tasks until stdin ends."""
     die_with_parent()
     answers = private_stdout()
     requests = incoming(sys.stdin.buffer)
@@ -55,7 +55,7 @@ def _pack_reply(succeeded: bool, value: Any) -> bytes:
 
 
 def _pack_error(error: BaseException) -> bytes:
-    """The error itself where it can travel, else its text."""
+    """Packs the error itself where it can be pickled, else its text."""
     try:
         packed = _pack_reply(False, error)
         pickle.loads(packed)  # noqa: S301  (made in the line above)

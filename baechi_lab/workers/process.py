@@ -1,8 +1,8 @@
 """The worker process, the module that `client.WORKER` runs: it reads requests on stdin and answers on stdout.
 
-It has a TensorFlow runtime of its own, because logical devices and memory limits can only be set before TensorFlow
-starts, and because a crash, a hang or an exhausted memory must not take the caller along. It ends when its caller
-does: the kernel kills it with its parent (Linux), and the end of stdin ends it everywhere.
+It has its own TensorFlow runtime, because logical devices and memory limits can only be set before TensorFlow starts, and
+because a crash, a hang or exhausted memory must not end the caller. It ends with its caller: on Linux the kernel kills it
+with its parent, and on every system it ends when stdin ends.
 
 Requests: `devices`, `profile`, `links` and `execute`. Answers: `devices`; `progress` ..., `profile`; `link` ..., `done`;
 `ready`, `step` ..., `timeline`, `done`; and `failed` to any.
@@ -28,11 +28,11 @@ HANDLERS = {
     "links": "executors.tensorflow.linking",
     "profile": "profilers.tensorflow.isolated",
 }
-"""Request -> the module whose `serve` answers it; named, not imported, as an entry point is."""
+"""Request -> the module whose `serve` answers it, by name: it is imported with the first request."""
 
 
 def main() -> int:
-    """Serve requests until stdin ends."""
+    """Serves requests until stdin ends."""
     die_with_parent()
     answers = private_stdout()
     requests = incoming(sys.stdin.buffer)
@@ -46,14 +46,14 @@ def main() -> int:
 
 
 def private_stdout() -> BinaryIO:
-    """The answers' stream; whatever else writes to stdout from now on goes to stderr."""
+    """Returns the stream for answers; from now on, other output to stdout goes to stderr."""
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
     return answers
 
 
 def incoming(stream: BinaryIO) -> queue.Queue[Message]:
-    """The messages of `stream` as they come; its end ends the process, whatever it is doing."""
+    """Returns a queue of the messages of `stream`; the end of the stream ends the process."""
     requests: queue.Queue[Message] = queue.Queue()
     threading.Thread(target=_read_requests, args=(stream, requests), daemon=True).start()
     return requests
@@ -72,7 +72,7 @@ def _read_requests(stream: BinaryIO, requests: queue.Queue[Message]) -> None:
 
 
 def handle(request: Message, send: Send) -> None:
-    """Answer one request; what goes wrong becomes a `failed` message with a status."""
+    """Answers one request; an error becomes a `failed` message with a status."""
     tf = import_tensorflow()
     from .failures import first_line
 

@@ -11,9 +11,9 @@ from ..errors import MissingPackage
 
 
 class RayExecutor(Executor):
-    """Runs calls as Ray tasks; what is shared goes into Ray's object store, once to each machine.
+    """An executor that runs calls as Ray tasks; shared data goes into Ray's object store, once to each machine.
 
-    Ray sends a task again when its worker or machine dies (`max_retries`, 3 unless an option says otherwise).
+    Ray runs a task again when its worker or machine dies (option `max_retries`, by default 3).
 
     Args:
         options: of `ray.remote`, for example `num_cpus=1`. Ray is started when it is not running.
@@ -40,7 +40,7 @@ class RayExecutor(Executor):
         )
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """The future of a Ray task; cancelling it cancels the task."""
+        """Returns the future of a Ray task; cancelling it cancels the task."""
         if fn not in self._remote:
             self._remote[fn] = self._ray.remote(**self._options)(_plain(fn))
         reference = self._remote[fn].remote(*args, **kwargs)
@@ -54,12 +54,12 @@ class RayExecutor(Executor):
         return future
 
     def share(self, data: bytes) -> Any:
-        """A reference to `data` in the object store, in whose place the function gets the bytes."""
+        """Returns a reference to `data` in the object store; the function gets the bytes in its place."""
         return self._ray.put(data)
 
 
 def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that calls `fn`: Ray takes no built-in functions and no other callables."""
+    """Returns a plain function that calls `fn`: Ray accepts neither built-in functions nor other callables."""
     if isinstance(fn, FunctionType):
         return fn
 

@@ -1,4 +1,4 @@
-"""TensorFlow for a process that serves: without the packages that it imports only where it finds them."""
+"""Imports TensorFlow in worker processes, without the optional packages that it would import as well."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 from ..importing import absent, in_existing_folder, uncollected
 
 OPTIONAL = ("IPython", "h5py", "keras", "pandas", "rich")
-"""Tables, notebooks and files of weights: a fifth of the time of importing TensorFlow, and nothing that serves needs them."""
+"""Optional packages for tables, notebooks and weight files: a fifth of TensorFlow's import time, and no worker needs them."""
 
 
 def import_tensorflow() -> Any:
-    """The module `tensorflow`; a first import takes OPTIONAL for absent, and they can be imported afterwards.
+    """Returns the module `tensorflow`. Its first import does not import OPTIONAL; they can be imported afterwards.
 
     >>> import_tensorflow().constant(1).shape
     TensorShape([])

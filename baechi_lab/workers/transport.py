@@ -14,18 +14,18 @@ _SPECS = ("inputs", "outputs", "variables")
 
 
 def step_header(step: Step) -> dict[str, Any]:
-    """Everything of a step that is text."""
+    """Returns the texts of a step, as the header of a message."""
     specs = {key: [[s.name, s.dtype, list(s.shape)] for s in getattr(step, key)] for key in _SPECS}
     return {"name": step.name, "updates": list(step.updates), **specs}
 
 
 def step_arrays(step: Step) -> tuple[NDArray[Any], ...]:
-    """The graph's bytes, then the variables' values."""
+    """Returns the graph's bytes and the variables' values."""
     return (np.frombuffer(step.graph_def, np.uint8), *step.initial_values)
 
 
 def read_step(header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[Step, tuple[NDArray[Any], ...]]:
-    """The step of a message, and the arrays that follow it: batches of inputs, of which the first is its example."""
+    """Returns the step of a message, and the batches of inputs that follow it; the first is the step's example."""
     specs = {key: tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in header[key]) for key in _SPECS}
     values = 1 + len(specs["variables"])
     batches = tuple(arrays[values:])

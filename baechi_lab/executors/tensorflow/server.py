@@ -21,8 +21,8 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
-from ...workers.tensorflow_import import import_tensorflow
 from ...workers.network import leave_network
+from ...workers.tensorflow_import import import_tensorflow
 from . import tunnel
 from .heap import keep_freed_memory
 from .loopback import REFUSAL, USERS, is_loopback, keep_to_loopback
