@@ -1,4 +1,4 @@
-"""Checks of arguments that many functions make."""
+"""Checks of arguments that many functions share."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .errors import InvalidInput
 
 
 def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
-    """`value` as an int; `InvalidInput` unless it is a whole number (NumPy's included, no bool) of at least `low`.
+    """Returns `value` as an int; raises `InvalidInput` unless it is a whole number (not a bool) of at least `low`.
 
     `also` ends the sentence where the caller takes something else as well, for example ", or None".
 
@@ -30,7 +30,7 @@ def check_whole(field: str, value: object, low: int = 1, also: str = "") -> int:
 def check_position(
     field: str, value: object, count: int, noun: str = "positions", error: type[InvalidInput] = InvalidInput
 ) -> int:
-    """`value` as an int; `error` unless it is a whole number from 0 to `count - 1`.
+    """Returns `value` as an int; raises `error` unless it is a whole number from 0 to `count - 1`.
 
     >>> check_position("device", 2, 2, "devices")
     Traceback (most recent call last):
@@ -42,7 +42,7 @@ def check_position(
 
 
 def check_flag(field: str, value: object, also: str = "") -> bool:
-    """`value`; `InvalidInput` unless it is True or False (NumPy's included).
+    """Returns `value` as a bool; raises `InvalidInput` unless it is True or False.
 
     >>> check_flag("moved", 2)
     Traceback (most recent call last):
@@ -54,7 +54,7 @@ def check_flag(field: str, value: object, also: str = "") -> bool:
 
 
 def check_text(field: str, value: object, choices: Iterable[str] | None = None) -> None:
-    """`InvalidInput` unless `value` is a text, and among `choices` where that is given.
+    """Raises `InvalidInput` unless `value` is a text, and one of `choices` if these are given.
 
     >>> check_text("effort", "higher", ("normal", "high"))
     Traceback (most recent call last):
@@ -66,7 +66,7 @@ def check_text(field: str, value: object, choices: Iterable[str] | None = None) 
 
 
 def is_list(value: object) -> bool:
-    """Whether there is something to go through; an array without dimensions only looks as if there were.
+    """Whether `value` can be iterated; an array without dimensions cannot.
 
     >>> import numpy as np
     >>> is_list((1, 2)), is_list(np.arange(2)), is_list(np.array(2)), is_list(2)

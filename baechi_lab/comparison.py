@@ -1,4 +1,4 @@
-"""`compare`: several placers on one graph and cluster, one row each, against a common lower bound."""
+"""`compare`: runs several placers on one graph and cluster, and compares each with a lower bound."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 DEFAULT_PLACERS = ("auto", "single", "m-topo", "m-etf", "m-sct")
 
 ROW_ERRORS = (BaechiLabError, ArithmeticError, LookupError, MemoryError, RuntimeError, ValueError)
-"""What a placer may raise without ending the comparison: it becomes the text of its row."""
+"""Errors of a placer that become the text of its row instead of ending the comparison."""
 
 COLUMNS = (
     "placer",
@@ -184,7 +184,7 @@ def compare(
 
 
 def _pipeline(micro_batches: Any, schedule: Any, batch_size: Any) -> dict[str, Any]:
-    """What `bl.simulate` takes of these, checked before anything runs."""
+    """Returns the checked arguments for `bl.simulate`."""
     from .passes.unroll import micro_batch_size
     from .simulator.pipelined import checked_pipeline
 
@@ -211,7 +211,7 @@ def _make_placers(
     pipeline: Mapping[str, Any],
     common: Mapping[str, Any],
 ) -> list[tuple[str, Any]]:
-    """A label and a validated placer object per row; all names are checked before anything runs."""
+    """Returns a label and a validated placer per row; raises for unknown names before anything runs."""
     from .placers.registry import make_placer, placer_class, told_pipeline
 
     if isinstance(placers, str):
@@ -246,7 +246,7 @@ def _check_used(kind: str, names: Iterable[str], known_names: Iterable[str]) -> 
 
 
 def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | None) -> Sequence[Any]:
-    """Who names placers gets the graph as it is, and so do pipelines; who names nothing gets the best that is known."""
+    """Returns the given passes. Default: none for named placers and for micro-batches, else `PASSES`."""
     from .passes.optimize import PASSES
 
     return passes if passes is not None else PASSES if placers is None and micro_batches is None else ()
@@ -268,7 +268,7 @@ def _lower_bound(
 
 
 def _compile_kernels(placer: Any) -> None:
-    """Place three ops first: numba compiles a kernel on its first use ever, which must not count as placing time."""
+    """Places three ops, so that numba compiles the placer's kernels now and not while the placer is timed."""
     if getattr(placer, "anytime", False):
         return  # would search on for its whole time limit
     with suppress(*ROW_ERRORS):  # the row will say it
@@ -312,12 +312,12 @@ def _simulate_row(
 
 
 def winner_of(placement: Placement) -> str:
-    """Whose answer a portfolio took; empty of any other placer."""
+    """Returns the placer whose answer a portfolio took; empty for other placers."""
     return str(placement.info.get("winner", ""))
 
 
 def summary(timeline: Timeline) -> dict[str, Any]:
-    """The columns of a row that come from its timeline."""
+    """Returns the columns of a row that come from its timeline."""
     busiest = float(timeline.busy_us.max(initial=0.0))
     return {
         "makespan_us": timeline.makespan_us,

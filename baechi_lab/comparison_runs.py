@@ -1,4 +1,4 @@
-"""The measured columns of `compare`: every placement runs on real devices, in turns."""
+"""The measured columns of `compare`: all placements run on real devices in alternating order."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from .executors.native_runner import NativeRunner
 
 ROUNDS = 3
-"""Turns in which the steps of every placement run, so that a drift of the machine meets all placements."""
+"""Rounds over which the steps of every placement are spread, so that a drift of the machine affects all alike."""
 
 NOT_MEASURED = {"measured_us": float("nan"), "measured_low_us": float("nan"), "measured_high_us": float("nan")}
 
 
 def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluster | None]:
-    """The record to simulate, and the running cluster where one was given."""
+    """Returns the `Cluster` record, and the running cluster if one was given."""
     if isinstance(cluster, Cluster):
         return cluster, None
     record = getattr(cluster, "cluster", None)
@@ -34,7 +34,7 @@ def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluste
 def execution_target(
     cluster: Cluster, local: LocalCluster | None, backend: str | None, workers: Sequence[str]
 ) -> dict[str, Any]:
-    """The options of `bl.execute` that say where: a running cluster, TensorFlow servers, else the attached devices."""
+    """Returns the options of `bl.execute` for a running cluster, TensorFlow servers or the attached devices."""
     if local is not None:
         return {"cluster": local, "backend": backend}
     if workers or backend == "tensorflow-cluster":
@@ -87,7 +87,7 @@ def measure_rows(
 
 
 def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, Any]:
-    """Columns of a timeline's peaks: of the fullest device, of each, and what the fullest held at its peak."""
+    """Returns the peak of the fullest device, the peak of each device, and what the fullest held at its peak."""
     peaks = timeline.peak_bytes
     fullest = int(peaks.argmax()) if len(peaks) else 0
     return {
@@ -98,7 +98,7 @@ def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, Any]:
 
 
 def device_memory(timeline: Timeline) -> list[dict[str, Any]]:
-    """The peak of every device that held anything, with its parts."""
+    """Returns the peak of every device that held anything, by category."""
     return [
         {"device": name, "peak_bytes": int(timeline.peak_bytes[d]), "parts": timeline.peak_parts(d)}
         for d, name in enumerate(timeline.device_names)
@@ -115,7 +115,7 @@ class _Runner:
         self._traced: list[Placement] = []
 
     def _steps_to_trace(self, placement: Placement) -> int:
-        """One traced step in the first turn of a placement, for what it holds in memory."""
+        """Returns 1 in a placement's first round, whose traced step gives its memory, else 0."""
         traced_before = any(placement is earlier for earlier in self._traced)
         self._traced += [] if traced_before else [placement]
         return int(not traced_before)

@@ -1,8 +1,8 @@
-"""What identifies a value in stored and remembered results: a digest of its content, not of its address or its text.
+"""Digests that identify values in stored and remembered results by their content.
 
-Records count by their content, arrays by their bytes, parameter objects by their fields, other objects by what they
-would be pickled as. A function counts by its compiled code, its defaults, what it closes over and the globals that it
-reads; so does a class of the caller's own. What is installed (Python, packages, this one) counts by name and version.
+Records are identified by their content, arrays by their bytes, parameter objects by their fields, other objects by what
+pickle would store. Functions, and classes that are not installed, are identified by their compiled code, defaults,
+closures and the globals that they read. Installed code (Python, packages, this one) is identified by name and version.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ import numpy as np
 from .graph import Cluster, OpGraph, Placement, Step
 
 MOST_OBJECTS = 200_000
-"""A value that refers to more objects is not identified: it is a program's whole state, not an input."""
+"""Most objects that a value may refer to: one with more is a program's state, not an input."""
 _PACKAGE = __name__.partition(".")[0]
 _ATOMS = (str, int, float, complex, bool, bytes, type(None), type(...), type(NotImplemented))
 _DESCRIPTORS = (GetSetDescriptorType, MemberDescriptorType, MethodDescriptorType, WrapperDescriptorType)
@@ -52,9 +52,9 @@ _NOT_OF_A_CLASS = {
     "_abc_impl",
     "__abstractmethods__",
 }
-"""Entries of a class that say nothing of what it does, or follow from the others."""
+"""Entries of a class that do not affect what it does, or follow from others."""
 _ONLY_ADD = {"append", "appendleft", "add", "extend"}
-"""Methods of lists and sets that return nothing: what a function only adds to is no input of it."""
+"""Methods of lists and sets that return nothing: a variable that a function only adds to is not its input."""
 _READERS = {
     "open",
     "load",
@@ -70,11 +70,11 @@ _READERS = {
     "input",
     "urlopen",
 }
-"""Names by which a function reads what may have changed since, and what no digest of the function sees."""
+"""Names with which a function reads files or settings, which its digest cannot cover."""
 
 
 class Unidentified(Exception):
-    """A value has no identity that would be the same in another process; the message is a noun that says why."""
+    """Raised for a value that cannot be identified in another process; the message is a noun that says why."""
 
 
 def content_digest(value: Any) -> str:
@@ -97,12 +97,12 @@ def content_digest(value: Any) -> str:
 
 class _Digester:
     def __init__(self) -> None:
-        self.path: dict[int, int] = {}  # objects that are being digested -> their depth
+        self.path: dict[int, int] = {}  # id of an object that is being digested -> its depth
         self.digests: dict[int, str] = {}
-        self.alive: list[Any] = []  # so that no id is used again
+        self.alive: list[Any] = []  # keeps objects alive, so that no id is used twice
 
     def of(self, value: Any) -> str:
-        """The digest of a value."""
+        """Returns the digest of a value."""
         if type(value) in _ATOMS:
             return _hash_chunks(type(value).__name__, hex(value) if type(value) is int else repr(value))
         key = id(value)
@@ -122,11 +122,11 @@ class _Digester:
         return [self.of(value) for value in values]
 
     def pairs(self, mapping: Any) -> list[str]:
-        """Of keys and values, in an order that does not depend on that of the mapping."""
+        """Returns the digests of keys and values, in an order independent of the mapping's."""
         return [digest for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for digest in pair]
 
     def describe(self, value: Any) -> Iterator[str]:
-        """What a value consists of: its kind first."""
+        """Yields the texts and digests that describe a value, its kind first."""
         kind = type(value)
         if isinstance(value, (OpGraph, Cluster)):
             yield from (kind.__name__, value.content_key)
@@ -218,7 +218,7 @@ class _Digester:
             yield from self.globals_of(value)
 
     def globals_of(self, value: FunctionType) -> Iterator[str]:
-        """What the function and those inside it read of the globals, and of modules among these."""
+        """Describes the global variables that the function and its nested functions read."""
         names = set(_names(value.__code__))
         if reads := names & _READERS:
             raise Unidentified(f"a function that reads what may change ({', '.join(sorted(reads))})")
@@ -235,14 +235,14 @@ class _Digester:
             yield from ("import", name, version_of(name))
 
     def reached(self, value: Any, names: set[str]) -> Iterator[str]:
-        """A global; of a module of the caller's own, those attributes that are named."""
+        """Describes a global variable, and the named attributes of a module that is not installed."""
         yield self.of(value)
         if isinstance(value, ModuleType) and not installed(value.__name__):
             for name in sorted(names & vars(value).keys()):
                 yield from self.reached(vars(value)[name], names)
 
     def code(self, value: CodeType) -> Iterator[str]:
-        """Without line numbers and file, which change when something else does."""
+        """Describes code without line numbers and file name, which change when other code does."""
         yield _hash_chunks(value.co_code, getattr(value, "co_exceptiontable", b""))
         columns = (
             value.co_consts,
@@ -259,7 +259,7 @@ class _Digester:
         yield from self.each(columns)
 
     def reduced(self, value: Any) -> Iterator[str]:
-        """Any other object, as pickle would describe it; nothing is called but what its class does for pickle."""
+        """Describes any other object by what `__reduce_ex__` returns, as pickle would."""
         kind = type(value)
         described = f"a {kind.__name__}"
         if kind is object:
@@ -296,7 +296,7 @@ def _hash_chunks(*chunks: str | bytes) -> str:
 
 
 def state_of(value: Any) -> dict[str, Any]:
-    """The attributes of an object, without what its class has only cached there."""
+    """Returns the attributes of an object, without cached properties."""
     return {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(type(value))}
 
 
@@ -308,7 +308,7 @@ def _cached_names(kind: type) -> set[str]:
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:
-    """The code and what is defined inside it."""
+    """Yields the code and the code of nested functions."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -316,7 +316,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def _names(code: CodeType) -> Iterator[str]:
-    """Globals and attributes that are named."""
+    """Yields the names of globals and attributes."""
     for each in _codes(code):
         yield from each.co_names
 
@@ -327,12 +327,12 @@ def _global_names(code: CodeType) -> set[str]:
 
 
 def _imports(code: CodeType) -> list[str]:
-    """Modules that are imported inside; the text is empty for a relative import of a package itself."""
+    """Returns the modules that the code imports; the name is empty for a relative import of a package itself."""
     return sorted({str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname == "IMPORT_NAME"})
 
 
 def _only_added_to(code: CodeType) -> set[str]:
-    """Names of globals and closed-over variables whose every use is `name.append(...)` or the like."""
+    """Returns the names of globals and closed-over variables whose every use is `name.append(...)` or similar."""
     added: set[str] = set()
     read: set[str] = set()
     loads = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")
@@ -357,7 +357,7 @@ def _library_folders() -> tuple[str, ...]:
 
 
 def installed(module: str | None) -> bool:
-    """Is a module part of Python or of an installed package, so that its version says what is in it?"""
+    """Whether a module belongs to Python or to an installed package, so that a version identifies it."""
     top = (module or "").partition(".")[0]
     if top == "__main__":  # its file may be that of a launcher, such as Jupyter's
         return False
@@ -372,7 +372,7 @@ def installed(module: str | None) -> bool:
 
 @functools.cache
 def version_of(module: str) -> str:
-    """The version of what a module belongs to; empty where that is unknown."""
+    """Returns the version of the package that a module belongs to; empty if unknown."""
     top = module.partition(".")[0]
     if top in sys.stdlib_module_names:
         return sys.version.split()[0]

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """Inside, modules of these names that nobody has imported yet cannot be; afterwards they can.
+    """Within the block, modules of these names cannot be imported unless they already are.
 
     >>> with absent("antigravity"):
     ...     import antigravity
@@ -33,7 +33,7 @@ def absent(*names: str) -> Iterator[None]:
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Inside, nothing looks for garbage: an import makes a million objects that stay, and TensorFlow's took a sixth longer.
+    """Within the block, garbage collection is off: with it, importing TensorFlow took a sixth longer.
 
     >>> with uncollected():
     ...     gc.isenabled()
@@ -50,7 +50,7 @@ def uncollected() -> Iterator[None]:
 
 @contextmanager
 def in_existing_folder() -> Iterator[None]:
-    """Inside, a current folder that was deleted is replaced by the root: some packages resolve it when they are imported.
+    """Within the block, the root replaces a deleted current folder, which some packages resolve when they are imported.
 
     >>> with in_existing_folder():
     ...     os.path.isdir(os.getcwd())

@@ -1,4 +1,4 @@
-"""Remembering what a stage returned, by the content of everything it depends on."""
+"""Memory of what stages returned, by the content of their inputs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Memo:
         self._lock = threading.Lock()
 
     def recall(self, name: str, stage: Callable[..., Any], *inputs: Any, fresh: bool = False) -> tuple[Any, bool]:
-        """`stage(*inputs)` and whether it was computed: because it was not held, or because `fresh` asks for it."""
+        """Returns `stage(*inputs)` and whether it was computed: it was not remembered, or `fresh` is true."""
         depends = getattr(stage, "depends", lambda *all_of_them: all_of_them)
         key = content((stage, *depends(*inputs)))
         if not isinstance(key, str):
@@ -54,6 +54,6 @@ class Memo:
         return value, True
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Forgets all results."""
         with self._lock:
             self._results.clear()

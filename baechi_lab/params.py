@@ -1,4 +1,4 @@
-"""Parameter objects: what placers, passes and stages have in common."""
+"""Parameter objects, the base of placers, passes and stages."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Params:
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
     def get_params(self) -> dict[str, Any]:
-        """The parameters by name, as given or by default."""
+        """Returns the parameters by name."""
         return {f.name: getattr(self, f.name) for f in fields(self)} if is_dataclass(self) else {}
 
     def check(self) -> None:
-        """Types first, where they are plain ones, then `validate`."""
+        """Checks the types of plain fields, then calls `validate`."""
         for field in fields(self) if is_dataclass(self) else ():
             value, words = getattr(self, field.name), str(field.type).split(" | ")
             if set(words) <= set(_TYPES) and not any(_is_of(value, word) for word in words):
@@ -52,11 +52,11 @@ class Params:
         self.validate()
 
     def owner_text(self) -> str:
-        """What messages say behind a field's name, where the field alone would not tell whose it is."""
+        """Returns text that messages append to a field's name, to name its owner."""
         return ""
 
     def validate(self) -> None:
-        """Raise `InvalidInput` for a parameter outside its range."""
+        """Raises `InvalidInput` for a parameter outside its range."""
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -35,13 +35,13 @@ class Stage(Params):
 
 @dataclass(frozen=True, eq=False)
 class Result:
-    """What a pipeline made; a stage that it lacks leaves None (without `optimize`, `coarse` is `graph`).
+    """The results of a pipeline; None for stages that it lacks (without `optimize`, `coarse` is `graph`).
 
     Args:
         graph, coarse, placement, timeline, run: what the stages gave. `coarse` is the graph that was placed: where none of
             its placements fits, that is one of smaller groups, or of single ops, and `placement.info["finer_groups"]` says so.
         bounds: the named lower bounds of the step in microseconds, `.best` the largest.
-        recomputed: the stages that were not remembered.
+        recomputed: the stages that were computed and not remembered.
     """
 
     graph: OpGraph
@@ -145,7 +145,7 @@ class Pipeline:
         return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
 
     def _checked(self, subject: Any, cluster: Any, recompute: Collection[str]) -> Step | TorchStep | None:
-        """Refuse what cannot work before anything slow starts."""
+        """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""
         of_torch = getattr(subject, "framework", "") == "torch"
         if not of_torch and not isinstance(subject, (Step, OpGraph)):
             raise InvalidInput(
@@ -168,7 +168,7 @@ class Pipeline:
 
     @classmethod
     def of(cls, stage: Callable[..., Any]) -> Pipeline:
-        """The pipeline of one stage object."""
+        """Returns the pipeline of one stage."""
         return cls(**{stage.slot: stage}, memo=None) if isinstance(stage, Stage) else cls() | stage
 
     def __or__(self, other: Callable[..., Any]) -> Pipeline:
@@ -181,11 +181,11 @@ class Pipeline:
         return Pipeline(self.memo, **{**self.stages, **added})
 
     def replace(self, **stages: Callable[..., Any] | None) -> Pipeline:
-        """The same pipeline with some stages exchanged (None removes one); remembered results are shared."""
+        """Returns the pipeline with some stages replaced (None removes one); it shares remembered results."""
         return Pipeline(self.memo, **{**self.stages, **stages})
 
     def get_params(self) -> dict[str, Any]:
-        """The stages by slot."""
+        """Returns the stages by slot."""
         return dict(self.stages)
 
     def __eq__(self, other: object) -> bool:
@@ -261,7 +261,7 @@ def _groups_in_words(optimize: Any) -> str:
 
 
 class _StageRunner:
-    """One run: every stage through the memory, noting which had to be computed."""
+    """Runs stages through the memory and records which were computed."""
 
     def __init__(self, pipeline: Pipeline, recompute: Collection[str]):
         self.stages, self.memo, self.recompute = pipeline.stages, pipeline.memo, recompute
@@ -284,7 +284,7 @@ def _bounds(graph: OpGraph, cluster: Cluster) -> Bounds:
 
 
 def _with_graph_key(placement: Placement | None, coarse: OpGraph) -> Placement | None:
-    """A placement by a function of one's own may not say which graph it is for: it is for the one that was given."""
+    """Returns the placement with the key of the graph that it was made for, which a user's function may leave out."""
     if placement is None or placement.graph_key is not None or placement.n != coarse.n:
         return placement
     return placement.replace(graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key)

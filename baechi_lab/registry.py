@@ -1,4 +1,4 @@
-"""Things that have a name - placers, passes, schedulers, models: found by it, made with parameters, listed with one line."""
+"""Registries of placers, passes, schedulers and models: classes by name, made with parameters, listed with one line."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """The classes of one kind by name; a class is imported when it is first asked for, so that listing costs nothing.
+    """The classes of one kind by name; a class is imported when it is first requested.
 
     Args:
         kind: what messages call them, for example "pass".
@@ -42,11 +42,11 @@ class Registry(Generic[T]):
         return {point.name: point for point in entry_points(group=self.group)} if self.group else {}
 
     def names(self) -> list[str]:
-        """All names: the built-in ones as they were given, then those that other packages add."""
+        """Returns all names: the built-in ones in their order, then those of other packages."""
         return list(dict.fromkeys([*self.built_in, *sorted(self._installed)]))
 
     def find(self, name: str) -> type[T]:
-        """The class registered under `name`; `UnknownNameError` suggests the nearest."""
+        """Returns the class registered under `name`; `UnknownNameError` suggests the nearest name."""
         if name in self.built_in:
             entry = self.built_in[name]
             if isinstance(entry, str):
@@ -59,7 +59,7 @@ class Registry(Generic[T]):
         raise UnknownNameError.of(self.kind, name, self.names())
 
     def make(self, name_or_object: str | T, params: Mapping[str, Any] | None = None) -> T:
-        """The validated object for a name and its parameters; an object passes through.
+        """Returns the validated object for a name and its parameters; a given object is validated and returned.
 
         Raises:
             UnknownNameError: no such name or parameter. InvalidInput: a parameter out of range, or beside an object.
@@ -81,5 +81,5 @@ class Registry(Generic[T]):
         return instance
 
     def lines(self) -> dict[str, str]:
-        """Every name with the first line of its class's docstring."""
+        """Returns every name with the first line of its class's docstring."""
         return {name: (self.find(name).__doc__ or "").strip().splitlines()[0] for name in self.names()}

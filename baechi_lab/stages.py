@@ -1,4 +1,4 @@
-"""The five stages as objects: each holds its validated parameters and is called with records.
+"""The five stages as objects: each has validated parameters and is called with records.
 
 A stage is anything callable with the inputs of its slot:
 
@@ -49,7 +49,7 @@ class Profile(Stage):
     progress: bool = True
 
     def validate(self) -> None:
-        """Refuse an unknown mode or hardware, and counts out of range."""
+        """Rejects an unknown mode or hardware, and counts out of range."""
         check_text("mode", self.mode)
         if self.mode not in ("measured", "estimated"):
             raise UnknownNameError.of("profile mode", self.mode, ("measured", "estimated"))
@@ -91,7 +91,7 @@ class Optimize(Stage):
         self.validate()
 
     def validate(self) -> None:
-        """Refuse an unknown pass, and a `forward_only` other than True, False and "auto"."""
+        """Rejects an unknown pass, and a `forward_only` other than True, False and "auto"."""
         from .passes.registry import make_pass
 
         for graph_pass in self.passes:
@@ -100,7 +100,7 @@ class Optimize(Stage):
             raise InvalidInput(f"forward_only is {self.forward_only!r}; it must be True, False or 'auto'")
 
     def depends(self, graph: OpGraph, cluster: Cluster) -> tuple[OpGraph, Cluster]:
-        """Passes look at devices and their memory, never at links: a link slider need not optimize again."""
+        """Returns the inputs that the result depends on: passes read devices and memory, never links."""
         return graph, cluster.replace(link=Link(0.0, 0.0), comm="parallel")
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> OpGraph:
@@ -151,19 +151,19 @@ class Place(Stage):
 
     @classmethod
     def with_params(cls, placer: Any, params: Mapping[str, Any]) -> Place:
-        """The stage for parameters of any name, such as the `placer` of post-adjusted."""
+        """Returns the stage for parameters of any name, such as the `placer` of post-adjusted."""
         stage = object.__new__(cls)
         stage._hold(placer, params)
         return stage
 
     def validate(self) -> None:
-        """Refuse an unknown placer or parameter, or a value outside its range."""
+        """Rejects an unknown placer or parameter, or a value outside its range."""
         from .placers.registry import make_placer
 
         make_placer(self.placer, **self.params)
 
     def get_params(self) -> dict[str, Any]:
-        """`placer` and the parameters given for it."""
+        """Returns `placer` and its parameters."""
         return {"placer": self.placer, **self.params}
 
     def __call__(self, graph: OpGraph, cluster: Cluster) -> Placement:
@@ -200,12 +200,12 @@ class Simulate(Stage):
     schedule: Any = None
 
     def get_params(self) -> dict[str, Any]:
-        """The parameters by name; those of micro-batches where they are given."""
+        """Returns the parameters by name; those of micro-batches only where given."""
         pipeline = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {"scheduler": self.scheduler, "on": self.on} | {k: v for k, v in pipeline.items() if v is not None}
 
     def validate(self) -> None:
-        """Refuse an unknown `on`, scheduler or schedule, and a count of micro-batches below 1."""
+        """Rejects an unknown `on`, scheduler or schedule, and a count of micro-batches below 1."""
         if self.on not in ("graph", "coarse"):
             raise UnknownNameError.of("graph to simulate on", self.on, ("graph", "coarse"))
         if isinstance(self.scheduler, str):
@@ -244,7 +244,7 @@ class Execute(Stage):
     timeout: float | None = None
 
     def validate(self) -> None:
-        """Refuse counts that are not whole numbers in range."""
+        """Rejects counts that are not whole numbers in range."""
         _check_counts(self, steps=1, warmup=0)
 
     def __call__(self, step: Step, placement: Placement) -> Run:

@@ -1,4 +1,4 @@
-"""What a step time is worth: held against one device, and what keeps every placement from being better."""
+"""Sentences about a step time: against one device, against the lower bound, and why no placement is better."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ if TYPE_CHECKING:
     import pandas
 
 SLOWER = 1.05
-"""From this many times the step of one device on, a step counts as slower."""
+"""A step of at least this many times that of one device counts as slower."""
 AT_THE_BOUND = 0.005
-"""A gap to the lower bound that is not worth a remedy."""
+"""A gap to the lower bound below this is no problem."""
 WELL_DIVIDED = 0.75
-"""Up to this many times the step of one device, groups have shown that they can be divided."""
+"""A step of at most this many times that of one device shows that the groups can be divided."""
 GROUPS_PER_DEVICE = 4
-"""Groups so few on average that a device's load can hardly be evened out."""
+"""With at most this many groups per device, loads can hardly be balanced."""
 LARGEST_SHARE = 0.5
-"""A group with more of the work than this leaves nothing to divide."""
+"""With a group of more than this share of the work, there is little to divide."""
 
 
 def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | None:
-    """The step with everything on the one device that runs it fastest, whether or not it fits there.
+    """Simulates the step on the one device that runs it fastest, whether or not it fits there.
 
     Args:
         graph, cluster: as in `bl.place`.
@@ -52,7 +52,7 @@ def one_device(graph: OpGraph, cluster: Cluster, **pipeline: Any) -> Timeline | 
 
 
 def against_one_device(step_us: float, one_device_us: float) -> str:
-    """How a step compares with that of one device, in words; empty where there is nothing to compare.
+    """Compares a step with that of one device in words; empty where a time is missing.
 
     >>> against_one_device(106.0, 100.0), against_one_device(50.0, 100.0), against_one_device(100.2, 100.0)
     ('1.06 times slower than one device', '2 times faster than one device', 'as fast as one device')
@@ -66,7 +66,7 @@ def against_one_device(step_us: float, one_device_us: float) -> str:
 
 
 def change_in_words(step_us: float, before_us: float) -> str:
-    """The change from one step to another in percent; empty where there is nothing to compare.
+    """Returns the change from one step to another in percent; empty where a time is missing.
 
     >>> change_in_words(141.0, 100.0), change_in_words(97.5, 100.0), change_in_words(5.0, 5.0)
     ('+41 %', '-2.5 %', 'no change')
@@ -80,7 +80,7 @@ def change_in_words(step_us: float, before_us: float) -> str:
 
 
 def gap_in_words(gap: float) -> str:
-    """How far a step is above the lower bound, as a person would round it.
+    """Returns the gap to the lower bound as a rounded percentage.
 
     >>> gap_in_words(0.0123), gap_in_words(1.05), gap_in_words(21.529), gap_in_words(float("nan"))
     ('1.2%', '105.0%', '2,150%', 'unknown')
@@ -112,7 +112,7 @@ def largest_share(graph: OpGraph) -> float:
 
 
 def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
-    """Whether passes left a group so large, or groups so few, that there is little to divide among the devices."""
+    """Whether passes left groups that are too large or too few to divide among the devices."""
     if coarse is graph or cluster.n == 1:
         return False
     few = GROUPS_PER_DEVICE * cluster.n
@@ -121,7 +121,7 @@ def too_coarse(graph: OpGraph, coarse: OpGraph, cluster: Cluster) -> bool:
 
 
 def coarse_in_words(coarse: OpGraph) -> str:
-    """What the passes left, where that is too little to divide."""
+    """Describes the groups that the passes left, where there is little to divide."""
     count = len(group_work(coarse))
     groups = f"{coarse.n:,} group{'' if coarse.n == 1 else 's'}"
     if count < coarse.n:
@@ -132,7 +132,7 @@ def coarse_in_words(coarse: OpGraph) -> str:
 
 
 def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: Cluster) -> tuple[str, ...]:
-    """What a table of `bl.compare` must not be read without, one sentence each.
+    """Returns notes without which a table of `bl.compare` would mislead, one sentence each.
 
     Args:
         table: with the columns `placer`, `makespan_us`, `gap`, `feasible` and `one_device_us`.
@@ -156,7 +156,7 @@ def notes_on(table: pandas.DataFrame, graph: OpGraph, placed: OpGraph, cluster: 
 
 
 def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[str, ...]:
-    """How the fastest placement that ran compares with the fastest way in which the framework ran the step undivided.
+    """Compares the fastest measured placement with the fastest undivided step of the framework, in one sentence.
 
     Both tables have the columns `placer` and `measured_us`, as `bl.compare` makes them.
     """
@@ -193,7 +193,7 @@ def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> st
 
 
 def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
-    """Which placement ran faster than the lower bound, and why that can be.
+    """Says which placement ran faster than the lower bound, and why that is possible.
 
     The table has the columns `placer`, `measured_us` and `lower_bound_us`, as `bl.compare` makes them.
     """
@@ -205,7 +205,7 @@ def note_on_bound(placed: pandas.DataFrame, graph: OpGraph) -> tuple[str, ...]:
 
 
 def finer(passes: Sequence[str]) -> list[tuple[str, ...]]:
-    """The same passes with the last ones left out, one more each time, to none.
+    """Returns the passes without the last one, without the last two, and so on to none.
 
     >>> finer(("colocation", "fusion"))
     [('colocation',), ()]

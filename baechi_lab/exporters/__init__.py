@@ -1,4 +1,4 @@
-"""A placement -> a folder with a training script that needs no baechi_lab."""
+"""Exports a placement as a folder with a training script that does not need baechi_lab."""
 
 from __future__ import annotations
 

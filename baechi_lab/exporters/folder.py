@@ -1,7 +1,7 @@
-"""Write a folder whole or not at all: beside its place first, then put there in one step.
+"""Writes a folder atomically: into a temporary folder beside it, which then takes its name in one step.
 
-With the files goes a list of their hashes. Only a folder that holds what its list says, file by file and nothing else,
-is ever replaced: what was added or changed since it was written is somebody's work.
+The folder includes a list of its files' hashes. Only a folder whose files all agree with the list, and that has no other
+files, is replaced: files that were added or changed are the user's work.
 """
 
 from __future__ import annotations
@@ -66,13 +66,13 @@ def write_folder(folder: str | os.PathLike[str], files: Mapping[str, bytes | str
 
 
 def _remove_leftover(folder: Path) -> None:
-    """Remove what a killed export left: plain files of its own, the earlier export only as it was."""
+    """Removes the temporary folder of a killed export if it holds plain files only."""
     if all(path.is_file() and not path.is_symlink() for path in folder.iterdir()):
         _remove(folder)
 
 
 def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
-    """Write the files and their list; until the list is there, the folder counts as half-written."""
+    """Writes the files and then their list; a folder without the list is incomplete."""
     hashes = {name: _write(partial / name, content) for name, content in files.items()}
     _make_readable(partial)
     listed = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)
@@ -103,7 +103,7 @@ def _check_free(target: Path) -> None:
 
 
 def _check_unchanged(folder: Path, name: Path) -> None:
-    """Refuse a folder that holds anything but what an export wrote there; `name` is what it is called."""
+    """Rejects a folder that holds anything but the unchanged files of an export; errors call it `name`."""
     hashes = _read_hashes(folder)
     if hashes is None:
         raise InvalidInput(f"folder {name} is not empty and holds no earlier export; give another name")
@@ -117,7 +117,7 @@ def _check_unchanged(folder: Path, name: Path) -> None:
 
 
 def _read_hashes(folder: Path) -> dict[str, str] | None:
-    """The hashes that an export wrote into `folder`; None where it holds no such list."""
+    """Returns the hashes that an export wrote into `folder`; None without such a list."""
     path = folder / LIST
     if path.is_symlink() or not path.is_file():
         return None
@@ -138,7 +138,7 @@ def _hash(path: Path) -> str:
 
 
 def _write(path: Path, content: bytes | str | Writer) -> str:
-    """Write one file to the disk; its hash."""
+    """Writes one file to the disk; returns its hash."""
     with path.open("wb") as stream:
         if callable(content):
             content(stream)
@@ -150,14 +150,14 @@ def _write(path: Path, content: bytes | str | Writer) -> str:
 
 
 def _make_readable(folder: Path) -> None:
-    """Give a folder made by mkdtemp, which only its owner may open, the usual permissions."""
+    """Gives a folder made by mkdtemp, which only its owner may open, the usual permissions."""
     mask = os.umask(0)
     os.umask(mask)
     folder.chmod(0o777 & ~mask)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have the names in a folder reach the disk, where a folder can be opened for that."""
+    """Writes the names in a folder to the disk, on systems that can."""
     with contextlib.suppress(PermissionError, IsADirectoryError):
         handle = os.open(folder, os.O_RDONLY)
         try:
@@ -167,7 +167,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _swap_into_place(partial: Path, target: Path) -> Path | None:
-    """Put `partial` in place in one step; where the export that was there is now (None: there was none).
+    """Renames `partial` to `target` in one step; returns the new path of the earlier export, or None.
 
     What came into the earlier export since it was looked at is seen once nobody finds it by its name any more; then
     it goes back.
@@ -202,7 +202,7 @@ def _swap_into_place(partial: Path, target: Path) -> Path | None:
 
 
 def _exchange_folders(partial: Path, target: Path) -> Path | None:
-    """Let two folders change names in one step; where `target` is now, None if this system or disk cannot."""
+    """Exchanges the names of two folders in one step; returns the new path of `target`, None if the system cannot."""
     library = ctypes.CDLL(None, use_errno=True) if os.name == "posix" else None
     names = os.fsencode(partial), os.fsencode(target)
     current_folder, swap = -100, 2  # AT_FDCWD; RENAME_EXCHANGE, and RENAME_SWAP of macOS
@@ -216,7 +216,7 @@ def _exchange_folders(partial: Path, target: Path) -> Path | None:
 
 
 def _remove(folder: Path) -> None:
-    """Remove a half-written export or a whole one, but never one to which something was added."""
+    """Removes an export, complete or not, unless files were added or changed."""
     with contextlib.suppress(OSError, InvalidInput):
         if (folder / LIST).exists():
             _check_unchanged(folder, folder)

@@ -1,1 +1,1 @@
-"""Will it fit, and what to give up when it does not."""
+"""Checks whether a step fits into memory, and simulates options that make it fit."""

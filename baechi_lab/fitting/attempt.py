@@ -1,4 +1,4 @@
-"""One attempt: a graph placed on a cluster, as a row of the table."""
+"""Places one graph on one cluster, as a row of the table."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ def place_option(
     cluster_code: str = "cluster",
     earlier: FitOption | None = None,
 ) -> FitOption:
-    """`option` with the timeline of the fastest placement, or why none fits; `code` makes the graph, `cluster_code` the cluster.
+    """Returns `option` with the fastest placement and its timeline, or with the reason why none fits.
 
-    `earlier` has a placement that counts as one of the tries.
+    `code` and `cluster_code` are the code of graph and cluster; the placement of `earlier` is one of those compared.
     """
     earlier_placement = None if earlier is None else earlier.placement
     fastest, why = placing.fastest(graph, cluster, earlier_placement)
@@ -36,11 +36,11 @@ def place_option(
 
 
 def count_computing(cluster: Cluster) -> int:
-    """Number of devices that compute: all but hosts, unless there are only hosts."""
+    """Returns the number of devices that compute: all but hosts, unless all are hosts."""
     hosts = sum(device.kind == HOST for device in cluster.devices)
     return cluster.n - hosts or cluster.n
 
 
 def has_only_hosts(cluster: Cluster) -> bool:
-    """Whether there is no device but hosts, which then compute."""
+    """Whether all devices are hosts; then hosts compute."""
     return all(device.kind == HOST for device in cluster.devices)

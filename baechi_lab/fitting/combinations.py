@@ -1,7 +1,7 @@
-"""Two ways together, where neither of them fits alone: recomputation with a smaller batch, with micro-batches, with offloading.
+"""Pairs of options where neither fits alone: recomputation with a smaller batch, with micro-batches or with offloading.
 
-Each pair is the same as its parts with one of them made first: what is recomputed is the graph of a smaller batch or of one
-micro-batch, and what is offloaded is the graph that recomputes.
+One option is applied to the graph of the other: the graph of a smaller batch or of one micro-batch is recomputed, and the
+recomputed graph is offloaded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def try_combinations(
     proof: Proof,
     allowed: Collection[str],
 ) -> Iterator[FitOption]:
-    """The pairs of `allowed` ways of which neither fits alone, but for what `proof` says is in vain."""
+    """Tries pairs of `allowed` kinds of which neither fits alone, without those that cannot fit by `proof`."""
     fitting_kinds = {option.kind for option in alone if option.fits}
     for name, try_pair in (
         (SMALLER_BATCH, _recompute_smaller_batches),
@@ -51,7 +51,7 @@ def try_combinations(
 
 
 def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """Half the batch, a quarter, ... recomputed, until one fits."""
+    """Tries recomputation with half the batch, a quarter and so on, until one fits."""
     size = subject.batch_size or 0
     while subject.rebuild is not None and (size := size // 2) >= 1:
         try:
@@ -76,7 +76,7 @@ def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Plac
 
 
 def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """Twice as many micro-batches, each recomputed, until one fits; the fastest choice of what is recomputed."""
+    """Tries recomputation with 2, 4, ... micro-batches until one fits; yields the fastest choice of each count."""
     counts = micro_batch_counts(subject.batch_size) if subject.rebuild is not None and subject.batch_size else []
     for count in counts:
         size = subject.batch_size // count  # type: ignore[operator]
@@ -95,7 +95,7 @@ def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: Placin
 
 
 def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """What recomputes, and then offloads; the fastest of all choices, else the one that needs least."""
+    """Tries recomputation and then offloading; yields the fastest choice that fits, else the one with the lowest peak."""
     options: list[FitOption] = []
     if has_only_hosts(cluster):
         return

@@ -1,4 +1,4 @@
-"""More devices: the least number of them on which a placement is found."""
+"""Searches the smallest number of devices on which a placement is found."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ MAX_DEVICES = 64
 def try_more_devices(
     subject: Subject, cluster: Cluster, placing: Placing, proof: Proof, first: FitOption | None = None
 ) -> Iterator[FitOption]:
-    """The least number of devices that is enough: doubled until one is, then halved towards it; never fewer than proven.
+    """Tries the smallest number of devices that is enough: doubles the number, then bisects, from the proven minimum on.
 
-    Where the step fits as it is (`first`), that placement is valid on more devices too, and none is slower.
+    Where the step fits as it is (`first`), its placement is compared too: it is valid on more devices.
     """
     earlier = first if first is not None and first.fits else None
     have, template = count_computing(cluster), FitOption("more devices", "any")

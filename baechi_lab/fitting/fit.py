@@ -1,4 +1,4 @@
-"""`fit`: does the step fit, and if not, what would make it fit, each way simulated."""
+"""`fit`: checks whether a step fits into memory, and simulates options that make it fit."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ GIVE_UP = {
     "recompute": "recomputation",
     "offload": "offloading",
 }
-"""What may be given up -> the way that does."""
+"""Name of what may be given up -> kind of option."""
 
 
 def fit(
@@ -47,11 +47,11 @@ def fit(
     placement: Placement | None = None,
     callback: Callable[[str], Any] | None = None,
 ) -> Fit:
-    """Whether a training step fits the devices' memory, and if not, the ways to make it fit, each simulated.
+    """Checks whether a training step fits into the devices' memory; if not, simulates options that make it fit.
 
-    More devices, a smaller batch, micro-batches, recomputation (jointly with the placement, `placers.giving_up`), offloading to a
-    host, and two of them together where neither fits alone. A cluster without a device of kind "host" is given one as large
-    as all devices together, four times, behind the cluster's link.
+    The options are more devices, a smaller batch, micro-batches, recomputation (jointly with the placement,
+    `placers.giving_up`), offloading to a host, and two of them together where neither fits alone. For offloading, a cluster
+    without a device of kind "host" gets one behind the cluster's link, with four times the memory of all devices.
 
     Args:
         graph: the profile of a step; or a model's name, a step of `bl.models.build`, or a function that takes a batch size
@@ -123,7 +123,7 @@ def fit(
 
 
 def _allowed_kinds(give_up: Sequence[str]) -> set[str]:
-    """Names of the ways that give up no more than this."""
+    """Returns the kinds of options that give up only these."""
     names: list[Any] = [give_up] if isinstance(give_up, str) or not is_list(give_up) else list(give_up)
     unknown = [name for name in names if not isinstance(name, str) or name not in GIVE_UP]
     if unknown or isinstance(give_up, str):

@@ -1,4 +1,4 @@
-"""Ways to make a step fit besides more devices: a smaller batch, micro-batches, recomputation, offloading."""
+"""Options that make a step fit on the same devices: a smaller batch, micro-batches, recomputation, offloading."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ MAX_MICRO_BATCHES = 16
 
 
 def try_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """Half the batch, a quarter, ... until one fits."""
+    """Tries half the batch, a quarter and so on, until one fits."""
     if subject.rebuild is None or subject.batch_size is None:
         yield FitOption("smaller batch", "any", error=NO_OTHER_BATCH)
         return
@@ -42,7 +42,7 @@ def try_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) ->
 
 
 def try_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """Twice as many micro-batches until the step fits."""
+    """Tries 2, 4, ... micro-batches until the step fits."""
     if subject.rebuild is None or subject.batch_size is None:
         yield FitOption("micro-batches", "any", error=NO_OTHER_BATCH)
         return
@@ -66,7 +66,7 @@ def try_micro_batch_count(
     small: OpGraph | None = None,
     code_of_small: str = "",
 ) -> FitOption:
-    """The step in `count` micro-batches; `small` is the graph of one and `code_of_small` its code, by default the model's."""
+    """Simulates the step in `count` micro-batches; `small` and `code_of_small` are the graph of one and its code."""
     size = subject.batch_size // count  # type: ignore[operator]
     option = FitOption(
         "micro-batches", f"{count} of {size}", "nothing but time", batch_size=subject.batch_size, cluster=cluster
@@ -92,7 +92,7 @@ def try_micro_batch_count(
 
 
 def try_recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """The fastest of all choices and of turns between recomputing and placing."""
+    """Yields the choices of ops to recompute that fit, the fastest first."""
     template = FitOption("recomputation", "any", batch_size=subject.batch_size, cluster=cluster)
     try:
         joints = recompute_and_place(subject.graph, cluster, placing, count_computing(cluster))
@@ -133,7 +133,7 @@ def _recomputation_option(template: FitOption, subject: Subject, joint: Joint, d
 
 
 def _added_computation_text(share: float) -> str:
-    """What is computed again, as a share of the step.
+    """Describes the additional computation as a share of the step.
 
     >>> _added_computation_text(0.212), _added_computation_text(0.0001), _added_computation_text(0.0)
     ('21.2% more computation', 'less than 0.1% more computation', 'nothing')
@@ -144,7 +144,7 @@ def _added_computation_text(share: float) -> str:
 
 
 def try_offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
-    """Outputs by shares, optimizer state, and both, until the step fits."""
+    """Tries offloading a growing share of outputs, optimizer state, or both, until the step fits."""
     if has_only_hosts(cluster):
         yield FitOption(
             "offloading", "any", error="all devices are of kind 'host', which then compute: none is beside them"
@@ -182,7 +182,7 @@ def _offloading_option(
     least_over: Any,
     code: tuple[str, str, str],
 ) -> FitOption:
-    """Under the placement of the step as it is; where that does not fit, or all of it moved, placed again."""
+    """Returns the option under the placement of the original step; where that does not fit, placed again."""
     original, at, offload_code = code
     reused = replace(template, error="no placement of the step as it is was found")
     if least_over is not None:
@@ -203,7 +203,7 @@ def _offloading_text(share: float, state: bool) -> str:
 
 
 def _assumed_host_bytes(cluster: Cluster) -> int:
-    """Bytes of the host that is assumed: of all devices, four times, as far as they can be counted."""
+    """Returns the memory of the assumed host: four times that of all devices, limited to 62 bits."""
     device_bytes = int(cluster.memory_bytes.sum())
     return min(4 * device_bytes, (1 << 62) - device_bytes)
 

@@ -1,4 +1,4 @@
-"""What is proven where a step does not fit: of the step as it is, and of whatever is given up besides the batch.
+"""Proofs that a step does not fit, as it is or with any option besides a smaller batch.
 
 The bounds are those of `placers.memory.needs` and `placers.memory.packing`; they count outputs that may lie in the memory of
 others as nothing. Every order of every placement is only tried in small graphs (`placers.memory.exhaustive`).
@@ -19,7 +19,7 @@ from ..placers.memory.packing import beside, op_in_words, packing_proof
 
 @dataclass(frozen=True)
 class Proof:
-    """What is proven about a step on devices.
+    """Lower bounds on the memory and the devices that a step needs.
 
     Args:
         least_bytes: no placement of the step as it is fits these devices if all of them have less than this.
@@ -50,7 +50,7 @@ class Proof:
 
 
 def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
-    """What is proven about a step that did not fit, or was not found to.
+    """Returns the proof for a step for which no placement was found.
 
     >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20], persistent_bytes=[5, 5])
     >>> found = proof_of(graph, Cluster.uniform(2, memory_bytes=50))

@@ -1,4 +1,4 @@
-"""What `bl.fit` returns: whether a step fits, and the ways to make it fit, each simulated."""
+"""Records that `bl.fit` returns: `Fit` and its options."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each devic
 
 @dataclass(frozen=True, eq=False)
 class FitOption:
-    """One way to run the step, simulated; without a timeline where nothing could be simulated, and `error` says why.
+    """One option to run the step. Where it could not be simulated, `timeline` is None and `error` says why.
 
     Args:
         way: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading", or two of them: "smaller
@@ -88,11 +88,11 @@ class FitOption:
 
     @property
     def time_per_sample_us(self) -> float:
-        """What ways are ordered by: microseconds per sample, or per step where the batch size is not known."""
+        """Microseconds per sample, or per step where the batch size is unknown; options are compared by it."""
         return self.step_us / (self.batch_size or 1)
 
     def row(self) -> dict[str, Any]:
-        """The columns of the table."""
+        """Returns the option as a row of the table."""
         values = (
             self.kind,
             self.choice,
@@ -107,7 +107,7 @@ class FitOption:
         return dict(zip(COLUMNS, values, strict=True))
 
     def texts(self) -> list[str]:
-        """The row as people read it; the columns are `HEAD`."""
+        """Returns the row as texts; the columns are `HEAD`."""
         rate = self.samples_per_second
         return [
             self.kind,
@@ -148,7 +148,7 @@ class Fit:
 
     @property
     def best(self) -> FitOption | None:
-        """As it is where that fits, else the fastest per sample of the ways that fit; None if none does."""
+        """The step as it is if that fits, else the option that fits with least time per sample; None if none fits."""
         fitting = [option for option in self.options if option.fits]
         return (
             self.options[0] if self.fits else min(fitting, key=lambda option: option.time_per_sample_us, default=None)
@@ -156,7 +156,7 @@ class Fit:
 
     @property
     def cheapest(self) -> tuple[FitOption, ...]:
-        """Of every kind of way the fastest that fits, the fastest first."""
+        """The fastest option that fits of every kind, the fastest first."""
         fastest_by_kind: dict[str, FitOption] = {}
         for option in sorted((w for w in self.options if w.fits), key=lambda w: w.time_per_sample_us):
             fastest_by_kind.setdefault(option.kind, option)
@@ -168,7 +168,7 @@ class Fit:
         return int(self.cluster.memory_bytes[~self.cluster.is_host].min())
 
     def pareto(self) -> tuple[FitOption, ...]:
-        """Ways that no other one beats in time per sample and in the peak of the fullest device that computes, fastest first."""
+        """Returns options that no other one beats in both time per sample and peak of the fullest device that computes."""
         tried = sorted(
             (w for w in self.options if w.timeline), key=lambda w: (w.time_per_sample_us, fullest_device_bytes(w))
         )
@@ -179,7 +179,7 @@ class Fit:
         return tuple(front)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One row per way; `device_peak_bytes` is a list, `command` the code."""
+        """Returns one row per option; `device_peak_bytes` is a list, `command` the code."""
         import pandas as pd
 
         return pd.DataFrame([option.row() for option in self.options], columns=list(COLUMNS))
@@ -198,7 +198,7 @@ class Fit:
 
     @cached_property
     def caveat(self) -> str:
-        """What the time of a step that fits several devices is not: a minimum. Empty elsewhere, and where none is faster."""
+        """Says that a faster placement on several devices may exist; empty where none can, or the step does not fit."""
         first = self.options[0]
         if not self.fits or first.cluster is None or np.count_nonzero(~first.cluster.is_host) == 1:
             return ""
@@ -236,14 +236,14 @@ class Fit:
 
 
 def fullest_device_bytes(option: FitOption) -> int:
-    """Peak bytes of the fullest device that computes."""
+    """Returns the peak bytes of the fullest device that computes."""
     if option.timeline is None or option.cluster is None:
         return 0
     return int(np.where(option.cluster.is_host, 0, option.timeline.peak_bytes).max(initial=0))
 
 
 def _in_words(choice: str) -> str:
-    """A choice as people read it, bytes rounded; the command has all digits.
+    """Returns a choice as text with rounded bytes; the command has all digits.
 
     >>> _in_words("batch 16, budget=13240524")
     'batch 16, budget 13.24 MB'

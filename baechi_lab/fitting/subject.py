@@ -1,4 +1,4 @@
-"""What is to be fitted, and how to get it at another batch size."""
+"""The step to fit: its graph, and how to build it at another batch size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NO_OTHER_BATCH = (
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A graph, the samples of its batch where known, and a function that makes the graph of another batch, or None."""
+    """A graph, its batch size where known, and a function that builds the graph of another batch size, or None."""
 
     graph: OpGraph
     batch_size: int | None
@@ -26,23 +26,23 @@ class Subject:
     code: str = "graph"
 
     def at(self, batch_size: int) -> OpGraph:
-        """The graph at another batch size."""
+        """Returns the graph at another batch size."""
         if self.rebuild is None:
             raise InvalidInput(NO_OTHER_BATCH)
         return self.rebuild(batch_size)
 
     @property
     def original(self) -> str:
-        """Code that makes the graph."""
+        """Code that builds the graph."""
         return self.code if self.batch_size is None else self.code_at(self.batch_size)
 
     def code_at(self, batch_size: int) -> str:
-        """Code that makes that graph."""
+        """Returns code that builds the graph at a batch size."""
         return self.code.replace("BATCH", str(batch_size))
 
 
 def subject_of(subject: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
-    """A model's name or step, a function of the batch size, or a graph; a subject as it is.
+    """Returns the `Subject` of a model's name, a step, a function of the batch size, a graph, or a subject.
 
     Raises:
         InvalidInput: none of these, a function without a batch size, or one that does not return a graph.
@@ -91,7 +91,7 @@ def _subject_of_model(name: str, params: Mapping[str, Any], batch_size: int | No
 
 
 def model_code(name: str, params: Mapping[str, Any], hardware: Any) -> str:
-    """Code that makes the graph of a model at batch size BATCH; `params` are its others."""
+    """Returns code that builds the graph of a model at batch size BATCH; `params` are the other parameters."""
     arguments = "".join(f", {k}={v!r}" for k, v in params.items())
     return (
         f"bl.profile(bl.models.build({name!r}, batch_size=BATCH{arguments}), mode='estimated', hardware={hardware!r})"

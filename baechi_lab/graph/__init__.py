@@ -1,4 +1,4 @@
-"""The shared vocabulary: records, file formats, generators. It knows no stage."""
+"""Records, file formats and generators that all stages share; this package imports no stage."""
 
 from .cluster import COMMUNICATION_MODES, Cluster
 from .costs import allowed_devices, durations

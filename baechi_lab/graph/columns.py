@@ -1,4 +1,4 @@
-"""Columns of records: what a caller gives becomes an array of one type, exactly, or is refused with field and place."""
+"""Columns of records: arguments become arrays of one type exactly, or raise an error that names field and place."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def whole_numbers(field: str, values: Any, dtype: type[np.signedinteger[Any]] = 
 
 
 def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
-    """Python objects as `dtype`, one by one."""
+    """Converts Python objects to `dtype` one by one."""
     for k, value in enumerate(array.reshape(-1).tolist()):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
             raise InvalidInput(f"{field}[{k}] is {value!r:.60}; it must be a whole number")
@@ -99,7 +99,7 @@ def texts(field: str, values: Iterable[Any]) -> tuple[str, ...]:
 
 
 def text(field: str, value: object) -> str:
-    """One text that a file can hold."""
+    """Returns a text that a file can hold."""
     if not isinstance(value, str):
         raise InvalidInput(f"{field} is {value!r:.60}; it must be a text")
     try:
@@ -112,7 +112,7 @@ def text(field: str, value: object) -> str:
 
 
 def record(name: str, value: object, *classes: type) -> None:
-    """Refuse what is no record of these classes, before anything asks for its fields."""
+    """Raises `InvalidInput` unless `value` is a record of these classes."""
     if not isinstance(value, classes):
         class_names = " or ".join(cls.__name__ for cls in classes)
         type_text = "None" if value is None else f"of type {type(value).__name__}"

@@ -26,10 +26,13 @@ CONTROL_BYTES = 4
 """Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
 OWN, OVERWRITES, VIEW, GROWS = range(4)
-"""What `OpGraph.reuse` says of an op's outputs: they have bytes of their own; they are written over an input of their size
-where no other op needs it any more; they lie in an input that is as large or larger, and where there is none in persistent
-bytes (a variable that is read). An op that grows takes its persistent bytes when it starts: they are not there before, as the
-gradients of parameters that a step makes anew."""
+"""Values of `OpGraph.reuse`, where an op's outputs lie:
+
+- OWN: in new bytes.
+- OVERWRITES: in an input of their size that no other op still needs.
+- VIEW: in an input that is at least as large, else in persistent bytes (of a variable that is read).
+- GROWS: in new bytes; the op's persistent bytes exist from its start on, as gradients of parameters do.
+"""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -59,7 +62,7 @@ class OpGraph(Picklable):
             belongs to, and `key` of the micro-batch's graph; a placement of that one is a placement of this one.
         micro_batch: for an unrolled graph, int32[n], the micro-batch of each op, -1 for what is done once
             (-1 - k on the k-th replica of its pipeline stage).
-        reuse: int8[n], how the op comes by the memory of its outputs, where known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
+        reuse: int8[n], where the op's outputs lie in memory, if known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
             default every tensor has bytes of its own.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
             profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
@@ -104,7 +107,7 @@ class OpGraph(Picklable):
     info: Mapping[str, Any] = field(default_factory=dict)
 
     original: ClassVar[OpGraph | None] = None
-    """Of a coarse graph that `bl.optimize` made here, the graph that it made it of; no column: a stored graph has none."""
+    """The graph from which `bl.optimize` made this coarse graph in this process; it is not stored."""
 
     def __post_init__(self) -> None:
         names = texts("names", self.names)
@@ -214,7 +217,7 @@ class OpGraph(Picklable):
 
     @cached_property
     def key(self) -> str:
-        """Hash of the structure (names, tensors, consumers), not of the costs: what a placement is made for."""
+        """Hash of the structure (names, tensors, consumers) without costs; a placement belongs to a structure."""
         digest = hashlib.blake2b("\0".join(self.names).encode(), digest_size=16)
         for array in (self.tensor_producer, self.consumer_ptr, self.consumers):
             digest.update(array.tobytes())
@@ -222,7 +225,7 @@ class OpGraph(Picklable):
 
     @cached_property
     def content_key(self) -> str:
-        """Hash of everything, costs included: what a cached result depends on."""
+        """Hash of all columns, costs included; cached results depend on it."""
         digest = hashlib.blake2b(self.key.encode(), digest_size=16)
         for times in (self.duration_us, *self.duration_by_kind.values()):
             digest.update(times.tobytes())
@@ -261,24 +264,24 @@ class OpGraph(Picklable):
 
     @cached_property
     def members(self) -> tuple[NDArray[np.int64], ...]:
-        """Per op, the indices of the original ops it holds (itself, in a graph that was never coarsened)."""
+        """Per op, the indices of its original ops (only itself, in a graph that is not coarse)."""
         group = np.arange(self.n) if self.group_of is None else self.group_of
         order = np.argsort(group, kind="stable")
         pointer = offsets(group, self.n)
         return tuple(order[pointer[i] : pointer[i + 1]] for i in range(self.n))
 
     def outputs(self, op: int) -> range:
-        """The tensors that `op` produces. Raises `UnknownOpError` for what is no op's index."""
+        """The tensors that `op` produces. Raises `UnknownOpError` for an invalid index."""
         op = check_position("op", op, self.n, "ops", UnknownOpError)
         return range(int(self.output_ptr[op]), int(self.output_ptr[op + 1]))
 
     def tensor_consumers(self, tensor: int) -> NDArray[np.int32]:
-        """int32[k], the ops that read `tensor`. Raises `InvalidInput` for what is no tensor's index."""
+        """int32[k], the ops that read `tensor`. Raises `InvalidInput` for an invalid index."""
         tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return self.consumers[self.consumer_ptr[tensor] : self.consumer_ptr[tensor + 1]]
 
     def tensor_label(self, tensor: int) -> str:
-        """`producer:tensor`, for messages and charts. Raises `InvalidInput` for what is no tensor's index."""
+        """`producer:tensor`, for messages and charts. Raises `InvalidInput` for an invalid index."""
         tensor = check_position("tensor", tensor, self.tensor_count, "tensors")
         return f"{self.names[self.tensor_producer[tensor]]}:{self.tensor_names[tensor]}"
 

@@ -1,4 +1,4 @@
-"""Records go to other processes: what `multiprocessing`, executors and Dask send is what makes them again."""
+"""Pickling of records for other processes."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 
 class Picklable:
-    """Mixin for frozen dataclasses with read-only mappings, which Python does not send by itself.
+    """Mixin for frozen dataclasses with read-only mappings, which Python cannot pickle.
 
-    What arrives is checked like any other record.
+    The copy is built by the constructor, which checks it.
     """
 
     __slots__ = ()

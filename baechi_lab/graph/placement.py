@@ -21,12 +21,12 @@ from .pickling import Picklable
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Placement(Picklable):
-    """The device index of every op; `Placement(device=array)` is one made by hand.
+    """The device index of every op; `Placement(device=array)` makes one by hand.
 
     Args:
         device: int32[n], index into the cluster's devices.
         order: float64[n], the planned position of each op: among the ready ops of a device the lowest runs first.
-        priority: float64[n], the same said the other way round: the highest runs first. Give at most one of the two.
+        priority: float64[n], the reverse of `order`: the highest runs first. Give at most one of the two.
         placer, params: the algorithm that made it and its parameters.
         seconds: time the algorithm took, without compiling at its first use.
         graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
@@ -92,7 +92,7 @@ class Placement(Picklable):
 
     @property
     def devices(self) -> int:
-        """Devices that a cluster must have for it: one more than the last that is named, replicas included; at least 1.
+        """Number of devices that a cluster must have: one more than the highest index, replicas included; at least 1.
 
         >>> Placement(device=[0, 0], replicas=[(0, 3)]).devices
         4

@@ -1,4 +1,4 @@
-"""Trained values back into the variables that a step was traced from."""
+"""Copies trained values into the variables that a step was traced from."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class TensorSpec:
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """What a step was traced from: a `tf.function`, plain function or Keras model, with the variables that it uses.
+    """The origin of a traced step: a `tf.function`, plain function or Keras model, with the variables that it uses.
 
     Args:
         function: the caller's own.
@@ -63,7 +63,7 @@ class Step:
         variables, initial_values: the state, and what it starts from.
         slots: optimizer slot variable -> the variable it belongs to (names as in `variables`).
         updates: ops that must run although no output needs them: variable assignments and other side effects.
-        info: what tracing has to say.
+        info: notes of tracing.
         source: gives what the step was traced from, for as long as it stays in the process that traced it; it is
             neither sent nor stored.
     """
@@ -102,7 +102,7 @@ class Step:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class NativeRun:
-    """Steps that the framework ran undivided, in its own way and on one device: what a placement has to beat.
+    """Steps that the framework ran undivided on one device, to compare placements with.
 
     Args:
         method: `tf.function`, `Keras train_step`, `eager` or `torch.compile`.
@@ -127,7 +127,7 @@ class NativeRun:
 
     @property
     def name(self) -> str:
-        """What it is called in tables."""
+        """The name in tables."""
         return f"native ({self.method})"
 
     @property
@@ -147,7 +147,7 @@ def _median(seconds: NDArray[np.float64]) -> float:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Run:
-    """What `bl.execute` returned.
+    """The result of `bl.execute`.
 
     Args:
         timeline: measured, or None where no step was traced.
@@ -156,7 +156,7 @@ class Run:
         status: one of `ok`, `cancelled`, `out-of-memory`, `died`, `timeout`.
         message: why, where it is not `ok`.
         moved_ops: ops that the runtime ran elsewhere than placed, but for constants and shapes, which move no data.
-        info: what else there is to say.
+        info: other facts.
         native: the undivided step as the framework itself runs it, by method, where it was asked for.
     """
 

@@ -1,4 +1,4 @@
-"""Timeline: what ran where and when, and how full each device was. Simulation and execution both make it."""
+"""Timeline: what ran where and when, and each device's memory. Simulation and execution return it."""
 
 from __future__ import annotations
 

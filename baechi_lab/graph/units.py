@@ -1,4 +1,4 @@
-"""Bytes and microseconds as people write them."""
+"""Bytes and microseconds as text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a graph valid: every rule of the record, each refusal naming the field, the place and what is allowed."""
+"""The rules of a valid graph; each error names the field, the place and what is allowed."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ class GraphColumns(Protocol):
 
 
 def check_ids(meaning: str, ids: Integers, n: int, lowest: int = 0) -> None:
-    """Refuse an index that names no op; `lowest` is -1 where that means none."""
+    """Rejects an index that names no op; `lowest` is -1 where that means none."""
     bad = np.flatnonzero((ids < lowest) | (ids >= n))
     if len(bad):
         raise UnknownOpError(f"{meaning} {int(bad[0])} names op {int(ids[bad[0]])}; the graph has ops 0..{n - 1}")
@@ -113,7 +113,7 @@ def _check_distinct(meaning: str, names: Iterable[object], count: int) -> None:
 
 
 def validate(graph: GraphColumns) -> None:
-    """Check every rule of the record; called once, on construction."""
+    """Checks every rule of the record; called once, on construction."""
     n, tensors = graph.n, len(graph.tensor_producer)
     for key in ("duration_us", "temp_bytes", "persistent_bytes", "op_types", "colocation", "allowed", "forward_of"):
         _check_length(key, getattr(graph, key), n, "op")
@@ -135,7 +135,7 @@ def validate(graph: GraphColumns) -> None:
 
 
 def _check_sums(graph: GraphColumns) -> None:
-    """Refuse what no schedule could add up: times beyond floating point, bytes beyond 64 bits."""
+    """Rejects sums that overflow: times beyond floating point, bytes beyond 64 bits."""
     with np.errstate(over="ignore"):
         for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
             if not (total := float(column.sum())) <= MOST_US:

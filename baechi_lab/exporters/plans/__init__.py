@@ -1,4 +1,4 @@
-"""A placement -> what other runtimes read: device maps, layer splits, options, pictures; one format per file."""
+"""Writes placements for other runtimes: device maps, layer splits, options, pictures; one format per module."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .records import Request, WrittenPlan, moved_ops_sentence
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]
 
 FORMATS = ("chakra", "deepspeed", "device_map", "dot", "llama_cpp", "megatron", "onnx", "pipelining", "vllm")
-"""Names of the formats; each is the module of that name."""
+"""Names of the formats; each has a module of that name."""
 
 
 def write_plan(
@@ -31,7 +31,7 @@ def write_plan(
     layers: str | None = None,
     timeline: Timeline | None = None,
 ) -> WrittenPlan:
-    """Write a placement for another runtime, and say what of it that runtime cannot be told.
+    """Writes a placement for another runtime, and says which parts of it the format cannot express.
 
     Args:
         graph: the graph that was placed, or the one that it was fused from; of `bl.torch.profile` for formats of layers.
@@ -79,7 +79,7 @@ def write_plan(
 
 
 def _unsupported_by_all(placement: Placement, format: str, ordered: bool) -> tuple[str, ...]:
-    """What no format takes: an order of ops, but for that of a timeline, and replicas of stages."""
+    """Returns sentences about what no format can express: an order of ops without a timeline, and replicas of stages."""
     sentences = []
     if not ordered and placement.rank is not None and np.unique(placement.rank).size > 1:
         sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")

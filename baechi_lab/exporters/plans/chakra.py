@@ -25,7 +25,7 @@ _NUMBER = {name: k for k, name in enumerate(TYPES)}
 
 
 def write(request: Request) -> Written:
-    """The nodes of every device, those that the plan leaves empty among them: a file's number is its rank."""
+    """Writes the nodes of every device, unused devices included: a file's number is its rank."""
     length = _durations(request)
     ranks = _ranks(request, np.rint(length))
     if request.timeline is not None:
@@ -39,14 +39,14 @@ def write(request: Request) -> Written:
 
 
 def _durations(request: Request) -> NDArray[np.float64]:
-    """float64[n] microseconds of every op on its device, what its messages take of that device included."""
+    """Returns float64[n] microseconds of every op on its device, the device's overhead of messages included."""
     if request.cluster is None:
         return request.graph.duration_us
     return placed_durations(request.graph, request.cluster, request.device)
 
 
 def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[Node]]:
-    """Device -> nodes in topological order; sends follow their op, receives come before their first reader."""
+    """Returns device -> nodes in topological order; sends follow their op, receives come before their first reader."""
     graph, device = request.graph, request.device.tolist()
     count = max(device, default=0) + 1 if request.cluster is None else request.cluster.n
     ranks: dict[int, list[Node]] = {d: [] for d in range(count)}
@@ -75,7 +75,7 @@ def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[Node]]:
 def _transfer(
     request: Request, ranks: dict[int, list[Node]], tensor: int, producer: int, source: int, target: int
 ) -> int:
-    """The receive of a tensor; its send is added to the other rank."""
+    """Adds the send and the receive of a tensor; returns the id of the receive."""
     graph = request.graph
     name, size = graph.tensor_label(tensor), int(graph.tensor_bytes[tensor])
     attributes = {"is_cpu_op": False, "comm_size": size, "comm_src": source, "comm_dst": target, "comm_tag": tensor}
@@ -124,7 +124,7 @@ def _kind(key: str) -> str:
 
 
 def _text(nodes: list[Node]) -> str:
-    """As the JSON of protocol buffers: names in camel case, numbers of 64 bits as texts."""
+    """Returns the JSON of protocol buffers: names in camel case, numbers of 64 bits as texts."""
     lines = []
     for node in nodes:
         attr = [

@@ -1,4 +1,4 @@
-"""The order of a simulated step in Chakra's words: who waits for whom on a device and in its transfer queues.
+"""The order of a simulated step as Chakra nodes: which node waits for which on a device and in its transfer queues.
 
 A node waits for the one before it on its device, or in the queue of transfers that it shares, by a control dependency;
 where transfers pass each other, they are on streams of their own:
@@ -49,7 +49,7 @@ _Times = dict[tuple[str, tuple[int, int]], tuple[float, float]]
 
 
 def schedule_nodes(ranks: dict[int, list[Node]], request: Request) -> dict[int, list[Node]]:
-    """The nodes of each rank with the times and in the order of the request's timeline, first things first.
+    """Returns the nodes of each rank with the times and the order of the request's timeline.
 
     Raises:
         InvalidInput: the timeline is of another step, was measured, or comes without its cluster.
@@ -74,7 +74,7 @@ def _check_timeline(request: Request) -> tuple[Timeline, Cluster]:
 
 
 def _times(timeline: Timeline, cluster: Cluster) -> _Times:
-    """(kind, of) -> start and end in microseconds of every node."""
+    """Returns (kind, of) -> start and end in microseconds of every node."""
     rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True)
     times: _Times = {(COMPUTE, (op, -1)): (start, end) for op, start, end in rows}
     transfers = timeline.transfers
@@ -90,7 +90,7 @@ def _times(timeline: Timeline, cluster: Cluster) -> _Times:
 
 
 def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node]:
-    """Nodes by start, numbered anew; of equal times the one that is first in `nodes`, which is a topological order."""
+    """Returns nodes by start, renumbered; ties keep the order of `nodes`, which is topological."""
     order = sorted(range(len(nodes)), key=lambda k: (*times[nodes[k].kind, nodes[k].of], k))
     number = {nodes[k].id: position for position, k in enumerate(order, 1)}
     spans = [times[nodes[k].kind, nodes[k].of] for k in order]
@@ -110,7 +110,7 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
 
 
 def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) -> list[int | str]:
-    """The queue of each node: that of all computing or of all transfers, or the number of a stream."""
+    """Returns the queue of each node: "compute", "transfers", or the number of a stream."""
     if comm == "sequential":
         return ["compute" if kind == COMPUTE else "transfers" for kind in kinds]
     streams: list[int | str] = []
@@ -126,7 +126,7 @@ def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) 
 
 
 def _previous_in_queue(queues: Sequence[int | str]) -> dict[int, tuple[int, ...]]:
-    """Position (from 1) -> the position before it in its queue."""
+    """Returns position (from 1) -> the position before it in its queue."""
     members = defaultdict[int | str, list[int]](list)
     for position, queue in enumerate(queues, 1):
         members[queue].append(position)

@@ -96,7 +96,7 @@ class _Units:
     # -- units -----------------------------------------------------------------------------------------
 
     def _module_of(self, op: int) -> str | None:
-        """The module that an op is, None for a call of a function."""
+        """Returns the module that an op runs; None for a call of a function."""
         name = stem(self.request.graph.names[op])
         if name in self.modules:
             return name
@@ -129,22 +129,22 @@ class _Units:
         return op if op in self.calls[self.owner[op]] else self.owner[op]
 
     def root(self, unit: str | int) -> str | int:
-        """The unit whose device a unit has."""
+        """Returns the unit whose device a unit shares."""
         while unit in self.parent:
             unit = self.parent[unit]
         return unit
 
     def device_of(self, unit: str | int) -> int:
-        """The device of a unit."""
+        """Returns the device of a unit."""
         return self.device[self.root(unit)]
 
     def runs_on(self, unit: str | int) -> int:
-        """The device that a unit's modules compute on: accelerate runs those of the CPU on its main device."""
+        """Returns the device on which a unit's modules compute: accelerate runs CPU modules on its main device."""
         device = self.device_of(unit)
         return device if device in self.request.accelerators() else self.main()
 
     def main(self) -> int:
-        """accelerate's main device, which has the inputs and the model's own parameters: the lowest GPU of the map."""
+        """Returns accelerate's main device, the lowest GPU of the map: it has the inputs and the model's own parameters."""
         devices = {self.device_of(u) for u in self.device if isinstance(u, str)} or {
             self.device_of(next(iter(self.order)))
         }
@@ -152,7 +152,7 @@ class _Units:
         return min(devices, key=lambda d: (d not in gpus, d))
 
     def join(self, units: list[str | int]) -> int:
-        """Give units the device of the first of them in code order, and return it."""
+        """Gives units the device of the first of them in code order, and returns it."""
         first, *joined = sorted({self.root(u) for u in units}, key=self.order.__getitem__)
         self.parent.update(dict.fromkeys(joined, first))
         return self.device[first]
@@ -160,7 +160,7 @@ class _Units:
     # -- what must share a device ------------------------------------------------------------------------
 
     def keep_tied(self) -> list[str]:
-        """Join modules that share a tensor; a sentence for each tensor where that moves one."""
+        """Joins modules that share a tensor; returns a sentence for each tensor whose modules were on several devices."""
         sentences = []
         for names in self._tensors().values():
             users = [u for name in names if (u := self._user(name)) is not None]
@@ -172,7 +172,7 @@ class _Units:
         return sentences
 
     def keep_inputs_of_calls(self) -> list[str]:
-        """Join modules whose outputs meet in code around the blocks; a sentence on the calls where that moves one."""
+        """Joins modules whose outputs meet in code around the blocks; returns a sentence if that moves one."""
         graph = self.request.graph
         around = [i for i in self.ops if self.unit[i] == i]
         met: list[int] = []
@@ -204,7 +204,7 @@ class _Units:
         ]
 
     def compare_with_inputs(self) -> list[str]:
-        """The sentence on losses in the model's code, whose targets are inputs and so on the main device."""
+        """Returns a sentence if a loss in the model's code runs off the main device, where its targets are."""
         graph, main = self.request.graph, self.main()
         losses = [
             i for i in self.ops if self.unit[i] == i and _LOSS.search(graph.op_types[i]) and self.runs_on(i) != main
@@ -218,7 +218,7 @@ class _Units:
         ]
 
     def split_blocks(self) -> list[str]:
-        """The sentence on blocks that were planned on several devices."""
+        """Returns a sentence if blocks were planned on several devices."""
         device = self.request.device
         split = [
             b
@@ -236,7 +236,7 @@ class _Units:
     # -- parameters and ops --------------------------------------------------------------------------------
 
     def _tensors(self) -> dict[int, list[str]]:
-        """Parameter or buffer, by id -> all its names."""
+        """Returns id of a parameter or buffer -> all its names."""
         names: dict[int, list[str]] = defaultdict(list)
         for name, module in self.modules.items():
             for key, tensor in (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)):
@@ -244,11 +244,11 @@ class _Units:
         return names
 
     def _user(self, tensor: str) -> str | int | None:
-        """The unit that a parameter is a part of: its module, or the block around it."""
+        """Returns the unit of a parameter: its module, or the block around it."""
         return _enclosing(tensor.rpartition(".")[0], self.device)
 
     def _nearest(self, tensor: str) -> str | int | None:
-        """For a parameter of no unit: a call of the module around it that reads parameters, else the first unit inside."""
+        """Returns the unit of a parameter outside units: a call around it that reads parameters, else the first unit inside."""
         module = tensor.rpartition(".")[0]
         path = module.split(".") if module else []
         for k in range(len(path), -1, -1):
@@ -263,7 +263,7 @@ class _Units:
         return None
 
     def module_devices(self) -> tuple[dict[str, int], list[str]]:
-        """Module, parameter or buffer -> device; and the parameters and buffers that no op uses."""
+        """Returns module, parameter or buffer -> device, and the parameters and buffers that no op uses."""
         devices = {unit: self.device_of(unit) for unit in self.device if isinstance(unit, str)}
         first, unused = self.device_of(next(iter(self.order))), []
         for names in self._tensors().values():
@@ -274,7 +274,7 @@ class _Units:
         return devices or {"": first}, unused
 
     def written(self) -> NDArray[Any]:
-        """Where each op will run; -1 for calls that read nothing of a module."""
+        """Returns the device of each op; -1 for calls that read no module's output."""
         graph = self.request.graph
         written = np.full(graph.n, -1, np.int32)
         for i in self.ops:
@@ -287,7 +287,7 @@ class _Units:
 
 
 def _enclosing(name: str, units: Any) -> Any:
-    """The name, or the name of a module around it, that is among `units`; the root model counts only for itself."""
+    """Returns the name, or the nearest enclosing module, that is in `units`; the root model only for itself."""
     while name not in units:
         if not name:
             return None
@@ -296,7 +296,7 @@ def _enclosing(name: str, units: Any) -> Any:
 
 
 def _fewest_entries(modules: dict[str, Any], module_devices: dict[str, int]) -> dict[str, int]:
-    """The fewest entries: a module whose parts are all on one device stands for them."""
+    """Returns the fewest entries: a module whose parts share a device stands for them."""
     within: dict[str, set[int]] = defaultdict(set)
     for name, device in module_devices.items():
         path = name.split(".") if name else []

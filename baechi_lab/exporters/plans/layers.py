@@ -115,7 +115,7 @@ def rounds(stages: Sequence[Stage]) -> int:
 
 
 def _return_error(request: Request, units: Sequence[Unit], stages: Sequence[Stage], looped: bool) -> str:
-    """The sentence about the first unit that goes back to a device which an earlier one had left."""
+    """Returns the error about the first unit that returns to a device which an earlier unit had left."""
     first_stage: dict[int, Stage] = {}
     returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
     unit, earlier = units[returning.start], first_stage[returning.device]
@@ -128,7 +128,7 @@ def _return_error(request: Request, units: Sequence[Unit], stages: Sequence[Stag
 
 
 def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) -> str:
-    """What to do about units that turn back: tied weights hold two of them together, or the plan is none of stages."""
+    """Returns the remedy: untie weights that hold two units together, or place the layers in stages."""
     first: dict[int, tuple[int, Unit]] = {}  # colocation group -> the first stage and unit of it
     for k, stage in enumerate(stages):
         for unit in units[stage.start : stage.stop]:
@@ -163,7 +163,7 @@ def spread(request: Request, units: Sequence[Unit], device: Sequence[int] | None
 
 
 def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
-    """The sentence on which device is which stage, where that is not 0, 1, 2, ..."""
+    """Returns a sentence on the device of each stage, unless these are 0, 1, 2, ..."""
     devices = [s.device for s in stages[: len(stages) // max(rounds(stages), 1)]]
     if devices == list(range(len(devices))):
         return ()
@@ -173,7 +173,7 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
 
 
 def _numbered_layers(request: Request) -> dict[str, dict[int, list[int]]]:
-    """Prefix -> number -> forward ops, for every numbered part of every op's name."""
+    """Returns prefix -> number -> forward ops, for every numbered part of every op's name."""
     layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for i in request.forward:
         path = re.split(r"[./]", stem(request.graph.names[i]))

@@ -96,7 +96,7 @@ def write(request: Request) -> Written:
 
 
 def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
-    """Name of tensors -> the ops of a layer that read them; None for modules whose tensors have no known name.
+    """Returns name of tensors -> the ops of a layer that read them; None for modules whose tensors have no known name.
 
     A layer that is one op, or on one device, has one entry, "": all of its tensors. Ops without weights go with those
     before them, calls in the layer's own code with the layer.
@@ -133,7 +133,7 @@ def _tensor_name(path: str, moe: bool, gemma: bool) -> str | None:
 
 
 def _layer_device(request: Request, unit: Unit, tensor_ops: dict[str | None, list[int]]) -> int:
-    """Where `--tensor-split` should have a layer: where its attention is, else on the GPU with most of it, else on the CPU."""
+    """Returns the device of a layer for `--tensor-split`: that of its attention, else the GPU with most of it, else the CPU."""
     attention = [i for name, ops in tensor_ops.items() if name is not None and name.startswith("attn_") for i in ops]
     gpus = request.accelerators()
     on_gpus = [i for i in unit.ops if int(request.device[i]) in gpus]
@@ -143,9 +143,9 @@ def _layer_device(request: Request, unit: Unit, tensor_ops: dict[str | None, lis
 
 
 def _rising_split(planned: list[int | None], gpus: int) -> list[int]:
-    """The GPU that --tensor-split gives each layer: never a lower one than the layer before, fewest not as wanted.
+    """Returns the GPU that --tensor-split gives each layer: in rising order, with fewest layers off their planned GPU.
 
-    Layers wanted on a CPU (None) go along with any.
+    Layers planned on a CPU (None) may be on any GPU.
     """
     costs = [0] * gpus
     choices = []
@@ -160,7 +160,7 @@ def _rising_split(planned: list[int | None], gpus: int) -> list[int]:
 
 
 def _overrides(tensors: list[dict[str, int | None]], base: list[int]) -> list[str]:
-    """One pattern per device and set of tensors, for the layers whose tensors the split has on another device."""
+    """Returns one pattern per device and set of tensors that the split puts on another device."""
     layers: dict[tuple[int | None, tuple[str, ...]], list[int]] = defaultdict(list)
     for k, devices in enumerate(tensors):
         for device in dict.fromkeys(devices.values()):
@@ -184,7 +184,7 @@ def _buffer(gpu: int | None) -> str:
 
 
 def _embedding_device(request: Request, planned: int) -> int:
-    """Where input embeddings run, which llama.cpp keeps on the CPU; -1 (not said) without a CPU in the cluster."""
+    """Returns the CPU, on which llama.cpp keeps input embeddings; -1 (unknown) without a CPU in the cluster."""
     devices = () if request.cluster is None else request.cluster.devices
     cpus = [d for d, device in enumerate(devices) if device.family == "cpu"]
     return planned if planned in cpus else cpus[0] if cpus else -1

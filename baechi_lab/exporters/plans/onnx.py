@@ -46,7 +46,7 @@ def write(request: Request) -> Written:
 
 
 def _copy_model(source: Any) -> Any:
-    """A copy of the model, of a version that knows devices."""
+    """Returns a copy of the model, in a version that has device configurations."""
     onnx = onnx_package()
     if source is None:
         raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
@@ -59,7 +59,7 @@ def _copy_model(source: Any) -> Any:
 
 
 def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, int]:
-    """Node (by id) -> device: its op's, else that of the node that reads it first, else 0."""
+    """Returns node (by id) -> device: that of its op, else of the node that reads it first, else 0."""
     device: dict[int, int] = {}
     for node in nodes:
         if node.op_type != "Constant" and (name := next(names)) in placed:
@@ -71,7 +71,7 @@ def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, 
 
 
 def _stages(order: list[int]) -> dict[int, int] | None:
-    """Device -> stage, where the nodes never go back to a device that they left; None elsewhere."""
+    """Returns device -> stage; None where nodes return to a device that they left."""
     visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
     return {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
 

@@ -1,4 +1,4 @@
-"""What a writer of plans is given, and what it gives back."""
+"""The records of plan writers: `Request`, `Written` and `WrittenPlan`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ...graph.timeline import Timeline
 
 @dataclass(frozen=True)
 class WrittenPlan:
-    """A placement in the words of another runtime.
+    """A placement in the format of another runtime.
 
     Args:
         format: the name of the format.
@@ -47,7 +47,7 @@ class WrittenPlan:
 
 @dataclass(frozen=True)
 class Request:
-    """A plan to write: `device` is int32[n], the device of every op of `graph`; `timeline` is when they run there."""
+    """A plan to write: `device` is int32[n], the device of every op of `graph`; `timeline` has their times."""
 
     graph: OpGraph
     device: NDArray[Any]
@@ -63,11 +63,11 @@ class Request:
         return self.graph.order[(self.graph.forward_of < 0)[self.graph.order] & ~update[self.graph.order]]
 
     def device_name(self, device: int) -> str:
-        """The name of a device, or its index where no cluster was given."""
+        """Returns the name of a device, or its index without a cluster."""
         return str(device) if self.cluster is None else self.cluster.names[device]
 
     def accelerators(self) -> Mapping[int, int]:
-        """Device index -> its number among the devices that are no CPUs; without a cluster, all are none."""
+        """Returns device index -> its number among the devices that are not CPUs; without a cluster, no device is a CPU."""
         used = range(int(self.device.max(initial=0)) + 1) if self.cluster is None else range(self.cluster.n)
         gpus = [d for d in used if self.cluster is None or self.cluster.devices[d].family not in ("cpu", HOST)]
         return {d: i for i, d in enumerate(gpus)}
@@ -75,7 +75,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """What a format made of a request: `device` is where its ops will run, -1 where that is not said."""
+    """A request in one format: `device` is where its ops will run, -1 where the format does not say."""
 
     value: Any
     text: str
@@ -85,7 +85,7 @@ class Written:
 
 
 def heaviest(request: Request, ops: list[int]) -> int:
-    """The device that holds most of the ops' persistent bytes; ties go by duration, then to the lowest index."""
+    """Returns the device with most of the ops' persistent bytes; ties go by duration, then to the lowest index."""
     graph = request.graph
     devices = sorted({int(request.device[i]) for i in ops})
 
@@ -97,7 +97,7 @@ def heaviest(request: Request, ops: list[int]) -> int:
 
 
 def stem(name: str) -> str:
-    """The module of an op's name: `layers.0.1` of `layers.0.1#2`."""
+    """Returns the module in an op's name: `layers.0.1` of `layers.0.1#2`."""
     return name.partition("#")[0]
 
 
@@ -108,7 +108,7 @@ def is_call(graph: OpGraph, op: int) -> bool:
 
 
 def check_modules(request: Request, names: Sequence[str]) -> None:
-    """Refuse names that `model.get_submodule` would not know, where a model was given.
+    """Rejects names that `model.get_submodule` would not know, where a model was given.
 
     Raises:
         InvalidInput: such a name.
@@ -122,7 +122,7 @@ def check_modules(request: Request, names: Sequence[str]) -> None:
 
 
 def moved_ops_sentence(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
-    """The sentence on ops that will run on another device than planned; none where all keep theirs."""
+    """Returns a sentence if ops will run on other devices than planned."""
     wrong = np.flatnonzero((written >= 0) & (written != request.device))
     if not wrong.size:
         return ()

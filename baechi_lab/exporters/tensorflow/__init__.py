@@ -1,1 +1,1 @@
-"""A placed TensorFlow step -> a folder with a training script."""
+"""Exports a placed TensorFlow step as a folder with a training script."""

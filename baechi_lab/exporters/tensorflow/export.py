@@ -70,7 +70,7 @@ def folder_files(
 
 
 def _worker_files() -> dict[str, bytes | str | Writer]:
-    """What `train.py --worker`, and training on workers, need besides."""
+    """Returns the additional files for `train.py --worker` and for training on workers."""
     paths = [
         *(Path(__file__).with_name(name) for name in ("worker.py", "watch.py")),
         *(Path(str(module.__file__)) for module in (heap, keepalive, loopback, network, tunnel)),
@@ -83,7 +83,7 @@ def _dtype(kinds: Mapping[str, str], name: str) -> str:
 
 
 def _save(arrays: Mapping[str, NDArray[Any]], stream: BinaryIO) -> None:
-    """Write an .npz without pickle; text becomes fixed-width, which needs none."""
+    """Writes an .npz without pickle; text becomes fixed-width."""
     plain = {k: np.asarray(v).astype("S") if np.asarray(v).dtype.kind == "O" else v for k, v in arrays.items()}
     np.savez(stream, **plain)  # type: ignore[arg-type]
 
@@ -91,7 +91,7 @@ def _save(arrays: Mapping[str, NDArray[Any]], stream: BinaryIO) -> None:
 def readme(
     step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str], cut: PipelinedStep | None = None
 ) -> str:
-    """What the folder holds and how to train."""
+    """Returns the README: what the folder holds and how to train."""
     counts = np.bincount(placement.device, minlength=len(devices)).tolist()
     table = "\n".join(
         f"| {i} | `{name}` | {count} |" for i, (name, count) in enumerate(zip(devices, counts, strict=True))

@@ -1,4 +1,4 @@
-"""Graphs to try things on; every generator takes a `seed` and gives the same graph for the same arguments."""
+"""Generated graphs for tests and examples; every generator takes a `seed`, and equal arguments give equal graphs."""
 
 from .backward import with_backward
 from .graphs import chain, fork_join, layered_dag, random_dag

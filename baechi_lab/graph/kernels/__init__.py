@@ -1,1 +1,1 @@
-"""What compiled kernels share: compiling itself, sparse rows, heaps."""
+"""Helpers of compiled kernels: compilation, sparse rows, heaps."""

@@ -1,4 +1,4 @@
-"""A clock that stands still while kernels are compiled: that happens once per installation and says nothing of a placer."""
+"""A clock that stops while kernels are compiled, which happens once per installation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .jit import HAS_NUMBA
 
 
 class _Clock:
-    """Adds up the time of kernels; those that a kernel calls are compiled meanwhile, in the same thread."""
+    """Adds up the time of compilation; kernels that a kernel calls are compiled within its compilation."""
 
     def __init__(self) -> None:
         self.depth = 0

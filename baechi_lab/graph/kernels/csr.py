@@ -1,4 +1,4 @@
-"""Compressed sparse rows: the few array helpers that records and kernels share."""
+"""Compressed sparse rows (CSR) and other array helpers of records and kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Integers = NDArray[np.signedinteger[Any]]
 
 
 def frozen(values: ArrayLike, dtype: type[Scalar]) -> NDArray[Scalar]:
-    """A read-only contiguous array of `dtype`; copies only when it must."""
+    """Returns a read-only contiguous array of `dtype`; copies only if necessary."""
     source_array = np.asarray(values)
     array = np.ascontiguousarray(source_array, dtype=dtype)
     if array is values or array.base is not None:
@@ -25,34 +25,34 @@ def frozen(values: ArrayLike, dtype: type[Scalar]) -> NDArray[Scalar]:
 
 
 def offsets(row: Integers, rows: int) -> Ints:
-    """Row pointers (length `rows` + 1) of entries sorted by `row`."""
+    """Returns row pointers (length `rows` + 1) of entries sorted by `row`."""
     pointer = np.zeros(rows + 1, dtype=np.int64)
     np.cumsum(np.bincount(row, minlength=rows), out=pointer[1:])
     return pointer
 
 
 def distinct(values: NDArray[Scalar]) -> NDArray[Scalar]:
-    """The distinct values, ascending. By sorting: `np.unique` hashes integers, which is several times slower."""
+    """Returns the distinct values, ascending. It sorts, because `np.unique` hashes integers, which is several times slower."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def inverse(order: Integers) -> Ints:
-    """int64[n]: where each index stands in `order`, a permutation."""
+    """Returns int64[n]: the position of each index in `order`, a permutation."""
     place = np.empty(len(order), dtype=np.int64)
     place[order] = np.arange(len(order))
     return place
 
 
 def transpose(pointer: Integers, column: Integers, columns: int) -> tuple[Ints, NDArray[np.int32]]:
-    """Turn row -> columns into column -> rows (rows ascending within a column)."""
+    """Turns row -> columns into column -> rows (rows ascending within a column)."""
     row = np.repeat(np.arange(len(pointer) - 1, dtype=np.int32), np.diff(pointer))
     order = np.argsort(column, kind="stable")
     return offsets(column, columns), row[order]
 
 
 def gather(pointer: Integers, data: NDArray[Scalar], rows: Integers) -> tuple[Ints, NDArray[Scalar]]:
-    """The sub-CSR of `rows`, in that order."""
+    """Returns the CSR of `rows` only, in that order."""
     length = np.diff(pointer)[rows]
     out = np.zeros(len(rows) + 1, dtype=np.int64)
     np.cumsum(length, out=out[1:])
