@@ -224,8 +224,8 @@ class Timeline:
         does (`baechi_lab.simulator.late_sends`). 0 where nothing is sent, for measured timelines, and for graphs that do not
         say how outputs share memory.
         """
-        late = np.asarray(self.info.get("late_send_peak_bytes", self.peak_bytes), dtype=np.float64)
-        return late / np.maximum(self.peak_bytes, 1) - np.where(self.peak_bytes > 0, 1.0, 0.0)
+        late_send_peaks = np.asarray(self.info.get("late_send_peak_bytes", self.peak_bytes), dtype=np.float64)
+        return late_send_peaks / np.maximum(self.peak_bytes, 1) - np.where(self.peak_bytes > 0, 1.0, 0.0)
 
     def peak_parts(self, device: int) -> dict[str, int]:
         """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""
