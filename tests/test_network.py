@@ -102,7 +102,7 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
 def test_a_program_starts_in_a_network_of_its_own():
     """Before the modules of the program are imported, which may start threads."""
     needs_networks()
-    done = subprocess.run(isolated("platform", network=network.NEW), capture_output=True, text=True)
+    done = subprocess.run(isolated("platform", network=network.NEW_NETWORK), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout
 
 
@@ -115,7 +115,7 @@ def test_a_program_does_not_start_in_another_network_than_it_should(pid, message
 def test_a_system_without_networks_says_so(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(SystemExit, match=f"{network.REFUSED}: this system has no network namespaces"):
-        network.enter(network.NEW)
+        network.enter(network.NEW_NETWORK)
 
 
 def test_a_system_that_allows_none_says_so():
@@ -125,5 +125,7 @@ def test_a_system_that_allows_none_says_so():
     limited = ["unshare", "-Ur", "sh", "-c", 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$@"', "sh"]
     if subprocess.run([*limited, "true"], capture_output=True).returncode:
         pytest.skip("this system lets its users make no namespaces")
-    done = subprocess.run([*limited, *isolated("platform", network=network.NEW)], capture_output=True, text=True)
+    done = subprocess.run(
+        [*limited, *isolated("platform", network=network.NEW_NETWORK)], capture_output=True, text=True
+    )
     assert done.returncode == 1 and done.stderr.startswith(f"{network.REFUSED}: "), done.stderr

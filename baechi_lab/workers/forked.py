@@ -40,9 +40,12 @@ IMPORT_TIME_PREFIXES = (
 
 
 def start(
-    module: str, *arguments: str, environment: Mapping[str, str], stderr: int | IO[bytes] = subprocess.PIPE,
+    module: str,
+    *arguments: str,
+    environment: Mapping[str, str],
+    stderr: int | IO[bytes] = subprocess.PIPE,
     network: int | None = None,
-) -> subprocess.Popen[bytes] | Forked:  # fmt: skip
+) -> subprocess.Popen[bytes] | Forked:
     """Runs `module` as `isolated` does, in a new session, with pipes for stdin and stdout (and stderr).
 
     Raises `OSError` when no process can be started.

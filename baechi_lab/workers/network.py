@@ -13,23 +13,23 @@ import socket
 import struct
 import sys
 
-NEW = 0
-"""In place of the process whose network `enter` joins: make one."""
+CREATE_NETWORK = 0
+"""Argument of `enter` that creates a network instead of joining that of a process."""
 
 REFUSED = "a network of its own cannot be made"
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # sched.h
-_GET_FLAGS, _SET_FLAGS, _UP = 0x8913, 0x8914, 0x1  # sockios.h, if.h
+_GET_FLAGS, _SET_FLAGS, _FLAG_UP = 0x8913, 0x8914, 0x1  # sockios.h, if.h
 _PARENT_DEATH_SIGNAL = 1  # prctl.h
 
 
 def enter(network: int) -> None:
-    """Move this process, which has one thread yet, to the network of process `network`, or to a `NEW` one.
+    """Move this process, which has one thread yet, to the network of process `network`, or to a new one (`CREATE_NETWORK`).
 
     Raises `SystemExit` with a sentence where that cannot be done.
     """
     try:
-        if network == NEW:
+        if network == CREATE_NETWORK:
             leave_network()
         else:
             join_network(network)
@@ -101,9 +101,9 @@ def _raise_loopback() -> None:
     import fcntl
 
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        found = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
-        flags = struct.unpack("16sh22x", found)[1]
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _UP))
+        request = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
+        flags = struct.unpack("16sh22x", request)[1]
+        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _FLAG_UP))
 
 
 def _go_on_in_child() -> None:

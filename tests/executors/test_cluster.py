@@ -17,7 +17,7 @@ from baechi_lab.executors import Worker
 from baechi_lab.executors.tensorflow import cluster, server
 from baechi_lab.executors.tensorflow.peers import Peers
 from baechi_lab.workers import forked
-from baechi_lab.workers.network import NEW, REFUSED
+from baechi_lab.workers.network import CREATE_NETWORK, REFUSED
 
 pytest.importorskip("tensorflow")
 
@@ -178,7 +178,7 @@ def test_a_cluster_without_a_network_of_its_own_does_not_start(monkeypatch, word
     needs_networks()  # elsewhere tests trust the users
 
     def start(*_, environment, stderr, network):
-        assert network == NEW
+        assert network == CREATE_NETWORK
         return forked.run([sys.executable, "-I", "-c", f"raise SystemExit({words!r})"], environment, stderr)
 
     monkeypatch.setattr(cluster, "start", start)

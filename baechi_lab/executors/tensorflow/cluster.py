@@ -25,7 +25,7 @@ from ...graph.link import Link
 from ...workers.client import worker_environment
 from ...workers.executors import cores
 from ...workers.forked import Forked, start
-from ...workers.network import NEW, REFUSED
+from ...workers.network import CREATE_NETWORK, REFUSED
 from .devices import cpu_memory
 
 SERVER = "baechi_lab.executors.tensorflow.server"
@@ -89,7 +89,7 @@ class LocalCluster:
         deadline = time.monotonic() + timeout
         try:
             if not (trusted_users or trusted_network):
-                self._start(0, NEW)
+                self._start(0, CREATE_NETWORK)
                 self._read(0, rb"^(started)\n", deadline)
                 self.network = self._processes[0].pid
             for core in range(len(self._processes), n):
