@@ -14,6 +14,7 @@ from .comparison_runs import execution_target, measure_rows, memory_of, split_cl
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
+from .graph.units import format_bytes
 from .memo import Memo
 from .pipeline import place_in_groups
 from .stages import Optimize, Simulate
@@ -51,6 +52,7 @@ COLUMNS = (
     "measured_peak_bytes",
     "measured_device_peak_bytes",
     "measured_peak_parts",
+    "peak_margin",
 )
 
 
@@ -129,6 +131,7 @@ def compare(
     if native is not None and not isinstance(native, (bool, str)):
         raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
     measure = check_flag("measure", measure) or native not in (False, None)
+    progress = check_flag("progress", progress)
     if passes is not None and not is_list(passes):
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
     if not isinstance(workers, (list, tuple)):
@@ -148,6 +151,7 @@ def compare(
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
     finer: list[str] = []
+    late_peaks: list[str] = []
     bar = tqdm(labelled_placers, disable=not progress, leave=False, unit="placer")
     for label, placer in bar:
         bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
@@ -157,6 +161,7 @@ def compare(
             finer.append(f"{label}: {placement.info['finer_groups']}")
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
+            late_peaks += note_on_late_sends(label, row, cluster)
         rows.append({"placer": label, "lower_bound_us": bound, **row})
     placed = len(rows)
     if measure and step is not None:
@@ -175,7 +180,7 @@ def compare(
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
     notes = notes_on(table[:placed], graph, prepared, cluster)
-    table.attrs["notes"] = notes + tuple(finer) + note_on_bound(table[:placed], graph)
+    table.attrs["notes"] = notes + (*finer, *late_peaks) + note_on_bound(table[:placed], graph)
     if native:
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest
@@ -316,6 +321,19 @@ def winner_of(placement: Placement) -> str:
     return str(placement.info.get("winner", ""))
 
 
+def note_on_late_sends(label: str, row: Mapping[str, Any], cluster: Cluster) -> list[str]:
+    """Says which device may exceed its memory on TensorFlow's workers, although the simulated step fits it."""
+    late = np.array(row["late_peak_bytes"], dtype=np.float64)
+    over = np.flatnonzero(late > cluster.memory_bytes)
+    if not len(over):
+        return []
+    d = int(over[0])
+    return [
+        f"{label}: on TensorFlow's workers {cluster.names[d]} may hold {format_bytes(int(late[d]))} of its "
+        f"{format_bytes(int(cluster.memory_bytes[d]))}, because a busy worker sends late"
+    ]
+
+
 def summary(timeline: Timeline) -> dict[str, Any]:
     """Returns the columns of a row that come from its timeline."""
     busiest = float(timeline.busy_us.max(initial=0.0))
@@ -324,6 +342,8 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         "feasible": timeline.feasible,
         **memory_of(timeline),
         "moved_bytes": timeline.moved_bytes,
+        "peak_margin": float(timeline.peak_margin.max(initial=0.0)),
+        "late_peak_bytes": timeline.info.get("late_send_peak_bytes", timeline.peak_bytes),
         "transfers": len(timeline.transfers),
         "balance": float(np.mean(timeline.busy_us)) / busiest if busiest > 0 else 1.0,
         "error": timeline.violations[0].message if timeline.violations else "",

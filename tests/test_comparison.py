@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.comparison import COLUMNS
+from baechi_lab.comparison import COLUMNS, note_on_late_sends, summary
 from baechi_lab.placers.base import Placer
 
 
@@ -298,3 +298,15 @@ class RoundRobin(Placer):
 
     def assign(self, graph, cluster):
         return bl.Placement(device=np.arange(graph.n) % cluster.n)
+
+
+def test_a_device_that_may_exceed_its_memory_on_workers_is_named():
+    # As in tests/simulator/test_shared_memory.py: gpu:0 holds 44 bytes as simulated, 74 where it sends late.
+    edges = [(0, 4, 30), (1, 2, 4), (2, 3, 40)]
+    graph = bl.OpGraph.from_edges([1, 5, 1, 1, 1], edges).replace(reuse=[0] * 5)
+    placed = bl.Placement(device=[0, 0, 0, 0, 1])
+    for memory, notes in ((100, 0), (60, 1)):
+        cluster = bl.Cluster.uniform(2, memory_bytes=memory, link=bl.Link(1.0, 0.0))
+        row = summary(bl.simulate(graph, cluster, placed))
+        assert row["feasible"] and row["peak_margin"] == 74 / 44 - 1
+        assert len(note_on_late_sends("m-topo", row, cluster)) == notes
