@@ -28,13 +28,27 @@ if TYPE_CHECKING:
     from . import models, references
     from .assigner import distribution, gather
     from .distribute_model import distribute
-    from .lent import lend_state
+    from .optimizer_offload import lend_state, offload_optimizer_state
     from .step import TorchStep
     from .tracing import trace
 else:
     __getattr__, __dir__ = lazy_names(__name__, needs=("torch",), extra="torch")
 
 __all__ = [
-    "TorchStep", "autograd_edges", "distribute", "distribution", "estimate_layers", "execute", "export", "gather", "hugging_face",
-    "lend_state", "models", "profile", "profile_layers", "references", "trace",
-]  # fmt: skip
+    "TorchStep",
+    "autograd_edges",
+    "distribute",
+    "distribution",
+    "estimate_layers",
+    "execute",
+    "export",
+    "gather",
+    "hugging_face",
+    "lend_state",
+    "models",
+    "offload_optimizer_state",
+    "profile",
+    "profile_layers",
+    "references",
+    "trace",
+]

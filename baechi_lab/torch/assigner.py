@@ -10,7 +10,7 @@ from torch import nn
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from .attached import device_map
+from .devices import device_map
 from .plan import make_plan, torch_devices
 from .records import Trace
 from .runtime.intercept import Interceptor
@@ -49,15 +49,23 @@ class Distribution:
             calls = self.plan.device.count(device)
             states = sum(home == device for home in self.plan.parameters.values())
             lines.append(f"  {device} on {name}: {calls} calls, {states} parameters and buffers")
-        more = len(self.plan.devices) - _SHOWN
-        return "\n".join(lines) + (f"\n  and {more} more>" if more > 0 else ">")
+        hidden_devices = len(self.plan.devices) - _SHOWN
+        return "\n".join(lines) + (f"\n  and {hidden_devices} more>" if hidden_devices > 0 else ">")
 
 
 def assign(
-    model: nn.Module, traced: Trace, placement: Placement, cluster: Cluster, *, reorder: str = "gpu",
-    devices: list[str] | None = None, output_device: str | None = None, graph: OpGraph | None = None,
-    transport: HostTransport | None = None, always: bool = False,
-) -> nn.Module:  # fmt: skip
+    model: nn.Module,
+    traced: Trace,
+    placement: Placement,
+    cluster: Cluster,
+    *,
+    reorder: str = "gpu",
+    devices: list[str] | None = None,
+    output_device: str | None = None,
+    graph: OpGraph | None = None,
+    transport: HostTransport | None = None,
+    always: bool = False,
+) -> nn.Module:
     """Distribute `model` as placed and return it (the same object, as `nn.Module.to` does).
 
     Its `hf_device_map` says where its modules are: Hugging Face's Trainer then leaves them there.
@@ -77,10 +85,10 @@ def assign(
 
 def distribution(model: nn.Module) -> Distribution:
     """How `model` is distributed; `InvalidInput` when it is not."""
-    found = model.__dict__.get("_baechi") if isinstance(model, nn.Module) else None
-    if not isinstance(found, Distribution):
+    distribution_record = model.__dict__.get("_baechi") if isinstance(model, nn.Module) else None
+    if not isinstance(distribution_record, Distribution):
         raise InvalidInput(f"the {type(model).__name__} is not distributed; use bl.torch.distribute first")
-    return found
+    return distribution_record
 
 
 def gather(model: nn.Module, device: str | None = None) -> nn.Module:
@@ -88,12 +96,15 @@ def gather(model: nn.Module, device: str | None = None) -> nn.Module:
 
     Raises `InvalidInput` when the model is not distributed.
     """
-    found = distribution(model)
-    if found.interceptor is not None:
-        found.interceptor.remove()
-    found.session.close()
+    distribution_record = distribution(model)
+    if distribution_record.interceptor is not None:
+        distribution_record.interceptor.remove()
+    distribution_record.session.close()
     del model.__dict__["_baechi"], model.__dict__["hf_device_map"]
-    if found.device_map_before is not None:
-        model.__dict__["hf_device_map"] = found.device_map_before
-    move(model, found.homes if device is None else dict.fromkeys(found.homes, torch.device(device)))
+    if distribution_record.device_map_before is not None:
+        model.__dict__["hf_device_map"] = distribution_record.device_map_before
+    move(
+        model,
+        distribution_record.homes if device is None else dict.fromkeys(distribution_record.homes, torch.device(device)),
+    )
     return model

@@ -10,7 +10,7 @@ from torch import nn
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from .assigner import assign
-from .attached import attached_cluster
+from .devices import attached_cluster
 from .plan import torch_devices
 from .tracing import trace
 
@@ -19,11 +19,22 @@ if TYPE_CHECKING:
 
 
 def distribute(
-    model: nn.Module, sample_inputs: Any, cluster: Cluster | None = None, placer: str | Placer | Placement = "m-sct", *,
-    mode: str | None = None, atomic: Collection[str | type] = (), reorder: str = "gpu", devices: list[str] | None = None,
-    output_device: str | None = None, graph: OpGraph | None = None, warmup: int = 2, runs: int = 5,
-    optimizer_states: int = 0, **placer_params: Any,
-) -> nn.Module:  # fmt: skip
+    model: nn.Module,
+    sample_inputs: Any,
+    cluster: Cluster | None = None,
+    placer: str | Placer | Placement = "m-sct",
+    *,
+    mode: str | None = None,
+    atomic: Collection[str | type] = (),
+    reorder: str = "gpu",
+    devices: list[str] | None = None,
+    output_device: str | None = None,
+    graph: OpGraph | None = None,
+    warmup: int = 2,
+    runs: int = 5,
+    optimizer_states: int = 0,
+    **placer_params: Any,
+) -> nn.Module:
     """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
 
     Args:
@@ -40,8 +51,7 @@ def distribute(
             groups on one GPU. By default `kind="cpu"` devices are torch's `cpu`, all others the attached GPUs in turn.
         output_device: where outputs are brought; by default where the first input is.
         graph: a graph from `bl.torch.profile` of this model and these inputs, to not profile again, or what `bl.recompute` and
-            `bl.offload` made of it. Optimizer state that it has on a host is there once `bl.torch.lend_state` was told of the
-            optimizer.
+            `bl.offload` made of it. For optimizer state that it has on a host, also call `bl.torch.offload_optimizer_state`.
 
     Parameters move to their devices and stay the same objects, so an optimizer made before goes on working, as do
     `state_dict`, `train()`, `eval()`, autocast and checkpoints. `gather` undoes it. Custom autograd functions called
@@ -69,9 +79,14 @@ def distribute(
         if graph is None:
             names = torch_devices(cluster, devices)
             layers = profile_layers(
-                model, sample_inputs, mode="training" if training else "inference", warmup=warmup, runs=runs, traced=traced,
+                model,
+                sample_inputs,
+                mode="training" if training else "inference",
+                warmup=warmup,
+                runs=runs,
+                traced=traced,
                 device=next((d for d in names if d.startswith("cuda")), None),
-            )  # fmt: skip
+            )
             graph = layers.graph(optimizer_states=optimizer_states)
         _same_calls(graph, [c.key for c in traced.calls])
         placement = _place(graph, cluster, placer, placer_params)

@@ -18,31 +18,31 @@ class Flow:
         self.values: list[Value] = []
         self.groups: list[tuple[int, ...]] = []
         # id -> the tensor, which keeps it alive, and its value; -1 for an input of the model
-        self.known: dict[int, tuple[torch.Tensor, int]] = {}
+        self.value_of: dict[int, tuple[torch.Tensor, int]] = {}
         # id -> a parameter, or a view of one, and its name
         self.parameter_of = {id(p): (p, name) for name, p in model.named_parameters()}
         self.writer: dict[int, int] = {}  # storage -> call that wrote it last
         self.readers: dict[int, list[int]] = {}  # storage -> calls that read it since
         self.storages: dict[int, int] = {}
 
-    def tracked(self, taken: Iterable[torch.Tensor]) -> list[torch.Tensor]:
+    def tracked(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
         """Those of some tensors that are the model's, or made from its inputs."""
-        return [t for t in taken if id(t) in self.known or id(t) in self.parameter_of]
+        return [t for t in tensors if id(t) in self.value_of or id(t) in self.parameter_of]
 
     def producer(self, tensor: torch.Tensor) -> int:
         """The call that made or wrote the data of a known tensor last; -1 for an input."""
-        value = self.known[id(tensor)][1]
-        own = self.values[value].producer if value >= 0 else -1
-        return max(own, self.writer.get(storage_key(tensor), -1))
+        value = self.value_of[id(tensor)][1]
+        first_producer = self.values[value].producer if value >= 0 else -1
+        return max(first_producer, self.writer.get(storage_key(tensor), -1))
 
     def behind(self, tensor: torch.Tensor) -> tuple[int, ...]:
         """The calls that made a tensor and that wrote its data last."""
-        if id(tensor) not in self.known:
+        if id(tensor) not in self.value_of:
             return ()
-        value = self.known[id(tensor)][1]
+        value = self.value_of[id(tensor)][1]
         return (self.values[value].producer if value >= 0 else -1, self.producer(tensor))
 
-    def made(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
+    def add_value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
         """A call has made a tensor: its value."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
@@ -58,36 +58,36 @@ class Flow:
                 offset_bytes(tensor),
             )
         )
-        self.known[id(tensor)] = (tensor, len(self.values) - 1)
+        self.value_of[id(tensor)] = (tensor, len(self.values) - 1)
         return len(self.values) - 1
 
-    def carried(self, tensor: torch.Tensor, producer: int) -> None:
+    def add_carried(self, tensor: torch.Tensor, producer: int) -> None:
         """A tensor carries the call behind it; -1 for none, as an input does."""
         if producer >= 0:
-            self.made(tensor, producer)
+            self.add_value(tensor, producer)
         else:
-            self.known[id(tensor)] = (tensor, -1)
+            self.value_of[id(tensor)] = (tensor, -1)
 
-    def shunt(self, taken: list[torch.Tensor], made: list[torch.Tensor]) -> None:
+    def shunt(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
         """A view carries the call behind it; a constant carries none."""
-        for tensor in made:
-            same = [t for t in taken if storage_key(t) == storage_key(tensor)]
-            base = next((t for t in same if id(t) in self.known), None)
+        for tensor in outputs:
+            same = [t for t in inputs if storage_key(t) == storage_key(tensor)]
+            base = next((t for t in same if id(t) in self.value_of), None)
             if base is not None and tensor is not base:
-                self.carried(tensor, self.producer(base))
+                self.add_carried(tensor, self.producer(base))
             source = next((t for t in same if id(t) in self.parameter_of), None)
             if source is not None and id(tensor) not in self.parameter_of:
                 self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
 
-    def read(self, taken: list[torch.Tensor], index: int) -> dict[int, int]:
+    def read(self, inputs: list[torch.Tensor], index: int) -> dict[int, int]:
         """Call `index` reads tensors: value -> its first position among them."""
         reads: dict[int, int] = {}
-        for position, tensor in enumerate(taken):
-            if id(tensor) not in self.known:
+        for position, tensor in enumerate(inputs):
+            if id(tensor) not in self.value_of:
                 continue
-            value, producer = self.known[id(tensor)][1], self.producer(tensor)
+            value, producer = self.value_of[id(tensor)][1], self.producer(tensor)
             if producer >= 0 and (value < 0 or self.values[value].producer != producer):
-                value = self.made(tensor, producer)  # written in place since: a new value of the same tensor
+                value = self.add_value(tensor, producer)  # written in place since: a new value of the same tensor
             if value >= 0:
                 reads.setdefault(value, position)
             self.readers.setdefault(storage_key(tensor), []).append(index)
@@ -98,20 +98,22 @@ class Flow:
         after: set[int] = set()
         for storage in written:
             after |= {r for r in self.readers.get(storage, []) if r != index}
-            held = {self.values[v].producer for t, v in self.known.values() if v >= 0 and storage_key(t) == storage}
-            producers = held | ({self.writer[storage]} if storage in self.writer else set())
+            makers = {
+                self.values[v].producer for t, v in self.value_of.values() if v >= 0 and storage_key(t) == storage
+            }
+            producers = makers | ({self.writer[storage]} if storage in self.writer else set())
             if producers:
                 self.groups.append(tuple(sorted({*producers, index})))
             self.writer[storage] = index
             self.readers[storage] = [index]
         return after
 
-    def let_go(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
+    def release_tensors(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
         """The last references to the tensors of the forward, with the calls behind them."""
         self.parameter_of.clear()
-        behind = {key: self.behind(tensor) for key, (tensor, value) in self.known.items() if value >= 0}
-        while self.known:
-            key, (tensor, _) = self.known.popitem()
+        behind = {key: self.behind(tensor) for key, (tensor, value) in self.value_of.items() if value >= 0}
+        while self.value_of:
+            key, (tensor, _) = self.value_of.popitem()
             if key in behind:
                 yield tensor, behind[key]
 

@@ -11,8 +11,8 @@ import torch
 from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
-from .keeping import said
-from .recomputing import lent_groups, rows
+from .activation_rows import activation_rows, offloaded_state_groups
+from .pinned_calls import describe_pinned_calls
 from .records import Trace
 from .runtime.order import CRITERIA
 from .runtime.plan import Plan, Send
@@ -62,12 +62,12 @@ def make_plan(
         reorder=reorder,
         inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
         fixed=tuple(sorted(trace.fixed)),
-        again=rows(trace, graph),
-        lent=tuple(names for _, names in lent_groups(trace, graph)),
+        activation_rows=activation_rows(trace, graph),
+        offloaded_state=tuple(names for _, names in offloaded_state_groups(trace, graph)),
         shares=max(Counter(name for c in calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
-        warnings.warn(said(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
+        warnings.warn(describe_pinned_calls(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
     return plan
 
 
@@ -82,15 +82,15 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
         if len(named) != cluster.n:
             raise InvalidInput(f"devices names {len(named)} torch devices; the cluster has {cluster.n} devices")
         return named
-    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     gpus = [d for d in cluster.devices if d.family not in ("cpu", HOST)]
-    if len(gpus) > found:
+    if len(gpus) > gpu_count:
         raise ExecutionError(
-            f"the cluster has {len(gpus)} GPUs ({', '.join(d.name for d in gpus)}) and torch sees {found}; "
+            f"the cluster has {len(gpus)} GPUs ({', '.join(d.name for d in gpus)}) and torch sees {gpu_count}; "
             "use kind='cpu' devices, or name the torch devices with devices=[...]"
         )
-    turn = iter(range(found))
-    return tuple("cpu" if d.family in ("cpu", HOST) else f"cuda:{next(turn)}" for d in cluster.devices)
+    next_gpu = iter(range(gpu_count))
+    return tuple("cpu" if d.family in ("cpu", HOST) else f"cuda:{next(next_gpu)}" for d in cluster.devices)
 
 
 def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
@@ -109,13 +109,13 @@ def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) ->
 
 def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[Send, ...], ...]:
     """Per call (output, device, calls that take it there) for every other device."""
-    found: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
+    readers: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
     for i, call in enumerate(trace.calls):
         for v in call.reads:
             value = trace.values[v]
             if value.position >= 0 and device[value.producer] != device[i]:
-                found[value.producer].setdefault((value.position, device[i]), set()).add(i)
-    return tuple(tuple((position, target, len(by)) for (position, target), by in row.items()) for row in found)
+                readers[value.producer].setdefault((value.position, device[i]), set()).add(i)
+    return tuple(tuple((position, target, len(by)) for (position, target), by in row.items()) for row in readers)
 
 
 def _homes(trace: Trace, device: tuple[int, ...]) -> dict[str, int]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-PARTS = "Parts"
+PARTS_TYPE = "Parts"
 """Type of the op of a graph that hands out parts of what a call made."""
 NAMED = "Named"
 """Type of the op of a graph that stands for a name which the forward's code has for what a call made."""
@@ -74,7 +74,7 @@ class Trace:
     returned: dict[int, int] = field(default_factory=dict)
     """Value that the model returns -> its first position among the tensors of the outputs."""
     fixed: dict[int, str] = field(default_factory=dict)
-    """Calls that keep their place in the code, with the reason; see `baechi_lab.torch.keeping`."""
+    """Calls that keep their place in the code, with the reason; see `baechi_lab.torch.pinned_calls`."""
     info: dict[str, Any] = field(default_factory=dict)
 
     def parents(self, index: int) -> tuple[int, ...]:

@@ -33,7 +33,7 @@ class Naive(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         forward = forward_calls(graph)
-        weight = (_kept_bytes(graph) + _output_bytes(graph))[forward].astype(np.float64)
+        weight = (_persistent_bytes(graph) + _output_bytes(graph))[forward].astype(np.float64)
         return _placement(self, graph, equal_parts(weight, cluster.n))
 
 
@@ -70,7 +70,7 @@ def forward_calls(graph: OpGraph) -> NDArray[np.int64]:
     return np.flatnonzero((graph.forward_of < 0) & ~update)
 
 
-def equal_parts(weight: NDArray[np.float64], parts: int) -> NDArray[np.int32]:
+def equal_parts(weight: NDArray[np.float64], count: int) -> NDArray[np.int32]:
     """Contiguous parts of nearly equal weight: int32, the part of each entry.
 
     >>> equal_parts(np.array([1.0, 1.0, 2.0]), 2).tolist()
@@ -79,7 +79,7 @@ def equal_parts(weight: NDArray[np.float64], parts: int) -> NDArray[np.int32]:
     total = weight.sum()
     middle = np.cumsum(weight) - weight / 2
     share = middle / total if total > 0 else np.arange(len(weight)) / max(len(weight), 1)
-    return np.minimum((share * parts).astype(np.int32), parts - 1)
+    return np.minimum((share * count).astype(np.int32), count - 1)
 
 
 def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()) -> dict[str, int]:
@@ -96,18 +96,18 @@ def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tu
     try:
         if balanced:
             limits = get_balanced_memory(model, limits, no_split_module_classes=list(whole))
-        found = infer_auto_device_map(model, limits, no_split_module_classes=list(whole))
+        device_of = infer_auto_device_map(model, limits, no_split_module_classes=list(whole))
     finally:
         logger.setLevel(level)
-    away = [name for name, device in found.items() if not isinstance(device, int) and model_bytes(model, name)]
+    away = [name for name, device in device_of.items() if not isinstance(device, int) and model_bytes(model, name)]
     if away:
         needed = sum(p.nbytes for p in model.parameters())
         raise InfeasiblePlacement(
-            f"accelerate would offload {away[0]!r} to {found[away[0]]}: the parameters do not fit",
+            f"accelerate would offload {away[0]!r} to {device_of[away[0]]}: the parameters do not fit",
             needed,
             cluster.memory_bytes.tolist(),
         )
-    return {name: device for name, device in found.items() if isinstance(device, int)}
+    return {name: device for name, device in device_of.items() if isinstance(device, int)}
 
 
 def model_bytes(model: Any, name: str) -> int:
@@ -115,17 +115,17 @@ def model_bytes(model: Any, name: str) -> int:
     return sum(p.nbytes for n, p in model.named_parameters() if n == name or n.startswith(f"{name}."))
 
 
-def split_points(graph: OpGraph, model: Any, parts: int) -> list[str]:
+def split_points(graph: OpGraph, model: Any, count: int) -> list[str]:
     """Layers at which stages of equal forward time begin."""
     forward = forward_calls(graph)
-    part = equal_parts(graph.duration_us[forward], parts)
+    stage_of_call = equal_parts(graph.duration_us[forward], count)
     # a layer that is called again would begin a stage at every call
-    again = {name.partition("#")[0] for name in graph.names if "#" in name}
-    modules = {name for name, _ in model.named_modules()} - again
+    repeated = {name.partition("#")[0] for name in graph.names if "#" in name}
+    modules = {name for name, _ in model.named_modules()} - repeated
     splits: list[str] = []
-    for k in range(1, parts):
-        later = (graph.names[op] for op in forward[part >= k])
-        first = next((name for name in later if name in modules), None)
+    for k in range(1, count):
+        later_names = (graph.names[op] for op in forward[stage_of_call >= k])
+        first = next((name for name in later_names if name in modules), None)
         if first is not None and first not in splits:
             splits.append(first)
     return splits
@@ -145,46 +145,46 @@ def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
         raise ExecutionError(
             f"torch.distributed.pipelining could not cut the model {step.name!r}: {text[0]}"
         ) from error
-    found: dict[str, int] = {}
+    stage_of: dict[str, int] = {}
     for k in range(pipe.num_stages):
         for name, _ in pipe.get_stage_module(k).named_parameters():
-            found.setdefault(name, k)
-    return found
+            stage_of.setdefault(name, k)
+    return stage_of
 
 
-def _by_module(graph: OpGraph, where: Mapping[str, int]) -> NDArray[np.int32]:
+def _by_module(graph: OpGraph, device_of: Mapping[str, int]) -> NDArray[np.int32]:
     """The device of each call from a map of names; a call that no name covers stays with the call before it."""
-    device, here = np.zeros(len(forward_calls(graph)), dtype=np.int32), 0
+    device, device_of_call = np.zeros(len(forward_calls(graph)), dtype=np.int32), 0
     for k, op in enumerate(forward_calls(graph)):
         name = graph.names[op].partition("#")[0].partition("/")[0]
-        here = _covering(name, where, here)
-        device[k] = here
+        device_of_call = _covering(name, device_of, device_of_call)
+        device[k] = device_of_call
     return device
 
 
-def _covering(name: str, where: Mapping[str, int], otherwise: int) -> int:
+def _covering(name: str, device_of: Mapping[str, int], otherwise: int) -> int:
     prefix = name
     while prefix:
-        if prefix in where:
-            return where[prefix]
+        if prefix in device_of:
+            return device_of[prefix]
         prefix = prefix.rpartition(".")[0]
-    below = [device for known, device in where.items() if known.startswith(f"{name}.")]
-    return below[0] if below else where.get("", otherwise)
+    below = [device for module, device in device_of.items() if module.startswith(f"{name}.")]
+    return below[0] if below else device_of.get("", otherwise)
 
 
-def _kept_bytes(graph: OpGraph) -> NDArray[np.int64]:
+def _persistent_bytes(graph: OpGraph) -> NDArray[np.int64]:
     """Persistent bytes, the optimizer's with the call whose parameters it updates."""
-    held = graph.persistent_bytes.copy()
+    persistent_bytes = graph.persistent_bytes.copy()
     for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
         call = graph.index.get(graph.names[op].removesuffix("/update"), op)
-        held[call] += graph.persistent_bytes[op] * (call != op)
-    return held
+        persistent_bytes[call] += graph.persistent_bytes[op] * (call != op)
+    return persistent_bytes
 
 
 def _output_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    held = np.zeros(graph.n, dtype=np.int64)
-    np.add.at(held, graph.tensor_producer, graph.tensor_bytes)
-    return held
+    output_bytes = np.zeros(graph.n, dtype=np.int64)
+    np.add.at(output_bytes, graph.tensor_producer, graph.tensor_bytes)
+    return output_bytes
 
 
 def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Placement:
@@ -196,6 +196,6 @@ def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Pla
         group = int(graph.colocation[op])
         if group >= 0:
             column[op] = first.setdefault(group, int(column[op]))
-    back = graph.forward_of >= 0
-    column[back] = column[graph.forward_of[back]]
+    is_backward = graph.forward_of >= 0
+    column[is_backward] = column[graph.forward_of[is_backward]]
     return Placement(device=column, placer=placer.name, graph_key=graph.key)

@@ -29,11 +29,11 @@ _OPAQUE = (types.ModuleType, types.FunctionType, types.MethodType, *PLAIN)
 _LAZY = (UninitializedBuffer, UninitializedParameter)
 
 
-class untouched:
+class ModelSnapshot:
     """Context: the model, its inputs and the random generators are as before when it ends, or when `restore` is called.
 
     >>> norm = nn.BatchNorm1d(2)
-    >>> with untouched(norm):
+    >>> with ModelSnapshot(norm):
     ...     _ = norm(torch.ones(3, 2))
     >>> norm.running_mean
     tensor([0., 0.])
@@ -42,9 +42,9 @@ class untouched:
     def __init__(self, model: nn.Module, inputs: Any = ()):
         self.model, self.inputs = model, inputs
 
-    def __enter__(self) -> untouched:
-        self.seen: dict[int, Any] = {}  # keeps what was seen alive, so that no id comes twice
-        self.holders: dict[int, Holder] = {}
+    def __enter__(self) -> ModelSnapshot:
+        self.visited: dict[int, Any] = {}  # keeps what was seen alive, so that no id comes twice
+        self.holders: dict[int, ContainerSnapshot] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # with a copy of its values
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         modules = dict(self.model.named_modules())
@@ -52,7 +52,7 @@ class untouched:
         for name, module in modules.items():
             self._walk(name, module.__dict__)
         self._walk("an input", self.inputs)
-        leaves = [t for t in self.seen.values() if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad]
+        leaves = [t for t in self.visited.values() if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad]
         # A hook that trains (an optimizer within the backward pass) is not run.
         self.gradients = [(t, t.grad, t._post_accumulate_grad_hooks) for t in leaves]
         for t in leaves:
@@ -69,9 +69,9 @@ class untouched:
         """Put everything back."""
         for holder in self.holders.values():
             holder.restore()
-        for tensor, kept in self.tensors:
-            if _differs(tensor, kept):
-                _write(tensor, kept)
+        for tensor, copy in self.tensors:
+            if _differs(tensor, copy):
+                _write(tensor, copy)
         for generator, state in self.generators:
             generator.set_state(state)
         for leaf, _, _ in self.gradients:
@@ -79,76 +79,78 @@ class untouched:
         self.states.restore()
         restore_host_states(self.hosts)
 
-    def changes(self) -> list[Holder]:
+    def changes(self) -> list[ContainerSnapshot]:
         """Containers that are not as they were."""
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def written(self) -> list[torch.Tensor]:
         """Tensors whose values are not as they were."""
-        return [tensor for tensor, kept in self.tensors if _differs(tensor, kept)]
+        return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
     def _walk(self, place: str, start: Any) -> None:
         stack = [(start, DEPTH, True)]
         while stack:
-            here, left, attributes = stack.pop()
-            if here is None or isinstance(here, _OPAQUE) or id(here) in self.registered:
+            visited, depth, attributes = stack.pop()
+            if visited is None or isinstance(visited, _OPAQUE) or id(visited) in self.registered:
                 continue
-            if id(here) in self.seen:
-                if id(here) in self.holders:
-                    self.holders[id(here)].places.add(place)
+            if id(visited) in self.visited:
+                if id(visited) in self.holders:
+                    self.holders[id(visited)].places.add(place)
                 continue
-            self.seen[id(here)] = here
-            if isinstance(here, torch.Tensor):
-                valued = not here.is_meta and not hasattr(here, "fake_mode")
-                if valued and here.layout is torch.strided and not isinstance(here, _LAZY):
-                    kept = here.detach().to("cpu", copy=True)
-                    if not hasattr(kept, "fake_mode"):  # where all that is made is fake, nothing real is written
-                        self.tensors.append((here, kept))
-            elif isinstance(here, torch.Generator):
-                self.generators.append((here, here.get_state()))
+            self.visited[id(visited)] = visited
+            if isinstance(visited, torch.Tensor):
+                valued = not visited.is_meta and not hasattr(visited, "fake_mode")
+                if valued and visited.layout is torch.strided and not isinstance(visited, _LAZY):
+                    copy = visited.detach().to("cpu", copy=True)
+                    if not hasattr(copy, "fake_mode"):  # where all that is made is fake, nothing real is written
+                        self.tensors.append((visited, copy))
+            elif isinstance(visited, torch.Generator):
+                self.generators.append((visited, visited.get_state()))
             else:
-                if isinstance(here, (dict, list, set, collections.deque)):
-                    self.holders[id(here)] = Holder({place}, here, here.copy(), attributes)
-                stack.extend((part, left, False) for part in _parts(here))
-                own = getattr(here, "__dict__", None)
-                if type(own) is dict and left > 0:
-                    stack.append((own, left - 1, True))
+                if isinstance(visited, (dict, list, set, collections.deque)):
+                    self.holders[id(visited)] = ContainerSnapshot({place}, visited, visited.copy(), attributes)
+                stack.extend((entry, depth, False) for entry in _entries_of(visited))
+                attribute_dict = getattr(visited, "__dict__", None)
+                if type(attribute_dict) is dict and depth > 0:
+                    stack.append((attribute_dict, depth - 1, True))
 
 
-def _parts(here: Any) -> list[Any]:
-    if isinstance(here, (list, tuple, set, frozenset, collections.deque)):
-        return list(here)
-    return list(here.values()) if isinstance(here, dict) else []
+def _entries_of(container: Any) -> list[Any]:
+    if isinstance(container, (list, tuple, set, frozenset, collections.deque)):
+        return list(container)
+    return list(container.values()) if isinstance(container, dict) else []
 
 
 @dataclass
-class Holder:
+class ContainerSnapshot:
     """A container as it is and as it was; `places` are the modules (or "an input") that have it.
 
     `attributes` says that it is the attributes of an object.
     """
 
     places: set[str]
-    held: Any
+    container: Any
     before: Any
     attributes: bool
 
     def changed(self) -> list[Any]:
         """Keys that came, went or hold something else; for what has no keys, `[""]` when it is not as it was."""
-        if isinstance(self.held, dict):
-            return _changed(self.held, self.before)
-        pairs = zip(self.held, self.before, strict=False)
-        return [""] if len(self.held) != len(self.before) or any(a is not b for a, b in pairs) else []
+        if isinstance(self.container, dict):
+            return _changed_keys(self.container, self.before)
+        pairs = zip(self.container, self.before, strict=False)
+        return [""] if len(self.container) != len(self.before) or any(a is not b for a, b in pairs) else []
 
     def restore(self) -> None:
         """As it was; what intercepts a module stays."""
         if not self.changed():
             return
         before = self.before
-        if isinstance(self.held, dict):
-            before = {**before, **{k: v for k, v in self.held.items() if isinstance(v, Intercepted)}}
-        self.held.clear()
-        self.held.extend(before) if isinstance(self.held, (list, collections.deque)) else self.held.update(before)
+        if isinstance(self.container, dict):
+            before = {**before, **{k: v for k, v in self.container.items() if isinstance(v, Intercepted)}}
+        self.container.clear()
+        self.container.extend(before) if isinstance(
+            self.container, (list, collections.deque)
+        ) else self.container.update(before)
 
 
 def host_states() -> tuple[Any, Any]:
@@ -177,25 +179,27 @@ def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
 _MISSING = object()
 
 
-def _changed(held: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
+def _changed_keys(container: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
     """Keys whose entries came, went or were replaced (by another tensor, or by an unequal plain value)."""
-    added = [k for k, v in held.items() if k not in before and not isinstance(v, Intercepted)]
+    added = [k for k, v in container.items() if k not in before and not isinstance(v, Intercepted)]
     return added + [
-        k for k, v in before.items() if not _same(held.get(k, _MISSING), v) and not isinstance(held.get(k), Intercepted)
+        k
+        for k, v in before.items()
+        if not _same(container.get(k, _MISSING), v) and not isinstance(container.get(k), Intercepted)
     ]
 
 
-def _same(now: Any, before: Any) -> bool:
-    return now is before or (isinstance(now, PLAIN) and outline(now) == outline(before))
+def _same(after: Any, before: Any) -> bool:
+    return after is before or (isinstance(after, PLAIN) and outline(after) == outline(before))
 
 
-def _differs(tensor: torch.Tensor, kept: torch.Tensor) -> bool:
-    return tensor.shape != kept.shape or not torch.equal(tensor.detach().to("cpu"), kept)
+def _differs(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
+    return tensor.shape != copy.shape or not torch.equal(tensor.detach().to("cpu"), copy)
 
 
-def _write(tensor: torch.Tensor, kept: torch.Tensor) -> None:
+def _write(tensor: torch.Tensor, copy: torch.Tensor) -> None:
     with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        if tensor.shape == kept.shape:
-            tensor.copy_(kept)
+        if tensor.shape == copy.shape:
+            tensor.copy_(copy)
         else:
-            tensor.data = kept.to(tensor.device)
+            tensor.data = copy.to(tensor.device)

@@ -7,21 +7,21 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
-from .keeping import Keeping
+from .pinned_calls import PinnedCalls
 from .runtime.storage import storage_key
 
 
 class State:
-    """Who used which parameter or buffer of a forward that runs; what cannot be ordered is fixed (`keeping`)."""
+    """Who used which parameter or buffer of a forward that runs; what cannot be ordered is fixed (`pinned_calls`)."""
 
-    def __init__(self, model: nn.Module, keeping: Keeping):
-        self.model, self.keeping = model, keeping
+    def __init__(self, model: nn.Module, pinned_calls: PinnedCalls):
+        self.model, self.pinned_calls = model, pinned_calls
         # storage of a parameter or buffer -> the calls that used it since it was written last, and who wrote it
         self.latest: dict[int, tuple[list[int], int]] = {
             storage_key(t): ([], -1) for t in (*model.parameters(), *model.buffers())
         }
         self.users: dict[int, set[int]] = {}  # the same, all calls; -1 for code between calls
-        self.seen: set[int] = set()  # storages of state and inputs that calls were seen to write
+        self.seen_writes: set[int] = set()  # storages of state and inputs that calls were seen to write
         self.calls_of: dict[str, list[int]] = {}
 
     def touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
@@ -38,13 +38,13 @@ class State:
                 users.append(index)
         return after - {-1, index}
 
-    def touched_between(self, taken: list[torch.Tensor], written: set[int]) -> None:
+    def touched_between(self, inputs: list[torch.Tensor], written: set[int]) -> None:
         """What is no operator runs as the code reaches it: state that calls write must be up to date then."""
-        for storage in {storage_key(t) for t in taken} & self.latest.keys():
+        for storage in {storage_key(t) for t in inputs} & self.latest.keys():
             users, writer = self.latest[storage]
             self.users.setdefault(storage, set()).add(-1)
-            self.keeping.fix([writer, *(users if storage in written else ())], "state that is read between calls")
-        self.seen |= written & self.latest.keys()
+            self.pinned_calls.pin([writer, *(users if storage in written else ())], "state that is read between calls")
+        self.seen_writes |= written & self.latest.keys()
 
     def called_again(self, module: nn.Module | None, name: str, index: int) -> set[int]:
         """A module with buffers that is called again must be called in code order: its state passes from call to call."""
@@ -54,14 +54,14 @@ class State:
         earlier.append(index)
         return set(earlier[-2:-1])
 
-    def unseen(self, written: Iterable[torch.Tensor], modules: list[str | None]) -> None:
+    def pin_unseen_writes(self, written: Iterable[torch.Tensor], modules: list[str | None]) -> None:
         """After the forward: what is written although no call was seen to; `modules` has the layer of every call."""
-        for storage in (s for s in map(storage_key, written) if s not in self.seen):
+        for storage in (s for s in map(storage_key, written) if s not in self.seen_writes):
             # some kernels do not count what they write: the running statistics of a batch norm
             if storage not in self.latest:
-                self.keeping.fix(range(len(modules)), "the forward changes a tensor of the model or of its inputs")
+                self.pinned_calls.pin(range(len(modules)), "the forward changes a tensor of the model or of its inputs")
             elif not self._chained(self.users.get(storage, set()), modules):
-                self.keeping.fix(self.users[storage], "state that the forward changes")
+                self.pinned_calls.pin(self.users[storage], "state that the forward changes")
 
     def _chained(self, users: set[int], modules: list[str | None]) -> bool:
         """Whether the order among calls that use one piece of state is kept anyway; see `called_again`."""

@@ -106,8 +106,8 @@ class TorchStep:
 
     def on(self, device: str) -> TorchStep:
         """The same step with inputs and targets on another device."""
-        moved = map_tensors((self.inputs, self.targets), lambda t: t.to(device))
-        return replace(self, inputs=moved[0], targets=moved[1])
+        placed_batch = map_tensors((self.inputs, self.targets), lambda t: t.to(device))
+        return replace(self, inputs=placed_batch[0], targets=placed_batch[1])
 
     def micro_batches(self, count: int) -> list[TorchStep]:
         """The steps of `count` equal parts of the batch, the first dimension of all inputs and targets.
@@ -120,7 +120,7 @@ class TorchStep:
         [[2, 4], [2, 4], [2, 4]]
         """
         check_whole("micro_batches", count)
-        given = [*tensors(self.inputs), *self.targets]
+        batch_tensors = [*tensors(self.inputs), *self.targets]
         images = next(lists_of_images((self.inputs, self.targets)), None)
         if images is not None and count > 1:
             raise InvalidInput(
@@ -128,15 +128,15 @@ class TorchStep:
                 "which may be images, whose first dimension is not the batch; to be cut into micro-batches, stack them into "
                 "one tensor, or write a tuple where the first dimension is the batch"
             )
-        if any(t.dim() == 0 or len(t) != len(given[0]) for t in given) or not given:
-            shapes = ", ".join(str(list(t.shape)) for t in given)
+        if any(t.dim() == 0 or len(t) != len(batch_tensors[0]) for t in batch_tensors) or not batch_tensors:
+            shapes = ", ".join(str(list(t.shape)) for t in batch_tensors)
             raise InvalidInput(
                 f"inputs and targets of step {self.name!r} have shapes {shapes}; to be cut into micro-batches all must "
                 "have the batch as their first dimension"
             )
-        if len(given[0]) % count:
+        if len(batch_tensors[0]) % count:
             raise InvalidInput(
-                f"the batch of step {self.name!r} has {len(given[0])} rows; it must be a multiple of micro_batches, "
+                f"the batch of step {self.name!r} has {len(batch_tensors[0])} rows; it must be a multiple of micro_batches, "
                 f"which is {count}"
             )
         inputs, targets = (divided(batch, count) for batch in (self.inputs, self.targets))
@@ -156,11 +156,11 @@ class TorchStep:
 
     def loss_of(self, outputs: Any) -> torch.Tensor:
         """The loss of what the model returned, targets brought to the outputs' device."""
-        here = next((t.device for t in tensors(outputs)), torch.device("cpu"))
+        output_device = next((t.device for t in tensors(outputs)), torch.device("cpu"))
         try:
             if self.loss is None:
                 return own_loss(outputs)
-            return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(here)))
+            return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(output_device)))
         except (
             TypeError,
             ValueError,
@@ -201,5 +201,5 @@ def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -
         optimizer.step()
     except FAILURES:
         return 0
-    kept = optimizer.state.get(parameter, {})
-    return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in kept.values())
+    state = optimizer.state.get(parameter, {})
+    return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in state.values())

@@ -28,7 +28,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidInput
 from .flow import Flow, merge
-from .keeping import Keeping, foreign, function_name, plainly, recomputes
+from .pinned_calls import PinnedCalls, find_opaque_argument, function_name, plainly, recomputes
 from .records import Call, Trace
 from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
@@ -36,18 +36,25 @@ from .runtime.random import States, generator_states, same_states
 from .runtime.storage import storage_bytes, storage_key, tensor_bytes, version
 from .runtime.tree import as_arguments, map_tensors, tensors, understood
 from .runtime.values_read import ValuesRead
-from .snapshot import host_states, same_host_states, untouched
+from .snapshot import ModelSnapshot, host_states, same_host_states
 from .state import State
 
-_LIKE_FIRST = frozenset({
-    "index_add", "index_copy", "index_fill", "index_put", "scatter", "scatter_add", "scatter_reduce", "masked_scatter",
-    "masked_fill", "setitem",
-})  # fmt: skip
+_LIKE_FIRST = (
+    "index_add index_copy index_fill index_put scatter scatter_add scatter_reduce masked_scatter masked_fill setitem"
+)
 """Functions that return a tensor like the first that they take."""
 
 _FAILURES = (
-    RuntimeError, TypeError, ValueError, LookupError, AttributeError, NameError, AssertionError, ArithmeticError, ImportError,
-)  # fmt: skip
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    NameError,
+    AssertionError,
+    ArithmeticError,
+    ImportError,
+)
 """What the code of a model raises on inputs that it was not made for."""
 
 
@@ -69,7 +76,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
     check_model(model)
     layers = layer_names(model, atomic)
     tracer = Tracer(model)
-    with untouched(model, (args, kwargs)) as kept:
+    with ModelSnapshot(model, (args, kwargs)) as snapshot:
         interceptor = Interceptor(model, layers, tracer).install()
         try:
             outputs = _run(type(model).__name__, model, args, kwargs, model)
@@ -78,7 +85,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
         # objects that might hide tensors stay alive, and with them what they hide
         hiding = map_tensors(outputs, lambda t: None)
         del outputs
-        tracer.keep_order(kept)
+        tracer.pin_after_forward(snapshot)
         del hiding
     return tracer.finish(layers)
 
@@ -88,35 +95,35 @@ def check_model(model: nn.Module) -> None:
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     for name, module in model.named_modules():
-        what = f"layer {name!r}" if name else "the model"
+        module_label = f"layer {name!r}" if name else "the model"
         if isinstance(module, torch.jit.ScriptModule):
             raise InvalidInput(
-                f"{what} is a TorchScript module, whose forward cannot be wrapped; use the Python module"
+                f"{module_label} is a TorchScript module, whose forward cannot be wrapped; use the Python module"
             )
         if type(module).__name__ == "OptimizedModule":
             raise InvalidInput(
-                f"{what} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
+                f"{module_label} is compiled by torch.compile; distribute the module that was compiled, its `_orig_mod` "
                 "(a distributed model runs uncompiled)"
             )
         if isinstance(module.__dict__.get("forward"), Intercepted):
-            raise InvalidInput(f"{what} is already distributed; gather the model first")
+            raise InvalidInput(f"{module_label} is already distributed; gather the model first")
         if any(map(is_lazy, module._parameters.values())):
             raise InvalidInput(
-                f"{what} ({type(module).__name__}) is lazy, and has parameters without a shape; call the model once on the "
-                "sample inputs before"
+                f"{module_label} ({type(module).__name__}) is lazy, and has parameters without a shape; call the model "
+                "once on the sample inputs before"
             )
 
 
-class _Ran(NamedTuple):
+class _RunCall(NamedTuple):
     """A call that has run: what it took and made, and the storages that it wrote, among what it took and of its own state."""
 
     key: str
     run: Callable[..., Any]
     module: nn.Module | None
-    taken: list[torch.Tensor]
+    inputs: list[torch.Tensor]
     made: list[torch.Tensor]
     written: set[int]
-    own: set[int]
+    state_written: set[int]
     random: bool
 
 
@@ -126,8 +133,8 @@ class Tracer(Handler):
     def __init__(self, model: nn.Module):
         self.model, self.training = model, model.training
         self.calls: list[Call] = []
-        self.flow, self.keeping = Flow(model), Keeping()
-        self.state = State(model, self.keeping)
+        self.flow, self.pinned_calls = Flow(model), PinnedCalls()
+        self.state = State(model, self.pinned_calls)
         self.results: tuple[int, ...] = ()
         self.returned: dict[int, int] = {}
         self.parameter_bytes = {name: tensor_bytes(p) for name, p in model.named_parameters()}
@@ -145,38 +152,38 @@ class Tracer(Handler):
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
         for tensor in tensors((args, kwargs)):
-            self.flow.known[id(tensor)] = (tensor, -1)
+            self.flow.value_of[id(tensor)] = (tensor, -1)
         return args, kwargs
 
     def end(self, frame: Frame, outputs: Any) -> Any:
-        made = {self.flow.producer(t) for t in tensors(outputs) if id(t) in self.flow.known}
-        self.results = tuple(sorted(made - {-1}))
+        producers = {self.flow.producer(t) for t in tensors(outputs) if id(t) in self.flow.value_of}
+        self.results = tuple(sorted(producers - {-1}))
         self.returned = self.flow.read(list(tensors(outputs)), -1)
         return outputs
 
     def call(
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
-        taken = list(tensors((args, kwargs)))
+        inputs = list(tensors((args, kwargs)))
         state = [] if module is None else [*module.parameters(), *module.buffers()]
-        versions = [version(t) for t in (*taken, *state)]
+        versions = [version(t) for t in (*inputs, *state)]
         before, hosts = generator_states(), host_states()
-        why = self._why(before, taken, args, kwargs, module)
+        why = self._reason_to_pin(before, inputs, args, kwargs, module)
         with ValuesRead() as values:
             outputs = _run(key, run, args, kwargs, module)
-        made = list(tensors(outputs))
-        written = {storage_key(t) for t, v in zip((*taken, *state), versions, strict=True) if version(t) != v}
-        own, written = written - {storage_key(t) for t in taken}, written & {storage_key(t) for t in taken}
+        output_tensors = list(tensors(outputs))
+        written = {storage_key(t) for t, v in zip((*inputs, *state), versions, strict=True) if version(t) != v}
+        state_written, written = written - {storage_key(t) for t in inputs}, written & {storage_key(t) for t in inputs}
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
         if module is not None:
-            idle = _hands_through(taken, made) and not written
+            idle = _hands_through(inputs, output_tensors) and not written
         else:
-            idle = not self._computes(taken, made, written, random)
-        shaped = self._shaped_by_values(values.found, run, taken, made, written)
+            idle = not self._computes(inputs, output_tensors, written, random)
+        shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
         if idle:
-            self.state.touched_between(taken, written)
-            self.flow.shunt(taken, made)
+            self.state.touched_between(inputs, written)
+            self.flow.shunt(inputs, output_tensors)
             return outputs
         if module is not None and not understood(outputs):
             raise InvalidInput(
@@ -185,119 +192,126 @@ class Tracer(Handler):
             )
         if module is not None and not same_host_states(hosts, host_states()):
             why = "random numbers that are not torch's"
-            self._fix_before(taken, why)
+            self._pin_before(inputs, why)
         why = why or ("shapes that may depend on values" if shaped else None)
         if why is not None:
-            self.keeping.fix([len(self.calls)], why)
-        self._record(_Ran(key, run, module, taken, made, written, own, random))
+            self.pinned_calls.pin([len(self.calls)], why)
+        self._record(_RunCall(key, run, module, inputs, output_tensors, written, state_written, random))
         return outputs
 
-    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Calls of a region keep code order; one that is recomputed in the backward pass is run without that."""
-        recomputed = recomputes(what, args)
-        why = what if isinstance(what, str) else "checkpointing" if recomputed else function_name(what)
+        recomputed = recomputes(subject, args)
+        why = subject if isinstance(subject, str) else "checkpointing" if recomputed else function_name(subject)
         with torch._C.DisableTorchFunction():
-            taken, start = list(tensors((args, kwargs))), len(self.calls)
-            self._fix_before(taken, why)
-        self.keeping.regions.append(why)
+            inputs, start = list(tensors((args, kwargs))), len(self.calls)
+            self._pin_before(inputs, why)
+        self.pinned_calls.regions.append(why)
         self.recomputing += recomputed
         try:
             outputs = plainly(run, args, kwargs) if recomputed else run(*args, **kwargs)
         finally:
-            self.keeping.regions.pop()
+            self.pinned_calls.regions.pop()
             self.recomputing -= recomputed
-        if not isinstance(what, str) and not recomputed and len(self.calls) > start + 1:
+        if not isinstance(subject, str) and not recomputed and len(self.calls) > start + 1:
             # One backward pass reads what all of them left.
             self.flow.groups.append(tuple(range(start, len(self.calls))))
         with torch._C.DisableTorchFunction():
-            self._carry(taken, list(tensors(outputs)), start)
+            self._carry(inputs, list(tensors(outputs)), start)
         return outputs
 
     # -- bookkeeping ---------------------------------------------------------------------------------
 
-    def _computes(self, taken: list[torch.Tensor], made: list[torch.Tensor], written: set[int], random: bool) -> bool:
+    def _computes(
+        self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int], random: bool
+    ) -> bool:
         """A function is an operator when it makes new data out of the model's, writes in place, or draws numbers."""
-        tracked = self.flow.tracked(taken)
+        tracked = self.flow.tracked(inputs)
         if random or (written and tracked):
             return True
-        old = {storage_key(t) for t in taken}
-        return bool(tracked) and any(storage_key(t) not in old for t in made)
+        input_storages = {storage_key(t) for t in inputs}
+        return bool(tracked) and any(storage_key(t) not in input_storages for t in outputs)
 
     def _shaped_by_values(
-        self, reads: bool, run: Callable[..., Any], taken: list[torch.Tensor], made: list[torch.Tensor], written: set[int]
-    ) -> bool:  # fmt: skip
+        self,
+        reads: bool,
+        run: Callable[..., Any],
+        inputs: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        written: set[int],
+    ) -> bool:
         """Whether the shapes of what a call made may depend on values: it reads some, or takes what has such a shape."""
         name = getattr(run, "__name__", "").strip("_")
-        like_first = bool(written) or name in _LIKE_FIRST
-        sources = taken[:1] if like_first else taken
+        like_first = bool(written) or name in _LIKE_FIRST.split()
+        sources = inputs[:1] if like_first else inputs
         shaped = reads or any(t in self.shaped_by_values for t in sources)
-        made = [t for t in made if t.dim() > 0]
+        outputs = [t for t in outputs if t.dim() > 0]
         if shaped:
-            self.shaped_by_values.update(dict.fromkeys(made, True))
-        return shaped and bool(made)
+            self.shaped_by_values.update(dict.fromkeys(outputs, True))
+        return shaped and bool(outputs)
 
-    def _why(
-        self, drawn: States, taken: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
+    def _reason_to_pin(
+        self, drawn: States, inputs: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
     ) -> str | None:
         """Why the call that is about to run keeps code order; what comes before it is fixed here."""
         if not same_states(drawn, self.drawn):
-            self.keeping.fix([len(self.calls) - 1], "random numbers drawn between calls")
-        why = foreign(args, kwargs) if module is not None else None
+            self.pinned_calls.pin([len(self.calls) - 1], "random numbers drawn between calls")
+        why = find_opaque_argument(args, kwargs) if module is not None else None
         if why is not None:
-            self.keeping.fix(range(len(self.calls)), why)
-        why = why or self.keeping.why(module)
+            self.pinned_calls.pin(range(len(self.calls)), why)
+        why = why or self.pinned_calls.reason_to_pin(module)
         if why is not None:
-            self._fix_before(taken, why)
+            self._pin_before(inputs, why)
         return why
 
-    def _fix_before(self, taken: list[torch.Tensor], why: str) -> None:
+    def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
         """The call before, so that nothing waits any more, and those that made what is taken, so that it is real."""
-        self.keeping.fix([len(self.calls) - 1], why)
-        for tensor in taken:
-            self.keeping.fix(self.flow.behind(tensor), why)
+        self.pinned_calls.pin([len(self.calls) - 1], why)
+        for tensor in inputs:
+            self.pinned_calls.pin(self.flow.behind(tensor), why)
 
-    def _carry(self, taken: list[torch.Tensor], made: list[torch.Tensor], start: int) -> None:
+    def _carry(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: int) -> None:
         """What a region returns carries the calls behind what it took, unless calls in it are known to have made it."""
-        self.flow.shunt(taken, made)
-        latest = max((self.flow.producer(t) for t in taken if id(t) in self.flow.known), default=-1)
-        for tensor in made:
+        self.flow.shunt(inputs, outputs)
+        latest = max((self.flow.producer(t) for t in inputs if id(t) in self.flow.value_of), default=-1)
+        for tensor in outputs:
             if not self.flow.tracked([tensor]):
-                self.flow.carried(tensor, latest)
-        if any(t.requires_grad for t in made):  # calls within a Function build no graph; the Function has gradients
+                self.flow.add_carried(tensor, latest)
+        if any(t.requires_grad for t in outputs):  # calls within a Function build no graph; the Function has gradients
             for i in range(start, len(self.calls)):
                 self.calls[i] = replace(self.calls[i], requires_grad=True)
             for k, value in enumerate(self.flow.values):
                 if value.producer >= start and value.dtype.startswith(("float", "bfloat", "complex")):
                     self.flow.values[k] = replace(value, requires_grad=True)
 
-    def keep_order(self, kept: untouched) -> None:
+    def pin_after_forward(self, snapshot: ModelSnapshot) -> None:
         """After the forward, when nobody else should hold its tensors: fix the calls behind those that live on."""
         modules = [call.module for call in self.calls]
-        self.keeping.outliving(self.flow.let_go())
-        self.keeping.attributes(self.model, kept, modules)
-        self.state.unseen(kept.written(), modules)
+        self.pinned_calls.pin_outliving_tensors(self.flow.release_tensors())
+        self.pinned_calls.pin_attribute_changes(self.model, snapshot, modules)
+        self.state.pin_unseen_writes(snapshot.written(), modules)
 
-    def _record(self, ran: _Ran) -> None:
-        key, run, module, taken, made, written, own, random = ran
+    def _record(self, call: _RunCall) -> None:
+        key, run, module, input_tensors, outputs, written, state_written, random = call
         index = len(self.calls)
         flow, state = self.flow, self.state
-        inputs = {storage_key(t) for t in taken if id(t) in flow.known}
-        state.seen |= (written | own) & (state.latest.keys() | inputs)
-        reads = flow.read(taken, index)
+        inputs = {storage_key(t) for t in input_tensors if id(t) in flow.value_of}
+        state.seen_writes |= (written | state_written) & (state.latest.keys() | inputs)
+        reads = flow.read(input_tensors, index)
         after = flow.write(written, index) | state.called_again(module, self._name(module) or "", index)
-        used = {storage_key(t) for t in taken}
+        used = {storage_key(t) for t in input_tensors}
         if module is not None:
             used |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
-        after |= state.touch(index, used, written | own)
-        old = {storage_key(t) for t in taken}
-        fresh = {storage_key(t): storage_bytes(t) for t in made if storage_key(t) not in old}
-        names = [flow.parameter_of[id(t)][1] for t in taken if id(t) in flow.parameter_of]
-        buffers = [self.buffer_of[id(t)] for t in taken if id(t) in self.buffer_of]
+        after |= state.touch(index, used, written | state_written)
+        input_storages = {storage_key(t) for t in input_tensors}
+        fresh = {storage_key(t): storage_bytes(t) for t in outputs if storage_key(t) not in input_storages}
+        names = [flow.parameter_of[id(t)][1] for t in input_tensors if id(t) in flow.parameter_of]
+        buffers = [self.buffer_of[id(t)] for t in input_tensors if id(t) in self.buffer_of]
         if module is not None:
             names += [self.name_of[id(p)] for p in module.parameters() if id(p) in self.name_of]
             home = f"{self._name(module)}.".removeprefix(".")
-            found = (self.buffer_names.get(home + name) for name, _ in module.named_buffers())
-            buffers += [name for name in found if name is not None]
+            buffer_names = (self.buffer_names.get(home + name) for name, _ in module.named_buffers())
+            buffers += [name for name in buffer_names if name is not None]
         with kept_activations() as regions:
             checkpoints = len(regions)
         self.calls.append(
@@ -313,16 +327,16 @@ class Tracer(Handler):
                 random=random,
                 inplace=bool(written),
                 output_bytes=sum(fresh.values()),
-                requires_grad=any(t.requires_grad for t in made),
+                requires_grad=any(t.requires_grad for t in outputs),
                 recomputed=self.recomputing + checkpoints,
             )
         )
-        for position, tensor in enumerate(made):
-            if id(tensor) not in flow.known or storage_key(tensor) in written:  # not handed through as it came
-                flow.made(tensor, index, position)
-        for tensor in taken:
-            if storage_key(tensor) in written and not any(tensor is t for t in made):
-                flow.made(tensor, index)
+        for position, tensor in enumerate(outputs):
+            if id(tensor) not in flow.value_of or storage_key(tensor) in written:  # not handed through as it came
+                flow.add_value(tensor, index, position)
+        for tensor in input_tensors:
+            if storage_key(tensor) in written and not any(tensor is t for t in outputs):
+                flow.add_value(tensor, index)
 
     def _name(self, module: nn.Module | None) -> str | None:
         return None if module is None else self.module_names[id(module)]
@@ -335,14 +349,23 @@ class Tracer(Handler):
                 users.setdefault(name, []).append(i)
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = merge(len(self.calls), [*self.flow.groups, *shared])
-        return Trace(tuple(layers), tuple(self.calls), tuple(self.flow.values), groups, dict(self.parameter_bytes), self.training,
-                     self.results, self.returned, self.keeping.reasons)  # fmt: skip
+        return Trace(
+            tuple(layers),
+            tuple(self.calls),
+            tuple(self.flow.values),
+            groups,
+            dict(self.parameter_bytes),
+            self.training,
+            self.results,
+            self.returned,
+            self.pinned_calls.reasons,
+        )
 
 
-def _hands_through(taken: list[torch.Tensor], made: list[torch.Tensor]) -> bool:
+def _hands_through(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     """A layer that returns the very tensors it was given (identity, dropout in evaluation) does nothing."""
-    given = {id(t) for t in taken}
-    return bool(made) and all(id(t) in given for t in made)
+    input_ids = {id(t) for t in inputs}
+    return bool(outputs) and all(id(t) in input_ids for t in outputs)
 
 
 def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Any:
@@ -351,9 +374,11 @@ def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.M
     except InvalidInput:
         raise
     except _FAILURES as error:
-        what = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
-        what = f"model {key}" if module is run else what
-        said = " ".join(str(error).split())
+        call_label = f"layer {key!r} ({type(module).__name__})" if module is not None else f"function {key!r}"
+        call_label = f"model {key}" if module is run else call_label
+        message = " ".join(str(error).split())
         if module is run and not any(True for _ in tensors((args, kwargs))):
-            said += " (they hold no tensor: a tokenizer makes some with return_tensors='pt')"
-        raise InvalidInput(f"{what} failed on the sample inputs: {type(error).__name__}: {said:.500}") from error
+            message += " (they hold no tensor: a tokenizer makes some with return_tensors='pt')"
+        raise InvalidInput(
+            f"{call_label} failed on the sample inputs: {type(error).__name__}: {message:.500}"
+        ) from error

@@ -119,9 +119,18 @@ class Bare(nn.Module):
 
 
 LAYERS = [
-    lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Linear(WIDTH, WIDTH), lambda: nn.Dropout(0.4), nn.Tanh,
-    lambda: nn.BatchNorm1d(WIDTH), lambda: nn.LayerNorm(WIDTH), Counting, Averaging, Remembering, Rolling, Bare,
-]  # fmt: skip
+    lambda: nn.Linear(WIDTH, WIDTH),
+    lambda: nn.Linear(WIDTH, WIDTH),
+    lambda: nn.Dropout(0.4),
+    nn.Tanh,
+    lambda: nn.BatchNorm1d(WIDTH),
+    lambda: nn.LayerNorm(WIDTH),
+    Counting,
+    Averaging,
+    Remembering,
+    Rolling,
+    Bare,
+]
 PLAIN = LAYERS[:6]
 
 
@@ -402,8 +411,13 @@ def attributes(model):
 def everything(model):
     """Parameters, gradients, buffers and attributes of a model, and the generators' states."""
     gradients = [torch.zeros(0) if p.grad is None else p.grad.clone() for p in model.parameters()]
-    return [*(p.detach().clone() for p in model.parameters()), *gradients, *(b.clone() for b in model.buffers()),
-            *attributes(model), *states()]  # fmt: skip
+    return [
+        *(p.detach().clone() for p in model.parameters()),
+        *gradients,
+        *(b.clone() for b in model.buffers()),
+        *attributes(model),
+        *states(),
+    ]
 
 
 def train(model, steps, seed):

@@ -378,7 +378,7 @@ def test_refusals():
 class Moving(HostTransport):
     """Logical device 1 is torch's `meta`: mixing it with the CPU in one layer is an error of torch itself."""
 
-    def arrive(self, flight, value, device):
+    def arrive(self, state, value, device):
         here = self.devices[device]
         return map_tensors(value, lambda t: t if t.device == here else torch.empty_like(t, device=here))
 

@@ -57,22 +57,22 @@ def test_copies_between_devices_change_only_rounding(name):
     class Copying(HostTransport):
         """Every input that is on another logical device is cloned."""
 
-        def begin(self, flight):
+        def begin(self, state):
             self.where, self.kept = {}, []
 
-        def home(self, flight, value):
+        def home(self, state, value):
             from baechi_lab.torch.runtime.tree import tensors
 
             return next((self.where[id(t)] for t in tensors(value) if id(t) in self.where), 0)
 
-        def arrive(self, flight, value, device):
+        def arrive(self, state, value, device):
             return map_tensors(value, lambda t: t if self.where.get(id(t), device) == device else t.clone())
 
-        def depart(self, flight, outputs, op, device, sends, remote=True):
+        def depart(self, state, outputs, op, device, sends, remote=True):
             map_tensors(outputs, lambda t: (self.kept.append(t), self.where.__setitem__(id(t), device)))
 
-        def inherit(self, flight, outputs, taken, device):
-            self.depart(flight, outputs, -1, device, ())
+        def inherit(self, state, outputs, taken, device):
+            self.depart(state, outputs, -1, device, ())
 
     model, inputs = case(name)
     found, rng = trace(model, inputs), np.random.default_rng(1)

@@ -215,9 +215,13 @@ def test_naive_parts_follow_the_code(profiled):
 def test_naive_parts_count_what_the_optimizer_keeps():
     """40 bytes of the first of four calls, 10 of each other: it makes half of the whole."""
     graph = bl.OpGraph.from_edges(
-        [1.0] * 5, names=["a", "b", "c", "d", "a/update"], op_types=["Linear"] * 4 + ["Update"], colocation=[0, 1, 2, 3, 0],
-        colocation_names=("a", "b", "c", "d"), persistent_bytes=[10, 10, 10, 10, 30],
-    )  # fmt: skip
+        [1.0] * 5,
+        names=["a", "b", "c", "d", "a/update"],
+        op_types=["Linear"] * 4 + ["Update"],
+        colocation=[0, 1, 2, 3, 0],
+        colocation_names=("a", "b", "c", "d"),
+        persistent_bytes=[10, 10, 10, 10, 30],
+    )
     assert Naive().assign(graph, cpus(2)).device.tolist() == [0, 1, 1, 1, 0]
 
 

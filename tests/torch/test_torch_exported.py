@@ -104,8 +104,10 @@ def test_weights_and_samples_are_never_read(file, tmp_path):
 def test_checks_of_shapes_and_types_are_no_operators(file, tmp_path):
     check = {
         "target": "torch.ops.aten._assert_tensor_metadata.default",
-        "inputs": [{"name": "a", "arg": {"as_tensor": {"name": "x"}}, "kind": 1}], "outputs": [], "metadata": {},
-    }  # fmt: skip
+        "inputs": [{"name": "a", "arg": {"as_tensor": {"name": "x"}}, "kind": 1}],
+        "outputs": [],
+        "metadata": {},
+    }
     (tmp_path / "small.pt2").write_bytes(
         repacked(file, change=lambda d: d["graph_module"]["graph"]["nodes"].insert(0, check))
     )

@@ -14,7 +14,7 @@ from torch_cases import ODD, SMALL, random_placement, train  # noqa: E402
 from baechi_lab.graph import Cluster, Placement  # noqa: E402
 from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
 from baechi_lab.torch.models import build  # noqa: E402
-from baechi_lab.torch.runtime.lending import LentState  # noqa: E402
+from baechi_lab.torch.runtime.optimizer_offload import OffloadedOptimizerState  # noqa: E402
 from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
@@ -231,7 +231,7 @@ def test_optimizer_state_waits_on_the_host(make):
     models = [nn.Sequential(*(nn.Linear(512, 512) for _ in range(8))).cuda()]
     models.append(copy.deepcopy(models[0]))
     optimizers = [make(model.parameters()) for model in models]
-    LentState(optimizers[1], [layer.parameters() for layer in models[1]])
+    OffloadedOptimizerState(optimizers[1], [layer.parameters() for layer in models[1]])
     taken = []
     for _ in range(4):
         x = torch.randn(4, 512, device="cuda")

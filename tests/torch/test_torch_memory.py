@@ -274,9 +274,15 @@ def test_compare_shows_measured_beside_simulated_peaks():
 
 @pytest.mark.parametrize(
     ("optimizer", "states", "more_bytes"),
-    [(None, 0, 0), (torch.optim.SGD, 0, 0), (partial(torch.optim.SGD, momentum=0.9), 1, 0), (torch.optim.Adam, 2, 2 * 4),
-     (torch.optim.Adafactor, 0, 2 * (64 + 64 + 1) * 4), (torch.optim.LBFGS, 0, 0)],
-)  # fmt: skip
+    [
+        (None, 0, 0),
+        (torch.optim.SGD, 0, 0),
+        (partial(torch.optim.SGD, momentum=0.9), 1, 0),
+        (torch.optim.Adam, 2, 2 * 4),
+        (torch.optim.Adafactor, 0, 2 * (64 + 64 + 1) * 4),
+        (torch.optim.LBFGS, 0, 0),
+    ],
+)
 def test_bug_the_state_of_a_steps_optimizer_was_not_counted(optimizer, states, more_bytes):
     """Unless the step said how many tensors it keeps, a peak under Adam was simulated a third below the measured one.
 

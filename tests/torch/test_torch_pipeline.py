@@ -24,13 +24,13 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
-from baechi_lab.executors.torch.pipelined import _awaited, cut_step, run_pipeline  # noqa: E402
+from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
 from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
 from baechi_lab.torch.pipelines.recording import record  # noqa: E402
-from baechi_lab.torch.pipelines.worker import actions, rebuilt, with_transfers  # noqa: E402
+from baechi_lab.torch.pipelines.worker import actions, rebuild_output, with_transfers  # noqa: E402
 from baechi_lab.torch.runtime.tree import as_arguments, tensors  # noqa: E402
 from baechi_lab.torch.step import TorchStep  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
@@ -145,7 +145,7 @@ def test_stages_in_a_row_compute_what_the_model_computes(name):
     values = ()
     for part in parts:
         values = part.module(*values, **{name: inputs[int(name.removeprefix("input_"))] for name in part.inputs})
-    output = rebuilt(program.template, values)
+    output = rebuild_output(program.template, values)
 
     def flat(o):
         return o if isinstance(o, tuple) else (o,)
@@ -272,7 +272,7 @@ def in_a_row(model, inputs, others, count=2):
     values = ()
     for part in cut(model, program, stage, int(stage.max()) + 1):
         values = part.module(*values, **{name: given[name] for name in part.inputs})
-    return rebuilt(program.template, values)
+    return rebuild_output(program.template, values)
 
 
 def test_values_made_of_constants_and_sizes_may_be_read():
@@ -377,7 +377,7 @@ def test_a_shortcut_that_depends_on_values_is_left_out():
 
 
 def test_named_outputs_are_read_as_those_of_transformers():
-    output = rebuilt({"is": "output", "of": [["loss", None], ["logits", {"slot": 0}]]}, ["a"])
+    output = rebuild_output({"is": "output", "of": [["loss", None], ["logits", {"slot": 0}]]}, ["a"])
     assert output.loss is None and output.logits == output[0] == output["logits"] == "a"
     assert output.to_tuple() == output[:1] == ("a",)
     with pytest.raises(
@@ -394,14 +394,33 @@ ROTARY = {
     "vocab_size": 99,
 }
 LANGUAGE_MODELS = {
-    "Llama": {**ROTARY, "num_key_value_heads": 2}, "Mistral": {**ROTARY, "num_key_value_heads": 2, "sliding_window": 6},
-    "Mixtral": {**ROTARY, "num_key_value_heads": 2, "num_local_experts": 4}, "GPTNeoX": ROTARY, "Phi": ROTARY,
-    "Qwen2": {**ROTARY, "num_key_value_heads": 2}, "Gemma": {**ROTARY, "num_key_value_heads": 2, "head_dim": 8},
-    "OPT": {"hidden_size": 32, "ffn_dim": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99,
-            "word_embed_proj_dim": 32, "max_position_embeddings": 64},
-    "GPT2": {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 99, "n_positions": 64, "bos_token_id": 0, "eos_token_id": 1},
+    "Llama": {**ROTARY, "num_key_value_heads": 2},
+    "Mistral": {**ROTARY, "num_key_value_heads": 2, "sliding_window": 6},
+    "Mixtral": {**ROTARY, "num_key_value_heads": 2, "num_local_experts": 4},
+    "GPTNeoX": ROTARY,
+    "Phi": ROTARY,
+    "Qwen2": {**ROTARY, "num_key_value_heads": 2},
+    "Gemma": {**ROTARY, "num_key_value_heads": 2, "head_dim": 8},
+    "OPT": {
+        "hidden_size": 32,
+        "ffn_dim": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "vocab_size": 99,
+        "word_embed_proj_dim": 32,
+        "max_position_embeddings": 64,
+    },
+    "GPT2": {
+        "n_embd": 32,
+        "n_layer": 3,
+        "n_head": 4,
+        "vocab_size": 99,
+        "n_positions": 64,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+    },
     "Bert": {**ROTARY, "is_decoder": False},
-}  # fmt: skip
+}
 """Causal language models (and BERT's masked one) of transformers, with small sizes."""
 
 
@@ -456,8 +475,18 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
     model, parts = step.model(), step.micro_batches(2)
     cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cpus(2), 2, "1f1b")
     run = run_pipeline(
-        step, model, parts, cut_up, cpus(2), ("cpu",) * 2, mean=True, steps=1, warmup=0, gradients=True, pool=two_processes
-    )  # fmt: skip
+        step,
+        model,
+        parts,
+        cut_up,
+        cpus(2),
+        ("cpu",) * 2,
+        mean=True,
+        steps=1,
+        warmup=0,
+        gradients=True,
+        pool=two_processes,
+    )
     loss, gradients = undivided(step)
     assert run.status == "ok" and run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
     same_gradients(run.info["gradients"], gradients)
@@ -550,8 +579,17 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, under_
     step = skipping()
     graph = profiled(step)
     placed = in_stages(graph, [0, 1, 0, 1])
-    run = bl.torch.execute(step, placed, 2, warmup=0, graph=graph, cluster=cpus(2), micro_batches=4, schedule=schedule,
-                           return_gradients=True)  # fmt: skip
+    run = bl.torch.execute(
+        step,
+        placed,
+        2,
+        warmup=0,
+        graph=graph,
+        cluster=cpus(2),
+        micro_batches=4,
+        schedule=schedule,
+        return_gradients=True,
+    )
     loss, gradients = undivided(step)
     assert run.info["runtime"] == "session" and run.info["in_flight"] == under_way
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
@@ -626,9 +664,14 @@ def two_processes():
 
 
 SCHEDULES = {
-    "1f1b": [0, 1], "gpipe": [0, 1], "zb-h1": [0, 1], "zb-h2": [0, 1], "zb-auto": [0, 1],
-    "interleaved-1f1b": [0, 1, 0, 1], "zb-v": [0, 1, 1, 0],
-}  # fmt: skip
+    "1f1b": [0, 1],
+    "gpipe": [0, 1],
+    "zb-h1": [0, 1],
+    "zb-h2": [0, 1],
+    "zb-auto": [0, 1],
+    "interleaved-1f1b": [0, 1, 0, 1],
+    "zb-v": [0, 1, 1, 0],
+}
 
 
 @pytest.mark.slow
@@ -687,9 +730,18 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_pr
     model, parts = step.model(), step.micro_batches(4)
     cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cluster, 4, schedule)
     run = run_pipeline(
-        step, model, parts, cut_up, cluster, ("cpu",) * 3, adding=adding(step, model, parts), steps=2, warmup=1, gradients=True,
+        step,
+        model,
+        parts,
+        cut_up,
+        cluster,
+        ("cpu",) * 3,
+        adding=adding(step, model, parts),
+        steps=2,
+        warmup=1,
+        gradients=True,
         pool=three_processes,
-    )  # fmt: skip
+    )
     loss, gradients = undivided(step)
     assert run.status == "ok"
     assert run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
@@ -748,8 +800,17 @@ def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_th
     graph = profiled(step)
     cluster = cpus(2)
     seen = []
-    run = bl.torch.execute(step, in_stages(graph, [1, 0]), 2, warmup=1, graph=graph, cluster=cluster, micro_batches=4,
-                           schedule="1f1b", on_step=seen.append)  # fmt: skip
+    run = bl.torch.execute(
+        step,
+        in_stages(graph, [1, 0]),
+        2,
+        warmup=1,
+        graph=graph,
+        cluster=cluster,
+        micro_batches=4,
+        schedule="1f1b",
+        on_step=seen.append,
+    )
     model = step.model()
     optimizer = step.optimizer(model.parameters())
     wanted = [float(step.run(model, optimizer).detach()) for _ in range(3)]
@@ -781,11 +842,14 @@ def test_an_error_in_a_process_is_one_sentence():
 LOST = RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
 
 
-@pytest.mark.parametrize(("late", "status", "says"), [
-    (ValueError("the wire was touched"), None, "failed: the wire was touched"),
-    (BrokenExecutor("process 1 was killed"), "died", "process 1 was killed"),
-    (LOST, None, "failed: .*Connection closed"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("late", "status", "says"),
+    [
+        (ValueError("the wire was touched"), None, "failed: the wire was touched"),
+        (BrokenExecutor("process 1 was killed"), "died", "process 1 was killed"),
+        (LOST, None, "failed: .*Connection closed"),
+    ],
+)
 def test_whoever_only_saw_another_go_does_not_speak_for_it(late, status, says):
     """The neighbour of the process that failed may be the first to end."""
     futures = [Future(), Future()]
@@ -794,9 +858,9 @@ def test_whoever_only_saw_another_go_does_not_speak_for_it(late, status, says):
     timer.start()
     if status is None:
         with pytest.raises(ExecutionError, match=says):
-            _awaited(futures, None, None)
+            _wait_for_reports(futures, None, None)
     else:
-        assert _awaited(futures, None, None) == (status, says)
+        assert _wait_for_reports(futures, None, None) == (status, says)
     timer.join()
 
 
@@ -838,9 +902,21 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     for path in folder.glob("*.py"):
         assert not re.search(r"^\s*(from|import) (baechi_lab|\.)", path.read_text(), re.MULTILINE)
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--rdzv-backend", "c10d", "--rdzv-conf",
-        "store_type=file", "--rdzv-endpoint", str(tmp_path / "meeting"), "train.py", "--steps", "3",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node",
+        "3",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-conf",
+        "store_type=file",
+        "--rdzv-endpoint",
+        str(tmp_path / "meeting"),
+        "train.py",
+        "--steps",
+        "3",
+    ]
     done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)
@@ -866,7 +942,13 @@ def test_an_exported_session_divides_the_batch(tmp_path):
         micro_batches=2,
         schedule="gpipe",
     )
-    done = subprocess.run([sys.executable, "train.py", "--steps", "3"], cwd=folder, env=environment(folder),
-                          capture_output=True, text=True, timeout=120)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "train.py", "--steps", "3"],
+        cwd=folder,
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
     assert done.returncode == 0, done.stderr[-2000:]
     assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)

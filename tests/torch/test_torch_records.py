@@ -123,15 +123,20 @@ def hugging_face():
 
 
 KINDS = {
-    "checked": Checked, "frozen": Frozen, "slots": lambda y: Slotted(y, y.sum(1)), "own arguments": Child,
-    "named tuple": lambda y: Named(y, y.sum(1)), "checked tuple": lambda y: NamedAndChecked(y, y.sum(1)),
-    "attrs": lambda y: Attributes(y, y.sum(1)), "dict": lambda y: Dict(logits=y, total=y.sum(1)),
+    "checked": Checked,
+    "frozen": Frozen,
+    "slots": lambda y: Slotted(y, y.sum(1)),
+    "own arguments": Child,
+    "named tuple": lambda y: Named(y, y.sum(1)),
+    "checked tuple": lambda y: NamedAndChecked(y, y.sum(1)),
+    "attrs": lambda y: Attributes(y, y.sum(1)),
+    "dict": lambda y: Dict(logits=y, total=y.sum(1)),
     "Hugging Face": lambda y: hugging_face()[0](logits=y, total=y.sum(1)),
     "Hugging Face derived": lambda y: hugging_face()[1](logits=y),
     "nested": lambda y: {"out": [Checked(y)], "more": Frozen(y)},
     "two fields alike": lambda y: Slotted(y.view(-1, 1), y.view(-1)),
     "defaultdict": lambda y: collections.defaultdict(list, logits=y, total=y.sum(1)),
-}  # fmt: skip
+}
 
 
 class Layer(nn.Module):

@@ -104,17 +104,22 @@ COUNTING = {
     "one over a count": as_step(lambda o, t, m: (each(o, t) * m).sum() * (1 / m.sum()), LABELS, MASK),
     "weights that add up to one": as_step(lambda o, t, m: (each(o, t) * (m / m.sum())).sum(), LABELS, MASK),
     "words that count alone": as_step(lambda o, t, m: each(o, t)[m.bool()].mean(), LABELS, MASK),
-    "a mask on outputs": as_step(lambda o, t, m: F.mse_loss(o[m.bool()], F.one_hot(t[m.bool()], WORDS).float()), LABELS, MASK),
+    "a mask on outputs": as_step(
+        lambda o, t, m: F.mse_loss(o[m.bool()], F.one_hot(t[m.bool()], WORDS).float()), LABELS, MASK
+    ),
     "and a penalty": as_step(lambda o, t: entropy(o, t) + 0.1 * o.square().mean(), LABELS),
     "half of two": as_step(lambda o, t: (entropy(o, t) + o.square().mean()) / 2, LABELS),
     "two counts": as_step(
-        lambda o, t, rows: entropy(o[0], t) + F.cross_entropy(o[1], rows), LABELS, TOKENS[:, 0] % 2, build=partial(Tagger, 2)
+        lambda o, t, rows: entropy(o[0], t) + F.cross_entropy(o[1], rows),
+        LABELS,
+        TOKENS[:, 0] % 2,
+        build=partial(Tagger, 2),
     ),
     "a sum": as_step(partial(entropy, reduction="sum"), LABELS),
     "means of rows": as_step(lambda o, t, m: ((each(o, t) * m).sum(1) / m.sum(1).clamp(min=1)).mean(), LABELS, MASK),
     "in the model": as_step(None, build=WithLoss, inputs={"tokens": TOKENS, "labels": LABELS}),
     "in a layer": as_step(None, build=partial(WithLoss, True), inputs={"tokens": TOKENS, "labels": LABELS}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", COUNTING)
@@ -138,12 +143,18 @@ def test_a_loss_in_the_model_averages_over_the_batch_on_one_device_and_where_cal
     assert_undivided(step, run)
 
 
-@pytest.mark.parametrize(("loss", "targets"), [
-    (lambda o, t: F.cross_entropy(o[:, 0] @ o[:, 1].T, torch.arange(len(o))), (LABELS,)),  # negatives are the batch's
-    (lambda o, t, m: (each(o, t).mean(1) * m.sum(1).softmax(0)).sum(), (LABELS, MASK)),  # the first two are alike
-    (lambda o, t: entropy(o, t.clamp(min=0), reduction="sum") + o.square().mean(), (LABELS,)),
-    (lambda o, t: entropy(o, t.clamp(min=0)).sqrt(), (LABELS,)),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (
+            lambda o, t: F.cross_entropy(o[:, 0] @ o[:, 1].T, torch.arange(len(o))),
+            (LABELS,),
+        ),  # negatives are the batch's
+        (lambda o, t, m: (each(o, t).mean(1) * m.sum(1).softmax(0)).sum(), (LABELS, MASK)),  # the first two are alike
+        (lambda o, t: entropy(o, t.clamp(min=0), reduction="sum") + o.square().mean(), (LABELS,)),
+        (lambda o, t: entropy(o, t.clamp(min=0)).sqrt(), (LABELS,)),
+    ],
+)
 def test_a_loss_that_does_not_add_up_is_warned_of(loss, targets):
     with pytest.warns(UserWarning, match="neither the mean nor the sum"):
         in_micro_batches(as_step(loss, *targets))
@@ -257,7 +268,17 @@ def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
         labels[2, 1:] = -100
     torch.save(batch, folder / "batch.pt")
     if pipeline:
-        assert json.loads((folder / "pipeline.json").read_text())["whole"] == [[[4, 4, 11], "float32"]]
-        torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--rdzv-backend", "c10d", "--rdzv-conf",
-                    "store_type=file", "--rdzv-endpoint", str(tmp_path / "meeting")]  # fmt: skip
+        assert json.loads((folder / "pipeline.json").read_text())["batch_shapes"] == [[[4, 4, 11], "float32"]]
+        torchrun = [
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            "2",
+            "--rdzv-backend",
+            "c10d",
+            "--rdzv-conf",
+            "store_type=file",
+            "--rdzv-endpoint",
+            str(tmp_path / "meeting"),
+        ]
     assert script_losses(folder, *(torchrun if pipeline else [])) == pytest.approx(two_losses(step), rel=1e-5)

@@ -129,9 +129,24 @@ def classes(m, x, h, k):
 
 
 CODE = [
-    rows, mask, select, where, unique, repeat, number, number_in_a_slice, lengths, experts, branch, loop, positions,
-    unbound, in_a_layer, packed, classes,
-]  # fmt: skip
+    rows,
+    mask,
+    select,
+    where,
+    unique,
+    repeat,
+    number,
+    number_in_a_slice,
+    lengths,
+    experts,
+    branch,
+    loop,
+    positions,
+    unbound,
+    in_a_layer,
+    packed,
+    classes,
+]
 
 
 def distributed(model, x, seed):
@@ -181,20 +196,23 @@ def test_what_has_the_shape_of_another_tensor_may_wait():
     assert "experts.0" in fixed and not fixed & {"a", "b", "c", "out"}
 
 
-@pytest.mark.parametrize(("run", "reads"), [
-    (lambda x: x[torch.tensor([0, 1])], False),
-    (lambda x: x[x > 0], True),
-    (lambda x: torch.where(x > 0, x, -x), False),
-    (lambda x: torch.where(x > 0), True),
-    (lambda x: x.tolist(), True),
-    (lambda x: x.numpy(), True),
-    (lambda x: bool((x > 0).all()), True),
-    (lambda x: x.repeat_interleave(2), False),
-    (lambda x: x.repeat_interleave(torch.tensor([1, 2])), True),
-    (lambda x: F.one_hot(x.long()), True),
-    (lambda x: x.topk(1), False),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "reads"),
+    [
+        (lambda x: x[torch.tensor([0, 1])], False),
+        (lambda x: x[x > 0], True),
+        (lambda x: torch.where(x > 0, x, -x), False),
+        (lambda x: torch.where(x > 0), True),
+        (lambda x: x.tolist(), True),
+        (lambda x: x.numpy(), True),
+        (lambda x: bool((x > 0).all()), True),
+        (lambda x: x.repeat_interleave(2), False),
+        (lambda x: x.repeat_interleave(torch.tensor([1, 2])), True),
+        (lambda x: F.one_hot(x.long()), True),
+        (lambda x: x.topk(1), False),
+    ],
+)
 def test_what_reads_values(run, reads):
     with ValuesRead() as values:
         run(torch.ones(2))
-    assert values.found == reads
+    assert values.reads_values == reads

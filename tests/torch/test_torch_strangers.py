@@ -294,7 +294,7 @@ def test_device_map_and_a_repr_of_a_few_lines():
 
 
 def test_device_map_names_the_largest_modules_on_one_device():
-    from baechi_lab.torch.attached import device_map
+    from baechi_lab.torch.devices import device_map
 
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     model[1].to("meta")

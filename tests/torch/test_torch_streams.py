@@ -18,12 +18,12 @@ from torch_cases import SMALL, Branches, random_placement  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.torch.plan import make_plan  # noqa: E402
-from baechi_lab.torch.runtime.flight import Observer  # noqa: E402
+from baechi_lab.torch.runtime.forward_state import Observer  # noqa: E402
 from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
 from baechi_lab.torch.runtime.session import Session  # noqa: E402
 from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
 from baechi_lab.torch.runtime.tree import tensors  # noqa: E402
-from baechi_lab.torch.runtime.waiting import WaitingCall  # noqa: E402
+from baechi_lab.torch.runtime.waiting_calls import WaitingCall  # noqa: E402
 from baechi_lab.torch.tracing import trace  # noqa: E402
 
 
@@ -223,8 +223,8 @@ def test_the_checks_can_fail(monkeypatch):
     assert gpus.unrecorded() and not gpus.faults
 
     class Hasty(Checked):
-        def _send(self, flight, tensor, tag, target):
-            copy, _ = super()._send(flight, tensor, tag, target)
+        def _send(self, state, tensor, tag, target):
+            copy, _ = super()._send(state, tensor, tag, target)
             empty = Event()
             empty.clock = {}
             return copy, empty

@@ -79,8 +79,11 @@ def test_the_update_of_a_loop_over_parameters():
     assert graph.names[6:11] == ("0/update", "1/update", "2/update", "0/updated", "1/updated")
     temporary = {name: int(graph.temp_bytes[op]) // WEIGHT for name, op in graph.index.items() if "/upd" in name}
     assert temporary == {"0/update": 1, "1/update": 1, "2/update": 2, "0/updated": 0, "1/updated": 0}
-    held = {graph.names[graph.tensor_producer[t]]: int(graph.tensor_bytes[t]) // WEIGHT
-            for t in range(graph.tensor_count) if graph.tensor_names[t] == "held"}  # fmt: skip
+    held = {
+        graph.names[graph.tensor_producer[t]]: int(graph.tensor_bytes[t]) // WEIGHT
+        for t in range(graph.tensor_count)
+        if graph.tensor_names[t] == "held"
+    }
     assert held == {"0/update": 1, "1/update": 1}
     (peak,), _ = peaks(step, lambda name: 0, devices=1)
     assert (

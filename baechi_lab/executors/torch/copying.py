@@ -15,7 +15,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...profilers.torch.storages import Storages
-from ...torch.runtime.rerun import Carrier
+from ...torch.runtime.rerun import HostCopier
 from ...torch.runtime.storage import storage_key, version
 from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
 from ...torch.runtime.tree import map_tensors, tensors
@@ -28,55 +28,55 @@ class CopyingTransport(TaggedTransport):
         super().__init__(devices)
         self.storages = storages
 
-    def arrive(self, flight: Any, value: Any, device: int) -> Any:
-        return map_tensors(value, lambda t: self._local(flight, t, device))
+    def arrive(self, state: Any, value: Any, device: int) -> Any:
+        return map_tensors(value, lambda t: self._local(state, t, device))
 
-    def _local(self, flight: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
-        tag = tag_of(flight, tensor)
+    def _local(self, state: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        tag = tag_of(state, tensor)
         if tag is None or tag.device == device:
             return tensor
         copied, copy, _ = tag.copies.get(device, (-1, tensor, None))
         if copied != version(tensor):
-            copy = _Sent.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
+            copy = _CopyToDevice.apply(tensor, self.storages, tag.device, device)  # type: ignore[no-untyped-call]
             tag.copies[device] = (version(tensor), copy, None)
         return copy
 
     def depart(
         self,
-        flight: Any,
+        state: Any,
         outputs: Any,
         op: int,
         device: int,
         sends: Sequence[tuple[int, int, int]],
         remote: bool = True,
     ) -> None:
-        made = list(tensors(outputs))
-        for tensor in made:
-            old = tag_of(flight, tensor)
-            if old is None or old.device != device or old.version != version(tensor):
-                _put(flight, tensor, Tag(flight, op, device, None, version(tensor)))
-        self._expect(flight, made, sends)
+        output_tensors = list(tensors(outputs))
+        for tensor in output_tensors:
+            tag = tag_of(state, tensor)
+            if tag is None or tag.device != device or tag.version != version(tensor):
+                _set_tag(state, tensor, Tag(state, op, device, None, version(tensor)))
+        self._expect(state, output_tensors, sends)
 
-    def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
-        bases = {storage_key(t): tag for t in tensors(taken) if (tag := tag_of(flight, t)) is not None}
+    def inherit(self, state: Any, outputs: Any, inputs: Any, device: int) -> None:
+        bases = {storage_key(t): tag for t in tensors(inputs) if (tag := tag_of(state, t)) is not None}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
-            if tag_of(flight, tensor) is None:
-                _put(flight, tensor, Tag(flight, -1, device if base is None else base.device, None, version(tensor)))
+            if tag_of(state, tensor) is None:
+                _set_tag(state, tensor, Tag(state, -1, device if base is None else base.device, None, version(tensor)))
 
-    def home(self, flight: Any, value: Any) -> int | None:
-        return next((tag.device for t in tensors(value) if (tag := tag_of(flight, t)) is not None), None)
+    def home(self, state: Any, value: Any) -> int | None:
+        return next((tag.device for t in tensors(value) if (tag := tag_of(state, t)) is not None), None)
 
-    def end(self, flight: Any, outputs: Any) -> Any:
-        for reference in flight.tags:
+    def end(self, state: Any, outputs: Any) -> Any:
+        for reference in state.tags:
             if (tag := reference()) is not None:
                 tag.copies.clear()
-                tag.flight = None
-        flight.tags.clear()
+                tag.forward_state = None
+        state.tags.clear()
         return outputs
 
 
-class _Sent(torch.autograd.Function):
+class _CopyToDevice(torch.autograd.Function):
     """A copy on the target; its gradient is copied back."""
 
     @staticmethod
@@ -89,17 +89,17 @@ class _Sent(torch.autograd.Function):
         return copied(gradient, ctx.storages, ctx.source), None, None, None
 
 
-class CopyingCarrier(Carrier):
+class SeparateMemoryCopier(HostCopier):
     """The host as if CPU devices did not have its memory; `device` says where the calls are."""
 
     def __init__(self, storages: Storages, host: int, device: Sequence[int]):
         self.storages, self.host, self.device = storages, host, device
 
-    def away(self, flat: torch.Tensor, op: int) -> torch.Tensor:
+    def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
         return copied(flat, self.storages, self.host)
 
-    def back(self, away: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
-        return copied(away, self.storages, self.device[op])
+    def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
+        return copied(host_copy, self.storages, self.device[op])
 
 
 def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tensor:
@@ -110,6 +110,6 @@ def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tenso
     return copy
 
 
-def _put(flight: Any, tensor: torch.Tensor, tag: Tag) -> None:
+def _set_tag(state: Any, tensor: torch.Tensor, tag: Tag) -> None:
     tensor._baechi_tag = tag  # type: ignore[attr-defined]
-    flight.tags.append(weakref.ref(tag))
+    state.tags.append(weakref.ref(tag))

@@ -18,12 +18,12 @@ from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import Storages
+from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
-from ...torch.recomputing import changed
 from ...torch.records import Trace
 from ...torch.runtime.divisors import dividing
-from ...torch.runtime.lending import lend
+from ...torch.runtime.optimizer_offload import offload_state_groups
 from ...torch.runtime.transport import HostTransport
 from ...torch.runtime.tree import map_tensors
 from ...torch.step import TorchStep
@@ -35,12 +35,25 @@ from .timeline import Measurement
 
 
 def execute(
-    step: TorchStep, placement: Placement, steps: int = 20, *, warmup: int = 3, cluster: Cluster | None = None,
-    graph: OpGraph | None = None, reorder: str = "gpu", devices: list[str] | None = None, timeout: float | None = None,
-    cancel: threading.Event | None = None, on_step: Callable[[StepResult], None] | None = None,
-    transport: HostTransport | None = None, micro_batches: int | None = None, schedule: Any = None,
-    pipeline: bool | None = None, reduction: str | None = None, return_gradients: bool = False,
-) -> Run:  # fmt: skip
+    step: TorchStep,
+    placement: Placement,
+    steps: int = 20,
+    *,
+    warmup: int = 3,
+    cluster: Cluster | None = None,
+    graph: OpGraph | None = None,
+    reorder: str = "gpu",
+    devices: list[str] | None = None,
+    timeout: float | None = None,
+    cancel: threading.Event | None = None,
+    on_step: Callable[[StepResult], None] | None = None,
+    transport: HostTransport | None = None,
+    micro_batches: int | None = None,
+    schedule: Any = None,
+    pipeline: bool | None = None,
+    reduction: str | None = None,
+    return_gradients: bool = False,
+) -> Run:
     """Train a placed step for `warmup + steps` steps on real devices and measure it.
 
     Whole batches run in this process. With `micro_batches` or a `schedule`, a placement whose stages form a pipeline runs
@@ -88,64 +101,94 @@ def execute(
         raise InvalidInput(f"steps is {steps} and warmup is {warmup}; steps must be at least 1 and warmup at least 0")
     if reduction not in (None, "mean", "sum"):
         raise UnknownNameError.of("reduction", str(reduction), ("mean", "sum"))
-    parts = [step]
+    micro_steps = [step]
     if micro_batches is not None or schedule is not None:
-        parts = step.micro_batches(1 if micro_batches is None else micro_batches)
+        micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
         schedule = "1f1b" if schedule is None else schedule
     model = step.model()
-    found = trace(model, parts[0].inputs, atomic=step.atomic)
-    known, placed = known_graph(parts[0], model, found, placement, graph)
-    if schedule is not None and changed(known):
-        pipeline = in_session(pipeline, known)
-    where = cluster or attached(placed)
-    names = torch_devices(where, devices)
-    whole = unroll(known, len(parts)) if len(parts) > 1 else known  # which warns of batch statistics
+    traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
+    step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
+    if schedule is not None and recomputes_or_offloads(step_graph):
+        pipeline = in_session(pipeline, step_graph)
+    run_cluster = cluster or default_cluster(placed)
+    names = torch_devices(run_cluster, devices)
+    unrolled_graph = (
+        unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
+    )  # which warns of batch statistics
     must = must_be_pipeline(placed, pipeline, schedule)
-    adding = reduction_of(step, model, found.layers, parts, reduction)
+    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
     if schedule is not None:
         pipeline = counted_in_session(pipeline, must, schedule, adding)
     cut_up = None
     if schedule is not None and pipeline is not False:
-        cut_up = _cut(parts[0], model, found, known, placed, where, len(parts), schedule, must=must)
-    under_way = in_flight(schedule, len(parts), len(set(placed.device.tolist()))) if cut_up is None else 0
+        cut_up = _cut(
+            micro_steps[0], model, traced, step_graph, placed, run_cluster, len(micro_steps), schedule, must=must
+        )
+    max_in_flight = in_flight(schedule, len(micro_steps), len(set(placed.device.tolist()))) if cut_up is None else 0
     if cut_up is not None:
         run = run_pipeline(
-            step, model, parts, cut_up, where, names, adding=adding, steps=steps, warmup=warmup, timeout=timeout,
-            cancel=cancel, gradients=return_gradients,
-        )  # fmt: skip
-        return _told(run, on_step, warmup)
+            step,
+            model,
+            micro_steps,
+            cut_up,
+            run_cluster,
+            names,
+            adding=adding,
+            steps=steps,
+            warmup=warmup,
+            timeout=timeout,
+            cancel=cancel,
+            gradients=return_gradients,
+        )
+        return _report_steps(run, on_step, warmup)
     # The batch waits on the first device, and the loss is computed where the outputs are made.
-    parts = [part.on(names[0]) for part in parts]
-    last = names[int(placed.device[found.results[0]])] if found.results and len(set(names)) > 1 else None
+    micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
+    last = names[int(placed.device[traced.results[0]])] if traced.results and len(set(names)) > 1 else None
     assign(
-        model, found, placed, where, reorder=reorder, devices=devices, output_device=last, graph=known,
-        transport=transport, always=bool(adding.in_model),
-    )  # fmt: skip
+        model,
+        traced,
+        placed,
+        run_cluster,
+        reorder=reorder,
+        devices=devices,
+        output_device=last,
+        graph=step_graph,
+        transport=transport,
+        always=bool(adding.in_model),
+    )
     deadline = None if timeout is None else time.monotonic() + timeout
     running = _Running(
-        parts, model, under_way=under_way, adding=adding, gradients=return_gradients, deadline=deadline, cancel=cancel,
+        micro_steps,
+        model,
+        max_in_flight=max_in_flight,
+        adding=adding,
+        gradients=return_gradients,
+        deadline=deadline,
+        cancel=cancel,
         on_step=on_step,
-    )  # fmt: skip
+    )
     status, message = running.go("warmup", warmup)
     if status == "ok":
         status, message = running.go("measured", steps)
     measured = None
     if status == "ok":
-        measurement = Measurement(model, found, known, placed, where, whole)
+        measurement = Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph)
         try:
             status, message = running.go("traced", 1, measurement)
         finally:
             measurement.remove()
         if status == "ok":
-            home = int(placed.device[found.results[0]]) if found.results else 0  # where the loss is computed
-            held = None
+            home = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
+            memory_step = None
             if not measurement.on_gpus:
-                held = running.observed(Measurement(model, found, known, placed, where, whole, Storages(home)))
-            measured = measurement.timeline(held)
+                memory_step = running.observed(
+                    Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph, Storages(home))
+                )
+            measured = measurement.timeline(memory_step)
     session = distribution(model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
     if schedule is not None:
-        info |= {"runtime": "session", "micro_batches": len(parts), "in_flight": under_way}
+        info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": max_in_flight}
     if running.gradients is not None:
         info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
@@ -205,14 +248,22 @@ def counted_in_session(pipeline: bool | None, must: bool, schedule: Any, adding:
 
 
 def _cut(
-    step: TorchStep, model: nn.Module, found: Trace, graph: OpGraph, placed: Placement, cluster: Cluster, count: int,
-    schedule: Any, *, must: bool,
-) -> Cut | None:  # fmt: skip
+    step: TorchStep,
+    model: nn.Module,
+    traced: Trace,
+    graph: OpGraph,
+    placed: Placement,
+    cluster: Cluster,
+    count: int,
+    schedule: Any,
+    *,
+    must: bool,
+) -> Cut | None:
     """The placement as a pipeline; None where it forms none and the session can follow the schedule instead."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*statistics of its batch")
-            return cut_step(step, model, found, graph, placed, cluster, count, schedule)
+            return cut_step(step, model, traced, graph, placed, cluster, count, schedule)
     except UnknownNameError:
         raise
     except InvalidInput:
@@ -221,12 +272,12 @@ def _cut(
         return None
 
 
-def _told(run: Run, on_step: Callable[[StepResult], None] | None, warmup: int) -> Run:
+def _report_steps(run: Run, on_step: Callable[[StepResult], None] | None, warmup: int) -> Run:
     """Tell of the steps that a pipeline's processes have taken."""
     seconds = [float("nan")] * warmup + run.step_seconds.tolist()
-    for k, (taken, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
+    for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
         if on_step is not None:
-            on_step(StepResult(k, "warmup" if k < warmup else "measured", taken, outputs))
+            on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
     return run
 
 
@@ -234,17 +285,25 @@ class _Running:
     """Steps of one model in `parts` micro-batches, `under_way` of them at once, with their times and losses."""
 
     def __init__(
-        self, parts: list[TorchStep], model: nn.Module, *, under_way: int, adding: Reduction, gradients: bool,
-        deadline: float | None, cancel: threading.Event | None, on_step: Callable[[StepResult], None] | None,
-    ):  # fmt: skip
-        step = parts[0]
-        self.parts, self.model, self.under_way, self.adding = parts, model, under_way, adding
+        self,
+        micro_steps: list[TorchStep],
+        model: nn.Module,
+        *,
+        max_in_flight: int,
+        adding: Reduction,
+        gradients: bool,
+        deadline: float | None,
+        cancel: threading.Event | None,
+        on_step: Callable[[StepResult], None] | None,
+    ):
+        step = micro_steps[0]
+        self.micro_steps, self.model, self.max_in_flight, self.adding = micro_steps, model, max_in_flight, adding
         self.session = distribution(model).session
         self.deadline, self.cancel, self.on_step = deadline, cancel, on_step
         self.optimizer = step.optimizer(model.parameters()) if step.optimizer is not None else None
-        if self.optimizer is not None and (lent := distribution(model).plan.lent):
-            lend(self.optimizer, model, lent)
-        self.wanted = gradients
+        if self.optimizer is not None and (lent := distribution(model).plan.offloaded_state):
+            offload_state_groups(self.optimizer, model, lent)
+        self.return_gradients = gradients
         self.gradients: dict[str, Any] | None = None
         self.seconds: list[float] = []
         self.outputs: list[tuple[Any, ...]] = []
@@ -258,19 +317,21 @@ class _Running:
             if self.deadline is not None and time.monotonic() > self.deadline:
                 return "timeout", f"the time was over after {len(self.seconds)} steps"
             try:
-                self._one(measurement)
+                self._run_step(measurement)
             except torch.cuda.OutOfMemoryError as error:
                 return "out-of-memory", str(error).splitlines()[0]
             if self.on_step is not None:
                 self.on_step(StepResult(len(self.seconds) - 1, phase, self.seconds[-1], self.outputs[-1]))
         return "ok", ""
 
-    def _one(self, measurement: Measurement | None) -> None:
+    def _run_step(self, measurement: Measurement | None) -> None:
         synchronize()
         for parameter in self.model.parameters():
             parameter.grad = None
         if measurement is not None:
-            measurement.begin(self.optimizer, [(part.inputs, part.targets) for part in self.parts])
+            measurement.begin_step(
+                self.optimizer, [(micro_step.inputs, micro_step.targets) for micro_step in self.micro_steps]
+            )
         start = time.perf_counter()
         loss = self._step(measurement)
         synchronize()
@@ -280,7 +341,7 @@ class _Running:
     def observed(self, measurement: Measurement) -> Measurement:
         """One more step for what it holds in memory; it is not told of."""
         try:
-            self._one(measurement)
+            self._run_step(measurement)
         finally:
             measurement.finish()
             measurement.remove()
@@ -293,23 +354,27 @@ class _Running:
         waiting: deque[torch.Tensor] = deque()
         losses = []
         backward = torch.Tensor.backward if measurement is None else measurement.run_backward
-        for k, part in enumerate(self.parts):
+        for k, micro_step in enumerate(self.micro_steps):
             if measurement is not None:
                 measurement.micro_batch = k
-            args, kwargs = part.arguments(self.model)
+            args, kwargs = micro_step.arguments(self.model)
             self.session.divisors = self.adding.divisors[k]
             outputs = self.model(*args, **kwargs)  # has a name until the step ends, as in `TorchStep.run`
             with dividing(self.adding.divisors[k]):
-                loss = part.loss_of(outputs) if measurement is None else measurement.computed(part.loss_of, outputs)
-            if self.adding.mean and len(self.parts) > 1:
-                loss = loss / len(self.parts)
+                loss = (
+                    micro_step.loss_of(outputs)
+                    if measurement is None
+                    else measurement.computed(micro_step.loss_of, outputs)
+                )
+            if self.adding.mean and len(self.micro_steps) > 1:
+                loss = loss / len(self.micro_steps)
             losses.append(loss.detach())
             waiting.append(loss)
-            if len(waiting) == self.under_way:
+            if len(waiting) == self.max_in_flight:
                 backward(waiting.popleft())
         for loss in waiting:
             backward(loss)
-        if self.wanted and self.gradients is None:
+        if self.return_gradients and self.gradients is None:
             named = self.model.named_parameters()
             self.gradients = {n: p.grad.float().cpu().numpy().copy() for n, p in named if p.grad is not None}
         if self.optimizer is not None:
@@ -328,7 +393,7 @@ def synchronize() -> None:
             torch.cuda.synchronize(device)
 
 
-def attached(placement: Placement) -> Cluster:
+def default_cluster(placement: Placement) -> Cluster:
     """As many devices as the placement uses: GPUs where enough are attached, else CPU devices."""
     n = placement.devices
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -336,17 +401,23 @@ def attached(placement: Placement) -> Cluster:
 
 
 def known_graph(
-    step: TorchStep, model: nn.Module, found: Trace, placement: Placement, graph: OpGraph | None
+    step: TorchStep, model: nn.Module, traced: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
     """The graph to report in, and the placement read for it; one of the calls alone covers all ops of their groups."""
     from ...profilers.torch.layers import profile_layers
 
     if graph is None:
         graph = profile_layers(
-            model, step.inputs, warmup=0, runs=1, traced=found, loss=step.loss_of, batch=(step.inputs, step.targets),
+            model,
+            step.inputs,
+            warmup=0,
+            runs=1,
+            traced=traced,
+            loss=step.loss_of,
+            batch=(step.inputs, step.targets),
             make=step.optimizer,
-        ).graph(optimizer_states=step.optimizer_states)  # fmt: skip
-    calls = len(found.calls)
+        ).graph(optimizer_states=step.optimizer_states)
+    calls = len(traced.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         home = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
         rank = (

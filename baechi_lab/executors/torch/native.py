@@ -17,10 +17,10 @@ from torch import nn
 from ...errors import InvalidInput
 from ...graph import Cluster, NativeRun, Placement
 from ...torch.plan import torch_devices
-from ...torch.snapshot import untouched
+from ...torch.snapshot import ModelSnapshot
 from ...torch.step import TorchStep
 from ..native_runner import NativeRunner, Stop, timed_steps
-from .execution import attached, synchronize
+from .execution import default_cluster, synchronize
 
 EAGER, COMPILED = "eager", "torch.compile"
 
@@ -29,8 +29,8 @@ def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | 
     """Both ways, on the device that the placement's device 0 would be; they share one model."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")
-    where = cluster or attached(placement or Placement(device=np.zeros(1, dtype=np.int32)))
-    device = torch_devices(where, None)[0]
+    run_cluster = cluster or default_cluster(placement or Placement(device=np.zeros(1, dtype=np.int32)))
+    device = torch_devices(run_cluster, None)[0]
     native = _Native(step.on(device), device)
     return {EAGER: partial(native, EAGER), COMPILED: partial(native, COMPILED)}
 
@@ -43,27 +43,27 @@ class _Native:
         self.model: nn.Module | None = None
         self.forms: dict[str, Callable[..., Any]] = {}
 
-    def __call__(self, way: str, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
+    def __call__(self, mode: str, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
         info = {"device": self.device, "threads": torch.get_num_threads()}
-        lacking = no_compiler(self.device) if way == COMPILED else ""
+        lacking = no_compiler(self.device) if mode == COMPILED else ""
         if lacking:
-            return NativeRun(way, np.zeros(0), status="died", message=lacking, info=info)
+            return NativeRun(mode, np.zeros(0), status="died", message=lacking, info=info)
         if self.model is None:
             self.model = self.step.model()
         model = self.model
         home = next((p.device for p in model.parameters()), torch.device("cpu"))
-        with untouched(model, self.step.inputs):
+        with ModelSnapshot(model, self.step.inputs):
             model.to(self.device)
             try:
-                return self._run(way, model, steps, warmup, stop, info)
+                return self._run(mode, model, steps, warmup, stop, info)
             finally:
                 if home != torch.device(self.device):
                     model.to(home)
 
     def _run(
-        self, way: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, Any]
+        self, mode: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, Any]
     ) -> NativeRun:
-        form = self.forms.setdefault(way, model if way == EAGER else torch.compile(model))
+        form = self.forms.setdefault(mode, model if mode == EAGER else torch.compile(model))
         step = self.step
         torch.manual_seed(step.seed)
         optimizer = None if step.optimizer is None else step.optimizer(model.parameters())
@@ -79,9 +79,9 @@ class _Native:
 
         failures = (RuntimeError, OSError, MemoryError)
         with warnings.catch_warnings():
-            if way == COMPILED:  # what it could not compile it runs as it is
+            if mode == COMPILED:  # what it could not compile it runs as it is
                 warnings.simplefilter("ignore")
-            return timed_steps(way, one, steps, warmup, stop, _failure, failures, info)
+            return timed_steps(mode, one, steps, warmup, stop, _failure, failures, info)
 
 
 def no_compiler(device: str) -> str:
@@ -97,8 +97,8 @@ def no_compiler(device: str) -> str:
     named = os.environ.get("CXX")
     if named:
         return "" if shutil.which(named) else f"torch.compile needs a C++ compiler, and CXX={named} is not here"
-    found = shutil.which("g++") or shutil.which("clang++")
-    return "" if found else "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)"
+    compiler = shutil.which("g++") or shutil.which("clang++")
+    return "" if compiler else "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)"
 
 
 def _failure(error: BaseException) -> tuple[str, str]:

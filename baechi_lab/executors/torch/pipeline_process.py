@@ -24,7 +24,7 @@ class Job:
     rank: int
     world: int
     device: str
-    parts: dict[int, tuple[nn.Module, dict[str, Any]]]
+    stage_modules: dict[int, tuple[nn.Module, dict[str, Any]]]
     stages: int
     schedule: str
     homes: list[list[int]]
@@ -46,8 +46,8 @@ class Report:
     """Per step the clock (seconds) when it began and ended here, its units, and on the last stage its loss."""
 
     device: str
-    starts: list[float] = field(default_factory=list)
-    ends: list[float] = field(default_factory=list)
+    start_seconds: list[float] = field(default_factory=list)
+    end_seconds: list[float] = field(default_factory=list)
     marks: list[Marks] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
     gradients: dict[str, Any] = field(default_factory=dict)
@@ -80,9 +80,17 @@ def run_process(packed: bytes, file: str) -> Report:
 
 def _train(job: Job) -> Report:
     pipeline = Pipeline(
-        job.parts, job.stages, job.schedule, len(job.batches), loss=job.loss, template=job.template, homes=job.homes,
-        mean=job.mean, device=job.device, tied=job.tied,
-    )  # fmt: skip
+        job.stage_modules,
+        job.stages,
+        job.schedule,
+        len(job.batches),
+        loss=job.loss,
+        template=job.template,
+        homes=job.homes,
+        mean=job.mean,
+        device=job.device,
+        tied=job.tied,
+    )
     pipeline.divisors = job.divisors
     parameters = pipeline.parameters
     optimizer = job.optimizer(parameters) if job.optimizer is not None and parameters else None
@@ -92,14 +100,14 @@ def _train(job: Job) -> Report:
         for parameter in parameters:
             parameter.grad = None
         dist.barrier()
-        report.starts.append(time.perf_counter())
+        report.start_seconds.append(time.perf_counter())
         loss = pipeline.step(job.batches)
         if k == 0 and job.gradients:
             named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
             report.gradients = {n: p.grad.cpu().numpy().astype(np.float32) for n, p in named if p.grad is not None}
         if optimizer is not None:
             optimizer.step()
-        report.ends.append(pipeline.now())
+        report.end_seconds.append(pipeline.read_clock())
         report.marks.append(pipeline.marks)
         if loss is not None:
             report.losses.append(loss)

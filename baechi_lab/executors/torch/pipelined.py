@@ -23,7 +23,7 @@ from ...simulator.pipelined import pipelined
 from ...simulator.schedules import Schedule
 from ...simulator.stages import Stages
 from ...torch.models.losses import own_loss
-from ...torch.pipelines.cutting import Part, cut
+from ...torch.pipelines.cutting import StageModule, cut
 from ...torch.pipelines.recording import Program, record
 from ...torch.records import Trace
 from ...torch.runtime.tree import tensors
@@ -32,7 +32,7 @@ from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
 from .reduction import Reduction
 
-_LOST = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
+_LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
 """Seconds between two looks at whether a run is to end early."""
 _LAST_WORDS = 5.0
@@ -47,7 +47,7 @@ class Cut:
     (stage, name) pairs of every parameter that several processes use, unless all do as replicas of one stage.
     """
 
-    parts: list[Part]
+    stage_modules: list[StageModule]
     program: Program
     stages: Stages
     schedule: Schedule
@@ -56,59 +56,95 @@ class Cut:
     homes: list[list[int]]
     tied: list[list[tuple[int, str]]]
 
-    def of_process(self, rank: int) -> dict[int, Part]:
+    def of_process(self, rank: int) -> dict[int, StageModule]:
         """Stage -> part, of one process."""
-        return {s: part for s, part in enumerate(self.parts) if rank in self.homes[s]}
+        return {s: stage_module for s, stage_module in enumerate(self.stage_modules) if rank in self.homes[s]}
 
 
 def cut_step(
-    step: TorchStep, model: nn.Module, found: Trace, graph: OpGraph, placed: Placement, cluster: Cluster,
-    micro_batches: int, schedule: Any,
-) -> Cut:  # fmt: skip
+    step: TorchStep,
+    model: nn.Module,
+    traced: Trace,
+    graph: OpGraph,
+    placed: Placement,
+    cluster: Cluster,
+    micro_batches: int,
+    schedule: Any,
+) -> Cut:
     """The pipeline of a placement of one micro-batch's calls.
 
     Raises:
         InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
             code between layers that cannot be cut.
     """
-    made = pipelined(graph, cluster, placed, micro_batches, schedule)
-    assert made.schedule is not None and made.stages is not None  # noqa: S101  (a schedule was given)
-    if not made.stages.training:
+    pipeline = pipelined(graph, cluster, placed, micro_batches, schedule)
+    assert pipeline.schedule is not None and pipeline.stages is not None  # noqa: S101  (a schedule was given)
+    if not pipeline.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")
-    program = record(model, step.inputs, found)
-    stage = made.stages.stage[: len(found.calls)].tolist()
-    parts = cut(model, program, stage, made.stages.count)
+    program = record(model, step.inputs, traced)
+    stage = pipeline.stages.stage[: len(traced.calls)].tolist()
+    stage_modules = cut(model, program, stage, pipeline.stages.count)
     groups = {group[0]: group for group in placed.on(graph).replicas}
-    homes = [[made.line_device.index(d) for d in groups.get(first, (first,))] for first in made.stages.device.tolist()]
-    tied = _tied(parts, homes)
-    return Cut(parts, program, made.stages, made.schedule, micro_batches, made.line_device, homes, tied)
+    homes = [
+        [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
+        for first in pipeline.stages.device.tolist()
+    ]
+    tied = _tied_parameters(stage_modules, homes)
+    return Cut(
+        stage_modules, program, pipeline.stages, pipeline.schedule, micro_batches, pipeline.line_device, homes, tied
+    )
 
 
-def _tied(parts: list[Part], homes: list[list[int]]) -> list[list[tuple[int, str]]]:
+def _tied_parameters(stage_modules: list[StageModule], homes: list[list[int]]) -> list[list[tuple[int, str]]]:
     """Parameters of stages that lie in different processes; parts share the model's parameters, so one is the same object."""
     users: dict[int, dict[int, str]] = {}
-    for s, part in enumerate(parts):
-        for name, parameter in part.module.named_parameters(remove_duplicate=False):
+    for s, stage_module in enumerate(stage_modules):
+        for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):
             users.setdefault(id(parameter), {}).setdefault(s, name)
     return [list(at.items()) for at in users.values() if len({tuple(homes[s]) for s in at}) > 1]
 
 
 def run_pipeline(
-    step: TorchStep, model: nn.Module, parts: list[TorchStep], cut_up: Cut, cluster: Cluster, names: tuple[str, ...], *,
-    adding: Reduction, steps: int, warmup: int, timeout: float | None = None, cancel: threading.Event | None = None,
-    gradients: bool = False, pool: Pool | None = None,
-) -> Run:  # fmt: skip
+    step: TorchStep,
+    model: nn.Module,
+    micro_steps: list[TorchStep],
+    cut_up: Cut,
+    cluster: Cluster,
+    names: tuple[str, ...],
+    *,
+    adding: Reduction,
+    steps: int,
+    warmup: int,
+    timeout: float | None = None,
+    cancel: threading.Event | None = None,
+    gradients: bool = False,
+    pool: Pool | None = None,
+) -> Run:
     """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
-    batches = [(tuple(tensors(part.arguments(model))), part.targets) for part in parts]
+    batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in micro_steps]
     jobs = [
         Job(
-            rank, len(cut_up.processes), names[device],
-            {s: (part.module, part.spec) for s, part in cut_up.of_process(rank).items()}, len(cut_up.parts),
-            str(cut_up.schedule), cut_up.homes, cut_up.tied, batches, step.loss or own_loss,
-            cut_up.program.template, adding.mean, list(adding.divisors), step.optimizer, step.seed, warmup, steps, gradients,
+            rank,
+            len(cut_up.processes),
+            names[device],
+            {s: (stage.module, stage.spec) for s, stage in cut_up.of_process(rank).items()},
+            len(cut_up.stage_modules),
+            str(cut_up.schedule),
+            cut_up.homes,
+            cut_up.tied,
+            batches,
+            step.loss or own_loss,
+            cut_up.program.template,
+            adding.mean,
+            list(adding.divisors),
+            step.optimizer,
+            step.seed,
+            warmup,
+            steps,
+            gradients,
         )
         for rank, device in enumerate(cut_up.processes)
-    ]  # fmt: skip
+    ]
     with tempfile.TemporaryDirectory(prefix="baechi_lab-") as folder:
         reports, status, message = _reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
     if status != "ok":
@@ -117,31 +153,35 @@ def run_pipeline(
 
 
 def _reports(
-    jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, given: Pool | None
+    jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, shared_pool: Pool | None
 ) -> tuple[list[Report], str, str]:
     """What every process reports, or why there is nothing; then no process is left."""
     packed = [_packed(job) for job in jobs]
-    pool, ended = given or Pool(len(jobs), tries=1), False
+    pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:
         futures = [pool.submit(run_process, data, file) for data in packed]
-        status, message = _awaited(futures, timeout, cancel)
+        status, message = _wait_for_reports(futures, timeout, cancel)
         ended = status == "ok"
         return ([f.result() for f in futures] if ended else []), status, message
     finally:
-        if given is None or not ended:
+        if shared_pool is None or not ended:
             pool.kill()
 
 
-def _awaited(futures: list[Future[Report]], timeout: float | None, cancel: threading.Event | None) -> tuple[str, str]:
+def _wait_for_reports(
+    futures: list[Future[Report]], timeout: float | None, cancel: threading.Event | None
+) -> tuple[str, str]:
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        done, left = wait(futures, timeout=_LOOK, return_when=FIRST_EXCEPTION)
-        failed = _errors(done)
+        ended, running = wait(futures, timeout=_LOOK, return_when=FIRST_EXCEPTION)
+        failed = _errors(ended)
         if failed:
-            if all(_LOST.search(str(error)) for error in failed):  # the one that went first is still about to say why
+            if all(
+                _LOST_CONNECTION.search(str(error)) for error in failed
+            ):  # the one that went first is still about to say why
                 failed = _errors(wait(futures, timeout=_LAST_WORDS).done)
             return _failure(failed)
-        if not left:
+        if not running:
             return "ok", ""
         if cancel is not None and cancel.is_set():
             return "cancelled", "cancelled before the processes had ended"
@@ -156,11 +196,11 @@ def _errors(futures: Iterable[Future[Report]]) -> list[BaseException]:
 def _failure(errors: list[BaseException]) -> tuple[str, str]:
     """A status; whatever a process raised itself is raised here."""
     broken = [error for error in errors if isinstance(error, BrokenExecutor)]
-    own = [error for error in errors if error not in broken]
-    said = [error for error in own if not _LOST.search(str(error))]
-    if broken and not said:
+    own_errors = [error for error in errors if error not in broken]
+    first_causes = [error for error in own_errors if not _LOST_CONNECTION.search(str(error))]
+    if broken and not first_causes:
         return "died", str(broken[0])
-    error = (said or own)[0]  # the others only saw that it had gone
+    error = (first_causes or own_errors)[0]  # the others only saw that it had gone
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return "out-of-memory", str(error).partition("\n")[0]
     text = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -183,13 +223,16 @@ def _packed(job: Job) -> bytes:
 
 
 def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster, warmup: int) -> Run:
-    start = np.min([r.starts for r in reports], axis=0)
-    seconds = np.max([r.ends for r in reports], axis=0) - start
+    start = np.min([r.start_seconds for r in reports], axis=0)
+    seconds = np.max([r.end_seconds for r in reports], axis=0) - start
     last = next(r for r in reports if r.losses)
     info: dict[str, Any] = {
-        "runtime": "pipelining", "schedule": str(cut_up.schedule), "micro_batches": cut_up.micro_batches,
-        "devices": tuple(r.device for r in reports), "cpu_seconds": tuple(r.cpu_seconds for r in reports),
-    }  # fmt: skip
+        "runtime": "pipelining",
+        "schedule": str(cut_up.schedule),
+        "micro_batches": cut_up.micro_batches,
+        "devices": tuple(r.device for r in reports),
+        "cpu_seconds": tuple(r.cpu_seconds for r in reports),
+    }
     if any(r.gradients for r in reports):
         info["gradients"] = _gradients(reports, model, cut_up)
     measured = np.arange(warmup, len(seconds))
@@ -212,19 +255,31 @@ def _timeline(
     each = [(d, m) for d, r in zip(cut_up.processes, reports, strict=True) for m in r.marks[step]]
     each.sort(key=lambda pair: pair[1][3:])
     homes, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]
-    begin = np.array([m[3] for m in marks]) - start
+    start_seconds = np.array([m[3] for m in marks]) - start
     end = np.array([m[4] for m in marks]) - start
     peak = np.zeros(cluster.n, dtype=np.int64)
     for device, report in zip(cut_up.processes, reports, strict=True):
         peak[device] = report.peak_bytes
     return Timeline(
-        op=np.arange(len(marks)), device=homes, start_us=np.maximum(begin, 0) * 1e6,
-        end_us=np.maximum(end, 0) * 1e6, transfers=Transfers.none(), memory=MemoryLog.none(), peak_bytes=peak,
-        makespan_us=seconds * 1e6, origin="measured", op_names=tuple(f"{s}{kind}{k}" for s, kind, k, _, _ in marks),
-        device_names=cluster.names, memory_bytes=cluster.memory_bytes, tensor_producer=np.zeros(0, np.int32),
+        op=np.arange(len(marks)),
+        device=homes,
+        start_us=np.maximum(start_seconds, 0) * 1e6,
+        end_us=np.maximum(end, 0) * 1e6,
+        transfers=Transfers.none(),
+        memory=MemoryLog.none(),
+        peak_bytes=peak,
+        makespan_us=seconds * 1e6,
+        origin="measured",
+        op_names=tuple(f"{s}{kind}{k}" for s, kind, k, _, _ in marks),
+        device_names=cluster.names,
+        memory_bytes=cluster.memory_bytes,
+        tensor_producer=np.zeros(0, np.int32),
         tensor_bytes=np.zeros(0, np.int64),
         info={
-            "clock": "host", "peak": reports[0].peak_source, "schedule": str(cut_up.schedule),
-            "micro_batch": np.array([m[2] for m in marks], dtype=np.int32), "stage_device": cut_up.stages.device,
+            "clock": "host",
+            "peak": reports[0].peak_source,
+            "schedule": str(cut_up.schedule),
+            "micro_batch": np.array([m[2] for m in marks], dtype=np.int32),
+            "stage_device": cut_up.stages.device,
         },
-    )  # fmt: skip
+    )

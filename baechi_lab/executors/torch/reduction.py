@@ -24,7 +24,7 @@ from ...torch.runtime.divisors import (
     Divisors,
     DryRun,
     Replacements,
-    counts,
+    counted_keys,
     dividing,
     divisors_of,
     replacements,
@@ -32,7 +32,7 @@ from ...torch.runtime.divisors import (
 from ...torch.runtime.intercept import Frame, Interceptor
 from ...torch.runtime.random import generator_states, same_states
 from ...torch.runtime.tree import map_tensors, tensors
-from ...torch.snapshot import untouched
+from ...torch.snapshot import ModelSnapshot
 from ...torch.step import TorchStep
 
 NEAR, NEAR_IN_HALF = 1e-3, 5e-2
@@ -45,8 +45,15 @@ _PARAMETERS = 4
 """Gradients of so many parameters are compared, the last ones, which take the shortest way through the model."""
 
 _FAILURES = (
-    BaechiLabError, RuntimeError, TypeError, ValueError, LookupError, AttributeError, AssertionError, ArithmeticError,
-)  # fmt: skip
+    BaechiLabError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+    LookupError,
+    AttributeError,
+    AssertionError,
+    ArithmeticError,
+)
 
 
 @dataclass(frozen=True)
@@ -70,38 +77,52 @@ class Reduction:
 
 
 def reduction_of(
-    step: TorchStep, model: nn.Module, layers: Sequence[str], parts: Sequence[TorchStep], asked: str | None = None
+    step: TorchStep,
+    model: nn.Module,
+    layers: Sequence[str],
+    micro_steps: Sequence[TorchStep],
+    requested: str | None = None,
 ) -> Reduction:
-    """How the micro-batches `parts` make up `step`; the model is left as it was.
+    """How the micro-batches `micro_steps` make up `step`; the model is left as it was.
 
     Warns where gradients will not be those of the undivided batch, or where nothing can tell.
 
     Args:
         layers: names of the modules that are one call each, as in the trace.
-        asked: "mean" or "sum", which is not tried then.
+        requested: "mean" or "sum", which is not tried then.
     """
-    none = tuple({} for _ in parts)  # type: tuple[Replacements, ...]
-    if len(parts) < 2 or asked == "sum":
-        return Reduction(asked != "sum", none)
-    with untouched(model, step.inputs):
+    none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]
+    if len(micro_steps) < 2 or requested == "sum":
+        return Reduction(requested != "sum", none)
+    with ModelSnapshot(model, step.inputs):
         counter = _Counter(model, layers)
-        whole, each = counter.divisors(step), [counter.divisors(part) for part in parts]
-    tables = None if whole is None or None in each else replacements(whole, each)  # type: ignore[arg-type]
-    found = Reduction(True, none)
+        batch_divisors, micro_divisors = (
+            counter.divisors(step),
+            [counter.divisors(micro_step) for micro_step in micro_steps],
+        )
+    tables = None if batch_divisors is None or None in micro_divisors else replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
+    reduction = Reduction(True, none)
     if tables is not None:
-        counted = counts(whole, each)  # type: ignore[arg-type]
-        found = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
-    if asked is None:
-        tried = parts if _size(model) * _size_of(step.inputs) <= _SMALL else [parts[0], parts[_other(each)]]
-        if tried is not parts:
+        counted = counted_keys(batch_divisors, micro_divisors)  # type: ignore[arg-type]
+        reduction = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
+    if requested is None:
+        tried = (
+            micro_steps
+            if _size(model) * _size_of(step.inputs) <= _SMALL
+            else [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
+        )
+        if tried is not micro_steps:
             step, tables = _joined(step, tried), None
-            with untouched(model, step.inputs):
-                whole, each = counter.divisors(step), [counter.divisors(part) for part in tried]
-            if whole is not None and None not in each:
-                tables = replacements(whole, each)  # type: ignore[arg-type]
+            with ModelSnapshot(model, step.inputs):
+                batch_divisors, micro_divisors = (
+                    counter.divisors(step),
+                    [counter.divisors(micro_step) for micro_step in tried],
+                )
+            if batch_divisors is not None and None not in micro_divisors:
+                tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
         if _adds_up(step, model, layers, tried, tables or [{} for _ in tried]) is False:
             return Reduction(False, none)
-    return found
+    return reduction
 
 
 class _Counter:
@@ -140,64 +161,74 @@ def _size_of(inputs: Any) -> int:
     return sum(t.numel() for t in tensors(inputs))
 
 
-def _other(divisors: Sequence[Divisors | None]) -> int:
+def _most_different(divisors: Sequence[Divisors | None]) -> int:
     """The micro-batch whose divisors differ most from those of the first."""
 
     def difference(k: int) -> float:
         values = [
-            [d.value or 0 for key in sorted(part or {}) for d in (part or {})[key]]
-            for part in (divisors[0], divisors[k])
+            [d.value or 0 for key in sorted(divisors_of_batch or {}) for d in (divisors_of_batch or {})[key]]
+            for divisors_of_batch in (divisors[0], divisors[k])
         ]
         return sum(abs(a - b) for a, b in zip(*values, strict=False))
 
     return max(range(1, len(divisors)), key=difference)
 
 
-def _joined(step: TorchStep, parts: Sequence[TorchStep]) -> TorchStep:
+def _joined(step: TorchStep, micro_steps: Sequence[TorchStep]) -> TorchStep:
     """The step of several micro-batches together."""
-    others = [tensors((part.inputs, part.targets)) for part in parts[1:]]
-    first = (parts[0].inputs, parts[0].targets)
-    both = map_tensors(first, lambda t: torch.cat((t, *(next(other) for other in others))))
-    return replace(step, inputs=both[0], targets=both[1])
+    other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in micro_steps[1:]]
+    first = (micro_steps[0].inputs, micro_steps[0].targets)
+    joined_batch = map_tensors(
+        first, lambda t: torch.cat((t, *(next(rest_of_batch) for rest_of_batch in other_tensors)))
+    )
+    return replace(step, inputs=joined_batch[0], targets=joined_batch[1])
 
 
 def _adds_up(
-    step: TorchStep, model: nn.Module, layers: Sequence[str], parts: Sequence[TorchStep], tables: Sequence[Replacements]
-) -> bool | None:  # fmt: skip
+    step: TorchStep,
+    model: nn.Module,
+    layers: Sequence[str],
+    micro_steps: Sequence[TorchStep],
+    tables: Sequence[Replacements],
+) -> bool | None:
     """Whether the loss and gradients of `step` are the mean of those of its parts, else their sum; None for neither."""
-    rest = "gradients are those of the mean"
+    consequence = "gradients are those of the mean"
     trials = _Trials(step, model, layers)
     for steady in (_steady(model), in_mode(model, False)):
         with steady:
-            results = trials.run([(step, {}), *zip(parts, tables, strict=True)])
+            results = trials.run([(step, {}), *zip(micro_steps, tables, strict=True)])
             if results is None:
                 continue
             near = NEAR_IN_HALF if trials.half else NEAR
-            if _near(results[0], [sum(line) / len(parts) for line in zip(*results[1:], strict=True)], near):
+            if _agree(results[0], [sum(line) / len(micro_steps) for line in zip(*results[1:], strict=True)], near):
                 return True
-            plain = results if not any(tables) else trials.run([(step, {}), *((part, {}) for part in parts)])
-            if plain is not None and _near(plain[0], [sum(line) for line in zip(*plain[1:], strict=True)], near):
+            plain = (
+                results
+                if not any(tables)
+                else trials.run([(step, {}), *((micro_step, {}) for micro_step in micro_steps)])
+            )
+            if plain is not None and _agree(plain[0], [sum(line) for line in zip(*plain[1:], strict=True)], near):
                 return False
             warnings.warn(
-                f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {rest}, not "
-                "those of the undivided batch",
+                f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {consequence}, "
+                "not those of the undivided batch",
                 stacklevel=4,
             )
             return None
     warnings.warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
-        f"{rest}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
+        f"{consequence}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
         stacklevel=4,
     )
     return None
 
 
-def _near(whole: list[torch.Tensor], parts: list[torch.Tensor], near: float) -> bool:
+def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], near: float) -> bool:
     """Whether losses (the first) and gradients are the same; one that is zero but for rounding counts little."""
-    least = 1e-3 * max([float(a.norm()) for a in whole[1:]], default=0.0)
+    least = 1e-3 * max([float(a.norm()) for a in batch_values[1:]], default=0.0)
     return all(
         float((a - b).norm()) <= near * max(float(a.norm()), least if k else 1e-12)
-        for k, (a, b) in enumerate(zip(whole, parts, strict=True))
+        for k, (a, b) in enumerate(zip(batch_values, micro_values, strict=True))
     )
 
 
@@ -211,7 +242,7 @@ class _Trials(DivisorHandler):
 
     def run(self, steps: Sequence[tuple[TorchStep, Replacements]]) -> list[list[torch.Tensor]] | None:
         """Per step its loss and some gradients; None where one fails or draws random numbers."""
-        with untouched(self.model, self.step.inputs) as kept:
+        with ModelSnapshot(self.model, self.step.inputs) as snapshot:
             results = []
             for step, replaced in steps:
                 before = generator_states()
@@ -221,7 +252,7 @@ class _Trials(DivisorHandler):
                     return None
                 if not same_states(before, generator_states()):
                     return None
-                kept.restore()
+                snapshot.restore()
         return results
 
     def _one(self, step: TorchStep, replaced: Replacements) -> list[torch.Tensor]:
@@ -235,13 +266,14 @@ class _Trials(DivisorHandler):
         with dividing(replaced):
             loss = step.loss_of(outputs)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        for some in (trained[-_PARAMETERS:], trained):
-            if loss.requires_grad and some:
-                gradients = torch.autograd.grad(loss, some, retain_graph=True, allow_unused=True)
+        for compared in (trained[-_PARAMETERS:], trained):
+            if loss.requires_grad and compared:
+                gradients = torch.autograd.grad(loss, compared, retain_graph=True, allow_unused=True)
                 if any(g is not None for g in gradients):
                     return [
-                        loss.detach().double(), *(torch.zeros(()) if g is None else g.to_dense().double() for g in gradients)
-                    ]  # fmt: skip
+                        loss.detach().double(),
+                        *(torch.zeros(()) if g is None else g.to_dense().double() for g in gradients),
+                    ]
         return [loss.detach().double()]
 
     def call(self, frame: Frame, key: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None) -> Any:

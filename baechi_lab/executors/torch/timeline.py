@@ -1,8 +1,8 @@
 """The measured Timeline of one PyTorch step.
 
 Forward calls are observed by the session, backward calls by hooks on their autograd nodes (a backward row spans from
-the first of its nodes to the last). The optimizer is one call, whose time its update ops share (`uncalled`). On GPUs the marks
-are CUDA events on the streams that do the work, read after the step against one event per GPU that was recorded at its
+the first of its nodes to the last). The optimizer is one call, whose time its update ops share (`synthetic_rows`). On GPUs
+the marks are CUDA events on the streams that do the work, read after the step against one event per GPU that was recorded at its
 start; on the CPU they are the host's clock. Transfers between CPU devices move nothing and take no time.
 
 Memory of CPU devices is that of the storages alive in one more step (`storages`), whose times are brought to those of this
@@ -31,18 +31,18 @@ from ...memory_saving.offload import OFFLOADED
 from ...profilers.torch.graph import LOSS, backward_ops
 from ...profilers.torch.storages import Storages
 from ...profilers.torch.updating import kept_besides, kept_by
+from ...torch.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch.assigner import distribution
-from ...torch.recomputing import copies, lent_groups
 from ...torch.records import Trace
-from ...torch.runtime.flight import Observer
+from ...torch.runtime.forward_state import Observer
 from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.lending import lent_state
-from ...torch.runtime.rerun import Carrier
+from ...torch.runtime.optimizer_offload import offloaded_state_of
+from ...torch.runtime.rerun import HostCopier
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.transport import HostTransport, StreamTransport
 from ...torch.runtime.tree import tensors
-from .copying import CopyingCarrier, CopyingTransport, copied
-from .uncalled import parts_rows, update_rows
+from .copying import CopyingTransport, SeparateMemoryCopier, copied
+from .synthetic_rows import parts_rows, update_rows
 
 Mark = Any
 """A CUDA event with its device, or the host's clock in nanoseconds."""
@@ -56,32 +56,38 @@ class Measurement(Observer):
     """
 
     def __init__(
-        self, model: nn.Module, found: Trace, graph: OpGraph, placement: Placement, cluster: Cluster,
-        whole: OpGraph | None = None, storages: Storages | None = None,
-    ):  # fmt: skip
+        self,
+        model: nn.Module,
+        traced: Trace,
+        graph: OpGraph,
+        placement: Placement,
+        cluster: Cluster,
+        unrolled_graph: OpGraph | None = None,
+        storages: Storages | None = None,
+    ):
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
         self.lent_to = {
-            name: int(placement.device[op]) for op, names in lent_groups(found, graph) for name in names
+            name: int(placement.device[op]) for op, names in offloaded_state_groups(traced, graph) for name in names
         }  # parameter -> the device that has its state between steps
         hosts = placement.device[[kind == OFFLOADED for kind in graph.op_types]]
         self.host = int(hosts[0]) if len(hosts) else 0  # where tensors wait for the backward pass
-        self.copies = copies(len(found.calls), graph)
+        self.copies = rerun_ops(len(traced.calls), graph)
         per_batch = graph
-        if whole is not None and whole is not graph:
-            self.number = _copies(graph, whole)
-            graph, placement = whole, placement.on(whole)
-        self.found, self.graph, self.placement, self.cluster = found, graph, placement, cluster
+        if unrolled_graph is not None and unrolled_graph is not graph:
+            self.number = _unrolled_ops(graph, unrolled_graph)
+            graph, placement = unrolled_graph, placement.on(unrolled_graph)
+        self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, cluster
         self.model, self.distribution = model, distribution(model)
         self.session = self.distribution.session
-        self.backward = backward_ops(found) if self.number.shape[1] > len(found.calls) else {}
+        self.backward = backward_ops(traced) if self.number.shape[1] > len(traced.calls) else {}
         self.loss = next((op for op, kind in enumerate(per_batch.op_types) if kind == LOSS), None)
         if self.loss is not None:
             self.backward = {**self.backward, self.loss: self.loss + 1}
         self.start_marks: dict[int, Mark] = {}
         self.stop_marks: dict[int, Mark] = {}
-        self.sent: list[tuple[int, int, int, int, Mark, Mark]] = []
+        self.send_marks: list[tuple[int, int, int, int, Mark, Mark]] = []
         self.lock = threading.Lock()
         self.local = threading.local()
         self.bases: dict[int, torch.cuda.Event] = {}
@@ -94,7 +100,7 @@ class Measurement(Observer):
             self.session.plain = False
         self.extra: Interceptor | None = None
         if self.distribution.interceptor is None:  # everything on one device: nothing is intercepted, so do it now
-            self.extra = Interceptor(model, found.layers, self.session).install()
+            self.extra = Interceptor(model, traced.layers, self.session).install()
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = self._on_send
 
@@ -112,7 +118,7 @@ class Measurement(Observer):
         """Whether any device is a GPU."""
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
-    def begin(self, optimizer: torch.optim.Optimizer | None = None, batch: Any = ()) -> None:
+    def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: Any = ()) -> None:
         """The step starts now; the optimizer and the batch are told for what they hold in memory."""
         if self.storages is not None:
             self._hold(self.storages, optimizer, batch)
@@ -138,7 +144,7 @@ class Measurement(Observer):
                 storages.add(kept_by(optimizer, tensor), self.lent_to.get(name, device), persistent=True)
         storages.add(tensors(batch), first, persistent=True)
         storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
-        if (lent := lent_state(optimizer)) is not None:
+        if (lent := offloaded_state_of(optimizer)) is not None:
             device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
             lent.copy = lambda state, parameter: copied(state, storages, device_of[id(parameter)])
             self.modes.callback(setattr, lent, "copy", None)
@@ -162,11 +168,11 @@ class Measurement(Observer):
 
     # -- the observer --------------------------------------------------------------------------------
 
-    def start(self, op: int, taken: Any) -> None:
-        self.local.stop = inputs_of(taken) if torch.is_grad_enabled() else set()
+    def start(self, op: int, arguments: Any) -> None:
+        self.local.stop = inputs_of(arguments) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
         if self.storages is not None:
-            self.storages.claim(tensors(taken), self._device(op))
+            self.storages.claim(tensors(arguments), self._device(op))
             self.storages.call(self._row(op), self._device(op))
             self.local.mode = None if torch._C._len_torch_dispatch_stack() else self.storages.mode()
             if self.local.mode is not None:  # a thread of a waiting call
@@ -216,12 +222,12 @@ class Measurement(Observer):
     def _device(self, op: int) -> int:
         """Of a call, or of the loss."""
         calls = self.session.plan.device
-        return calls[op] if op < len(calls) else calls[self.found.results[0]]
+        return calls[op] if op < len(calls) else calls[self.traced.results[0]]
 
     def _row(self, op: int) -> int:
         return int(self.number[self.micro_batch, op])
 
-    def stop(self, op: int, taken: Any, outputs: Any) -> None:
+    def stop(self, op: int, arguments: Any, outputs: Any) -> None:
         if self.storages is not None:
             if self.local.mode is not None:
                 self.local.mode.__exit__(None, None, None)
@@ -236,39 +242,39 @@ class Measurement(Observer):
 
         @contextlib.contextmanager
         def around(op: int, run: int) -> Iterator[None]:
-            row, back = int(rows[self.copies[op, run]]), getattr(self.local, "back", None)
+            row, backward_row = int(rows[self.copies[op, run]]), getattr(self.local, "back", None)
             with self.lock:
                 self.start_marks.setdefault(row, self._mark(op))
             if self.storages is not None:
                 self.storages.call(row, self.session.plan.device[op])
             yield
             self.stop_marks[row] = self._mark(op)
-            if back is None:
+            if backward_row is None:
                 return
-            if back[0] not in self.stop_marks:  # what asked for it has not begun before
-                self.start_marks[back[0]] = self._mark(back[1])
+            if backward_row[0] not in self.stop_marks:  # what asked for it has not begun before
+                self.start_marks[backward_row[0]] = self._mark(backward_row[1])
             if self.storages is not None:
-                self.storages.call(back[0], self.session.plan.device[back[1]])
+                self.storages.call(backward_row[0], self.session.plan.device[backward_row[1]])
 
         return around
 
-    def carrier(self) -> Carrier:
+    def host_copier(self) -> HostCopier:
         if self.storages is None or self.on_gpus:
-            return Carrier()
-        return CopyingCarrier(self.storages, self.host, self.session.plan.device)
+            return HostCopier()
+        return SeparateMemoryCopier(self.storages, self.host, self.session.plan.device)
 
     def _hook(self, node: Any, op: int) -> None:
-        back = self._row(self.backward[op])
+        backward_row = self._row(self.backward[op])
 
         def before(gradients: Any) -> None:
-            self.local.back = (back, op)
+            self.local.back = (backward_row, op)
             with self.lock:
-                self.start_marks.setdefault(back, self._mark(op))
+                self.start_marks.setdefault(backward_row, self._mark(op))
             if self.storages is not None:
-                self.storages.call(back, self._device(op))
+                self.storages.call(backward_row, self._device(op))
 
         def after(into: Any, outof: Any) -> None:
-            self.stop_marks[back] = self._mark(op)
+            self.stop_marks[backward_row] = self._mark(op)
             if self.storages is not None:  # gradients are added up between nodes, and some nodes belong to no call
                 self.storages.call(-1, self.storages.home)
 
@@ -299,7 +305,7 @@ class Measurement(Observer):
     def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
         with self.lock:
             row, source = (self._row(op), self.session.plan.device[op]) if op >= 0 else (-1, -1)
-            self.sent.append((row, source, target, size, start, stop))
+            self.send_marks.append((row, source, target, size, start, stop))
 
     # -- reading it out ------------------------------------------------------------------------------
 
@@ -335,67 +341,77 @@ class Measurement(Observer):
             peak, source = self._levels_peak(memory), "storages alive"
         several = {} if self.graph.micro_batch is None else {"micro_batch": self.graph.micro_batch}
         return Timeline(
-            op=ops, device=device, start_us=start, end_us=end, transfers=transfers, memory=memory, peak_bytes=peak,
-            makespan_us=float(max(end.max(initial=0.0), transfers.end_us.max(initial=0.0))), origin="measured",
-            op_names=self.graph.names, device_names=self.cluster.names, memory_bytes=self.cluster.memory_bytes,
-            tensor_producer=self.graph.tensor_producer, tensor_bytes=self.graph.tensor_bytes,
+            op=ops,
+            device=device,
+            start_us=start,
+            end_us=end,
+            transfers=transfers,
+            memory=memory,
+            peak_bytes=peak,
+            makespan_us=float(max(end.max(initial=0.0), transfers.end_us.max(initial=0.0))),
+            origin="measured",
+            op_names=self.graph.names,
+            device_names=self.cluster.names,
+            memory_bytes=self.cluster.memory_bytes,
+            tensor_producer=self.graph.tensor_producer,
+            tensor_bytes=self.graph.tensor_bytes,
             info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
-        )  # fmt: skip
+        )
 
-    def _crossing(self, ran: set[int]) -> list[tuple[int, int, int, int]]:
+    def _crossing(self, executed: set[int]) -> list[tuple[int, int, int, int]]:
         """`(tensor, producer, source, target)` of every tensor that another device reads, each once per target."""
         graph, device = self.graph, self.placement.device
-        seen: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+        crossings: dict[tuple[int, int], tuple[int, int, int, int]] = {}
         for tensor, producer, consumer in zip(
             graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True
         ):
             a, b = int(device[producer]), int(device[consumer])
-            if a != b and producer in ran and graph.tensor_names[tensor] != "control":
-                seen.setdefault((tensor, b), (tensor, producer, a, b))
-        return list(seen.values())
+            if a != b and producer in executed and graph.tensor_names[tensor] != "control":
+                crossings.setdefault((tensor, b), (tensor, producer, a, b))
+        return list(crossings.values())
 
-    def _transfers(self, ended: NDArray[np.float64], ran: set[int]) -> Transfers:
+    def _transfers(self, ended: NDArray[np.float64], executed: set[int]) -> Transfers:
         rows = []
-        sent = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.sent}
-        for tensor, producer, source, target in self._crossing(ran):
-            marks = sent.get((producer, target, int(self.graph.tensor_bytes[tensor])))
+        marks_of = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.send_marks}
+        for tensor, producer, source, target in self._crossing(executed):
+            marks = marks_of.get((producer, target, int(self.graph.tensor_bytes[tensor])))
             if marks is None:  # between CPU devices, or a gradient, which autograd sends by itself
                 rows.append((tensor, source, target, ended[producer], ended[producer]))
             else:
-                begin = self._us(marks[0])
-                rows.append((tensor, source, target, begin, max(begin, self._us(marks[1]))))
+                start_us = self._us(marks[0])
+                rows.append((tensor, source, target, start_us, max(start_us, self._us(marks[1]))))
         if not rows:
             return Transfers.none()
         column = [np.array(c) for c in zip(*rows, strict=True)]
         return Transfers(column[0], column[1], column[2], column[3], column[3], column[4])
 
     def _memory(
-        self, ops: NDArray[np.int32], start: NDArray[np.float64], ended: NDArray[np.float64], sent: Transfers
+        self, ops: NDArray[np.int32], start: NDArray[np.float64], ended: NDArray[np.float64], transfers: Transfers
     ) -> MemoryLog:
         persistent, outputs, _, copies = range(len(MEMORY_CATEGORIES))
         rows: list[tuple[float, int, int, int, int, int]] = []  # time, frees first, device, category, delta, op
-        held = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)
-        rows += [(0.0, 0, d, persistent, int(held[d]), -1) for d in range(self.cluster.n)]
+        persistent_bytes = np.bincount(self.placement.device, self.graph.persistent_bytes, minlength=self.cluster.n)
+        rows += [(0.0, 0, d, persistent, int(persistent_bytes[d]), -1) for d in range(self.cluster.n)]
         last = float(ended.max(initial=0.0))
-        begin = dict(zip(ops.tolist(), start.tolist(), strict=True))
+        start_of = dict(zip(ops.tolist(), start.tolist(), strict=True))
         for number in self.number.tolist():
-            for i, call in enumerate(self.found.calls):
+            for i, call in enumerate(self.traced.calls):
                 row = number[i]
-                if row in begin and call.output_bytes:
+                if row in start_of and call.output_bytes:
                     device = int(self.placement.device[row])
-                    rows.append((begin[row], 1, device, outputs, call.output_bytes, row))
+                    rows.append((start_of[row], 1, device, outputs, call.output_bytes, row))
                     freed = float(ended[number[self.backward[i]]]) if i in self.backward else last
-                    rows.append((max(freed, begin[row]), 0, device, outputs, -call.output_bytes, row))
+                    rows.append((max(freed, start_of[row]), 0, device, outputs, -call.output_bytes, row))
         if self.bases:
-            for k in range(len(sent)):
-                tensor = int(sent.tensor[k])
-                size, device = int(self.graph.tensor_bytes[tensor]), int(sent.target[k])
+            for k in range(len(transfers)):
+                tensor = int(transfers.tensor[k])
+                size, device = int(self.graph.tensor_bytes[tensor]), int(transfers.target[k])
                 readers = [
                     r for r in self.graph.tensor_consumers(tensor).tolist() if self.placement.device[r] == device
                 ]
-                freed = max(float(sent.end_us[k]), *(float(ended[r]) for r in readers))
+                freed = max(float(transfers.end_us[k]), *(float(ended[r]) for r in readers))
                 producer = int(self.graph.tensor_producer[tensor])
-                rows.append((float(sent.receive_us[k]), 1, device, copies, size, producer))
+                rows.append((float(transfers.receive_us[k]), 1, device, copies, size, producer))
                 rows.append((freed, 0, device, copies, -size, producer))
         rows.sort(key=lambda row: row[:2])  # at one instant, frees come first
         device_of, time_of, category_of, delta_of, op_of = (np.array([r[k] for r in rows]) for k in (2, 0, 3, 4, 5))
@@ -413,26 +429,30 @@ class Measurement(Observer):
 
     def alive(self, times: Measurement) -> MemoryLog:
         """What the storages of this step held, at the times at which `times` saw the same ops start and end."""
-        both = [
-            (mine[op], theirs[op])
-            for mine, theirs in ((self.start_marks, times.start_marks), (self.stop_marks, times.stop_marks))
-            for op in mine.keys() & theirs.keys()
+        mark_pairs = [
+            (own_marks[op], other_marks[op])
+            for own_marks, other_marks in ((self.start_marks, times.start_marks), (self.stop_marks, times.stop_marks))
+            for op in own_marks.keys() & other_marks.keys()
         ]
-        here, there = (np.array(column, dtype=np.float64) for column in zip(*sorted(both), strict=True))
-        there = np.maximum.accumulate(there)
+        own_times, other_times = (
+            np.array(column, dtype=np.float64) for column in zip(*sorted(mark_pairs), strict=True)
+        )
+        other_times = np.maximum.accumulate(other_times)
 
         def at(mark: int) -> float:
-            return max(times._us(float(np.interp(mark, here, there))), 0.0)
+            return max(times._us(float(np.interp(mark, own_times, other_times))), 0.0)
 
         persistent, outputs, temporary, copies = range(len(MEMORY_CATEGORIES))
         rows = []
-        for held in self.storages.held if self.storages is not None else ():
-            ended = self.stop_marks.get(held.op, -1)
-            brief = 0 <= held.end_ns <= ended or (held.end_ns >= 0 and held.start_ns >= self.updating_ns)
-            category = persistent if held.persistent else copies if held.received else temporary if brief else outputs
-            rows.append((held.start_ns, 1, held.device, category, held.size, max(held.op, -1)))
-            if held.end_ns >= 0:
-                rows.append((held.end_ns, 0, held.device, category, -held.size, max(held.op, -1)))
+        for interval in self.storages.held if self.storages is not None else ():
+            ended = self.stop_marks.get(interval.op, -1)
+            brief = 0 <= interval.end_ns <= ended or (interval.end_ns >= 0 and interval.start_ns >= self.updating_ns)
+            category = (
+                persistent if interval.persistent else copies if interval.received else temporary if brief else outputs
+            )
+            rows.append((interval.start_ns, 1, interval.device, category, interval.size, max(interval.op, -1)))
+            if interval.end_ns >= 0:
+                rows.append((interval.end_ns, 0, interval.device, category, -interval.size, max(interval.op, -1)))
         rows.sort(key=lambda row: row[:2])
         device, time_us, category_of, delta, op = (
             np.array([at(r[k]) if k == 0 else r[k] for r in rows]) for k in (2, 0, 3, 4, 5)
@@ -440,9 +460,9 @@ class Measurement(Observer):
         return MemoryLog(device, time_us, category_of, delta, op)
 
 
-def _copies(graph: OpGraph, whole: OpGraph) -> NDArray[np.int64]:
-    """int64[micro-batches, n]: the op of `whole` that each op is in each micro-batch."""
-    origin, batch = np.asarray(whole.copy_of), np.asarray(whole.micro_batch)
+def _unrolled_ops(graph: OpGraph, unrolled_graph: OpGraph) -> NDArray[np.int64]:
+    """int64[micro-batches, n]: the op of `unrolled_graph` that each op is in each micro-batch."""
+    origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
     number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
     once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
     number[:, origin[once]] = once

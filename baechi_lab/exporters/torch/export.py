@@ -20,16 +20,25 @@ from ...torch.plan import make_plan, torch_devices
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..folder import write_folder
-from .pipelined import Way, divide, pipeline_files
-from .script import COUNTING, LENDING, LENDING_IMPORT, README, SCRIPT
+from .pipelined import StepDivision, divide, pipeline_files
+from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT
 from .sources import Sources, runtime_files, saved
 
 
 def export(
-    step: TorchStep, placement: Placement, folder: str | os.PathLike[str], *, cluster: Cluster | None = None,
-    graph: OpGraph | None = None, reorder: str = "gpu", devices: list[str] | None = None,
-    micro_batches: int | None = None, schedule: Any = None, pipeline: bool | None = None, reduction: str | None = None,
-) -> Path:  # fmt: skip
+    step: TorchStep,
+    placement: Placement,
+    folder: str | os.PathLike[str],
+    *,
+    cluster: Cluster | None = None,
+    graph: OpGraph | None = None,
+    reorder: str = "gpu",
+    devices: list[str] | None = None,
+    micro_batches: int | None = None,
+    schedule: Any = None,
+    pipeline: bool | None = None,
+    reduction: str | None = None,
+) -> Path:
     """Write a folder with the placed step and a `train.py` that imports only torch, and installed packages that
     the model comes from; returns its path.
 
@@ -47,21 +56,21 @@ def export(
         raise InvalidInput("the placement is of a coarse graph; give graph=, the graph that was optimized")
     model = step.model()
     if micro_batches is not None or schedule is not None:
-        way = divide(step, model, placement, graph, cluster, micro_batches, schedule, pipeline, reduction)
-        if way.cut is not None:
-            return write_folder(folder, pipeline_files(step, model, way, torch_devices(way.cluster, devices)))
+        division = divide(step, model, placement, graph, cluster, micro_batches, schedule, pipeline, reduction)
+        if division.cut is not None:
+            return write_folder(folder, pipeline_files(step, model, division, torch_devices(division.cluster, devices)))
     else:
         refuse_replicas(placement, "bl.export")
-        way = Way([step], None, cluster, 1, Reduction(True, ({},)))
-    found = trace(model, way.parts[0].inputs, atomic=step.atomic)
+        division = StepDivision([step], None, cluster, 1, Reduction(True, ({},)))
+    traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)
-    where = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
-    plan = make_plan(found, placed, torch_devices(where, devices), reorder=reorder, graph=graph)
+    run_cluster = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
+    plan = make_plan(traced, placed, torch_devices(run_cluster, devices), reorder=reorder, graph=graph)
     sources = Sources()
     values = {
-        "MICRO_BATCHES": repr(len(way.parts)),
-        "UNDER_WAY": repr(way.under_way),
-        "MEAN": repr(way.adding.mean),
+        "MICRO_BATCHES": repr(len(division.micro_steps)),
+        "MAX_IN_FLIGHT": repr(division.max_in_flight),
+        "MEAN": repr(division.adding.mean),
         "NAME": json.dumps(step.name),
         "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),
         "LOSS": sources.name(step.loss or own_loss, "loss"),
@@ -70,10 +79,12 @@ def export(
     }
     for module in model.modules():
         sources.add(type(module), "a module of the model")
-    script = SCRIPT.replace("# IMPORTS", "\n".join([*sources.imports(), *([LENDING_IMPORT] if plan.lent else [])]))
-    script = script.replace("    # LENDING\n", LENDING if plan.lent and step.optimizer is not None else "")
+    script = SCRIPT.replace(
+        "# IMPORTS", "\n".join([*sources.imports(), *([OFFLOAD_IMPORT] if plan.offloaded_state else [])])
+    )
+    script = script.replace("    # OFFLOAD\n", OFFLOAD if plan.offloaded_state and step.optimizer is not None else "")
     for plain, counted in COUNTING.items():
-        script = script.replace(plain, counted if way.counts else plain)
+        script = script.replace(plain, counted if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
     files: dict[str, Any] = {

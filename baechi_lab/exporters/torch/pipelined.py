@@ -20,9 +20,9 @@ from ...executors.torch.execution import counted_in_session, in_flight, in_sessi
 from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import Reduction, reduction_of
 from ...graph import Cluster, OpGraph, Placement
+from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
-from ...torch.recomputing import changed
 from ...torch.runtime.tree import tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
@@ -31,13 +31,13 @@ from .sources import Sources, flat, runtime_files, saved
 
 
 @dataclass(frozen=True, eq=False)
-class Way:
+class StepDivision:
     """How a step is divided: micro-batches, the pipeline or None, how many are under way, and how losses add up."""
 
-    parts: list[TorchStep]
+    micro_steps: list[TorchStep]
     cut: Cut | None
     cluster: Any
-    under_way: int
+    max_in_flight: int
     adding: Reduction
 
     @property
@@ -47,19 +47,26 @@ class Way:
 
 
 def divide(
-    step: TorchStep, model: nn.Module, placement: Placement, graph: OpGraph | None, cluster: Cluster | None,
-    micro_batches: int | None, schedule: Any, pipeline: bool | None, reduction: str | None,
-) -> Way:  # fmt: skip
+    step: TorchStep,
+    model: nn.Module,
+    placement: Placement,
+    graph: OpGraph | None,
+    cluster: Cluster | None,
+    micro_batches: int | None,
+    schedule: Any,
+    pipeline: bool | None,
+    reduction: str | None,
+) -> StepDivision:
     """As `bl.torch.execute` would run it; it raises what that raises."""
-    parts = step.micro_batches(1 if micro_batches is None else micro_batches)
+    micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
     schedule = "1f1b" if schedule is None else schedule
-    found = trace(model, parts[0].inputs, atomic=step.atomic)
-    known, placed = known_graph(parts[0], model, found, placement, graph)
-    if changed(known):
-        pipeline = in_session(pipeline, known)
-    where = cluster or Cluster.uniform(placed.devices, kind="cpu")
+    traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
+    step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
+    if recomputes_or_offloads(step_graph):
+        pipeline = in_session(pipeline, step_graph)
+    run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
     must = must_be_pipeline(placed, pipeline, schedule)
-    adding = reduction_of(step, model, found.layers, parts, reduction)
+    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
     if not adding.shapes and (adding.counted or any(adding.divisors)):
         warnings.warn(
             f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run without "
@@ -70,19 +77,21 @@ def divide(
     cut = None
     if pipeline is not False:
         try:
-            cut = cut_step(parts[0], model, found, known, placed, where, len(parts), schedule)
+            cut = cut_step(micro_steps[0], model, traced, step_graph, placed, run_cluster, len(micro_steps), schedule)
         except UnknownNameError:
             raise
         except InvalidInput:
             if must or schedule not in ("gpipe", "1f1b"):
                 raise
-    under_way = 1 if cut is not None else in_flight(schedule, len(parts), len(set(placed.device.tolist())))
-    return Way(parts, cut, where, under_way, adding)
+    max_in_flight = 1 if cut is not None else in_flight(schedule, len(micro_steps), len(set(placed.device.tolist())))
+    return StepDivision(micro_steps, cut, run_cluster, max_in_flight, adding)
 
 
-def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[str, ...]) -> dict[str, Any]:
+def pipeline_files(
+    step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
+) -> dict[str, Any]:
     """Name -> text or bytes."""
-    assert way.cut is not None  # noqa: S101  (the caller has asked)
+    assert division.cut is not None  # noqa: S101  (the caller has asked)
     sources = Sources()
     for module in model.modules():
         sources.add(type(module), "a module of the model")
@@ -100,15 +109,17 @@ def pipeline_files(step: TorchStep, model: nn.Module, way: Way, devices: tuple[s
     readme = (
         PIPELINE_README.replace("<NAME>", step.name)
         .replace("<NEEDS>", sources.needs())
-        .replace("<PROCESSES>", str(len(way.cut.processes)))
+        .replace("<PROCESSES>", str(len(division.cut.processes)))
     )
     return {
         "train.py": script,
         "README.md": readme,
-        "stages.py": _stages(way.cut),
-        "pipeline.json": json.dumps({"inputs": _input_names(step, model), **_plan(way.cut, way, devices)}, indent=1),
+        "stages.py": _stages(division.cut),
+        "pipeline.json": json.dumps(
+            {"inputs": _input_names(step, model), **_plan(division.cut, division, devices)}, indent=1
+        ),
         "weights.pt": saved(model.state_dict()),
-        "constants.pt": saved(way.cut.program.constants),
+        "constants.pt": saved(division.cut.program.constants),
         "batch.pt": saved({"inputs": list(tensors(step.arguments(model))), "targets": list(step.targets)}),
         "placed_pipeline.py": flat(Path(inspect.getfile(worker)).read_text()),
         **sources.files,
@@ -123,18 +134,24 @@ def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
     return [name for name, value in named for _ in tensors(value)]
 
 
-def _plan(cut: Cut, way: Way, devices: tuple[str, ...]) -> dict[str, Any]:
+def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[str, Any]:
     kinds = {torch.device(devices[d]).type for d in cut.processes}
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
     stages = [
-        {**part.spec, "processes": ranks, "uses": _uses(part.module.graph)}
-        for part, ranks in zip(cut.parts, cut.homes, strict=True)
+        {**stage_module.spec, "processes": ranks, "uses": _uses(stage_module.module.graph)}
+        for stage_module, ranks in zip(cut.stage_modules, cut.homes, strict=True)
     ]
     return {
-        "schedule": str(cut.schedule), "micro_batches": cut.micro_batches, "mean": way.adding.mean, "device": kinds.pop(),
-        "template": cut.program.template, "stages": stages, "tied": cut.tied, "whole": way.adding.shapes if way.counts else [],
-    }  # fmt: skip
+        "schedule": str(cut.schedule),
+        "micro_batches": cut.micro_batches,
+        "mean": division.adding.mean,
+        "device": kinds.pop(),
+        "template": cut.program.template,
+        "stages": stages,
+        "tied": cut.tied,
+        "batch_shapes": division.adding.shapes if division.counts else [],
+    }
 
 
 def _uses(graph: fx.Graph) -> list[str]:
@@ -145,11 +162,14 @@ def _uses(graph: fx.Graph) -> list[str]:
 
 def _stages(cut: Cut) -> str:
     """A class per stage, its forward written out."""
-    classes, imports = [], dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import Taken"])
-    for s, part in enumerate(cut.parts):
-        code = part.module.graph.python_code("self")
+    classes, imports = (
+        [],
+        dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"]),
+    )
+    for s, stage_module in enumerate(cut.stage_modules):
+        code = stage_module.module.graph.python_code("self")
         imports.update(dict.fromkeys(_format_import_block(code.globals, sys_importer).splitlines()))
         body = indent(code.src.strip(), "    ")
-        classes.append(f"class Stage{s}(Taken):\n{body}\n")
+        classes.append(f"class Stage{s}(StageBase):\n{body}\n")
     text = '"""The stages of the model: what each process runs on a micro-batch."""\n\n'
     return text + "\n".join(imports) + "\n\n\n" + "\n\n".join(classes)

@@ -19,7 +19,7 @@ from placed_tree import as_arguments, divided, tensors
 
 HERE = Path(__file__).resolve().parent
 MICRO_BATCHES = <MICRO_BATCHES>  # equal parts of the batch, whose gradients are added up
-UNDER_WAY = <UNDER_WAY>  # forward passes run ahead of backward passes by at most so many micro-batches
+MAX_IN_FLIGHT = <MAX_IN_FLIGHT>  # forward passes run ahead of backward passes by at most so many micro-batches
 MEAN = <MEAN>  # the loss of the batch is the mean of those of its micro-batches, else their sum
 
 
@@ -51,7 +51,7 @@ def train(steps, devices=None):
     """Train; returns the loss of every step."""
     model, losses = placed_model(devices), []
     optimizer = <OPTIMIZER>
-    # LENDING
+    # OFFLOAD
     torch.manual_seed(<SEED>)
     for step, (inputs, targets) in zip(range(steps), batches()):
         start = time.perf_counter()
@@ -63,7 +63,7 @@ def train(steps, devices=None):
             outputs = model(*args, **kwargs)
             waiting.append(loss_of(outputs, labels))
             total += waiting[-1].item() if MICRO_BATCHES == 1 else waiting[-1].detach()
-            if len(waiting) == UNDER_WAY:
+            if len(waiting) == MAX_IN_FLIGHT:
                 waiting.pop(0).backward()
         for loss in waiting:
             loss.backward()
@@ -101,9 +101,9 @@ COUNTING = {
 }
 """Lines of the script -> what they are where means divide by a number that depends on the batch."""
 
-LENDING_IMPORT = "from placed_lending import lend"
-LENDING = """    lent = json.loads((HERE / "placed_plan.json").read_text())["lent"]
-    lend(optimizer, model, lent)  # the state of these parameters waits on the host
+OFFLOAD_IMPORT = "from placed_optimizer_offload import offload_state_groups"
+OFFLOAD = """    groups = json.loads((HERE / "placed_plan.json").read_text())["offloaded_state"]
+    offload_state_groups(optimizer, model, groups)  # the state of these parameters waits on the host
 """
 """What scripts have where optimizer state is on a host."""
 
@@ -133,7 +133,7 @@ import torch
 import torch.distributed as dist
 # IMPORTS
 import stages
-from placed_pipeline import Pipeline, connect, part_of
+from placed_pipeline import Pipeline, connect, select_layers
 
 HERE = Path(__file__).resolve().parent
 PLAN = json.loads((HERE / "pipeline.json").read_text())
@@ -165,11 +165,11 @@ def pipeline(rank, device):
     model.load_state_dict(torch.load(HERE / "weights.pt", weights_only=True))
     constants = torch.load(HERE / "constants.pt", weights_only=True)
     own = {s: plan for s, plan in enumerate(PLAN["stages"]) if rank in plan["processes"]}
-    modules = {s: getattr(stages, f"Stage{s}")(part_of(model, plan["uses"], constants)) for s, plan in own.items()}
+    modules = {s: getattr(stages, f"Stage{s}")(select_layers(model, plan["uses"], constants)) for s, plan in own.items()}
     return Pipeline(
         {s: (modules[s], plan) for s, plan in own.items()}, len(PLAN["stages"]), PLAN["schedule"], PLAN["micro_batches"],
         loss=<LOSS>, template=PLAN["template"], homes=[plan["processes"] for plan in PLAN["stages"]], mean=PLAN["mean"],
-        device=device, tied=PLAN["tied"], whole=PLAN["whole"],
+        device=device, tied=PLAN["tied"], batch_shapes=PLAN["batch_shapes"],
     )
 
 

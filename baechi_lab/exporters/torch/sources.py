@@ -36,9 +36,9 @@ class Sources:
         self.module_of: dict[str, str] = {}
         self.packages: set[str] = set()  # installed ones, which are imported where they are
 
-    def add(self, thing: Any, what: str) -> str | None:
-        """Take along the file that defines `thing`; None for what torch or Python defines."""
-        name = getattr(thing, "__module__", "") or ""
+    def add(self, source: Any, role: str) -> str | None:
+        """Take along the file that defines `source`; None for what torch or Python defines."""
+        name = getattr(source, "__module__", "") or ""
         top = name.partition(".")[0]
         if top in ("torch", "builtins"):
             return None
@@ -47,13 +47,13 @@ class Sources:
             self.module_of[name] = name  # the script imports it
         if name not in self.module_of:
             try:
-                path = inspect.getsourcefile(thing)
+                path = inspect.getsourcefile(source)
                 text = Path(path or "").read_text()
             except (OSError, TypeError) as error:
                 raise InvalidInput(
-                    f"{what} {_label(thing)} has no source file to export; define it in a module"
+                    f"{role} {_label(source)} has no source file to export; define it in a module"
                 ) from error
-            self.packages |= _imported_packages(text, f"{what} {_label(thing)}, defined in {Path(path or '').name},")
+            self.packages |= _imported_packages(text, f"{role} {_label(source)}, defined in {Path(path or '').name},")
             self.module_of[name] = f"model_{name.rpartition('.')[2].strip('_') or 'main'}"
             self.files[f"{self.module_of[name]}.py"] = text
         return self.module_of[name]
@@ -66,56 +66,58 @@ class Sources:
         """What must be installed where the script runs."""
         return " and ".join(["torch", *sorted(self.packages)]) if self.packages else "torch alone"
 
-    def name(self, thing: Callable[..., Any], what: str) -> str:
+    def name(self, function: Callable[..., Any], role: str) -> str:
         """How the script names a class or function."""
-        owner = getattr(thing, "__self__", None)
-        if inspect.ismethod(thing) and isinstance(owner, type):  # a class method, which subclasses inherit
-            return f"{self.name(owner, what)}.{thing.__name__}"
-        text = getattr(thing, "__qualname__", "")
-        if not text or "<" in text or inspect.ismethod(thing):
+        owner = getattr(function, "__self__", None)
+        if inspect.ismethod(function) and isinstance(owner, type):  # a class method, which subclasses inherit
+            return f"{self.name(owner, role)}.{function.__name__}"
+        text = getattr(function, "__qualname__", "")
+        if not text or "<" in text or inspect.ismethod(function):
             raise InvalidInput(
-                f"{what} is {_label(thing)}; an export needs a class or function of a module, or functools.partial of one"
+                f"{role} is {_label(function)}; an export needs a class or function of a module, or functools.partial of one"
             )
-        module = self.add(thing, what)
+        module = self.add(function, role)
         if module is not None:
             return f"{module}.{text}"
         public = (
-            home for home in (torch.optim, torch.nn, torch.nn.functional, torch) if getattr(home, text, None) is thing
+            home
+            for home in (torch.optim, torch.nn, torch.nn.functional, torch)
+            if getattr(home, text, None) is function
         )
         home = next(public, None)
         if home is None:
             raise InvalidInput(
-                f"{what} is {_label(thing)} of {thing.__module__}, which torch does not offer by a public name"
+                f"{role} is {_label(function)} of {function.__module__}, which torch does not offer by a public name"
             )
         return f"{home.__name__}.{text}"
 
-    def expression(self, thing: Callable[..., Any], what: str) -> str:
+    def expression(self, function: Callable[..., Any], role: str) -> str:
         """A call that makes the model."""
-        if isinstance(thing, ReturnedModel):  # of a function that returns the inputs as well
-            return f"{self.name(thing.function, what)}()[0]"
-        called = thing if isinstance(thing, partial) else partial(thing)
-        return f"{self.name(called.func, what)}({self._arguments(called, what)})"
+        if isinstance(function, ReturnedModel):  # of a function that returns the inputs as well
+            return f"{self.name(function.function, role)}()[0]"
+        called = function if isinstance(function, partial) else partial(function)
+        return f"{self.name(called.func, role)}({self._arguments(called, role)})"
 
-    def optimizer(self, thing: Callable[..., Any]) -> str:
+    def optimizer(self, function: Callable[..., Any]) -> str:
         """A call that makes the optimizer from `model.parameters()`."""
-        called = thing if isinstance(thing, partial) else partial(thing)
-        rest = self._arguments(called, "optimizer")
-        return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if rest else ''}{rest})"
+        called = function if isinstance(function, partial) else partial(function)
+        arguments = self._arguments(called, "optimizer")
+        return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
 
-    def _arguments(self, called: partial[Any], what: str) -> str:
-        texts = [self._literal(a, what) for a in called.args]
-        return ", ".join(texts + [f"{k}={self._literal(v, what)}" for k, v in called.keywords.items()])
+    def _arguments(self, called: partial[Any], role: str) -> str:
+        texts = [self._literal(a, role) for a in called.args]
+        return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in called.keywords.items()])
 
-    def _literal(self, value: Any, what: str) -> str:
+    def _literal(self, value: Any, role: str) -> str:
         """A literal, or a configuration that `from_dict` makes again from one, as those of Hugging Face."""
         kind = type(value)
         if hasattr(value, "to_dict") and hasattr(kind, "from_dict"):
-            return f"{self.name(kind, what)}.from_dict({self._literal(value.to_dict(), what)})"
+            return f"{self.name(kind, role)}.from_dict({self._literal(value.to_dict(), role)})"
         try:
             ast.literal_eval(repr(value))
         except (ValueError, SyntaxError) as error:
             raise InvalidInput(
-                f"the argument {value!r:.200} of {what} is not a literal, so it cannot be written into a script"
+                f"the argument {value!r:.200} of {role} is not a literal, so it cannot be written into a script"
             ) from error
         return repr(value)
 
@@ -125,13 +127,13 @@ def is_installed(package: str) -> bool:
     if not package or package in sys.stdlib_module_names or package in ("baechi_lab", "__main__"):
         return False
     try:
-        found = importlib.util.find_spec(package)
+        spec = importlib.util.find_spec(package)
     except (ImportError, ValueError):
         return False
-    return found is not None and bool({"site-packages", "dist-packages"} & set(Path(found.origin or "").parts))
+    return spec is not None and bool({"site-packages", "dist-packages"} & set(Path(spec.origin or "").parts))
 
 
-def _imported_packages(text: str, what: str) -> set[str]:
+def _imported_packages(text: str, origin: str) -> set[str]:
     """What a file imports besides torch and the standard library; `InvalidInput` for what a script could not import."""
     packages = set()
     for node in ast.walk(ast.parse(text)):
@@ -142,7 +144,7 @@ def _imported_packages(text: str, what: str) -> set[str]:
             top = name.partition(".")[0]
             if name.startswith(".") or not (top == "torch" or top in sys.stdlib_module_names or is_installed(top)):
                 raise InvalidInput(
-                    f"{what} imports {name!r}; an exported model may import only torch, Python's own modules "
+                    f"{origin} imports {name!r}; an exported model may import only torch, Python's own modules "
                     "and installed packages: define it in a file of its own"
                 )
             if top != "torch" and top not in sys.stdlib_module_names:
@@ -150,8 +152,8 @@ def _imported_packages(text: str, what: str) -> set[str]:
     return packages
 
 
-def _label(thing: Any) -> str:
-    return repr(getattr(thing, "__qualname__", None) or type(thing).__name__)
+def _label(source: Any) -> str:
+    return repr(getattr(source, "__qualname__", None) or type(source).__name__)
 
 
 def runtime_files() -> dict[str, str]:

@@ -18,7 +18,7 @@ from ...torch.runtime.intercept import Frame, Handler, Interceptor, layer_names
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.storage import storage_key
 from ...torch.runtime.tree import as_arguments, tensors
-from ...torch.snapshot import untouched
+from ...torch.snapshot import ModelSnapshot
 from ...torch.tracing import check_model
 
 
@@ -34,7 +34,7 @@ def autograd_edges(
     check_model(model)
     layers = layer_names(model, atomic)
     owners = Owners()
-    with untouched(model, (args, kwargs)), torch.enable_grad():
+    with ModelSnapshot(model, (args, kwargs)), torch.enable_grad():
         interceptor = Interceptor(model, layers, owners).install()
         try:
             outputs = model(*args, **kwargs)

@@ -36,7 +36,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
 from ...torch.runtime.tree import map_tensors
-from ...torch.snapshot import untouched
+from ...torch.snapshot import ModelSnapshot
 from .routing import EvenRouting, expert_counts
 from .values import Values
 
@@ -88,7 +88,7 @@ def faked(
     with ExitStack() as stack:
         stack.callback(_forget, model)
         stack.enter_context(_swapped(model, fake))
-        stack.enter_context(untouched(model))  # before all tensors that are made are fake, its copies of values too
+        stack.enter_context(ModelSnapshot(model))  # before all tensors that are made are fake, its copies of values too
         stack.enter_context(mode)
         stack.enter_context(_fused())
         stack.enter_context(_unchecked())

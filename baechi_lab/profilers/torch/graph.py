@@ -33,7 +33,7 @@ from numpy.typing import NDArray
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
-from ...torch.records import NAMED, PARTS, UPDATE, Trace
+from ...torch.records import NAMED, PARTS_TYPE, UPDATE, Trace
 from .levels import with_measured_levels
 from .memory import CallMemory
 from .names import Named
@@ -185,7 +185,7 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
             *forward_types,
             *(f"{types[i]}Backward" for i in later),
             *(UPDATE for _ in (*updates, *released)),
-            *(PARTS for _ in values.op),
+            *(PARTS_TYPE for _ in values.op),
             *(NAMED for _ in named),
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...errors import InvalidInput
-from ...torch.keeping import plainly, recomputes
+from ...torch.pinned_calls import plainly, recomputes
 from ...torch.records import Trace
 from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor
@@ -39,7 +39,7 @@ from ...torch.runtime.launch import move
 from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
 from ...torch.runtime.tree import as_arguments, map_tensors, tensors
-from ...torch.snapshot import untouched
+from ...torch.snapshot import ModelSnapshot
 from ...torch.tracing import check_model, trace
 from ..machine_load import Others, repeats, warn_if_disturbed
 from .graph import Halves, LayerProfile, Loss
@@ -72,7 +72,7 @@ def profile_layers(
     with in_mode(model, training), on_device(model, device):
         found = traced or trace(model, (args, kwargs), atomic=atomic)
         timer, halves = Timer(found, training), HalvesTimer(found, now_us)
-        with untouched(model, (args, kwargs)):
+        with ModelSnapshot(model, (args, kwargs)):
             interceptor = Interceptor(model, found.layers, timer).install()
             try:
                 for k in range(warmup + runs):

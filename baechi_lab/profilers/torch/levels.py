@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 from ...memory.peak import readiness_order
 from ...memory.shared_peak import levels
-from ...torch.records import PARTS
+from ...torch.records import PARTS_TYPE
 
 
 def code_order(graph: OpGraph) -> NDArray[np.int64]:
@@ -35,7 +35,7 @@ def code_order(graph: OpGraph) -> NDArray[np.int64]:
     """
     pointer, successor = (a.tolist() for a in graph.successors)
     missing = np.diff(graph.predecessors[0]).tolist()
-    rank = [(kind != PARTS, op) for op, kind in enumerate(graph.op_types)]
+    rank = [(kind != PARTS_TYPE, op) for op, kind in enumerate(graph.op_types)]
     ready = [rank[op] for op in range(graph.n) if missing[op] == 0]
     heapify(ready)
     order: list[int] = []

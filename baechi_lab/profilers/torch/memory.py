@@ -19,7 +19,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, record_function
 
-from ...torch.keeping import plainly, recomputes
+from ...torch.pinned_calls import plainly, recomputes
 from ...torch.records import Trace
 from ...torch.runtime.context import in_backward, kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor

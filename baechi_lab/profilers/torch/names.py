@@ -14,7 +14,7 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...torch.keeping import plainly, recomputes
+from ...torch.pinned_calls import plainly, recomputes
 from ...torch.records import Trace
 from ...torch.runtime.context import kept_activations
 from ...torch.runtime.intercept import Frame, Handler, Interceptor

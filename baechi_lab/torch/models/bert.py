@@ -41,9 +41,15 @@ class BERT(nn.Module):
     """Token ids and segments int64[batch, length] -> (token logits, next-sentence logits [batch, 2]); 0 is padding."""
 
     def __init__(
-        self, vocabulary: int = 30522, width: int = 768, heads: int = 12, inner: int = 3072, layers: int = 12,
-        length: int = 512, dropout: float = 0.1,
-    ):  # fmt: skip
+        self,
+        vocabulary: int = 30522,
+        width: int = 768,
+        heads: int = 12,
+        inner: int = 3072,
+        layers: int = 12,
+        length: int = 512,
+        dropout: float = 0.1,
+    ):
         super().__init__()
         self.embeddings = Embeddings(vocabulary, width, length, dropout)
         self.layers = nn.ModuleList(Layer(width, heads, inner, dropout) for _ in range(layers))

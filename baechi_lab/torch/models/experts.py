@@ -30,18 +30,18 @@ def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
     layers = 1 + max(
         (int(m) for text in graph.names for m in re.findall(r"(?:layers|encoder|decoder)\.(\d+)", text)), default=0
     )
-    rule, device, here = _RULES[name], np.zeros(graph.n, dtype=np.int32), 0
+    rule, device, stage_device = _RULES[name], np.zeros(graph.n, dtype=np.int32), 0
     for op in forward:
         stage = rule(graph.names[op], layers, cluster.n)
-        here = here if stage is None else min(stage, cluster.n - 1)
-        device[op] = here
+        stage_device = stage_device if stage is None else min(stage, cluster.n - 1)
+        device[op] = stage_device
     first: dict[int, int] = {}
     for op in forward:
         group = int(graph.colocation[op])
         if group >= 0:
             device[op] = first.setdefault(group, int(device[op]))
-    back = graph.forward_of >= 0
-    device[back] = device[graph.forward_of[back]]
+    is_backward = graph.forward_of >= 0
+    device[is_backward] = device[graph.forward_of[is_backward]]
     return Placement(device=device, placer="expert", params={"model": name}, graph_key=graph.key)
 
 
@@ -52,17 +52,17 @@ def _one(op: str, layers: int, devices: int) -> int | None:
 def _gnmt(op: str, layers: int, devices: int) -> int | None:
     if op in ("source", "target"):
         return 0
-    found = re.match(r"(?:encoder|decoder)\.(first|rest\.(\d+))", op)
-    if found:
-        return 0 if found.group(1) == "first" else (int(found.group(2)) + 1) % devices
+    match = re.match(r"(?:encoder|decoder)\.(first|rest\.(\d+))", op)
+    if match:
+        return 0 if match.group(1) == "first" else (int(match.group(2)) + 1) % devices
     return None  # the head follows the last decoder layer
 
 
 def _stacks(op: str, layers: int, devices: int) -> int | None:
     if op.startswith("embedding") or op == "dropout":
         return 0
-    found = re.match(r"(?:layers|encoder|decoder)\.(\d+)", op)
-    return int(found.group(1)) * devices // layers if found else None
+    match = re.match(r"(?:layers|encoder|decoder)\.(\d+)", op)
+    return int(match.group(1)) * devices // layers if match else None
 
 
 _RULES: dict[str, Callable[[str, int, int], int | None]] = {

@@ -53,9 +53,14 @@ class InceptionV3(nn.Module):
         c = lambda n: max(1, round(n * scale))  # noqa: E731 - the published channel counts read best inline
         conv = ConvBNReLU
         self.stem = nn.Sequential(
-            conv(3, c(32), 3, 2), conv(c(32), c(32), 3), conv(c(32), c(64), 3, padding=1), nn.MaxPool2d(3, 2),
-            conv(c(64), c(80), 1), conv(c(80), c(192), 3), nn.MaxPool2d(3, 2),
-        )  # fmt: skip
+            conv(3, c(32), 3, 2),
+            conv(c(32), c(32), 3),
+            conv(c(32), c(64), 3, padding=1),
+            nn.MaxPool2d(3, 2),
+            conv(c(64), c(80), 1),
+            conv(c(80), c(192), 3),
+            nn.MaxPool2d(3, 2),
+        )
         a = 2 * c(64) + c(96) + c(64)
         self.mixed5 = nn.Sequential(_a(c, c(192), c(32)), _a(c, c(64) * 2 + c(96) + c(32), c(64)), _a(c, a, c(64)))
         self.reduce6 = _b(c, a)

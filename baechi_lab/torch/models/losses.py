@@ -27,16 +27,16 @@ def pretraining_loss(outputs: Any, labels: torch.Tensor, follows: torch.Tensor) 
 
 def own_loss(outputs: Any) -> torch.Tensor:
     """The `loss` that the outputs have (models of Hugging Face compute it where the batch has labels), else `mean_square`."""
-    own = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
-    if isinstance(own, torch.Tensor) and own.numel() == 1:
-        return own.reshape(())
+    loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss.reshape(())
     return mean_square(tuple(outputs.values()) if isinstance(outputs, dict) else outputs)
 
 
 def mean_square(outputs: Any) -> torch.Tensor:
     """A loss for any tensor or tuple of tensors: the sum of their mean squares."""
-    given = [outputs] if isinstance(outputs, torch.Tensor) else outputs
-    flat = [t for t in given if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    candidates = [outputs] if isinstance(outputs, torch.Tensor) else outputs
+    flat = [t for t in candidates if isinstance(t, torch.Tensor) and t.is_floating_point()]
     if not flat:
         raise ValueError("no output is a tensor of real numbers; give the step a loss")
     return torch.stack([t.float().square().mean().to(flat[0].device) for t in flat]).sum()

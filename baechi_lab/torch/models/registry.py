@@ -58,31 +58,33 @@ def names() -> list[str]:
     return sorted(MODELS.names())
 
 
-Made = tuple[Callable[[], nn.Module], tuple[torch.Tensor, ...], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]
+StepParts = tuple[
+    Callable[[], nn.Module], tuple[torch.Tensor, ...], Callable[..., torch.Tensor], tuple[torch.Tensor, ...]
+]
 
 
-def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, Any]], Made]:
-    def made(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, Any]], StepParts]:
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
         side, classes = config.pop("image_size", size), config.get("classes", 1000)
         images = torch.randn(batch, 3, side, side, generator=generator)
         labels = torch.randint(classes, (batch,), generator=generator)
         return _checked(model, config), (images,), class_loss, (labels,)
 
-    return made
+    return make_step
 
 
 def _translation(
     model: type[nn.Module], words: int, size: int
-) -> Callable[[int, torch.Generator, dict[str, Any]], Made]:
-    def made(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+) -> Callable[[int, torch.Generator, dict[str, Any]], StepParts]:
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
         length, vocabulary = config.pop("length", size), config.get("vocabulary", words)
         source, target, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(3))
         return _checked(model, config), (source, target), token_loss, (labels,)
 
-    return made
+    return make_step
 
 
-def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Made:
+def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
     length, vocabulary = config.pop("length", 128), config.get("vocabulary", 30522)
     config["length"] = max(length, 1)
     tokens, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(2))
@@ -92,10 +94,10 @@ def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Mad
 
 
 def _checked(model: Any, config: dict[str, Any]) -> Callable[[], nn.Module]:
-    known = list(inspect.signature(model).parameters)
+    parameters = list(inspect.signature(model).parameters)
     for key in config:
-        if key not in known:
-            raise UnknownNameError.of(f"parameter of {model.__name__}:", key, known)
+        if key not in parameters:
+            raise UnknownNameError.of(f"parameter of {model.__name__}:", key, parameters)
     return partial(model, **config)
 
 

@@ -26,10 +26,10 @@ class Bottleneck(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(channels, out, 1, stride=stride, bias=False), nn.BatchNorm2d(out))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        kept = x if self.shortcut is None else self.shortcut(x)
+        residual = x if self.shortcut is None else self.shortcut(x)
         y = self.relu(self.bn1(self.conv1(x)))
         y = self.relu(self.bn2(self.conv2(y)))
-        return self.relu(self.bn3(self.conv3(y)) + kept)
+        return self.relu(self.bn3(self.conv3(y)) + residual)
 
 
 class ResNet(nn.Module):
@@ -38,9 +38,11 @@ class ResNet(nn.Module):
     def __init__(self, blocks: Sequence[int] = (3, 4, 6, 3), width: int = 64, classes: int = 1000):
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False), nn.BatchNorm2d(width), nn.ReLU(inplace=True),
+            nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(inplace=True),
             nn.MaxPool2d(3, stride=2, padding=1),
-        )  # fmt: skip
+        )
         channels, stages = width, []
         for stage, count in enumerate(blocks):
             layers = []

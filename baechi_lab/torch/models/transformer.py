@@ -79,9 +79,15 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int = 32000, width: int = 512, heads: int = 8, inner: int = 2048, layers: int = 6,
-        dropout: float = 0.1, length: int = 512,
-    ):  # fmt: skip
+        self,
+        vocabulary: int = 32000,
+        width: int = 512,
+        heads: int = 8,
+        inner: int = 2048,
+        layers: int = 6,
+        dropout: float = 0.1,
+        length: int = 512,
+    ):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
         self.register_buffer("positions", _positions(length, width), persistent=False)

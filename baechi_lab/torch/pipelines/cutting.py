@@ -19,7 +19,7 @@ from .recording import Program
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class StageModule:
     """One stage: `module(*received, **inputs)` returns the tuple of what it sends, the last stage the output tensors.
 
     `inputs` are the names (`input_0`, ...) of the model's inputs that it reads; `receives` and `sends` have shape, type and
@@ -37,7 +37,7 @@ class Part:
         return {"inputs": list(self.inputs), "receives": list(self.receives), "sends": list(self.sends)}
 
 
-def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[Part]:
+def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[StageModule]:
     """The `count` stages of a program; `stage[i]` is that of call i, -1 where every stage that reads it makes it itself.
 
     The parts share the model's parameters, also where several stages use one.
@@ -62,23 +62,23 @@ def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) ->
         )
     cutter.own_what_is_sent(received)
     holder = _Holder(model, program.constants)
-    return [cutter.part(holder, s, received) for s in range(count)]
+    return [cutter.stage_module(holder, s, received) for s in range(count)]
 
 
 class _Cutter:
     def __init__(self, program: Program, stage: Sequence[int], count: int):
         self.program, self.count = program, count
         self.order = {node: k for k, node in enumerate(program.graph.nodes)}
-        stage = _together(program, list(stage))
+        stage = _keep_together(program, list(stage))
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
         empty = sorted(set(range(count)) - set(self.stage.values()))
         if empty:
             raise InvalidInput(f"stage {empty[0]} of {count} has no forward call; give it one, or use fewer devices")
-        self.own: list[set[fx.Node]] = []
+        self.nodes_of_stage: list[set[fx.Node]] = []
         self.reads: list[set[fx.Node]] = []
         for s in range(count):
-            own, reads = self._closure(s)
-            self.own.append(own)
+            nodes, reads = self._closure(s)
+            self.nodes_of_stage.append(nodes)
             self.reads.append(reads)
 
     def _closure(self, s: int) -> tuple[set[fx.Node], set[fx.Node]]:
@@ -86,7 +86,7 @@ class _Cutter:
         stack = [node for node in self.program.calls if self.stage.get(node) == s]
         if s == self.count - 1:
             stack += self.program.outputs
-        own: set[fx.Node] = set()
+        nodes: set[fx.Node] = set()
         reads: set[fx.Node] = set()
         while stack:
             node = stack.pop()
@@ -97,21 +97,21 @@ class _Cutter:
                 raise InvalidInput(
                     f"stage {s} reads what {node.target!r} makes in stage {at}; the stages form no pipeline"
                 )
-            elif node not in own:
-                own.add(node)
+            elif node not in nodes:
+                nodes.add(node)
                 stack += node.all_input_nodes
                 stack += [w for w in self.program.after.get(node, ()) if self.stage.get(w, s) == s]
-        return own, reads
+        return nodes, reads
 
     def received(self) -> list[list[fx.Node]]:
         """Per stage what it receives, for itself or to hand on; an entry more for what follows the last."""
-        found: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
-        found[self.count] = list(self.program.outputs)
+        nodes_of_stage: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
+        nodes_of_stage[self.count] = list(self.program.outputs)
         after: set[fx.Node] = set()
         for s in reversed(range(1, self.count)):
             after = {node for node in after if self.stage[node] < s} | self.reads[s]
-            found[s] = sorted(after, key=self.order.__getitem__)
-        return found
+            nodes_of_stage[s] = sorted(after, key=self.order.__getitem__)
+        return nodes_of_stage
 
     def own_what_is_sent(self, received: list[list[fx.Node]]) -> None:
         """Parts of a call's output that only later stages read are taken out where the call is."""
@@ -119,30 +119,30 @@ class _Cutter:
             stack = [node for node in received[s + 1] if self.stage.get(node, s) == s]
             while stack:
                 node = stack.pop()
-                if node not in self.own[s] and node not in received[s]:
-                    self.own[s].add(node)
+                if node not in self.nodes_of_stage[s] and node not in received[s]:
+                    self.nodes_of_stage[s].add(node)
                     stack += node.all_input_nodes
 
-    def part(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> Part:
+    def stage_module(self, holder: nn.Module, s: int, received: list[list[fx.Node]]) -> StageModule:
         graph, copies = fx.Graph(), {}
         for k, node in enumerate(received[s]):
             copies[node] = graph.placeholder(f"received_{k}")
-        inputs = [node for node in self.program.inputs if node in self.own[s]]
+        inputs = [node for node in self.program.inputs if node in self.nodes_of_stage[s]]
         for node in inputs:
             copies[node] = graph.placeholder(str(node.target))
-        for node in sorted(self.own[s] - set(inputs), key=self.order.__getitem__):
+        for node in sorted(self.nodes_of_stage[s] - set(inputs), key=self.order.__getitem__):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        _free_of_devices(graph)
+        _replace_devices(graph)
         graph.output(tuple(copies[node] for node in received[s + 1]))
         module = fx.GraphModule(holder, graph, class_name=f"Stage{s}")
-        return Part(
+        return StageModule(
             module, tuple(str(node.target) for node in inputs), _specs(received[s]), _specs(received[s + 1])
-        )  # fmt: skip
+        )
 
 
-def _together(program: Program, stage: list[int]) -> list[int]:
+def _keep_together(program: Program, stage: list[int]) -> list[int]:
     """`stage` where what is changed in place is made in the stage that changes it."""
-    key = {call: _called(node) for node, call in reversed(program.call_of.items())}
+    key = {call: _call_name(node) for node, call in reversed(program.call_of.items())}
     for maker, writer, why in program.together:
         if stage[maker] < 0:
             stage[maker] = stage[writer]
@@ -154,11 +154,11 @@ def _together(program: Program, stage: list[int]) -> list[int]:
     return stage
 
 
-def _called(node: fx.Node) -> str:
+def _call_name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else node.target.__name__
 
 
-def _free_of_devices(graph: fx.Graph) -> None:
+def _replace_devices(graph: fx.Graph) -> None:
     """Devices in arguments become the attribute `device` of the stage, which says where it runs."""
     for node in list(graph.nodes):
         if any(isinstance(a, torch.device) for a in (*node.args, *node.kwargs.values())):

@@ -36,21 +36,37 @@ from ..runtime.random import generator_states, same_states
 from ..runtime.storage import storage_key, version
 from ..runtime.tree import as_arguments, is_record, map_tensors, parts_of, tensors, understood
 from ..runtime.values_read import READERS
-from ..snapshot import untouched
+from ..snapshot import ModelSnapshot
 
 SIZES_ONLY = {
-    "zeros_like": 0, "ones_like": 0, "full_like": 0, "new_zeros": 0, "new_ones": 0, "new_full": 0, "new_tensor": 0,
-    "expand_as": 1, "view_as": 1, "reshape_as": 1, "type_as": 1,
-}  # fmt: skip
+    "zeros_like": 0,
+    "ones_like": 0,
+    "full_like": 0,
+    "new_zeros": 0,
+    "new_ones": 0,
+    "new_full": 0,
+    "new_tensor": 0,
+    "expand_as": 1,
+    "view_as": 1,
+    "reshape_as": 1,
+    "type_as": 1,
+}
 """Functions that read size and type alone of one argument, with its position."""
 
 
 VARYING_SIZES = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"})
 """Functions whose outputs have sizes that depend on values; so has an index of booleans."""
 
-SIZE_READERS = frozenset({
-    torch.Tensor.shape.__get__, torch.Tensor.size, torch.Tensor.numel, torch.Tensor.nelement, torch.Tensor.__len__, torch.numel,
-})  # fmt: skip
+SIZE_READERS = frozenset(
+    {
+        torch.Tensor.shape.__get__,
+        torch.Tensor.size,
+        torch.Tensor.numel,
+        torch.Tensor.nelement,
+        torch.Tensor.__len__,
+        torch.numel,
+    }
+)
 
 
 class VaryingRead(InvalidInput):
@@ -63,7 +79,7 @@ class Program:
 
     Other nodes are views and constants.
     `after`: nodes that write in place into what a node reads. `outputs` are the nodes of the model's output tensors,
-    `template` how they make the output, as plain values that `worker.rebuilt` reads. `constants` are tensors that are
+    `template` how they make the output, as plain values that `worker.rebuild_output` reads. `constants` are tensors that are
     neither parameters nor buffers. `together` are pairs of calls of which the later changes what the earlier made or uses
     (memory, or buffers of a layer), with the words for it: they must share a stage.
     """
@@ -109,7 +125,7 @@ def record(model: nn.Module, inputs: Any, trace: Trace) -> Program:
 
 def _run(model: nn.Module, inputs: Any, trace: Trace, handler: Handler) -> None:
     args, kwargs = as_arguments(inputs, model)
-    with untouched(model, (args, kwargs)):
+    with ModelSnapshot(model, (args, kwargs)):
         interceptor = Interceptor(model, trace.layers, handler).install()
         try:
             model(*args, **kwargs)
@@ -176,7 +192,7 @@ class Recorder(Handler):
         self.names = {id(t): name for name, t in (*model.named_buffers(), *model.named_parameters())}
         self.layer_of = {id(module): name for name, module in model.named_modules()}
         # id -> the tensor, which keeps it alive, and its node
-        self.known: dict[int, tuple[torch.Tensor, fx.Node]] = {}
+        self.node_of: dict[int, tuple[torch.Tensor, fx.Node]] = {}
         self.writers: dict[int, list[fx.Node]] = {}
         self.maker: dict[int, int] = {}  # storage -> the call that made it
         self.users: dict[int, list[int]] = {}  # id of a layer's buffer -> the calls of layers that use it
@@ -196,7 +212,7 @@ class Recorder(Handler):
         for i, tensor in enumerate(tensors((args, kwargs))):
             node = self.program.graph.placeholder(f"input_{i}")
             self.program.inputs.append(node)
-            self._know(tensor, node)
+            self._set_node(tensor, node)
             self.varying.add(storage_key(tensor))
         self.settings = _settings()
         return args, kwargs
@@ -205,21 +221,21 @@ class Recorder(Handler):
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
         self.counts[stem(key)] += 1
-        taken = list(tensors((args, kwargs)))
-        if module is None and not taken and getattr(run, "__name__", "").startswith("_set_"):
+        inputs = list(tensors((args, kwargs)))
+        if module is None and not inputs and getattr(run, "__name__", "").startswith("_set_"):
             return run(*args, **kwargs)  # entering and leaving no_grad and the like are torch functions too
         if _settings() != self.settings:
             raise InvalidInput(
                 f"call {key!r} runs under settings of its own (no_grad, autocast or checkpointing); {_ELSE}"
             )
         if getattr(run, "__name__", "") in READERS and module is None:
-            return self._read_values(key, run, args, kwargs, taken)
+            return self._read_values(key, run, args, kwargs, inputs)
         state = [] if module is None else list(module.buffers())
-        versions = [(t, version(t)) for t in [*taken, *state]]
+        versions = [(t, version(t)) for t in [*inputs, *state]]
         target = self._target(key, run, module)
-        nodes = [self._node_of(t) for t in taken]
-        behind = {w for t in taken for w in self.writers.get(storage_key(t), ())}
-        given = self._arguments(args, kwargs)
+        nodes = [self._node_of(t) for t in inputs]
+        behind = {w for t in inputs for w in self.writers.get(storage_key(t), ())}
+        node_arguments = self._arguments(args, kwargs)
         varying = self._is_varying(run, args, kwargs, module)
         before = None if varying else generator_states()
         self.within_call = True
@@ -228,10 +244,14 @@ class Recorder(Handler):
         finally:
             self.within_call = False
         varying = before is None or not same_states(before, generator_states())
-        made = list(tensors(outputs))
-        if made and all(any(t is g for g in taken) for t in made) and all(version(t) == v for t, v in versions):
+        output_tensors = list(tensors(outputs))
+        if (
+            output_tensors
+            and all(any(t is g for g in inputs) for t in output_tensors)
+            and all(version(t) == v for t, v in versions)
+        ):
             return outputs  # handed through as it came
-        node = self._add(target, *given)
+        node = self._add(target, *node_arguments)
         self.program.after[node] = behind - {node, *nodes}
         if key in self.index:
             self.program.calls.append(node)
@@ -239,18 +259,18 @@ class Recorder(Handler):
             for buffer in state:
                 self.users.setdefault(id(buffer), []).append(self.index[key])
         written = [t for t, v in versions if version(t) != v]
-        self._written(node, key, written)
+        self._note_writes(node, key, written)
         if varying:
-            self._mark_varying([*made, *written])
+            self._mark_varying([*output_tensors, *written])
         self._mark_varying([t for t in written if storage_key(t) in self.lasting])
         self._outputs(node, outputs)
-        if module is None or any(id(t) in self.sized for t in taken):
-            self._mark_sized(key, run, args, taken, made)
-        for t in made:
+        if module is None or any(id(t) in self.sized for t in inputs):
+            self._mark_sized(key, run, args, inputs, output_tensors)
+        for t in output_tensors:
             self.maker.setdefault(storage_key(t), self.index.get(key, -1))
         return outputs
 
-    def _written(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
+    def _note_writes(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
         """Note what a call has changed in place."""
         for t in tensors:
             self.writers.setdefault(storage_key(t), []).append(node)
@@ -267,26 +287,26 @@ class Recorder(Handler):
             )
         return run(*args, **kwargs)
 
-    def _mark_sized(self, key: str, run: Callable[..., Any], args: Any, taken: list[Any], made: list[Any]) -> None:
+    def _mark_sized(self, key: str, run: Callable[..., Any], args: Any, inputs: list[Any], outputs: list[Any]) -> None:
         """Note tensors whose sizes follow from values that vary."""
         name = getattr(run, "__name__", "")
         index = args[1] if name == "__getitem__" and len(args) > 1 else ()
         masks = any(t.dtype in (torch.bool, torch.uint8) for t in tensors(index))
-        source = next((self.sized[id(t)] for t in taken if id(t) in self.sized), None)
+        source = next((self.sized[id(t)] for t in inputs if id(t) in self.sized), None)
         if source is None and (name in VARYING_SIZES or masks or (name == "where" and len(args) == 1)):
-            source = key if any(storage_key(t) in self.varying for t in taken) else None
-        plain = {storage_key(t) for t in taken if id(t) not in self.sized}
-        for t in made:
+            source = key if any(storage_key(t) in self.varying for t in inputs) else None
+        plain = {storage_key(t) for t in inputs if id(t) not in self.sized}
+        for t in outputs:
             if source is not None and t.dim() > 0 and storage_key(t) not in plain:
                 self.sized[id(t)] = source
-                self.known[id(t)][1].meta["sized"] = source
+                self.node_of[id(t)][1].meta["sized"] = source
 
     def _is_varying(self, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> bool:
         """Whether what a call computes may differ between micro-batches or steps, random numbers aside."""
         position = SIZES_ONLY.get(getattr(run, "__name__", "")) if module is None else None
-        taken = [] if module is None else [*module.parameters(), *module.buffers()]
-        taken += tensors((*(value for k, value in enumerate(args) if k != position), kwargs))
-        return any(id(t) in self.parameters or storage_key(t) in self.varying for t in taken)
+        read_tensors = [] if module is None else [*module.parameters(), *module.buffers()]
+        read_tensors += tensors((*(value for k, value in enumerate(args) if k != position), kwargs))
+        return any(id(t) in self.parameters or storage_key(t) in self.varying for t in read_tensors)
 
     def _mark_varying(self, tensors: list[torch.Tensor]) -> None:
         for t in tensors:
@@ -296,43 +316,45 @@ class Recorder(Handler):
                     f"call {self.read[storage_key(t)]!r} reads values that the model changes later; {_ELSE}"
                 )
 
-    def _read_values(self, key: str, run: Callable[..., Any], args: Any, kwargs: Any, taken: list[torch.Tensor]) -> Any:
+    def _read_values(
+        self, key: str, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
+    ) -> Any:
         """Let Python read values that all micro-batches and steps share; refuse others."""
-        if any(id(t) in self.parameters or storage_key(t) in self.varying for t in taken):
+        if any(id(t) in self.parameters or storage_key(t) in self.varying for t in inputs):
             raise VaryingRead(
                 f"call {key!r} reads a tensor's values in Python, which follow from the model's inputs or parameters; {_ELSE}"
             )
-        self.read.update((storage_key(t), key) for t in taken)
+        self.read.update((storage_key(t), key) for t in inputs)
         return run(*args, **kwargs)
 
-    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if self.within_call:
             return run(*args, **kwargs)
-        name = what if isinstance(what, str) else f"the autograd Function {what.__name__}"
+        name = subject if isinstance(subject, str) else f"the autograd Function {subject.__name__}"
         raise InvalidInput(f"{name} cannot be cut into stages; {_ELSE}")
 
     def end(self, frame: Frame, outputs: Any) -> Any:
-        self.program.template = self._described(outputs)
+        self.program.template = self._describe_output(outputs)
         for buffer, name in self.changed.items():
-            first, *others = self.users[buffer]
-            self.program.together += [(first, i, f"which changes the same buffer {name!r}") for i in others]
-        self.known.clear()
+            first, *later_users = self.users[buffer]
+            self.program.together += [(first, i, f"which changes the same buffer {name!r}") for i in later_users]
+        self.node_of.clear()
         return outputs
 
-    def _described(self, value: Any) -> Any:
+    def _describe_output(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             self.program.outputs.append(self._node_of(value))
             return {"slot": len(self.program.outputs) - 1}
         if type(value) in (tuple, list):
-            return {"is": type(value).__name__, "of": [self._described(part) for part in value]}
+            return {"is": type(value).__name__, "of": [self._describe_output(entry) for entry in value]}
         if type(value) is dict:
-            return {"is": "dict", "of": [[key, self._described(part)] for key, part in value.items()]}
+            return {"is": "dict", "of": [[key, self._describe_output(entry)] for key, entry in value.items()]}
         if isinstance(value, dict) or is_record(value):
-            items = value if isinstance(value, dict) else {name: part for (_, name), part in parts_of(value).items()}
+            items = value if isinstance(value, dict) else {name: entry for (_, name), entry in parts_of(value).items()}
             # Caches of keys and values and the like stay in the stages that made them.
             return {
                 "is": "output",
-                "of": [[key, self._described(part)] for key, part in items.items() if understood(part)],
+                "of": [[key, self._describe_output(entry)] for key, entry in items.items() if understood(entry)],
             }
         if value is None or isinstance(value, (bool, int, float, str)):
             return value
@@ -357,16 +379,16 @@ class Recorder(Handler):
         return "call_function", run
 
     def _add(self, target: tuple[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        kind, what = target
+        kind, operation = target
         if kind == "getattr":
-            return self.program.graph.call_function(getattr, (args[0], what))
-        return self.program.graph.create_node(kind, what, args, kwargs)
+            return self.program.graph.call_function(getattr, (args[0], operation))
+        return self.program.graph.create_node(kind, operation, args, kwargs)
 
     def _arguments(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return map_tensors((tuple(args), dict(kwargs)), self._node_of)  # type: ignore[no-any-return]
 
     def _node_of(self, tensor: torch.Tensor) -> fx.Node:
-        if id(tensor) not in self.known:
+        if id(tensor) not in self.node_of:
             name = self.names.get(id(tensor))
             if name is None:
                 if tensor.requires_grad:
@@ -376,37 +398,37 @@ class Recorder(Handler):
                     )
                 name = f"constant_{len(self.program.constants)}"
                 self.program.constants[name] = tensor.detach().clone()
-            self._know(tensor, self.program.graph.create_node("get_attr", name))
+            self._set_node(tensor, self.program.graph.create_node("get_attr", name))
             self.lasting.add(storage_key(tensor))
-        return self.known[id(tensor)][1]
+        return self.node_of[id(tensor)][1]
 
     def _outputs(self, node: fx.Node, outputs: Any) -> None:
         """Every tensor of `outputs` by the way that leads to it."""
-        for way, tensor in _ways(outputs):
-            part = node
-            for read, step in way:
-                part = self.program.graph.call_function(read, (part, step))
+        for path, tensor in _tensor_paths(outputs):
+            output_node = node
+            for read, step in path:
+                output_node = self.program.graph.call_function(read, (output_node, step))
                 if node in self.program.call_of:
-                    self.program.call_of[part] = self.program.call_of[node]
-            self._know(tensor, part)
+                    self.program.call_of[output_node] = self.program.call_of[node]
+            self._set_node(tensor, output_node)
 
-    def _know(self, tensor: torch.Tensor, node: fx.Node) -> None:
-        self.known[id(tensor)] = (tensor, node)
+    def _set_node(self, tensor: torch.Tensor, node: fx.Node) -> None:
+        self.node_of[id(tensor)] = (tensor, node)
         node.meta["value"] = (tuple(tensor.shape), tensor.dtype, bool(tensor.requires_grad))
 
 
 _ELSE = "run the placement in the session (pipeline=False)"
 
 
-def _ways(value: Any, way: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+def _tensor_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     if isinstance(value, torch.Tensor):
-        yield way, value
+        yield path, value
     elif isinstance(value, (tuple, list)):
-        for i, part in enumerate(value):
-            yield from _ways(part, (*way, (operator.getitem, i)))
+        for i, entry in enumerate(value):
+            yield from _tensor_paths(entry, (*path, (operator.getitem, i)))
     elif isinstance(value, dict) or is_record(value):
-        for (kind, key), part in parts_of(value).items():
-            yield from _ways(part, (*way, (operator.getitem if kind == "item" else getattr, key)))
+        for (kind, key), entry in parts_of(value).items():
+            yield from _tensor_paths(entry, (*path, (operator.getitem if kind == "item" else getattr, key)))
 
 
 def _settings() -> tuple[Any, ...]:
@@ -416,10 +438,10 @@ def _settings() -> tuple[Any, ...]:
 def _importable(run: Callable[..., Any]) -> bool:
     """Whether the name that fx writes leads back to the function."""
     try:
-        first, *rest = _get_qualified_name(run).split(".")
-        found: Any = {"torch": torch}.get(first)
-        for part in rest:
-            found = getattr(found, part)
+        first, *attributes = _get_qualified_name(run).split(".")
+        attribute: Any = {"torch": torch}.get(first)
+        for name in attributes:
+            attribute = getattr(attribute, name)
     except (AttributeError, RuntimeError, TypeError):
         return False
-    return found is run
+    return attribute is run

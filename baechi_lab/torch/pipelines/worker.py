@@ -53,8 +53,8 @@ def connect(rank: int, world: int, device: str, file: str | None, seconds: float
 def actions(text: str) -> list[list[str]]:
     """A schedule's text in torch's words, per process: `B` where weights come with it, else `I` and `W`."""
     lines = [line.split() for line in text.strip().splitlines()]
-    apart = any("W" in word for line in lines for word in line)
-    return [[word.replace("B", "I") if apart else word for word in line] for line in lines]
+    split_backward = any("W" in word for line in lines for word in line)
+    return [[word.replace("B", "I") if split_backward else word for word in line] for line in lines]
 
 
 def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]]) -> list[list[str]]:
@@ -66,28 +66,28 @@ def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]
     >>> [" ".join(line) for line in with_transfers(actions("0F0 0B0\\n1F0 1B0"), [[0], [1]])]
     ['0F0 0SEND_F0 0RECV_B0 0B0', '1RECV_F0 1F0 1B0 1SEND_B0']
     """
-    made: list[list[str]] = [[] for _ in lines]
+    actions_of: list[list[str]] = [[] for _ in lines]
     waiting = [deque(line) for line in lines]
-    done: set[tuple[int, str, int]] = set()
-    while left := sum(map(len, waiting)):
+    finished: set[tuple[int, str, int]] = set()
+    while remaining := sum(map(len, waiting)):
         for rank, line in enumerate(waiting):
             if not line:
                 continue
             stage, kind, k = _unit(line[0])
             source, target = (stage - 1, stage + 1) if kind == "F" else (stage + 1, stage - 1)
-            if kind != "W" and 0 <= source < len(homes) and (source, kind, k) not in done:
+            if kind != "W" and 0 <= source < len(homes) and (source, kind, k) not in finished:
                 continue
-            made[rank].append(line.popleft())
-            done.add((stage, kind, k))
+            actions_of[rank].append(line.popleft())
+            finished.add((stage, kind, k))
             if kind == "W" or not 0 <= target < len(homes):
                 continue
-            other, sent = homes[target][k % len(homes[target])], "F" if kind == "F" else "B"
-            if other != rank:
-                made[rank].append(f"{stage}SEND_{sent}{k}")
-                made[other].append(f"{target}RECV_{sent}{k}")
-        if sum(map(len, waiting)) == left:
+            peer, direction = homes[target][k % len(homes[target])], "F" if kind == "F" else "B"
+            if peer != rank:
+                actions_of[rank].append(f"{stage}SEND_{direction}{k}")
+                actions_of[peer].append(f"{target}RECV_{direction}{k}")
+        if sum(map(len, waiting)) == remaining:
             raise ValueError("the schedule blocks itself")
-    return made
+    return actions_of
 
 
 def _unit(word: str) -> tuple[int, str, int]:
@@ -114,33 +114,43 @@ class Pipeline:
     """
 
     def __init__(
-        self, parts: Mapping[int, tuple[nn.Module, dict[str, Any]]], stages: int, text: str, micro_batches: int, *,
-        loss: Callable[..., torch.Tensor], template: Any, homes: Sequence[Sequence[int]], mean: bool = True,
-        device: str = "cpu", tied: Sequence[Sequence[tuple[int, str]]] = (), whole: Sequence[Sequence[Any]] = (),
-    ):  # fmt: skip
+        self,
+        stage_modules: Mapping[int, tuple[nn.Module, dict[str, Any]]],
+        stages: int,
+        text: str,
+        micro_batches: int,
+        *,
+        loss: Callable[..., torch.Tensor],
+        template: Any,
+        homes: Sequence[Sequence[int]],
+        mean: bool = True,
+        device: str = "cpu",
+        tied: Sequence[Sequence[tuple[int, str]]] = (),
+        batch_shapes: Sequence[Sequence[Any]] = (),
+    ):
         self.count, self.device = micro_batches, torch.device(device)
         holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]
         groups = _groups([*(tuple(homes[s]) for s in range(stages)), *holders])
-        self.replicas = groups.get(tuple(homes[next(iter(parts))]))
-        self.inputs = {name for _, spec in parts.values() for name in spec["inputs"]}
+        self.replicas = groups.get(tuple(homes[next(iter(stage_modules))]))
+        self.inputs = {name for _, spec in stage_modules.values() for name in spec["inputs"]}
         self.marks: Marks = []
-        self.modules = {s: module.to(self.device) for s, (module, _) in parts.items()}
+        self.modules = {s: module.to(self.device) for s, (module, _) in stage_modules.items()}
         self.tied = self._copies(tied, [groups[ranks] for ranks in holders])
-        made = []
-        for s, (module, spec) in sorted(parts.items()):
+        stage_objects = []
+        for s, (module, spec) in sorted(stage_modules.items()):
             module.device = self.device  # type: ignore[assignment]
             metas = [tuple(_meta(*value) for value in spec[key]) for key in ("receives", "sends")]
             stage = _Stage(_Sending(module, spec["inputs"]), s, homes, self.device, metas[0], metas[1])
             stage.pipeline = self
-            made.append(stage)
-        self.schedule = _Runtime(made, micro_batches, loss_fn=self._loss, scale_grads=False)
+            stage_objects.append(stage)
+        self.schedule = _Runtime(stage_objects, micro_batches, loss_fn=self._loss, scale_grads=False)
         orders = with_transfers(actions(text), homes)
         self.schedule.pipeline_order_with_comms = {
             rank: list(map(_Action.from_str, line)) for rank, line in enumerate(orders)
         }
         self.loss, self.template, self.mean = loss, template, mean
         self.divisors: Sequence[Replacements] = [{} for _ in range(micro_batches)]
-        self.whole, self.sends = whole, {s: spec["sends"] for s, (_, spec) in parts.items()}
+        self.batch_shapes, self.sends = batch_shapes, {s: spec["sends"] for s, (_, spec) in stage_modules.items()}
         self.observed = True
 
     @property
@@ -158,13 +168,13 @@ class Pipeline:
             stage.has_backward = True
             stage.clear_runtime_states()
         self.marks = []
-        own = [self._own(inputs) for inputs, _ in batches]
+        stage_inputs = [self._stage_inputs(inputs) for inputs, _ in batches]
         last = any(stage.is_last for stage in stages)
-        targets = [tuple(t.to(self.device) for t in given) for _, given in batches] if last else None
-        if last and self.whole:
-            self.divisors = self._divisors([given for _, given in batches])
+        targets = [tuple(t.to(self.device) for t in micro_targets) for _, micro_targets in batches] if last else None
+        if last and self.batch_shapes:
+            self.divisors = self._divisors([micro_targets for _, micro_targets in batches])
         self.schedule.losses.clear()
-        self.schedule._step_microbatches([()] * self.count, own, targets, None, return_outputs=False)
+        self.schedule._step_microbatches([()] * self.count, stage_inputs, targets, None, return_outputs=False)
         shared = {id(p) for p, _ in self.tied}
         self._share([p.grad for p in self.parameters if p.grad is not None and id(p) not in shared], self.replicas)
         for parameter, group in self.tied:
@@ -178,10 +188,10 @@ class Pipeline:
     def _share(self, sums: list[torch.Tensor], group: Any) -> None:
         """Add up among the processes of a group, types apart, and make means of sums, in place."""
         for dtype in dict.fromkeys(t.dtype for t in sums if group is not None):
-            mine = [t for t in sums if t.dtype == dtype]
-            together = torch.cat([t.reshape(-1) for t in mine])
+            same_dtype = [t for t in sums if t.dtype == dtype]
+            together = torch.cat([t.reshape(-1) for t in same_dtype])
             dist.all_reduce(together, group=group)
-            for tensor, values in zip(mine, together.split([t.numel() for t in mine]), strict=True):
+            for tensor, values in zip(same_dtype, together.split([t.numel() for t in same_dtype]), strict=True):
                 tensor.copy_(values.view(tensor.shape))
         for tensor in sums:
             if self.mean and self.count > 1:
@@ -189,49 +199,53 @@ class Pipeline:
 
     def _share_copies(self, parameter: nn.Parameter, group: Any) -> None:
         """Every copy gets the sum of all copies' gradients; none where no process made one."""
-        made = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-        known = made.new_tensor([float(parameter.grad is not None)])
-        dist.all_reduce(known, group=group)
-        if known.item() > 0:
-            self._share([made], group)
-            parameter.grad = made
+        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+        has_gradient = gradient.new_tensor([float(parameter.grad is not None)])
+        dist.all_reduce(has_gradient, group=group)
+        if has_gradient.item() > 0:
+            self._share([gradient], group)
+            parameter.grad = gradient
 
     def _copies(self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[Any]) -> list[tuple[nn.Parameter, Any]]:
         """The tied parameters that this process has, each with the group of those that have one too."""
-        found = []
+        tied_parameters = []
         for copies, group in zip(tied, groups, strict=True):
-            own = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
-            if own and own[0].requires_grad:
-                found.append((own[0], group))
-        return found
+            local_copies = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
+            if local_copies and local_copies[0].requires_grad:
+                tied_parameters.append((local_copies[0], group))
+        return tied_parameters
 
-    def _own(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+    def _stage_inputs(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
         return {name: named[name].to(self.device) for name in self.inputs}
 
     def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
         """What the means in the loss of each micro-batch divide by, given the targets of each."""
 
-        def divisors(shapes: Sequence[Sequence[Any]], given: Sequence[torch.Tensor]) -> Divisors:
-            here = [t.cpu() for t in given]
-            return loss_divisors(lambda made: self.loss(rebuilt(self.template, made), *here), shapes)
+        def divisors(shapes: Sequence[Sequence[Any]], micro_targets: Sequence[torch.Tensor]) -> Divisors:
+            cpu_targets = [t.cpu() for t in micro_targets]
+            return loss_divisors(
+                lambda outputs: self.loss(rebuild_output(self.template, outputs), *cpu_targets), shapes
+            )
 
-        batch = [torch.cat(tuple(parts)) for parts in zip(*targets, strict=True)]
+        batch = [torch.cat(tuple(micro_tensors)) for micro_tensors in zip(*targets, strict=True)]
         sends = self.sends[max(self.sends)]
-        found = replacements(divisors(self.whole, batch), [divisors(sends, given) for given in targets])
-        if found is None:
+        tables = replacements(
+            divisors(self.batch_shapes, batch), [divisors(sends, micro_targets) for micro_targets in targets]
+        )
+        if tables is None:
             raise ValueError("the loss of a micro-batch has other means than that of the batch")
-        return found
+        return tables
 
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
-        made = outputs if isinstance(outputs, tuple) else (outputs,)
+        output_tensors = outputs if isinstance(outputs, tuple) else (outputs,)
         stage, kind, k, start, _ = self.marks.pop()  # the loss ends the forward unit that made the outputs
         with dividing(self.divisors[k]):
-            loss = self.loss(rebuilt(self.template, made), *targets)
-        self.marks.append((stage, kind, k, start, self.now()))
+            loss = self.loss(rebuild_output(self.template, output_tensors), *targets)
+        self.marks.append((stage, kind, k, start, self.read_clock()))
         return loss
 
-    def now(self) -> float:
+    def read_clock(self) -> float:
         """Seconds; while the units are observed, after what a GPU was given."""
         if self.observed and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
@@ -271,11 +285,17 @@ class _Stage(PipelineStage):
     pipeline: Pipeline
 
     def __init__(
-        self, module: nn.Module, index: int, homes: Sequence[Sequence[int]], device: torch.device, receives: Any, sends: Any
-    ):  # fmt: skip
+        self,
+        module: nn.Module,
+        index: int,
+        homes: Sequence[Sequence[int]],
+        device: torch.device,
+        receives: Any,
+        sends: Any,
+    ):
         # torch refuses more processes than stages, and spreads stages over processes by itself.
-        most = max(len(homes), dist.get_world_size())
-        super().__init__(module, index, most, device, input_args=receives, output_args=sends)
+        max_stages = max(len(homes), dist.get_world_size())
+        super().__init__(module, index, max_stages, device, input_args=receives, output_args=sends)
         self.num_stages, self.homes, self.micro_batch = len(homes), homes, 0
 
     def _resolve_peer_global_rank(self, stage_idx: int) -> int:
@@ -301,8 +321,10 @@ class _Stage(PipelineStage):
     def forward_one_chunk(
         self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
-        own = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
-        return self._marked("F", fwd_chunk_id, super().forward_one_chunk, fwd_chunk_id, args, own, save_forward_output)
+        stage_inputs = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
+        return self._marked(
+            "F", fwd_chunk_id, super().forward_one_chunk, fwd_chunk_id, args, stage_inputs, save_forward_output
+        )
 
     def backward_one_chunk(
         self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
@@ -322,17 +344,17 @@ class _Stage(PipelineStage):
         if backward_type == "weight":
             groups = joined_groups(bwd_kwargs["param_groups"])
             # From several nodes on one path the way leads through nodes of other groups, which must not be freed yet.
-            again = any(len(group["intermediates"]) > 1 for group in groups)
-            return stage_backward_weight(self.submod.parameters(), groups, retain_graph=again), None
+            retain_graph = any(len(group["intermediates"]) > 1 for group in groups)
+            return stage_backward_weight(self.submod.parameters(), groups, retain_graph=retain_graph), None
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
     def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
 
     def _marked(self, kind: str, k: int, run: Callable[..., Any], *args: Any) -> Any:
-        start = self.pipeline.now()
+        start = self.pipeline.read_clock()
         result = run(*args)
-        self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.now()))
+        self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.read_clock()))
         return result
 
 
@@ -347,18 +369,18 @@ def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     >>> joined_groups([*groups, both])
     [{'params': {1, 2, 3}, 'intermediates': ['b', 'a'], 'grads': [6, 5]}]
     """
-    found: list[tuple[set[Any], dict[Any, Any]]] = []
+    joined: list[tuple[set[Any], dict[Any, Any]]] = []
     for group in groups:
         pairs = zip(group["intermediates"], group.get("grads") or (), strict=False)
         params, grads = set(group["params"]), {node: grad for node, grad in pairs if grad is not None}
-        apart = []
-        for others, their in found:
-            if params & others or grads.keys() & their.keys():
-                params, grads = params | others, {**their, **grads}
+        separate = []
+        for other_params, other_grads in joined:
+            if params & other_params or grads.keys() & other_grads.keys():
+                params, grads = params | other_params, {**other_grads, **grads}
             else:
-                apart.append((others, their))
-        found = [*apart, (params, grads)]
-    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in found if g]
+                separate.append((other_params, other_grads))
+        joined = [*separate, (params, grads)]
+    return [{"params": p, "intermediates": list(g), "grads": list(g.values())} for p, g in joined if g]
 
 
 class _Sending(nn.Module):
@@ -369,10 +391,10 @@ class _Sending(nn.Module):
         self.module, self.inputs = module, tuple(inputs)
 
     def forward(self, *received: torch.Tensor, **inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        return tuple(_Handed.apply(tensor.contiguous()) for tensor in self.module(*received, **inputs))
+        return tuple(_DetachedCopy.apply(tensor.contiguous()) for tensor in self.module(*received, **inputs))
 
 
-class _Handed(torch.autograd.Function):
+class _DetachedCopy(torch.autograd.Function):
     """The same data behind a node of its own.
 
     torch detaches what a stage has sent in place, which must not reach tensors that the stage itself has saved, and
@@ -388,7 +410,7 @@ class _Handed(torch.autograd.Function):
         return gradients[0]
 
 
-class Taken(nn.Module):
+class StageBase(nn.Module):
     """A module with the attributes of another: what a stage that is written as a class takes from the model."""
 
     def __init__(self, source: nn.Module):
@@ -397,26 +419,26 @@ class Taken(nn.Module):
             getattr(self, kind).update(getattr(source, kind))
 
 
-def part_of(model: nn.Module, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> nn.Module:
+def select_layers(model: nn.Module, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> nn.Module:
     """The layers, parameters and buffers of those names, below each other as in the model; shared, not copied.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
-    >>> [name for name, _ in part_of(model, ["1"], {}).named_parameters()]
+    >>> [name for name, _ in select_layers(model, ["1"], {}).named_parameters()]
     ['1.weight', '1.bias']
     """
     root = nn.Module()
     for name in names:
-        here, found = root, model
+        target, source = root, model
         *outer, last = name.split(".")
         for step in outer:
-            if step not in here._modules:
-                here.add_module(step, nn.Module())
-            here, found = here._modules[step], found._modules[step]  # type: ignore[assignment]
+            if step not in target._modules:
+                target.add_module(step, nn.Module())
+            target, source = target._modules[step], source._modules[step]  # type: ignore[assignment]
         if name in constants:
             root.register_buffer(name, constants[name])
         else:
-            kind = next(k for k in ("_modules", "_parameters", "_buffers") if last in getattr(found, k))
-            getattr(here, kind)[last] = getattr(found, kind)[last]
+            kind = next(k for k in ("_modules", "_parameters", "_buffers") if last in getattr(source, k))
+            getattr(target, kind)[last] = getattr(source, kind)[last]
     return root
 
 
@@ -436,24 +458,24 @@ class Output(dict):  # type: ignore[type-arg]
         return tuple(value for value in self.values() if value is not None)
 
 
-def rebuilt(template: Any, made: Sequence[torch.Tensor]) -> Any:
+def rebuild_output(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
     """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container.
 
-    >>> output = rebuilt({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])
+    >>> output = rebuild_output({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])
     >>> output.loss, output["logits"], output[0], output[:2]
     ('b', 'a', 'b', ('b', 'a'))
     """
     if not isinstance(template, dict):
         return template
     if "slot" in template:
-        return made[template["slot"]]
+        return tensors[template["slot"]]
     if template["is"] in ("dict", "output"):
-        items = {key: rebuilt(part, made) for key, part in template["of"]}
+        items = {key: rebuild_output(entry, tensors) for key, entry in template["of"]}
         return items if template["is"] == "dict" else Output(items)
-    parts = [rebuilt(part, made) for part in template["of"]]
-    return tuple(parts) if template["is"] == "tuple" else parts
+    entries = [rebuild_output(entry, tensors) for entry in template["of"]]
+    return tuple(entries) if template["is"] == "tuple" else entries
 
 
 def _meta(shape: Sequence[int], dtype: str, grad: bool) -> torch.Tensor:
-    made = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
-    return made.requires_grad_(grad)
+    placeholder = torch.empty(tuple(shape), dtype=getattr(torch, dtype), device="meta")
+    return placeholder.requires_grad_(grad)

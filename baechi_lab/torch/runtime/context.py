@@ -29,28 +29,28 @@ class Context:
         self.cache = torch.is_autocast_cache_enabled()
 
     @contextlib.contextmanager
-    def entered(self, again: bool = False) -> Iterator[None]:
+    def entered(self, rerun: bool = False) -> Iterator[None]:
         """The same state, for the length of a `with` block.
 
-        A call that runs `again` takes no cast of a weight from autocast's cache and leaves none there: the next forward pass
+        A call that runs `rerun` takes no cast of a weight from autocast's cache and leaves none there: the next forward pass
         would take it for a cast of the weights that it finds.
         """
-        before, own = dict(autocast_state()), dict(self.autocast)
+        before, autocast_types = dict(autocast_state()), dict(self.autocast)
         with contextlib.ExitStack() as stack:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
-            if before or own:
+            if before or autocast_types:
                 # all threads share one cache of casts, which is emptied when a thread leaves its outermost region
                 torch.autocast_increment_nesting()
-                stack.callback(_leave, again)
-            for kind in {**before, **own}:
-                cache = self.cache and not again
-                stack.enter_context(torch.autocast(kind, own.get(kind), kind in own, cache))
+                stack.callback(_leave_autocast, rerun)
+            for kind in {**before, **autocast_types}:
+                cache = self.cache and not rerun
+                stack.enter_context(torch.autocast(kind, autocast_types.get(kind), kind in autocast_types, cache))
             yield
 
 
-def _leave(again: bool) -> None:
-    if torch.autocast_decrement_nesting() == 0 and again:
+def _leave_autocast(rerun: bool) -> None:
+    if torch.autocast_decrement_nesting() == 0 and rerun:
         torch.clear_autocast_cache()  # a region within the call has filled it
 
 
@@ -66,17 +66,17 @@ class Settings:
     def entered(self) -> Iterator[None]:
         """The same settings, for the length of a `with` block."""
         changed = [
-            (write, value, now)
+            (write, value, current)
             for (read, write), value in zip(_SETTINGS, self.values, strict=True)
-            if (now := read()) != value
+            if (current := read()) != value
         ]
         try:
             for write, value, _ in changed:
                 write(value)
             yield
         finally:
-            for write, _, now in changed:
-                write(now)
+            for write, _, current in changed:
+                write(current)
 
 
 def _deterministic() -> tuple[bool, bool]:
@@ -88,11 +88,15 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 
 
 _FLAGS = (
-    ("_get_math_sdp_enabled", "_set_sdp_use_math"), ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
-    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"), ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
-    ("_get_cudnn_enabled", "_set_cudnn_enabled"), ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
-    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"), ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
-)  # fmt: skip
+    ("_get_math_sdp_enabled", "_set_sdp_use_math"),
+    ("_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    ("_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    ("_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    ("_get_cudnn_enabled", "_set_cudnn_enabled"),
+    ("_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    ("_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+)
 
 _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),

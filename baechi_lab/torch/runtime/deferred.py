@@ -16,12 +16,13 @@ import torch
 from ...errors import ExecutionError
 from .tree import map_tensors, tensors
 
-KNOWN = frozenset({
-    torch.Tensor.shape.__get__, torch.Tensor.dtype.__get__, torch.Tensor.device.__get__, torch.Tensor.ndim.__get__,
-    torch.Tensor.is_cuda.__get__, torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.__len__,
-    torch.Tensor.ndimension, torch.Tensor.nelement, torch.Tensor.is_floating_point, torch.Tensor.is_complex,
-    torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor, torch.Tensor.element_size,
-})  # fmt: skip
+_PROPERTIES = "shape dtype device ndim is_cuda"
+_METHODS = "size dim numel __len__ ndimension nelement is_floating_point is_complex element_size"
+METADATA_FUNCTIONS = frozenset(
+    [getattr(torch.Tensor, name).__get__ for name in _PROPERTIES.split()]
+    + [getattr(torch.Tensor, name) for name in _METHODS.split()]
+    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor]
+)
 """What a stand-in can tell without data."""
 
 
@@ -30,10 +31,10 @@ class Future:
 
     __slots__ = ("done", "error", "gate", "leaves", "lock", "op", "ops", "pull")
 
-    def __init__(self, gate: Any, op: int, taken: Any, pull: Callable[[], Any] | None = None):
+    def __init__(self, gate: Any, op: int, arguments: Any, pull: Callable[[], Any] | None = None):
         self.gate, self.op, self.pull = gate, op, pull
-        own = frozenset() if op < 0 else frozenset([op])
-        self.ops: frozenset[int] = own.union(*(t.future.ops for t in deferred(taken)))
+        own_op = frozenset() if op < 0 else frozenset([op])
+        self.ops: frozenset[int] = own_op.union(*(t.future.ops for t in deferred(arguments)))
         self.leaves: list[torch.Tensor] = []
         self.error: BaseException | None = None
         self.done = threading.Event()
@@ -76,11 +77,11 @@ class Deferred(torch.Tensor):
     @staticmethod
     def make(spec: Any, future: Future, position: int, on_function: Callable[..., Any]) -> Deferred:
         """A stand-in with the shape, dtype and device of `spec`."""
-        made: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        stand_in: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             Deferred, spec.shape, dtype=spec.dtype, device=spec.device
         )
-        made.future, made.position, made.on_function = future, position, on_function
-        return made
+        stand_in.future, stand_in.position, stand_in.on_function = future, position, on_function
+        return stand_in
 
     @property
     def value(self) -> torch.Tensor:
@@ -89,19 +90,19 @@ class Deferred(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        found = next(t for t in tensors((args, kwargs)) if isinstance(t, Deferred))
-        return found.on_function(func, args, kwargs or {})
+        stand_in = next(t for t in tensors((args, kwargs)) if isinstance(t, Deferred))
+        return stand_in.on_function(func, args, kwargs or {})
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Only code that does not ask `__torch_function__` comes here: beneath autograd, which has missed it then."""
-        taken = resolve((args, kwargs or {}))
-        if any(t.requires_grad for t in tensors(taken)):
+        arguments = resolve((args, kwargs or {}))
+        if any(t.requires_grad for t in tensors(arguments)):
             raise ExecutionError(
                 f"{func} was called, by code that torch's Python functions do not see, on the outputs of a layer that waits "
                 "for its turn, so gradients would be lost; distribute the model with reorder='none'"
             )
-        return func(*taken[0], **taken[1])
+        return func(*arguments[0], **arguments[1])
 
 
 def resolve(value: Any) -> Any:
@@ -124,8 +125,8 @@ def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
             position += 1
             return Deferred.make(value, future, position, on_function)
         if isinstance(value, tuple):
-            parts = [fill(v) for v in value]
-            return tuple.__new__(type(value), parts) if hasattr(value, "_fields") else type(value)(parts)
+            entries = [fill(v) for v in value]
+            return tuple.__new__(type(value), entries) if hasattr(value, "_fields") else type(value)(entries)
         if isinstance(value, list):
             return [fill(v) for v in value]
         return {k: fill(v) for k, v in value.items()} if isinstance(value, dict) else value

@@ -48,9 +48,15 @@ _LOSSES = {
 }
 _MEANS = (torch.mean, torch.Tensor.mean)
 _DIVISIONS = (
-    torch.div, torch.true_divide, torch.Tensor.div, torch.Tensor.div_, torch.Tensor.true_divide,
-    torch.Tensor.true_divide_, torch.Tensor.__truediv__, torch.Tensor.__itruediv__,
-)  # fmt: skip
+    torch.div,
+    torch.true_divide,
+    torch.Tensor.div,
+    torch.Tensor.div_,
+    torch.Tensor.true_divide,
+    torch.Tensor.true_divide_,
+    torch.Tensor.__truediv__,
+    torch.Tensor.__itruediv__,
+)
 _RECIPROCALS = (torch.reciprocal, torch.Tensor.reciprocal, torch.Tensor.__rdiv__, torch.Tensor.__rtruediv__)
 
 
@@ -81,11 +87,14 @@ class Divide(TorchFunctionMode):
     """
 
     def __init__(
-        self, instead: Sequence[float | None] | None = None, known: Callable[[torch.Tensor], bool] = lambda t: True, *,
+        self,
+        instead: Sequence[float | None] | None = None,
+        follows_from_batch: Callable[[torch.Tensor], bool] = lambda t: True,
+        *,
         alone: bool = False,
-    ):  # fmt: skip
+    ):
         super().__init__()
-        self.instead, self.known, self.alone = instead, known, alone
+        self.instead, self.follows_from_batch, self.alone = instead, follows_from_batch, alone
         self.divisors: list[Divisor] = []
         self.position = 0
 
@@ -122,37 +131,37 @@ class Divide(TorchFunctionMode):
     def _loss(self, func: Any, args: Any, kwargs: Any) -> Any:
         bound = inspect.signature(func).bind(*args, **kwargs)
         bound.apply_defaults()
-        given = bound.arguments
-        if given.get("size_average") is not None or given.get("reduce") is not None:
+        arguments = bound.arguments
+        if arguments.get("size_average") is not None or arguments.get("reduce") is not None:
             legacy = functional._Reduction.legacy_get_string  # type: ignore[attr-defined]
-            given["reduction"] = legacy(given["size_average"], given["reduce"], emit_warning=False)
-        if given["reduction"] != "mean":
+            arguments["reduction"] = legacy(arguments["size_average"], arguments["reduce"], emit_warning=False)
+        if arguments["reduction"] != "mean":
             return func(*args, **kwargs)
-        given.update({name: None for name in ("size_average", "reduce") if name in given})
+        arguments.update({name: None for name in ("size_average", "reduce") if name in arguments})
         instead = self._next(lambda: self._loss_divisor(func, bound))
         if instead is None:
             return func(*args, **kwargs)
-        given["reduction"] = "sum"
+        arguments["reduction"] = "sum"
         return func(*bound.args, **bound.kwargs) / instead
 
     def _loss_divisor(self, func: Any, bound: inspect.BoundArguments) -> Divisor:
-        name, given = _LOSSES[func], bound.arguments
-        target, weight = given.get("target"), given.get("weight")
+        name, arguments = _LOSSES[func], bound.arguments
+        target, weight = arguments.get("target"), arguments.get("weight")
         if name in _BY_TARGET and not target.is_floating_point():  # type: ignore[union-attr]
-            if not self.known(target) or (weight is not None and not self.known(weight)):  # type: ignore[arg-type]
+            if not self.follows_from_batch(target) or (weight is not None and not self.follows_from_batch(weight)):  # type: ignore[arg-type]
                 return Divisor(None, True)
-            counts = target != given["ignore_index"]
+            counts = target != arguments["ignore_index"]
             total = counts.sum() if weight is None else weight[target[counts]].sum()  # type: ignore[index]
             return Divisor(float(total), True)
         if name in _BY_WEIGHT and weight is not None:
-            return self._divisor(weight.sum()) if self.known(weight) else Divisor(None, True)
-        given["reduction"] = "none"
+            return self._divisor(weight.sum()) if self.follows_from_batch(weight) else Divisor(None, True)
+        arguments["reduction"] = "none"
         return Divisor(func(*bound.args, **bound.kwargs).numel())
 
     def _divisor(self, value: Any) -> Divisor:
         if not isinstance(value, torch.Tensor):
             return Divisor(float(value))
-        return Divisor(float(value) if self.known(value) else None, True)
+        return Divisor(float(value) if self.follows_from_batch(value) else None, True)
 
 
 def _is_number(value: Any) -> bool:
@@ -175,8 +184,10 @@ def divided_by(run: Callable[..., Any], instead: Sequence[float | None]) -> Call
 class DivisorHandler(Handler):
     """Notes the divisors of a model's calls by key, or replaces them."""
 
-    def __init__(self, instead: Replacements | None = None, known: Callable[[torch.Tensor], bool] = lambda t: True):
-        self.instead, self.known = instead, known
+    def __init__(
+        self, instead: Replacements | None = None, follows_from_batch: Callable[[torch.Tensor], bool] = lambda t: True
+    ):
+        self.instead, self.follows_from_batch = instead, follows_from_batch
         self.divisors: Divisors = {}
 
     def call(
@@ -184,7 +195,7 @@ class DivisorHandler(Handler):
     ) -> Any:
         if self.instead is not None:
             return (divided_by(run, self.instead[key]) if key in self.instead else run)(*args, **kwargs)
-        with torch._C._EnableTorchFunction(), Divide(known=self.known, alone=True) as mode:  # type: ignore[attr-defined]
+        with torch._C._EnableTorchFunction(), Divide(follows_from_batch=self.follows_from_batch, alone=True) as mode:  # type: ignore[attr-defined]
             outputs = run(*args, **kwargs)
         if mode.divisors:
             self.divisors[key] = mode.divisors
@@ -192,17 +203,21 @@ class DivisorHandler(Handler):
 
 
 def divisors_of(
-    model: nn.Module, layers: Sequence[str], loss_of: Callable[[Any], Any], args: Any, kwargs: Any,
-    known: Callable[[torch.Tensor], bool],
-) -> tuple[Divisors, Any]:  # fmt: skip
+    model: nn.Module,
+    layers: Sequence[str],
+    loss_of: Callable[[Any], Any],
+    args: Any,
+    kwargs: Any,
+    follows_from_batch: Callable[[torch.Tensor], bool],
+) -> tuple[Divisors, Any]:
     """The divisors of one forward pass and its loss, and what the model returned."""
-    handler = DivisorHandler(known=known)
+    handler = DivisorHandler(follows_from_batch=follows_from_batch)
     interceptor = Interceptor(model, layers, handler).install()
     try:
         outputs = model(*args, **kwargs)
     finally:
         interceptor.remove()
-    with Divide(known=known) as mode:
+    with Divide(follows_from_batch=follows_from_batch) as mode:
         loss_of(outputs)
     return {**handler.divisors, LOSS: mode.divisors}, outputs
 
@@ -217,21 +232,21 @@ class FromBatch(TorchDispatchMode):
         self.kind, self.fake = FakeTensor, FakeTensorMode(allow_non_fake_inputs=True)
         self.overwritten: dict[int, torch.Tensor] = {}  # real storages that fake data was written into
 
-    def known(self, tensor: torch.Tensor) -> bool:
+    def follows_from_batch(self, tensor: torch.Tensor) -> bool:
         """Whether the tensor has data."""
         return not isinstance(tensor, self.kind) and tensor.untyped_storage()._cdata not in self.overwritten
 
-    def fakes(self, tensor: torch.Tensor) -> torch.Tensor:
+    def make_fake(self, tensor: torch.Tensor) -> torch.Tensor:
         """A fake tensor like it, on the CPU."""
         with self.fake:
-            made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
-        return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
+            fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
+        return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if all(map(self.known, tensors((args, kwargs)))):
+        if all(map(self.follows_from_batch, tensors((args, kwargs)))):
             return func(*args, **kwargs)
-        if func is torch.ops.aten.masked_select.default and self.known(args[1]):
+        if func is torch.ops.aten.masked_select.default and self.follows_from_batch(args[1]):
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             with self.fake:
                 return args[0].new_empty(int(args[1].expand(shape).sum()))
@@ -242,20 +257,20 @@ class FromBatch(TorchDispatchMode):
             args = (args[0], self._positions(args[1]), *args[2:])
         if func._schema.is_mutable:
             for tensor in tensors(args[:1]):
-                if self.known(tensor):
+                if self.follows_from_batch(tensor):
                     self.overwritten[tensor.untyped_storage()._cdata] = tensor
         with self.fake:
             return func(*args, **kwargs)
 
     def _positions(self, indices: Any) -> list[Any]:
         """Indices without masks, whose positions are known."""
-        found: list[Any] = []
+        positions: list[Any] = []
         for index in indices:
-            if index is not None and index.dtype in (torch.bool, torch.uint8) and self.known(index):
-                found += index.nonzero(as_tuple=True)
+            if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):
+                positions += index.nonzero(as_tuple=True)
             else:
-                found.append(index)
-        return found
+                positions.append(index)
+        return positions
 
 
 class DryRun:
@@ -270,7 +285,7 @@ class DryRun:
     def __init__(self, model: nn.Module, layers: Sequence[str]):
         self.mode, self.layers = FromBatch(), layers
         self.shapes: list[tuple[Any, ...]] = []
-        self.model = copy.deepcopy(model, {id(p): self.mode.fakes(p) for p in model.parameters()})
+        self.model = copy.deepcopy(model, {id(p): self.mode.make_fake(p) for p in model.parameters()})
 
     def __call__(self, loss_of: Callable[[Any], Any], args: Any, kwargs: Any) -> Divisors:
         """The divisors for a batch; `shapes` are then those of the model's output tensors."""
@@ -279,7 +294,9 @@ class DryRun:
         log.setLevel(logging.CRITICAL)  # it tells of what cannot run without data, which is raised as well
         try:
             with torch.no_grad(), self.mode:
-                divisors, outputs = divisors_of(self.model, self.layers, loss_of, args, kwargs, self.mode.known)
+                divisors, outputs = divisors_of(
+                    self.model, self.layers, loss_of, args, kwargs, self.mode.follows_from_batch
+                )
         finally:
             states.restore()
             log.setLevel(level)
@@ -292,56 +309,61 @@ def loss_divisors(loss_of: Callable[[list[torch.Tensor]], Any], shapes: Sequence
     mode = FromBatch()
     with mode.fake:
         outputs = [torch.empty(tuple(shape), dtype=getattr(torch, dtype)) for shape, dtype, *_ in shapes]
-    with torch.no_grad(), mode, Divide(known=mode.known) as divide:
+    with torch.no_grad(), mode, Divide(follows_from_batch=mode.follows_from_batch) as divide:
         loss_of(outputs)
     return {LOSS: divide.divisors}
 
 
-def replacements(whole: Divisors, parts: Sequence[Divisors]) -> list[Replacements] | None:
-    """What the micro-batches have to divide by instead of their own divisors; None where their means are not those of `whole`.
+def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -> list[Replacements] | None:
+    """What each micro-batch divides by instead of its own divisors; None if its means are not those of `batch_divisors`.
 
     >>> whole, parts = {"": [Divisor(6.0, True)]}, [{"": [Divisor(4.0, True)]}, {"": [Divisor(2.0, True)]}]
     >>> replacements(whole, parts)
     [{'': [3.0]}, {'': [3.0]}]
     """
-    found: list[Replacements] = [{} for _ in parts]
-    for key in {*whole, *(key for part in parts for key in part)}:
-        lines = [part.get(key, []) for part in parts]
-        if any(len(line) != len(whole.get(key, [])) for line in lines):
+    tables: list[Replacements] = [{} for _ in micro_divisors]
+    for key in {*batch_divisors, *(key for divisors in micro_divisors for key in divisors)}:
+        lines = [divisors.get(key, []) for divisors in micro_divisors]
+        if any(len(line) != len(batch_divisors.get(key, [])) for line in lines):
             return None
         instead = [
-            _divisor_of_parts(d.value, [line[j].value for line in lines]) for j, d in enumerate(whole.get(key, []))
+            _replacement(d.value, [line[j].value for line in lines]) for j, d in enumerate(batch_divisors.get(key, []))
         ]
         for k, line in enumerate(lines):
-            new = [
-                None if to is None or math.isclose(to, own.value or 0, rel_tol=CLOSE) else to
-                for to, own in zip(instead, line, strict=True)
+            replaced = [
+                None if to is None or math.isclose(to, divisor.value or 0, rel_tol=CLOSE) else to
+                for to, divisor in zip(instead, line, strict=True)
             ]
-            if any(to is not None for to in new):
-                found[k][key] = new
-    return found
+            if any(to is not None for to in replaced):
+                tables[k][key] = replaced
+    return tables
 
 
-def _divisor_of_parts(whole: float | None, parts: Sequence[float | None]) -> float | None:
-    """What every micro-batch divides by: the mean of the parts that make up `whole`; None for what each divides by itself."""
-    values = [value for value in parts if value is not None]
-    if not whole or len(values) < len(parts) or all(math.isclose(v, whole, rel_tol=CLOSE) for v in values):
+def _replacement(batch_value: float | None, micro_values: Sequence[float | None]) -> float | None:
+    """What every micro-batch divides by instead; None where each keeps its own divisor."""
+    values = [value for value in micro_values if value is not None]
+    if (
+        not batch_value
+        or len(values) < len(micro_values)
+        or all(math.isclose(v, batch_value, rel_tol=CLOSE) for v in values)
+    ):
         return None
     total = sum(values)
-    if math.isclose(whole, total / len(parts), rel_tol=CLOSE):
-        return whole  # a mean of means
-    if math.isclose(whole, total, rel_tol=CLOSE) or max(values) > min(values):  # a count, perhaps of one at least
-        return whole / len(parts)
+    if math.isclose(batch_value, total / len(micro_values), rel_tol=CLOSE):
+        return batch_value  # a mean of means
+    if math.isclose(batch_value, total, rel_tol=CLOSE) or max(values) > min(values):  # a count, perhaps of one at least
+        return batch_value / len(micro_values)
     return None  # the same in all micro-batches, and no count: a root of the batch size, say
 
 
-def counts(whole: Divisors, parts: Sequence[Divisors]) -> set[str]:
+def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -> set[str]:
     """The keys of calls with a divisor that depends on the values of the batch."""
     return {
         key
-        for key, line in whole.items()
+        for key, line in batch_divisors.items()
         for j, divisor in enumerate(line)
-        if divisor.counted and any(divisor.value is None or divisor.value != part[key][j].value for part in parts)
+        if divisor.counted
+        and any(divisor.value is None or divisor.value != divisors[key][j].value for divisors in micro_divisors)
     }
 
 
@@ -363,21 +385,23 @@ class BatchDivisors:
         self.batch: list[torch.Tensor] = []
         self.divisors: list[Replacements] = []
 
-    def __call__(self, batch: tuple[Any, Any], parts: Sequence[tuple[Any, Any]]) -> list[Replacements]:
+    def __call__(self, batch: tuple[Any, Any], micro_batches: Sequence[tuple[Any, Any]]) -> list[Replacements]:
         """The replacements for the micro-batches (inputs, targets) of a batch.
 
         Raises:
             InvalidInput: the loss of a micro-batch has other means than that of the batch.
         """
-        taken = list(tensors(batch))
-        if len(taken) != len(self.batch) or not all(map(torch.equal, taken, self.batch)):
-            found = replacements(self._of(batch), [self._of(part) for part in parts])
-            if found is None:
+        batch_tensors = list(tensors(batch))
+        if len(batch_tensors) != len(self.batch) or not all(map(torch.equal, batch_tensors, self.batch)):
+            tables = replacements(
+                self._find_divisors(batch), [self._find_divisors(micro_batch) for micro_batch in micro_batches]
+            )
+            if tables is None:
                 raise InvalidInput("the loss of a micro-batch has other means than that of the batch")
-            self.divisors, self.batch = found, [t.clone() for t in taken]
+            self.divisors, self.batch = tables, [t.clone() for t in batch_tensors]
         return self.divisors
 
-    def _of(self, batch: tuple[Any, Any]) -> Divisors:
+    def _find_divisors(self, batch: tuple[Any, Any]) -> Divisors:
         inputs, targets = map_tensors(batch, lambda t: t.cpu())
         args, kwargs = as_arguments(inputs, self.dry.model)
         return self.dry(lambda outputs: self.loss(outputs, *targets), args, kwargs)

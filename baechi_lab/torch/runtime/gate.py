@@ -21,10 +21,10 @@ from .order import Order, Settled
 
 
 class _Waiter:
-    __slots__ = ("left", "lock")
+    __slots__ = ("lock", "unsubmitted")
 
-    def __init__(self, left: set[int]):
-        self.left = left
+    def __init__(self, unsubmitted: set[int]):
+        self.unsubmitted = unsubmitted
         self.lock = threading.Lock()
         self.lock.acquire()
 
@@ -55,10 +55,10 @@ class Gate:
     def wait(self, op: int) -> None:
         """Block until every blocker of `op` is submitted, or the order is dropped."""
         with self.lock:
-            left = self._left(op)
-            if not left:
+            unsubmitted = self._unsubmitted_blockers(op)
+            if not unsubmitted:
                 return
-            waiter = self.waiters[op] = _Waiter(left)
+            waiter = self.waiters[op] = _Waiter(unsubmitted)
         waiter.lock.acquire()
 
     def submit(self, op: int) -> None:
@@ -70,34 +70,34 @@ class Gate:
             for dependent in list(self.waiters) if self.free else near:
                 waiter = self.waiters.get(dependent)
                 if waiter is not None:
-                    waiter.left.discard(op)
-                    self._let_go(dependent)
+                    waiter.unsubmitted.discard(op)
+                    self._wake_if_ready(dependent)
 
     def release(self) -> None:
         """Drop the order for the rest of this forward; ops still wait for the reached ones among all that come before them."""
         with self.lock:
             self.free = True
             for op in list(self.waiters):
-                self.waiters[op].left = self._left(op)
-                self._let_go(op)
+                self.waiters[op].unsubmitted = self._unsubmitted_blockers(op)
+                self._wake_if_ready(op)
 
-    def _left(self, op: int) -> set[int]:
+    def _unsubmitted_blockers(self, op: int) -> set[int]:
         if not self.free:
             return {b for b in self.order.blockers[op] if not self.submitted[b]}
-        found: set[int] = set()
-        stack, seen = list(self.order.parents[op]), set(self.order.parents[op])
+        unsubmitted: set[int] = set()
+        stack, visited = list(self.order.parents[op]), set(self.order.parents[op])
         while stack:
             parent = stack.pop()
             if self.reached[parent]:
                 if not self.submitted[parent]:
-                    found.add(parent)
+                    unsubmitted.add(parent)
                 continue
             # The code left it out: what comes after it still comes after what comes before it.
-            above = [p for p in self.order.parents[parent] if p not in seen]
-            seen.update(above)
+            above = [p for p in self.order.parents[parent] if p not in visited]
+            visited.update(above)
             stack += above
-        return found
+        return unsubmitted
 
-    def _let_go(self, op: int) -> None:
-        if not self.waiters[op].left:
+    def _wake_if_ready(self, op: int) -> None:
+        if not self.waiters[op].unsubmitted:
             self.waiters.pop(op).lock.release()

@@ -30,17 +30,22 @@ from .functions import running, unwatch, watch
 WHOLE_TYPES: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 """Modules of torch that have children but never call them: one operator each."""
 
-_NAMES = (
+_PROPERTIES = (
     "shape dtype device ndim requires_grad is_cuda is_leaf layout grad_fn is_sparse is_quantized is_nested names grad"
 )
+_METHODS = (
+    "size dim numel stride element_size is_floating_point is_complex is_contiguous get_device __len__ ndimension nelement "
+    "__repr__ __hash__"
+)
 METADATA = frozenset(
-    getattr(torch.Tensor, name).__get__ for name in _NAMES.split() if hasattr(getattr(torch.Tensor, name, None), "__get__")
-) | frozenset({
-    torch.Tensor.size, torch.Tensor.dim, torch.Tensor.numel, torch.Tensor.stride, torch.Tensor.element_size,
-    torch.Tensor.is_floating_point, torch.Tensor.is_complex, torch.Tensor.is_contiguous, torch.Tensor.get_device,
-    torch.Tensor.__len__, torch.Tensor.ndimension, torch.Tensor.nelement, torch.is_floating_point, torch.is_complex,
-    torch.numel, torch.is_tensor, torch.Tensor.__repr__, torch.Tensor.__hash__,
-})  # fmt: skip
+    [
+        getattr(torch.Tensor, name).__get__
+        for name in _PROPERTIES.split()
+        if hasattr(getattr(torch.Tensor, name, None), "__get__")
+    ]
+    + [getattr(torch.Tensor, name) for name in _METHODS.split()]
+    + [torch.is_floating_point, torch.is_complex, torch.numel, torch.is_tensor]
+)
 """Functions that read no data: they are passed through without a look at their arguments."""
 
 
@@ -61,8 +66,8 @@ class Handler:
         """Run a function that reads no data."""
         return run(*args, **kwargs)
 
-    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run code that wants tensors and its own place: an autograd Function, or what `what` says (hooks of a container)."""
+    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run code that wants tensors and its own place: an autograd Function, or what `subject` says (hooks of a container)."""
         return run(*args, **kwargs)
 
     def end(self, frame: Frame, outputs: Any) -> Any:
@@ -203,19 +208,19 @@ class Interceptor:
         """Replace the instances' `forward`."""
         watch()
         for name, module, is_layer in walk(self.model, self.layers):
-            own = module.__dict__.get("forward")
+            instance_forward = module.__dict__.get("forward")
             module.forward = (LayerForward if is_layer else ContainerForward)(self, name, module)
-            self.installed.append((module, own))
+            self.installed.append((module, instance_forward))
         return self
 
     def remove(self) -> None:
         """Give every instance its own `forward` back."""
         if self.installed:
             unwatch()
-        for module, own in self.installed:
+        for module, instance_forward in self.installed:
             del module.forward
-            if own is not None:
-                module.forward = own
+            if instance_forward is not None:
+                module.forward = instance_forward
         self.installed.clear()
 
     def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -236,9 +241,9 @@ class Interceptor:
         with torch._C.DisableTorchFunction():
             return handler.end(frame, outputs)
 
-    def region(self, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Tell the handler of a region between layers."""
-        return self.handler.region(self.local.frame, what, run, args, kwargs)  # type: ignore[arg-type]
+        return self.handler.region(self.local.frame, subject, run, args, kwargs)  # type: ignore[arg-type]
 
     @property
     def between_layers(self) -> bool:
@@ -249,10 +254,15 @@ class Interceptor:
 def hooked(module: nn.Module) -> bool:
     """Whether anything but `forward` runs when the module is called."""
     return bool(
-        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-        or every._global_forward_hooks or every._global_forward_pre_hooks
-        or every._global_backward_hooks or every._global_backward_pre_hooks
-    )  # fmt: skip
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+        or every._global_forward_hooks
+        or every._global_forward_pre_hooks
+        or every._global_backward_hooks
+        or every._global_backward_pre_hooks
+    )
 
 
 def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module, bool]]:
@@ -260,18 +270,18 @@ def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module
 
     A module that appears under several names has the first one.
     """
-    found: list[tuple[str, nn.Module, bool]] = []
+    modules: list[tuple[str, nn.Module, bool]] = []
     inside: set[int] = set()
     for name, module in model.named_modules():
-        if id(module) in inside or not runs(module):
+        if id(module) in inside or not has_forward(module):
             continue
-        found.append((name, module, name in layers))
+        modules.append((name, module, name in layers))
         if name in layers:
-            inside.update(id(part) for part in module.modules() if part is not module)
-    return found
+            inside.update(id(submodule) for submodule in module.modules() if submodule is not module)
+    return modules
 
 
-def runs(module: nn.Module) -> bool:
+def has_forward(module: nn.Module) -> bool:
     """Whether the module has a `forward` at all (lists and dicts of modules or parameters have none)."""
     forward = getattr(type(module), "forward", None)
     return forward is not getattr(nn.Module, "forward", None) or "forward" in module.__dict__
@@ -283,16 +293,16 @@ def layer_names(model: nn.Module, atomic: Collection[str | type] = ()) -> list[s
     `atomic` holds classes or class names of the model; such a module is kept whole (paper P, section 1.3.1).
     The model itself is always a container, unless it is of an atomic class.
     """
-    kept: list[str] = []
+    layers: list[str] = []
     inside: set[int] = set()
     names = {a for a in atomic if isinstance(a, str)}
     classes = tuple(a for a in atomic if isinstance(a, type)) + WHOLE_TYPES
     for name, module in model.named_modules():
         if id(module) in inside:
             continue
-        whole = isinstance(module, classes) or bool(names & {c.__name__ for c in type(module).__mro__})
-        leaf = name != "" and next(module.children(), None) is None and runs(module)
-        if whole or leaf:
-            kept.append(name)
-            inside.update(id(part) for part in module.modules())
-    return kept
+        is_atomic = isinstance(module, classes) or bool(names & {c.__name__ for c in type(module).__mro__})
+        leaf = name != "" and next(module.children(), None) is None and has_forward(module)
+        if is_atomic or leaf:
+            layers.append(name)
+            inside.update(id(submodule) for submodule in module.modules())
+    return layers

@@ -29,23 +29,30 @@ def launch(
     move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
     one = len(set(plan.device)) <= 1
-    if one and not plan.again and not plan.order.waiting and output_device is None and transport is None and not always:
+    if (
+        one
+        and not plan.activation_rows
+        and not plan.order.waiting
+        and output_device is None
+        and transport is None
+        and not always
+    ):
         return session, None
     return session, Interceptor(model, plan.layers, session).install()
 
 
-def move(model: nn.Module, where: dict[str, torch.device]) -> None:
+def move(model: nn.Module, device_of: dict[str, torch.device]) -> None:
     """Move parameters, their gradients and buffers by name; parameters stay the same objects, as optimizers need."""
     for name, parameter in model.named_parameters():
-        if name in where and parameter.device != where[name]:
+        if name in device_of and parameter.device != device_of[name]:
             gradient = parameter.grad
-            parameter.data = parameter.data.to(where[name])
+            parameter.data = parameter.data.to(device_of[name])
             if gradient is not None:
-                parameter.grad = gradient.to(where[name])
+                parameter.grad = gradient.to(device_of[name])
     for name, buffer in model.named_buffers():
-        if name in where and buffer.device != where[name]:
+        if name in device_of and buffer.device != device_of[name]:
             owner, _, key = name.rpartition(".")
-            model.get_submodule(owner)._buffers[key] = buffer.to(where[name])
+            model.get_submodule(owner)._buffers[key] = buffer.to(device_of[name])
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
             module.flatten_parameters()  # one chunk of memory again, as cuDNN wants it

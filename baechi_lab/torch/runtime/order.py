@@ -80,7 +80,7 @@ def fenced(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
     >>> fenced([(), (), (), ()], {1})
     [(), (0,), (1,), (1,)]
     """
-    made: list[tuple[int, ...]] = []
+    parents_of: list[tuple[int, ...]] = []
     last, since = -1, []  # the last fixed op, and the ops behind it
     for op, above in enumerate(parents):
         behind = {last} if last >= 0 else set()
@@ -88,14 +88,17 @@ def fenced(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
         if op in fixed:
             behind.update(since[:-1])
             last, since = op, []
-        made.append(tuple(sorted(behind.union(above))))
-    return made
+        parents_of.append(tuple(sorted(behind.union(above))))
+    return parents_of
 
 
 def make_order(
-    parents: Parents, rank: Sequence[float] | None, device: Sequence[int], criterion: str = "gpu",
+    parents: Parents,
+    rank: Sequence[float] | None,
+    device: Sequence[int],
+    criterion: str = "gpu",
     fixed: Collection[int] = (),
-) -> Order:  # fmt: skip
+) -> Order:
     """The order for `criterion`, with the ops that will have to wait; ops of `fixed` keep their place in the code.
 
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
@@ -142,7 +145,7 @@ class Settled:
     def _arrive(self, op: int) -> None:
         stack = [op]
         while stack:
-            here = stack.pop()
-            self.missing[here] -= 1
-            if self.missing[here] == 0:
-                stack.extend(self.dependents[here])
+            current = stack.pop()
+            self.missing[current] -= 1
+            if self.missing[current] == 0:
+                stack.extend(self.dependents[current])

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
-from .again import Row
+from .activation_policy import ActivationRow
 from .order import Order, make_order
 
 Send = tuple[int, int, int]
@@ -21,9 +21,9 @@ class Plan:
     `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
     position (lowest first, None: code order), `sends` what is sent as soon as it is made,
     `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
-    `fixed` the calls that keep their place in the code, whatever `rank` says. `again` are the rows of
-    `runtime.again.Sources`, what is computed again or waits on the host; `shares` says that some parameter has several
-    readers; `lent` are groups of parameters whose optimizer state waits on a host.
+    `fixed` the calls that keep their place in the code, whatever `rank` says. `activation_rows` say
+    which outputs are computed again or wait on the host (`runtime.activation_policy.ActivationSources`); `shares` says that
+    some parameter has several readers; `offloaded_state` are groups of parameters whose optimizer state waits on a host.
     """
 
     keys: tuple[str, ...]
@@ -38,9 +38,9 @@ class Plan:
     reorder: str = "gpu"
     inplace: frozenset[int] = field(default_factory=frozenset)
     fixed: tuple[int, ...] = ()
-    again: tuple[Row, ...] = ()
+    activation_rows: tuple[ActivationRow, ...] = ()
     shares: bool = False
-    lent: tuple[tuple[str, ...], ...] = ()
+    offloaded_state: tuple[tuple[str, ...], ...] = ()
 
     @cached_property
     def index(self) -> dict[str, int]:
@@ -56,11 +56,11 @@ class Plan:
     @cached_property
     def remote(self) -> tuple[bool, ...]:
         """Per call, whether a call on another device depends on it."""
-        found = [False] * len(self.keys)
+        is_remote = [False] * len(self.keys)
         for op, above in enumerate(self.parents):
             for parent in above:
-                found[parent] |= self.device[parent] != self.device[op]
-        return tuple(found)
+                is_remote[parent] |= self.device[parent] != self.device[op]
+        return tuple(is_remote)
 
     @property
     def waiting(self) -> tuple[str, ...]:
@@ -84,7 +84,7 @@ class Plan:
                 "rank": None if plain["rank"] is None else tuple(plain["rank"]),
                 "inplace": frozenset(plain["inplace"]),
                 "fixed": tuple(plain.get("fixed", ())),
-                "again": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("again", ())),
-                "lent": tuple(tuple(names) for names in plain.get("lent", ())),
+                "activation_rows": tuple((a, b, c, d, e) for a, b, c, d, e in plain.get("activation_rows", ())),
+                "offloaded_state": tuple(tuple(names) for names in plain.get("offloaded_state", ())),
             }
         )

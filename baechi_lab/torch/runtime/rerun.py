@@ -18,10 +18,10 @@ from .storage import is_plain, version, whole_storage
 from .tree import map_tensors, tensors
 
 EMPTY = torch.empty(0)
-"""In the place of a tensor among the arguments of a `Record`."""
+"""In the place of a tensor among the arguments of a `CallRecord`."""
 
 
-class Held:
+class RetainedArgument:
     """An argument of a record that nothing drops."""
 
     __slots__ = ("requires_grad", "tensor", "version")
@@ -30,204 +30,224 @@ class Held:
         self.requires_grad, self.version = tensor.requires_grad, version(tensor)
         self.tensor = tensor if isinstance(tensor, nn.Parameter) else tensor.detach()
 
-    def take(self, op: str) -> torch.Tensor:
+    def as_argument(self, op: str) -> torch.Tensor:
         """The argument as the first run had it."""
         if version(self.tensor) != self.version:
-            raise _written_after(op, self.tensor)
+            raise _written_in_place_error(op, self.tensor)
         if isinstance(self.tensor, nn.Parameter):
             return self.tensor
         return self.tensor.detach().requires_grad_(self.requires_grad)
 
 
-def _written_after(op: str, tensor: torch.Tensor) -> ExecutionError:
+def _written_in_place_error(op: str, tensor: torch.Tensor) -> ExecutionError:
     return ExecutionError(
         f"{op} cannot run again: a tensor of shape {list(tensor.shape)} that it reads was written in place after it ran; "
         "keep its output"
     )
 
 
-class Part:
+class StorageView:
     """A tensor in the storage of a result that is had from a record, or from the host."""
 
     __slots__ = ("layout", "position", "record", "requires_grad")
 
-    def __init__(self, record: Record | Hosted, position: int, tensor: torch.Tensor):
+    def __init__(self, record: CallRecord | HostedStorage, position: int, tensor: torch.Tensor):
         self.record: Any = record
         self.position, self.requires_grad = position, tensor.requires_grad
         self.layout = (tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
 
     def get(self, reader: tuple[int, int]) -> torch.Tensor:
         """The tensor, for a reader that wants it once."""
-        whole: torch.Tensor = self.record.value(self.position, reader)
-        return self.of(whole)
+        storage: torch.Tensor = self.record.take_result(self.position, reader)
+        return self.view_of(storage)
 
-    def take(self, op: str) -> torch.Tensor:
+    def as_argument(self, op: str) -> torch.Tensor:
         """The tensor as an argument."""
-        return self.of(self.record.look(self.position)).detach().requires_grad_(self.requires_grad)
+        return self.view_of(self.record.result(self.position)).detach().requires_grad_(self.requires_grad)
 
-    def of(self, whole: torch.Tensor) -> torch.Tensor:
+    def view_of(self, storage: torch.Tensor) -> torch.Tensor:
         """The same part of a storage."""
         dtype, size, stride, offset = self.layout
-        if whole.dtype != dtype:  # a view of another type, or a result that has changed, which `Record` refuses
-            whole = torch.empty(0, dtype=dtype, device=whole.device).set_(whole.untyped_storage())
-        return whole.as_strided(size, stride, offset)
+        if storage.dtype != dtype:  # a view of another type, or a result that has changed, which `CallRecord` refuses
+            storage = torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage())
+        return storage.as_strided(size, stride, offset)
 
 
-class Record:
+class CallRecord:
     """A call as it can be made again: up to `runs` times by the plan."""
 
     def __init__(
-        self, number: int, op: int, run: Callable[..., Any], module: nn.Module | None, states: States | None, runs: int,
-        lock: Any, observer: Any,
-    ):  # fmt: skip
+        self,
+        number: int,
+        op: int,
+        run: Callable[..., Any],
+        module: nn.Module | None,
+        states: States | None,
+        last_run: int,
+        lock: Any,
+        observer: Any,
+    ):
         self.number, self.op, self.function, self.module = number, op, run, module
-        self.states, self.runs, self.lock, self.observer = states, runs, lock, observer
-        self.context, self.settings, self.stream = Context(), Settings(), _stream()
-        self.modes = [] if module is None else [(part, part.training) for part in module.modules()]
+        self.states, self.last_run, self.lock, self.observer = states, last_run, lock, observer
+        self.context, self.settings, self.stream = Context(), Settings(), _current_stream()
+        self.modes = [] if module is None else [(submodule, submodule.training) for submodule in module.modules()]
         self.weights = [] if module is None else [(p, version(p)) for p in module.parameters()]
         self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its values before
-        self.taken: list[Held | Part] = []
-        self.order: list[int] = []  # which of `taken` each tensor among the arguments is
+        self.inputs: list[RetainedArgument | StorageView] = []
+        self.input_index: list[int] = []  # which of `taken` each tensor among the arguments is
         self.arguments: Any = ()
         self.readers: dict[int, set[tuple[int, int]]] = {}  # run -> who reads what it makes
-        self.wanted: set[int] = set()  # positions of outputs, ~index of what else is saved
-        self.waiting: set[tuple[int, int]] = set()  # those that have not had the results of the last run
-        self.values: dict[int, torch.Tensor] = {}  # by position or ~index
-        self.made = self.packs = 0
+        self.requested: set[int] = set()  # positions of outputs, ~index of what else is saved
+        self.pending_readers: set[tuple[int, int]] = set()  # those that have not had the results of the last run
+        self.results: dict[int, torch.Tensor] = {}  # by position or ~index
+        self.runs_done = self.packs = 0
 
-    def wanted_by(self, reader: tuple[int, int], position: int, run: int) -> None:
+    def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
         """`reader` will ask for a result, after so many runs."""
-        self.wanted.add(position)
+        self.requested.add(position)
         self.readers.setdefault(run, set()).add(reader)
 
-    def value(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
+    def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
         """A result, for a reader that is done with it then."""
         with self.lock:
-            found = self.look(position)
-            self.had(reader)
-            return found
+            result = self.result(position)
+            self.release(reader)
+            return result
 
-    def look(self, position: int) -> torch.Tensor:
+    def result(self, position: int) -> torch.Tensor:
         """A result; where it is not there, this call runs again, and before it those whose results it reads."""
-        if position not in self.values:
+        if position not in self.results:
             for record in self._missing():
-                record.again()
-        return self.values[position]
+                record.rerun()
+        return self.results[position]
 
-    def had(self, reader: tuple[int, int]) -> None:
+    def release(self, reader: tuple[int, int]) -> None:
         """A reader is done; results go with the last."""
-        self.waiting.discard(reader)
-        if not self.waiting:
-            self.values = {}
+        self.pending_readers.discard(reader)
+        if not self.pending_readers:
+            self.results = {}
 
-    def _missing(self) -> list[Record]:
-        found, stack = {self.number: self}, [self]
+    def _missing(self) -> list[CallRecord]:
+        missing, stack = {self.number: self}, [self]
         while stack:
-            for part in stack.pop().taken:
-                if isinstance(part, Part) and part.position not in part.record.values:
-                    if part.record.number not in found:
-                        found[part.record.number] = part.record
-                        stack.append(part.record)
-        return [found[number] for number in sorted(found)]
+            for argument in stack.pop().inputs:
+                if isinstance(argument, StorageView) and argument.position not in argument.record.results:
+                    if argument.record.number not in missing:
+                        missing[argument.record.number] = argument.record
+                        stack.append(argument.record)
+        return [missing[number] for number in sorted(missing)]
 
-    def again(self) -> None:
+    def rerun(self) -> None:
         """Run once more and hold the results."""
-        self.made = self.made % self.runs + 1
+        self.runs_done = self.runs_done % self.last_run + 1
         count, saved = itertools.count(), {}
 
         def pack(tensor: torch.Tensor) -> None:
-            if ~(index := next(count)) in self.wanted:
+            if ~(index := next(count)) in self.requested:
                 saved[~index] = tensor.detach()
 
         for weight, before in self.weights:
             if version(weight) != before:
-                raise _written_after(self.name, weight)
-        seen = contextlib.nullcontext() if self.observer is None else self.observer(self.op, self.made)
-        with seen, self._as_before():
-            taken = [part.take(self.name) for part in self.taken]
-            given = iter([taken[k] for k in self.order])
-            args, kwargs = map_tensors(self.arguments, lambda _: next(given))
-            with saved_tensors_hooks(pack, _never):
+                raise _written_in_place_error(self.name, weight)
+        observation = contextlib.nullcontext() if self.observer is None else self.observer(self.op, self.runs_done)
+        with observation, self._as_before():
+            inputs = [argument.as_argument(self.name) for argument in self.inputs]
+            next_input = iter([inputs[k] for k in self.input_index])
+            args, kwargs = map_tensors(self.arguments, lambda _: next(next_input))
+            with saved_tensors_hooks(pack, _refuse_backward):
                 outputs = self.function(*args, **kwargs)
         if (packs := next(count)) != self.packs:
             raise ExecutionError(
                 f"{self.name} saved {packs} tensors when it ran again and {self.packs} before; what it does must depend on its "
                 "inputs alone to be computed again: keep its output"
             )
-        made = enumerate(t for t in tensors(outputs) if is_plain(t))
-        self.values = {k: t.detach() for k, t in made if k in self.wanted} | saved
-        self.waiting = set(self.readers.get(self.made, ())) or {(-1, -1)}
-        for part in self.taken:
-            if isinstance(part, Part):
-                part.record.had((self.number, self.made))
+        output_tensors = enumerate(t for t in tensors(outputs) if is_plain(t))
+        self.results = {k: t.detach() for k, t in output_tensors if k in self.requested} | saved
+        self.pending_readers = set(self.readers.get(self.runs_done, ())) or {(-1, -1)}
+        for argument in self.inputs:
+            if isinstance(argument, StorageView):
+                argument.record.release((self.number, self.runs_done))
 
     @property
     def name(self) -> str:
         """What to call it in a message."""
-        own = getattr(self.function, "__name__", "function") if self.module is None else type(self.module).__name__
-        return f"call {self.op} ({own})"
+        function_name = (
+            getattr(self.function, "__name__", "function") if self.module is None else type(self.module).__name__
+        )
+        return f"call {self.op} ({function_name})"
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
         """Settings, random numbers, buffers and stream of the first run; what it does to them now is undone."""
         with contextlib.ExitStack() as stack:
             if self.stream is not None:
-                stack.enter_context(_on(self.stream))
+                stack.enter_context(_on_stream(self.stream))
             if self.module is not None:
-                stack.enter_context(_own_buffers(self.module, self.buffers))
-                stack.enter_context(_training(self.modes))
+                stack.enter_context(_with_recorded_buffers(self.module, self.buffers))
+                stack.enter_context(_in_recorded_modes(self.modes))
             if self.states is not None:
                 stack.callback(generator_states().restore)
                 self.states.restore()
             stack.enter_context(self.settings.entered())
             stack.enter_context(torch._C.DisableTorchFunction())  # as where the interception called it
-            stack.enter_context(self.context.entered(again=True))
+            stack.enter_context(self.context.entered(rerun=True))
             yield
 
 
-class Carrier:
+class HostCopier:
     """Brings storages to the host and back; on CPU devices, which have the host's memory, they stay where they are."""
 
-    def away(self, flat: torch.Tensor, op: int) -> torch.Tensor:
+    def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
         """What call `op` has taken, made or saved, on the host."""
         return flat if flat.device.type == "cpu" else _to_host(flat)
 
-    def back(self, away: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
+    def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
         """The same on the device of the call."""
-        return away if device.type == "cpu" else away.to(device, non_blocking=True)
+        return host_copy if device.type == "cpu" else host_copy.to(device, non_blocking=True)
 
 
-class Hosted:
+class HostedStorage:
     """The storage of a tensor that waits on the host, where it may be already, and was where call `op` runs."""
 
-    def __init__(self, tensor: torch.Tensor, op: int, lock: Any, carrier: Carrier, there: Hosted | None = None):
-        self.device, self.dtype, self.op, self.lock, self.carrier = tensor.device, tensor.dtype, op, lock, carrier
-        if there is None:
-            self.away, self.sent = carrier.away(whole_storage(tensor), op), _submitted(tensor.device)
+    def __init__(
+        self, tensor: torch.Tensor, op: int, lock: Any, host_copier: HostCopier, shared: HostedStorage | None = None
+    ):
+        self.device, self.dtype, self.op, self.lock, self.host_copier = (
+            tensor.device,
+            tensor.dtype,
+            op,
+            lock,
+            host_copier,
+        )
+        if shared is None:
+            self.host_copy, self.sent_event = (
+                host_copier.to_host(whole_storage(tensor), op),
+                _event_after_submitted(tensor.device),
+            )
         else:
-            self.away, self.sent = there.away, there.sent
+            self.host_copy, self.sent_event = shared.host_copy, shared.sent_event
 
-    def value(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
+    def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
         """The storage, back on its device."""
         with self.lock:
-            if self.sent is not None and self.device.type == "cuda":
-                torch.cuda.current_stream(self.device).wait_event(self.sent)
-            elif self.sent is not None:  # what another device sent, and the host reads now
-                self.sent.synchronize()
-            return self.carrier.back(self.away, self.device, self.op)
+            if self.sent_event is not None and self.device.type == "cuda":
+                torch.cuda.current_stream(self.device).wait_event(self.sent_event)
+            elif self.sent_event is not None:  # what another device sent, and the host reads now
+                self.sent_event.synchronize()
+            return self.host_copier.to_device(self.host_copy, self.device, self.op)
 
 
-def _never(packed: Any) -> torch.Tensor:
+def _refuse_backward(packed: Any) -> torch.Tensor:
     raise ExecutionError("a run that only computes activations again has no backward pass")
 
 
 def _to_host(flat: torch.Tensor) -> torch.Tensor:
-    away = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-    away.copy_(flat, non_blocking=True)
-    return away
+    host_copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+    host_copy.copy_(flat, non_blocking=True)
+    return host_copy
 
 
-def _submitted(device: torch.device) -> Any:
+def _event_after_submitted(device: torch.device) -> Any:
     """An event after what a GPU was given to do so far: another may read what this one sends."""
     if device.type != "cuda":
         return None
@@ -236,12 +256,12 @@ def _submitted(device: torch.device) -> Any:
     return event
 
 
-def _stream() -> Any:
+def _current_stream() -> Any:
     return torch.cuda.current_stream() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 @contextlib.contextmanager
-def _on(stream: Any) -> Iterator[None]:
+def _on_stream(stream: Any) -> Iterator[None]:
     """Run on a stream that waits for the present one, which then waits for it."""
     present = torch.cuda.current_stream(stream.device)
     stream.wait_stream(present)
@@ -251,31 +271,31 @@ def _on(stream: Any) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _training(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
+def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
     """Modules in the mode, `train()` or `eval()`, in which they ran."""
-    now = [(module, module.training) for module, _ in modes]
+    current_modes = [(module, module.training) for module, _ in modes]
     try:
         for module, training in modes:
             module.training = training
         yield
     finally:
-        for module, training in now:
+        for module, training in current_modes:
             module.training = training
 
 
 @contextlib.contextmanager
-def _own_buffers(module: nn.Module, values: dict[int, torch.Tensor]) -> Iterator[None]:
+def _with_recorded_buffers(module: nn.Module, values: dict[int, torch.Tensor]) -> Iterator[None]:
     """Copies in the place of a module's buffers, with the `values` of the first run: statistics are not updated twice."""
     before = [
-        (part, name, buffer)
-        for part in module.modules()
-        for name, buffer in part._buffers.items()
+        (submodule, name, buffer)
+        for submodule in module.modules()
+        for name, buffer in submodule._buffers.items()
         if buffer is not None
     ]
     try:
-        for part, name, buffer in before:
-            part._buffers[name] = values.get(id(buffer), buffer).clone()
+        for submodule, name, buffer in before:
+            submodule._buffers[name] = values.get(id(buffer), buffer).clone()
         yield
     finally:
-        for part, name, buffer in before:
-            part._buffers[name] = buffer
+        for submodule, name, buffer in before:
+            submodule._buffers[name] = buffer

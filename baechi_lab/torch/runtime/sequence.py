@@ -19,17 +19,17 @@ import torch
 from .tree import tensors
 
 
-def count() -> int:
+def next_sequence_number() -> int:
     """The number that the next autograd node of this thread will get."""
     return int(torch._C._autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def set_aside(numbers: int) -> int:
     """Skip `numbers` sequence numbers of this thread; returns the first of them."""
-    first = count()
+    first = next_sequence_number()
     if numbers and torch.is_grad_enabled():
         probe = torch.zeros((), requires_grad=True)
-        while count() < first + numbers:
+        while next_sequence_number() < first + numbers:
             probe.neg()  # making a node is the only way to count on
     return first
 
@@ -39,24 +39,24 @@ def inputs_of(value: Any) -> set[Any]:
 
     A layer that writes into a view is followed by nodes of the tensor that the view is of.
     """
-    found = list(tensors(value))
-    bases = [t._base for t in found if t._is_view()]
-    return {t.grad_fn for t in (*found, *bases) if t is not None and t.grad_fn is not None}
+    leaves = list(tensors(value))
+    bases = [t._base for t in leaves if t._is_view()]
+    return {t.grad_fn for t in (*leaves, *bases) if t is not None and t.grad_fn is not None}
 
 
 def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
     """The autograd nodes that lead from `outputs` back to `stop` (exclusive), leaves excluded, oldest first."""
-    seen = set(stop)
-    found: list[Any] = []
+    visited = set(stop)
+    nodes: list[Any] = []
     stack = [t.grad_fn for t in tensors(outputs) if t.grad_fn is not None]
     while stack:
         node = stack.pop()
-        if node in seen or type(node).__name__ == "AccumulateGrad":
+        if node in visited or type(node).__name__ == "AccumulateGrad":
             continue
-        seen.add(node)
-        found.append(node)
+        visited.add(node)
+        nodes.append(node)
         stack.extend(parent for parent, _ in node.next_functions if parent is not None)
-    return sorted(found, key=lambda node: int(node._sequence_nr()))
+    return sorted(nodes, key=lambda node: int(node._sequence_nr()))
 
 
 def renumber(outputs: Any, stop: Iterable[Any], first: int, numbers: int) -> None:

@@ -33,7 +33,7 @@ def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)
     """
-    return [part.untyped_storage() for part in _parts(tensor)]
+    return [component.untyped_storage() for component in _components(tensor)]
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
@@ -51,7 +51,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
     >>> tensor_bytes(torch.ones(4)[1:]), tensor_bytes(torch.eye(2).to_sparse())
     (12, 40)
     """
-    return sum(t.nbytes for t in _parts(tensor))
+    return sum(t.nbytes for t in _components(tensor))
 
 
 def offset_bytes(tensor: torch.Tensor) -> int:
@@ -63,11 +63,11 @@ def offset_bytes(tensor: torch.Tensor) -> int:
     return tensor.storage_offset() * tensor.element_size() if tensor.layout == torch.strided else 0
 
 
-def only_views(outputs: Any, taken: Any) -> bool:
-    """Whether every tensor in `outputs`, of which there is one at least, shares its data with one in `taken`."""
-    old = {storage_key(t) for t in tensors(taken)}
-    made = list(tensors(outputs))
-    return bool(made) and all(storage_key(t) in old for t in made)
+def only_views(outputs: Any, inputs: Any) -> bool:
+    """Whether every tensor in `outputs`, of which there is one at least, shares its data with one in `inputs`."""
+    input_storages = {storage_key(t) for t in tensors(inputs)}
+    output_tensors = list(tensors(outputs))
+    return bool(output_tensors) and all(storage_key(t) in input_storages for t in output_tensors)
 
 
 def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
@@ -78,9 +78,12 @@ def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is a part of a storage and nothing else."""
     return (
-        type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
-        and not tensor.is_conj() and not tensor.is_neg() and not tensor.is_quantized
-    )  # fmt: skip
+        type(tensor) in (torch.Tensor, nn.Parameter)
+        and tensor.layout is torch.strided
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+        and not tensor.is_quantized
+    )
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
@@ -101,7 +104,7 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
 
 def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
     try:
-        return _parts(tensor)[0].untyped_storage()
+        return _components(tensor)[0].untyped_storage()
     except NotImplementedError as error:
         raise InvalidInput(
             "the model uses torch.vmap or a transform of torch.func between its layers, where tensors have no memory to be "
@@ -109,7 +112,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
         ) from error
 
 
-def _parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """Values and indices of a sparse tensor; else the tensor itself."""
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(), tensor._indices())

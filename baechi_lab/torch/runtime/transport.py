@@ -29,15 +29,15 @@ from .tree import map_tensors, tensors
 class Tag:
     """Where a tensor of this forward is: logical device, the event after which it is complete, copies elsewhere.
 
-    `left` says how many planned calls on another device have still to take it there.
+    `pending_reads` says how many planned calls on another device have still to take it there.
     """
 
-    __slots__ = ("__weakref__", "copies", "device", "event", "flight", "left", "op", "version")
+    __slots__ = ("__weakref__", "copies", "device", "event", "forward_state", "op", "pending_reads", "version")
 
-    def __init__(self, flight: Any, op: int, device: int, event: Any, version: int):
-        self.flight, self.op, self.device, self.event, self.version = flight, op, device, event, version
+    def __init__(self, state: Any, op: int, device: int, event: Any, version: int):
+        self.forward_state, self.op, self.device, self.event, self.version = state, op, device, event, version
         self.copies: dict[int, tuple[int, torch.Tensor, Any]] = {}
-        self.left: dict[int, int] = {}
+        self.pending_reads: dict[int, int] = {}
 
 
 class HostTransport:
@@ -46,21 +46,21 @@ class HostTransport:
     def __init__(self, devices: Sequence[str]):
         self.devices = [torch.device(d) for d in devices]
 
-    def begin(self, flight: object) -> None:
+    def begin(self, state: object) -> None:
         """Nothing to prepare."""
 
-    def on(self, flight: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+    def on(self, state: Any, device: int) -> contextlib.AbstractContextManager[Any]:
         """No stream to enter."""
         return contextlib.nullcontext()
 
-    def arrive(self, flight: object, value: Any, device: int) -> Any:
+    def arrive(self, state: object, value: Any, device: int) -> Any:
         """The tensors of `value` on `device`."""
-        here = self.devices[device]
-        return map_tensors(value, lambda t: t if t.device == here else t.to(here))
+        target = self.devices[device]
+        return map_tensors(value, lambda t: t if t.device == target else t.to(target))
 
     def depart(
         self,
-        flight: Any,
+        state: Any,
         outputs: Any,
         op: int,
         device: int,
@@ -69,17 +69,17 @@ class HostTransport:
     ) -> None:
         """Outputs are everywhere already; `remote` says whether another device will read any of them."""
 
-    def taken(self, flight: Any, value: Any, device: int) -> None:
+    def release_copies(self, state: Any, value: Any, device: int) -> None:
         """A planned call on `device` has run with `value`; there are no copies."""
 
-    def inherit(self, flight: object, outputs: Any, taken: Any, device: int) -> None:
+    def inherit(self, state: object, outputs: Any, inputs: Any, device: int) -> None:
         """Views are where their base is."""
 
-    def home(self, flight: object, value: Any) -> int | None:
+    def home(self, state: object, value: Any) -> int | None:
         """Every device is as good as another."""
         return None
 
-    def end(self, flight: object, outputs: Any) -> Any:
+    def end(self, state: object, outputs: Any) -> Any:
         """Nothing to wait for."""
         return outputs
 
@@ -87,18 +87,20 @@ class HostTransport:
 class TaggedTransport(HostTransport):
     """Copies of tensors are kept with the tag of the tensor, until the last planned call on their device has taken them."""
 
-    def _expect(self, flight: Any, made: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]) -> None:
+    def _expect(
+        self, state: Any, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
+    ) -> None:
         for position, device, calls in sends:
-            tag = tag_of(flight, made[position]) if position < len(made) else None
+            tag = tag_of(state, output_tensors[position]) if position < len(output_tensors) else None
             if tag is not None:
-                tag.left[device] = tag.left.get(device, 0) + calls
+                tag.pending_reads[device] = tag.pending_reads.get(device, 0) + calls
 
-    def taken(self, flight: Any, value: Any, device: int) -> None:
+    def release_copies(self, state: Any, value: Any, device: int) -> None:
         """Copies that no other planned call will take on `device` are let go."""
-        for tag in {tag for tensor in tensors(value) if (tag := tag_of(flight, tensor)) is not None}:
-            if tag.left.get(device, 0) > 0:
-                tag.left[device] -= 1
-                if tag.left[device] == 0:
+        for tag in {tag for tensor in tensors(value) if (tag := tag_of(state, tensor)) is not None}:
+            if tag.pending_reads.get(device, 0) > 0:
+                tag.pending_reads[device] -= 1
+                if tag.pending_reads[device] == 0:
                     tag.copies.pop(device, None)
 
 
@@ -109,55 +111,55 @@ class StreamTransport(TaggedTransport):
         super().__init__([str(_indexed(torch.device(d))) for d in devices])
         self.record = record
         self.on_send: Callable[[int, int, int, Any, Any], None] | None = None  # op, target, bytes, start, stop
-        self.own: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
+        self.own_streams: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
         first: dict[torch.device, int] = {}
         for d, device in enumerate(self.devices):
             if first.setdefault(device, d) != d and device.type == "cuda":
-                self.own[d] = torch.cuda.Stream(device)
+                self.own_streams[d] = torch.cuda.Stream(device)
         self.first = first
         self.pairs: dict[tuple[int, int, int], tuple[torch.cuda.Stream, torch.cuda.Stream]] = {}
 
     # -- streams -------------------------------------------------------------------------------------
 
-    def compute(self, flight: Any, device: int) -> torch.cuda.Stream:
+    def compute(self, state: Any, device: int) -> torch.cuda.Stream:
         """The compute stream of a logical device."""
-        return self.own.get(device) or flight.ambient[self.devices[device]]
+        return self.own_streams.get(device) or state.ambient[self.devices[device]]
 
-    def on(self, flight: Any, device: int) -> contextlib.AbstractContextManager[Any]:
-        return torch.cuda.stream(self.compute(flight, device)) if self._cuda(device) else contextlib.nullcontext()
+    def on(self, state: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+        return torch.cuda.stream(self.compute(state, device)) if self._cuda(device) else contextlib.nullcontext()
 
     def _cuda(self, device: int) -> bool:
         return self.devices[device].type == "cuda"
 
-    def begin(self, flight: Any) -> None:
+    def begin(self, state: Any) -> None:
         """Remember the caller's streams, and let the own streams start after what it submitted so far."""
-        flight.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
-        for d, stream in self.own.items():
-            stream.wait_stream(flight.ambient[self.devices[d]])
+        state.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
+        for d, stream in self.own_streams.items():
+            stream.wait_stream(state.ambient[self.devices[d]])
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
-    def arrive(self, flight: Any, value: Any, device: int) -> Any:
-        return map_tensors(value, lambda t: self._local(flight, t, device))
+    def arrive(self, state: Any, value: Any, device: int) -> Any:
+        return map_tensors(value, lambda t: self._local(state, t, device))
 
-    def _local(self, flight: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
-        here = self.devices[device]
+    def _local(self, state: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        target = self.devices[device]
         if tensor.device.type != "cuda":
-            with self.on(flight, device):  # from the host torch waits for the copy by itself
-                return tensor if tensor.device == here else tensor.to(here)
-        tag = tag_of(flight, tensor) or self._adopt(flight, tensor)
-        if here.type != "cuda":
-            with self.on(flight, tag.device):  # to the host likewise, once the stream that makes the tensor is done
-                return tensor.to(here)
+            with self.on(state, device):  # from the host torch waits for the copy by itself
+                return tensor if tensor.device == target else tensor.to(target)
+        tag = tag_of(state, tensor) or self._adopt(state, tensor)
+        if target.type != "cuda":
+            with self.on(state, tag.device):  # to the host likewise, once the stream that makes the tensor is done
+                return tensor.to(target)
         if tag.device == device:
             return tensor
-        copy, event = self._send(flight, tensor, tag, device)
-        self.compute(flight, device).wait_event(event)
+        copy, event = self._send(state, tensor, tag, device)
+        self.compute(state, device).wait_event(event)
         return copy
 
     def depart(
         self,
-        flight: Any,
+        state: Any,
         outputs: Any,
         op: int,
         device: int,
@@ -168,34 +170,34 @@ class StreamTransport(TaggedTransport):
             return
         event = torch.cuda.Event() if remote else None  # most calls are read on their own device only
         if event is not None:
-            event.record(self.compute(flight, device))
-        made = list(tensors(outputs))
-        for tensor in made:
-            old = tag_of(flight, tensor)
-            if tensor.device.type == "cuda" and (old is None or old.device != device or old.version != version(tensor)):
-                self._put(flight, tensor, Tag(flight, op, device, event, version(tensor)))
+            event.record(self.compute(state, device))
+        output_tensors = list(tensors(outputs))
+        for tensor in output_tensors:
+            tag = tag_of(state, tensor)
+            if tensor.device.type == "cuda" and (tag is None or tag.device != device or tag.version != version(tensor)):
+                self._set_tag(state, tensor, Tag(state, op, device, event, version(tensor)))
         for position, target, _ in sends:
-            if position < len(made) and made[position].device.type == "cuda":
-                self._send(flight, made[position], made[position]._baechi_tag, target)  # type: ignore[attr-defined]
-        self._expect(flight, made, sends)
+            if position < len(output_tensors) and output_tensors[position].device.type == "cuda":
+                self._send(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
+        self._expect(state, output_tensors, sends)
 
-    def inherit(self, flight: Any, outputs: Any, taken: Any, device: int) -> None:
+    def inherit(self, state: Any, outputs: Any, inputs: Any, device: int) -> None:
         """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
-        bases = {storage_key(t): tag_of(flight, t) for t in tensors(taken)}
+        bases = {storage_key(t): tag_of(state, t) for t in tensors(inputs)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
             if base is None or base.version != version(tensor):
-                self.depart(flight, tensor, -1, device, ())
-            elif tag_of(flight, tensor) is None:
-                self._put(flight, tensor, Tag(flight, base.op, base.device, base.event, base.version))
+                self.depart(state, tensor, -1, device, ())
+            elif tag_of(state, tensor) is None:
+                self._set_tag(state, tensor, Tag(state, base.op, base.device, base.event, base.version))
 
-    def _send(self, flight: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
+    def _send(self, state: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
         copied, copy, event = tag.copies.get(target, (-1, tensor, None))
         if copied == version(tensor):
             return copy, event
         if tag.event is None or tag.version != version(tensor):  # complete only after what is submitted by now
             tag.version, tag.event = version(tensor), torch.cuda.Event()
-            tag.event.record(self.compute(flight, tag.device))
+            tag.event.record(self.compute(state, tag.device))
         tx, rx = self._pair(tag.op, tag.device, target)
         tx.wait_event(tag.event)
         started = self._mark(tx)
@@ -208,7 +210,7 @@ class StreamTransport(TaggedTransport):
         event.record(rx)
         if self.record:
             tensor.record_stream(reader)
-            copy.record_stream(self.compute(flight, target))
+            copy.record_stream(self.compute(state, target))
         tag.copies[target] = (version(tensor), copy, event)
         if self.on_send is not None:
             self.on_send(tag.op, target, tensor_bytes(tensor), started, self._mark(rx))
@@ -236,51 +238,51 @@ class StreamTransport(TaggedTransport):
 
     # -- tensors that no layer made ------------------------------------------------------------------
 
-    def _put(self, flight: Any, tensor: torch.Tensor, tag: Tag) -> None:
+    def _set_tag(self, state: Any, tensor: torch.Tensor, tag: Tag) -> None:
         tensor._baechi_tag = tag  # type: ignore[attr-defined]
-        flight.tags.append(weakref.ref(tag))
+        state.tags.append(weakref.ref(tag))
 
-    def _adopt(self, flight: Any, tensor: torch.Tensor) -> Tag:
+    def _adopt(self, state: Any, tensor: torch.Tensor) -> Tag:
         """An input or constant: it is complete after what the caller's stream holds now."""
         event = torch.cuda.Event()
-        event.record(flight.ambient[tensor.device])
-        tag = Tag(flight, -1, self.first[tensor.device], event, version(tensor))
-        self._put(flight, tensor, tag)
-        flight.adopted.append(tensor)
+        event.record(state.ambient[tensor.device])
+        tag = Tag(state, -1, self.first[tensor.device], event, version(tensor))
+        self._set_tag(state, tensor, tag)
+        state.adopted.append(tensor)
         return tag
 
-    def home(self, flight: Any, value: Any) -> int | None:
+    def home(self, state: Any, value: Any) -> int | None:
         """The device of the first tensor of `value`: where a function that was not planned runs."""
         for tensor in tensors(value):
-            tag = tag_of(flight, tensor)
+            tag = tag_of(state, tensor)
             if tag is not None or tensor.device in self.first:
                 return tag.device if tag is not None else self.first[tensor.device]
         return None
 
-    def end(self, flight: Any, outputs: Any) -> Any:
+    def end(self, state: Any, outputs: Any) -> Any:
         """The caller's streams go on after the own streams; outputs made there may be freed by the caller."""
-        for d, stream in self.own.items():
-            flight.ambient[self.devices[d]].wait_stream(stream)
+        for d, stream in self.own_streams.items():
+            state.ambient[self.devices[d]].wait_stream(stream)
         for tensor in tensors(outputs):
-            if self.own and tensor.device in flight.ambient and self.record:
-                tensor.record_stream(flight.ambient[tensor.device])
+            if self.own_streams and tensor.device in state.ambient and self.record:
+                tensor.record_stream(state.ambient[tensor.device])
         # Autograd may keep a tensor, and with it its tag, for long: copies must not live as long for that reason.
-        for reference in flight.tags:
+        for reference in state.tags:
             tag = reference()
             if tag is not None:
                 tag.copies.clear()
-                tag.flight = None
-        for tensor in flight.adopted:
+                tag.forward_state = None
+        for tensor in state.adopted:
             del tensor._baechi_tag  # type: ignore[attr-defined]
-        flight.tags.clear()
-        flight.adopted.clear()
+        state.tags.clear()
+        state.adopted.clear()
         return outputs
 
 
-def tag_of(flight: Any, tensor: torch.Tensor) -> Tag | None:
+def tag_of(state: Any, tensor: torch.Tensor) -> Tag | None:
     """The tag that a tensor has in this forward."""
     tag: Tag | None = getattr(tensor, "_baechi_tag", None)
-    return tag if tag is not None and tag.flight is flight else None
+    return tag if tag is not None and tag.forward_state is state else None
 
 
 def make_transport(devices: Sequence[str]) -> HostTransport:

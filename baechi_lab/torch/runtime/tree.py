@@ -45,7 +45,7 @@ def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tu
     )
 
 
-def _is_one_argument(given: list[Any], model: torch.nn.Module) -> bool:
+def _is_one_argument(candidates: list[Any], model: torch.nn.Module) -> bool:
     """Whether a list of tensors is one argument of `model`; refused where its `forward` may take it either way."""
     forward = getattr(type(model), "forward", None)
     if not inspect.isfunction(forward):
@@ -54,18 +54,20 @@ def _is_one_argument(given: list[Any], model: torch.nn.Module) -> bool:
     positions = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
     required = [p for p in positions if p.default is p.empty]
     several = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    if several or len(required) != 1 or not given or not all(isinstance(t, torch.Tensor) for t in given):
+    if several or len(required) != 1 or not candidates or not all(isinstance(t, torch.Tensor) for t in candidates):
         return False
-    said = positions[0].annotation
-    if said is not inspect.Parameter.empty:
-        return bool(_LISTED.match(said if isinstance(said, str) else getattr(said, "__name__", str(said))))
-    if 1 < len(given) <= len(positions):
-        names = ", ".join(p.name for p in positions[: len(given)])
+    annotation = positions[0].annotation
+    if annotation is not inspect.Parameter.empty:
+        text = annotation if isinstance(annotation, str) else getattr(annotation, "__name__", str(annotation))
+        return bool(_LISTED.match(text))
+    if 1 < len(candidates) <= len(positions):
+        names = ", ".join(p.name for p in positions[: len(candidates)])
         raise InvalidInput(
-            f"sample_inputs is a list of {len(given)} tensors, which may be the arguments {names} of {type(model).__name__} or "
-            f"its {positions[0].name} alone; write a tuple of {len(given)} tensors, or ([...],) for one list"
+            f"sample_inputs is a list of {len(candidates)} tensors, which may be the arguments {names} of "
+            f"{type(model).__name__} or its {positions[0].name} alone; write a tuple of {len(candidates)} "
+            "tensors, or ([...],) for one list"
         )
-    return len(given) > len(positions)
+    return len(candidates) > len(positions)
 
 
 _LISTED = re.compile(r"(typing\.|collections\.abc\.)?(list|sequence|iterable|collection)\b", re.IGNORECASE)
@@ -81,11 +83,11 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, tuple):
-        parts = [map_tensors(v, change) for v in value]
+        entries = [map_tensors(v, change) for v in value]
         if type(value) is tuple:
-            return tuple(parts)
+            return tuple(entries)
         # a named tuple may check what it is made of; torch's own result types (torch.return_types) take one sequence
-        return tuple.__new__(type(value), parts) if hasattr(value, "_fields") else type(value)(parts)
+        return tuple.__new__(type(value), entries) if hasattr(value, "_fields") else type(value)(entries)
     if isinstance(value, list):
         return [map_tensors(v, change) for v in value]
     if isinstance(value, slice):
@@ -106,13 +108,13 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
-        for part in value:
-            yield from tensors(part)
+        for entry in value:
+            yield from tensors(entry)
     elif isinstance(value, slice):
         yield from tensors((value.start, value.stop, value.step))
     elif isinstance(value, dict) or is_record(value):
-        for part in parts_of(value).values():
-            yield from tensors(part)
+        for entry in parts_of(value).values():
+            yield from tensors(entry)
     elif _is_batch(value):
         yield from tensors(vars(value))
 
@@ -125,35 +127,37 @@ def is_record(value: Any) -> bool:
 
 def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
     """What a record or dict holds, each object once: items, fields, and other attributes that it was given."""
-    items = {("item", key): part for key, part in value.items()} if isinstance(value, dict) else {}
+    items = {("item", key): entry for key, entry in value.items()} if isinstance(value, dict) else {}
     fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
     names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
-    own = {id(part) for part in items.values()}  # the outputs of Hugging Face have their items as attributes, too
-    found = {
+    item_ids = {
+        id(entry) for entry in items.values()
+    }  # the outputs of Hugging Face have their items as attributes, too
+    attributes = {
         ("attribute", name): getattr(value, name)
         for name in dict.fromkeys([*names, *getattr(value, "__dict__", ())])
         if hasattr(value, name)
     }
-    return {**items, **{at: part for at, part in found.items() if id(part) not in own}}
+    return {**items, **{at: entry for at, entry in attributes.items() if id(entry) not in item_ids}}
 
 
 def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     """The same record or dict with `change` applied to its tensors; its class checks and derives nothing anew."""
     if not any(True for _ in tensors(value)):
         return value
-    changed = {at: (part, map_tensors(part, change)) for at, part in parts_of(value).items()}
+    changed = {at: (entry, map_tensors(entry, change)) for at, entry in parts_of(value).items()}
     kind: Any = type(value)
     mapped = kind.__new__(kind)
     if isinstance(value, collections.defaultdict):
         mapped.default_factory = value.default_factory
     base = collections.OrderedDict if isinstance(value, collections.OrderedDict) else dict
-    for (place, key), (_, other) in changed.items():
+    for (place, key), (_, changed_entry) in changed.items():
         if place == "item":
-            base.__setitem__(mapped, key, other)
-    new = {id(part): other for part, other in changed.values()}
+            base.__setitem__(mapped, key, changed_entry)
+    changed_of = {id(entry): changed_entry for entry, changed_entry in changed.values()}
     for name in _attribute_names(value):
-        part = getattr(value, name)
-        object.__setattr__(mapped, name, new.get(id(part), part))
+        entry = getattr(value, name)
+        object.__setattr__(mapped, name, changed_of.get(id(entry), entry))
     return mapped
 
 
@@ -177,8 +181,8 @@ def _is_batch(value: Any) -> bool:
     kind = type(value)
     if kind.__bases__ != (object,) or not callable(getattr(kind, "to", None)) or not hasattr(value, "__dict__"):
         return False
-    held = vars(value)
-    return any(True for _ in tensors(held)) and outline(held) is not None
+    attributes = vars(value)
+    return any(True for _ in tensors(attributes)) and outline(attributes) is not None
 
 
 def divided(batch: Any, count: int) -> list[Any]:
@@ -210,8 +214,8 @@ def lists_of_images(value: Any) -> Iterator[list[torch.Tensor]]:
         if all(t.dim() == 3 and t.shape[0] in (1, 3, 4) for t in value):
             yield value
     elif isinstance(value, (tuple, list, dict)):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from lists_of_images(part)
+        for entry in value.values() if isinstance(value, dict) else value:
+            yield from lists_of_images(entry)
 
 
 def understood(value: Any) -> bool:
@@ -239,25 +243,35 @@ def outline(value: Any, shapes: bool = False) -> Hashable | None:
     if value is None or isinstance(value, PLAIN):
         return (type(value), value)
     if isinstance(value, dict):
-        parts: list[Any] = [*map(of, value), *map(of, value.values())]
+        outlines: list[Any] = [*map(of, value), *map(of, value.values())]
     elif isinstance(value, (tuple, list)):
-        parts = [*map(of, value)]
+        outlines = [*map(of, value)]
     elif isinstance(value, slice):
-        ends = (value.start, value.stop, value.step)
-        if shapes and any(isinstance(end, torch.Tensor) for end in ends):
+        bounds = (value.start, value.stop, value.step)
+        if shapes and any(isinstance(end, torch.Tensor) for end in bounds):
             return None
-        parts = [*map(of, ends)]
+        outlines = [*map(of, bounds)]
     elif is_record(value):
-        parts = [of(part) for part in parts_of(value).values()]
+        outlines = [of(entry) for entry in parts_of(value).values()]
     elif _is_batch(value):
-        parts = [of(vars(value))]
+        outlines = [of(vars(value))]
     else:
         return None
-    return None if any(part is None for part in parts) else (type(value), *parts)
+    return None if any(entry is None for entry in outlines) else (type(value), *outlines)
 
 
 PLAIN = (
-    numbers.Number, str, bytes, type, range, enum.Enum, type(...), torch.dtype, torch.device, torch.layout,
-    torch.memory_format, types.BuiltinFunctionType,
-)  # fmt: skip
+    numbers.Number,
+    str,
+    bytes,
+    type,
+    range,
+    enum.Enum,
+    type(...),
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    types.BuiltinFunctionType,
+)
 """Types whose values hold no tensor."""

@@ -11,35 +11,31 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-READERS = frozenset({
-    "item", "tolist", "numpy", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__", "__index__",
-    "__complex__", "__contains__", "__array__",
-})  # fmt: skip
+_READERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __complex__ __contains__ __array__"
+READERS = frozenset(_READERS.split())
 """Functions that give Python a tensor's values."""
 
-_OPERATORS = frozenset({
-    "aten::equal", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "torchvision::nms",
-})  # fmt: skip
+_OPERATORS = frozenset(("aten::equal", "aten::_pack_padded_sequence", "aten::_pad_packed_sequence", "torchvision::nms"))
 """Operators that read values and are not tagged so."""
 
 _INDEX, _ONE_HOT = "aten::index", "aten::one_hot"
 
 
 class ValuesRead:
-    """Whether what runs within a `with` block reads values, for a shape or for Python: `found`.
+    """Whether what runs within a `with` block reads values, for a shape or for Python: `reads_values`.
 
     >>> with ValuesRead() as values:
     ...     _ = torch.ones(3)[torch.tensor([0, 2])]
-    >>> values.found
+    >>> values.reads_values
     False
     >>> with ValuesRead() as values:
     ...     _ = torch.ones(3)[torch.tensor([True, False, True])]
-    >>> values.found
+    >>> values.reads_values
     True
     """
 
     def __init__(self) -> None:
-        self.found = False
+        self.reads_values = False
         self.modes = (_Operators(self), _Functions(self))
 
     def __enter__(self) -> ValuesRead:
@@ -61,7 +57,7 @@ class _Operators(TorchDispatchMode):
         self.values = values
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.values.found |= _reads(func, args)
+        self.values.reads_values |= _reads(func, args)
         return func(*args, **(kwargs or {}))
 
 
@@ -71,7 +67,7 @@ class _Functions(TorchFunctionMode):
         self.values = values
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.values.found |= getattr(func, "__name__", "") in READERS
+        self.values.reads_values |= getattr(func, "__name__", "") in READERS
         with torch._C.DisableTorchFunction():  # no other mode sees what a call of a layer runs
             return func(*args, **(kwargs or {}))
 

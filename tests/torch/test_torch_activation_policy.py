@@ -24,7 +24,7 @@ from baechi_lab.errors import ActivationsKept  # noqa: E402
 from baechi_lab.memory.peak import readiness_peak  # noqa: E402
 from baechi_lab.memory_saving.budget import plans_of  # noqa: E402
 from baechi_lab.memory_saving.repeatable import Parts  # noqa: E402
-from baechi_lab.torch.runtime.again import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
+from baechi_lab.torch.runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 
 class Whole(nn.Module):
@@ -86,7 +86,7 @@ def test_random_choices_on_random_placements_are_bit_equal(name):
     again = 0
     for k, changed in enumerate(graphs_of(graph, rng)):
         placed = distributed(model, inputs, changed, 1 + k % 3, k, reorder=("gpu", "global")[k % 2])
-        again += len(bl.torch.distribution(placed).plan.again)
+        again += len(bl.torch.distribution(placed).plan.activation_rows)
         for values in expected:
             assert same(train(placed, inputs), values)
         assert torch.equal(torch.get_rng_state(), drawn)  # running again draws nothing from the generator
@@ -114,7 +114,7 @@ def test_rows_of_a_chain_by_hand():
     changed = bl.recompute(profiled(model, x), drop=["1"])
     plan = bl.torch.distribution(distributed(model, x, changed)).plan
     # the copy reads what linear 0 has kept; both backward passes read the copy
-    assert plan.again == ((1, BACKWARD, OUTPUT, 1, 1), (1, 1, OUTPUT, 0, 0), (2, BACKWARD, OUTPUT, 1, 1))
+    assert plan.activation_rows == ((1, BACKWARD, OUTPUT, 1, 1), (1, 1, OUTPUT, 0, 0), (2, BACKWARD, OUTPUT, 1, 1))
     assert type(plan).from_json(json.loads(json.dumps(plan.to_json()))) == plan
     assert (SAVED, HOST) == (1, -1)
 
@@ -137,7 +137,7 @@ def test_rows_lead_through_parts_of_a_tensor():
     model, x = Halves(), torch.randn(6, 4)
     changed = bl.recompute(profiled(model, x), drop=["second", "second/parts"])
     placed = distributed(model, x, changed)
-    assert bl.torch.distribution(placed).plan.again == ((2, 1, OUTPUT, 1, 0), (3, BACKWARD, OUTPUT, 2, 1))
+    assert bl.torch.distribution(placed).plan.activation_rows == ((2, 1, OUTPUT, 1, 0), (3, BACKWARD, OUTPUT, 2, 1))
     assert same(train(placed, (x,)), train(model, (x,)))
 
 
@@ -325,19 +325,21 @@ class Fickle(nn.Module):
 
 
 def test_another_result_the_second_time_is_an_error_not_a_gradient():
-    from baechi_lab.torch.runtime.again import Activations, Sources
+    from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
 
     layer, rows = Fickle(), [(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)]
-    made = Activations(Sources(rows)).call(0, layer.forward, layer, torch.ones(3, requires_grad=True))
+    made = ActivationPolicy(ActivationSources(rows)).call(0, layer.forward, layer, torch.ones(3, requires_grad=True))
     with pytest.raises(bl.ExecutionError, match=r"call 0 \(Fickle\) saved 4 tensors when it ran again and 1 before"):
         made.sum().backward()
 
 
 def test_an_input_that_was_written_over_is_an_error():
-    from baechi_lab.torch.runtime.again import Activations, Sources
+    from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
 
     x = torch.ones(3, requires_grad=True) * 1.0
-    made = Activations(Sources([(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)])).call(0, torch.tanh, None, x)
+    made = ActivationPolicy(ActivationSources([(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)])).call(
+        0, torch.tanh, None, x
+    )
     x.data.mul_(1.0)
     with torch.no_grad():
         x.mul_(2.0)
@@ -374,7 +376,7 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     moved = bl.offload(graph, cluster, ["1", "4"])
     assert moved.n > graph.n
     placed = bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=moved)
-    rows = bl.torch.distribution(placed).plan.again
+    rows = bl.torch.distribution(placed).plan.activation_rows
     assert rows and all(source == HOST for *_, source in rows)
     assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
 
@@ -421,7 +423,7 @@ def test_what_a_host_waits_for_is_not_what_it_holds(small):
     first = moved.inputs[1][moved.inputs[0][graph.n : moved.n]]
     assert 0 in moved.tensor_bytes[first]
     plan = bl.torch.distribution(bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=moved)).plan
-    assert {row[3] for row in plan.again} == {graph.index["1"], graph.index["4"]}
+    assert {row[3] for row in plan.activation_rows} == {graph.index["1"], graph.index["4"]}
 
 
 @pytest.mark.slow
@@ -431,9 +433,9 @@ def test_the_exported_script_computes_again_with_torch_alone(tmp_path):
     changed = bl.recompute(graph, "sqrt")
     folder = bl.torch.export(step, bl.Placement(device=[0] * changed.n), tmp_path / "placed", graph=changed)
     code = (
-        "import placed_again, train\n"
-        "runs, again = [], placed_again.Record.again\n"
-        "placed_again.Record.again = lambda self: (runs.append(self.op), again(self))[1]\n"
+        "import placed_activation_policy, train\n"
+        "runs, again = [], placed_activation_policy.CallRecord.rerun\n"
+        "placed_activation_policy.CallRecord.rerun = lambda self: (runs.append(self.op), again(self))[1]\n"
         "print((train.train(3), len(runs)))\n"
     )
     losses, runs = said_by(folder, code)
@@ -523,7 +525,7 @@ def test_a_call_that_runs_again_finds_what_it_found_first_and_leaves_nothing(nam
     model, x = nn.Sequential(*layers(), *layers(), nn.Linear(8, 3)), torch.randn(6, 8)
     graph = profiled(model, x, atomic=(Inner,))
     placed = distributed(model, x, bl.recompute(graph, drop=repeatable(graph)), devices, atomic=(Inner,))
-    assert bl.torch.distribution(placed).plan.again
+    assert bl.torch.distribution(placed).plan.activation_rows
     assert same(trained(placed, x, *REGIONS[name]), trained(copy.deepcopy(model), x, *REGIONS[name]))
     assert not torch.is_autocast_enabled("cpu") and torch.get_default_dtype() is torch.float32
 

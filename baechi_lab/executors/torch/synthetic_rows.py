@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...torch.records import NAMED, PARTS, UPDATE
+from ...torch.records import NAMED, PARTS_TYPE, UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""
@@ -32,28 +32,28 @@ def update_rows(
     on: dict[int, list[int]] = {}
     for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
         on.setdefault(clock[int(placement.device[op])], []).append(op)
-    found: Spans = {}
+    spans_of: Spans = {}
     for key, ops in on.items():
-        begun, over = spans[key]
+        begin_us, end_us = spans[key]
         us = graph.duration_us[ops]
         share = us / us.sum() if us.sum() > 0 else np.full(len(ops), 1.0 / len(ops))
-        ends = begun + (over - begun) * np.cumsum(share)
-        starts = [begun, *ends[:-1].tolist()]
-        found |= {op: (start, end) for op, start, end in zip(ops, starts, ends.tolist(), strict=True)}
-    return found
+        end_times = begin_us + (end_us - begin_us) * np.cumsum(share)
+        starts = [begin_us, *end_times[:-1].tolist()]
+        spans_of |= {op: (start, end) for op, start, end in zip(ops, starts, end_times.tolist(), strict=True)}
+    return spans_of
 
 
 def parts_rows(graph: OpGraph, spans: Spans) -> Spans:
     """Start and end of ops of type "Parts" and "Named", which take no time: when the last op ends that they wait for.
 
-    >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS])
+    >>> graph = OpGraph.from_edges([1.0, 0.0], [(0, 1, 80)], op_types=["Linear", PARTS_TYPE])
     >>> parts_rows(graph, {0: (2.0, 5.0)})
     {1: (5.0, 5.0)}
     """
     pointer, predecessor = graph.predecessors
-    ends = {
+    input_ends = {
         op: [spans[k][1] for k in predecessor[pointer[op] : pointer[op + 1]].tolist() if k in spans]
         for op, kind in enumerate(graph.op_types)
-        if kind in (PARTS, NAMED)
+        if kind in (PARTS_TYPE, NAMED)
     }
-    return {op: (max(found), max(found)) for op, found in ends.items() if found}
+    return {op: (max(end_times), max(end_times)) for op, end_times in input_ends.items() if end_times}

@@ -14,7 +14,7 @@ from torch_cases import said_by  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import StateAtOnce  # noqa: E402
-from baechi_lab.torch.runtime.lending import LentState, lent_state  # noqa: E402
+from baechi_lab.torch.runtime.optimizer_offload import OffloadedOptimizerState, offloaded_state_of  # noqa: E402
 
 WITH_HOST = bl.Cluster.uniform(2, kind="cpu").with_host("1GB")
 OPTIMIZERS = {
@@ -74,7 +74,7 @@ def test_results_are_those_of_the_plain_optimizer(name):
         model[0].bias.requires_grad_(False)
         first, *others = model.parameters()
         optimizers.append(OPTIMIZERS[name]([{"params": [first], "lr": 0.02}, {"params": others}]))
-    lent = LentState(optimizers[1], [list(model[k].parameters()) for k in (0, 2, 6)])
+    lent = OffloadedOptimizerState(optimizers[1], [list(model[k].parameters()) for k in (0, 2, 6)])
     brought = []
     lent.copy = lambda state, parameter: brought.append(state) or state.clone()
     torch.manual_seed(1)
@@ -100,8 +100,8 @@ def test_results_are_those_of_the_plain_optimizer(name):
 
 def counted(optimizer):
     """How many tensors are brought at once, at most."""
-    (lent, most) = lent_state(optimizer), []
-    lent.copy = lambda state, parameter: most.append(len(lent.away) + 1) or state.clone()
+    (lent, most) = offloaded_state_of(optimizer), []
+    lent.copy = lambda state, parameter: most.append(len(lent.brought) + 1) or state.clone()
     return most
 
 
@@ -123,7 +123,7 @@ def test_what_may_look_at_all_gradients_gets_all_state_at_once():
         if kind is torch.optim.SGD:
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(clip)
-        LentState(optimizers[1], [model.parameters() for model in (models[1][0], models[1][2])])
+        OffloadedOptimizerState(optimizers[1], [model.parameters() for model in (models[1][0], models[1][2])])
         most = counted(optimizers[1])
         for _ in range(3):
             for model, optimizer in zip(models, optimizers, strict=True):
@@ -137,7 +137,7 @@ def test_what_may_look_at_all_gradients_gets_all_state_at_once():
             assert torch.equal(a, b)
     model = layers()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
-    LentState(optimizer, [model.parameters()])
+    OffloadedOptimizerState(optimizer, [model.parameters()])
 
     def closure():
         optimizer.zero_grad()
@@ -155,7 +155,7 @@ def test_a_layer_at_a_time_with_schedulers_and_checkpoints():
     model = layers()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
     before = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    LentState(optimizer, [model[k].parameters() for k in (0, 2, 4, 6)])
+    OffloadedOptimizerState(optimizer, [model[k].parameters() for k in (0, 2, 4, 6)])
     after = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     most = counted(optimizer)
     for _ in range(2):
@@ -171,13 +171,13 @@ def test_a_layer_at_a_time_with_schedulers_and_checkpoints():
     other.load_state_dict(optimizer.state_dict())
     optimizer.load_state_dict(other.state_dict())
     optimizer.step()
-    assert lent_state(copy.deepcopy(optimizer)) is None
+    assert offloaded_state_of(copy.deepcopy(optimizer)) is None
 
 
 def test_nothing_without_gradients_is_touched():
     model = layers()
     optimizer = torch.optim.Adam(model.parameters())
-    LentState(optimizer, [model.parameters()])
+    OffloadedOptimizerState(optimizer, [model.parameters()])
     kept = copy.deepcopy(model.state_dict())
     optimizer.step()
     assert not optimizer.state and all(torch.equal(t, kept[name]) for name, t in model.state_dict().items())
@@ -192,25 +192,30 @@ def test_an_optimizer_of_ones_own():
         model = bl.torch.distribute(step.model(), step.inputs, WITH_HOST, bl.place(graph, WITH_HOST, "single"), **more)
         optimizer = step.optimizer(model.parameters())
         if more:
-            assert bl.torch.lend_state(optimizer, model) is optimizer
-            assert [len(group) for group in lent_state(optimizer).groups] == [2] * 4
+            assert bl.torch.offload_optimizer_state(optimizer, model) is optimizer
+            assert [len(group) for group in offloaded_state_of(optimizer).groups] == [2] * 4
         torch.manual_seed(0)
         losses.append([float(step.run(model, optimizer).detach()) for _ in range(3)])
         if more:
             continue
-        with pytest.raises(bl.InvalidInput, match=r"all optimizer state on its devices; .*graph=bl\.offload\("):
+        with (
+            pytest.warns(DeprecationWarning, match="use bl.torch.offload_optimizer_state"),
+            pytest.raises(bl.InvalidInput),
+        ):
             bl.torch.lend_state(optimizer, model)
+        with pytest.raises(bl.InvalidInput, match=r"all optimizer state on its devices; .*graph=bl\.offload\("):
+            bl.torch.offload_optimizer_state(optimizer, model)
         with pytest.raises(bl.InvalidInput, match="is not distributed"):
-            bl.torch.lend_state(optimizer, layers())
+            bl.torch.offload_optimizer_state(optimizer, layers())
     assert losses[0] == losses[1]
 
 
-def test_state_is_lent_once():
+def test_state_is_offloaded_once():
     model = layers()
     optimizer = torch.optim.Adam(model.parameters())
-    LentState(optimizer, [])
-    with pytest.raises(bl.InvalidInput, match="state of the Adam is lent already"):
-        LentState(optimizer, [])
+    OffloadedOptimizerState(optimizer, [])
+    with pytest.raises(bl.InvalidInput, match="state of the Adam is offloaded already"):
+        OffloadedOptimizerState(optimizer, [])
 
 
 def test_state_of_no_layer_is_refused():
@@ -256,9 +261,10 @@ def test_the_exported_script_lends_state_with_torch_alone(tmp_path):
     placed = bl.place(graph, WITH_HOST, "m-topo")
     folder = bl.torch.export(step, placed, tmp_path / "placed", cluster=WITH_HOST, graph=graph)
     code = (
-        "import placed_lending, train\n"
-        "groups, turns = [], placed_lending.LentState._here\n"
-        "placed_lending.LentState._here = lambda self, p: (groups.append(len(p)), turns(self, p))[1]\n"
+        "import placed_optimizer_offload, train\n"
+        "offloaded = placed_optimizer_offload.OffloadedOptimizerState\n"
+        "groups, on_devices = [], offloaded._state_on_devices\n"
+        "offloaded._state_on_devices = lambda self, p: (groups.append(len(p)), on_devices(self, p))[1]\n"
         "print((train.train(3), len(groups)))\n"
     )
     losses, groups = said_by(folder, code)

@@ -1,4 +1,4 @@
-"""Keeping code order: which calls of a traced forward must run where the code has them, and why.
+"""PinnedCalls code order: which calls of a traced forward must run where the code has them, and why.
 
 A call that waits runs in another thread, later than the code says, while the code goes on with a stand-in. That changes
 no result as long as everything that touches its inputs, its outputs and what it uses is a call that the trace has
@@ -32,10 +32,10 @@ from torch.utils.checkpoint import CheckpointFunction
 from .runtime.context import ambient, function_modes, saved_tensor_hooks_active
 from .runtime.intercept import hooked
 from .runtime.tree import outline, tensors, understood
-from .snapshot import Holder, untouched
+from .snapshot import ContainerSnapshot, ModelSnapshot
 
 
-class Keeping:
+class PinnedCalls:
     """Collects the fixed calls of one trace: `reasons` maps their indices to the reason."""
 
     def __init__(self) -> None:
@@ -44,13 +44,13 @@ class Keeping:
         self.modes = function_modes() + 1  # the interception's own
         self.regions: list[str] = []
 
-    def fix(self, calls: Iterable[int], why: str) -> None:
+    def pin(self, calls: Iterable[int], why: str) -> None:
         """Calls that were made; negative indices stand for no call."""
         for call in calls:
             if call >= 0:
                 self.reasons.setdefault(call, why)
 
-    def why(self, module: nn.Module | None) -> str | None:
+    def reason_to_pin(self, module: nn.Module | None) -> str | None:
         """Why the call that is about to run must keep its place."""
         if self.regions:
             return self.regions[-1]
@@ -60,35 +60,37 @@ class Keeping:
             return "settings of a region"
         return "hooks" if module is not None and hooked(module) else None
 
-    def outliving(self, made: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
+    def pin_outliving_tensors(self, tensors: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
         """Fix the calls behind tensors that are alive although nobody should hold them any more.
 
-        `made` must hold the last references to the tensors.
+        `tensors` must hold the last references to the tensors.
         """
-        left = [(weakref.ref(tensor), behind) for tensor, behind in made]
-        if any(reference() is not None for reference, _ in left):
+        references = [(weakref.ref(tensor), behind) for tensor, behind in tensors]
+        if any(reference() is not None for reference, _ in references):
             gc.collect()
-        for reference, behind in left:
+        for reference, behind in references:
             if reference() is not None:
-                self.fix(behind, "tensors that are kept after the forward")
+                self.pin(behind, "tensors that are kept after the forward")
 
-    def attributes(self, model: nn.Module, kept: untouched, modules: list[str | None]) -> None:
+    def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
         """What the forward changed besides values; `modules` has the layer of every call."""
         named = dict(model.named_modules())
-        for holder in kept.changes():
-            own = [i for i, layer in enumerate(modules) if layer is not None and _within(layer, holder.places)]
-            if any(holder.held is named[p]._buffers for p in holder.places if p in named) and _alike(holder):
-                self.fix(own, "a buffer that is replaced")
-            elif not holder.attributes and _log(holder.held):
-                self.fix(own, "attributes that change")
+        for holder in snapshot.changes():
+            pinned = [i for i, layer in enumerate(modules) if layer is not None and _within(layer, holder.places)]
+            if any(
+                holder.container is named[p]._buffers for p in holder.places if p in named
+            ) and _replaced_by_same_kind(holder):
+                self.pin(pinned, "a buffer that is replaced")
+            elif not holder.attributes and _is_log(holder.container):
+                self.pin(pinned, "attributes that change")
             else:
-                name = ".".join(part for part in (min(holder.places), str(holder.changed()[0])) if part)
-                self.fix(range(len(modules)), f"the forward changes {name!r}")
+                name = ".".join(step for step in (min(holder.places), str(holder.changed()[0])) if step)
+                self.pin(range(len(modules)), f"the forward changes {name!r}")
 
 
-def recomputes(what: Any, args: Any) -> bool:
+def recomputes(function: Any, args: Any) -> bool:
     """Whether a region is one of reentrant checkpointing that will be recomputed: some input has a gradient."""
-    return what is CheckpointFunction and any(t.requires_grad for t in tensors(args[2:]))
+    return function is CheckpointFunction and any(t.requires_grad for t in tensors(args[2:]))
 
 
 def plainly(run: Any, args: Any, kwargs: Any) -> Any:
@@ -96,18 +98,21 @@ def plainly(run: Any, args: Any, kwargs: Any) -> Any:
     return args[0](*args[2:])
 
 
-def function_name(what: Any) -> str:
+def function_name(function: Any) -> str:
     """What to call a Function in a warning."""
-    return "hooks" if what is BackwardHookFunction else f"the autograd Function {what.__name__}"
+    return "hooks" if function is BackwardHookFunction else f"the autograd Function {function.__name__}"
 
 
-def foreign(args: Any, kwargs: Any) -> str | None:
+def find_opaque_argument(args: Any, kwargs: Any) -> str | None:
     """The first argument that might hide tensors, by its type; None where there is none."""
-    parts = (*args, *kwargs.values())
-    return next((f"a {type(part).__name__} that might hide tensors" for part in parts if not understood(part)), None)
+    arguments = (*args, *kwargs.values())
+    return next(
+        (f"a {type(argument).__name__} that might hide tensors" for argument in arguments if not understood(argument)),
+        None,
+    )
 
 
-def said(reasons: dict[int, str], keys: Iterable[str]) -> str:
+def describe_pinned_calls(reasons: dict[int, str], keys: Iterable[str]) -> str:
     """One line: how many calls keep code order, and the reasons with an example each."""
     names = list(keys)
     groups: dict[str, list[str]] = {}
@@ -121,13 +126,13 @@ def _within(layer: str, places: Iterable[str]) -> bool:
     return any(place == layer or place.startswith(f"{layer}.") for place in places)
 
 
-def _alike(buffers: Holder) -> bool:
+def _replaced_by_same_kind(buffers: ContainerSnapshot) -> bool:
     """Whether every buffer that was replaced was replaced by a tensor of its kind."""
-    pairs = [(buffers.held.get(key), buffers.before.get(key)) for key in buffers.changed()]
-    return all(isinstance(before, torch.Tensor) and outline(now) == outline(before) for now, before in pairs)
+    pairs = [(buffers.container.get(key), buffers.before.get(key)) for key in buffers.changed()]
+    return all(isinstance(before, torch.Tensor) and outline(after) == outline(before) for after, before in pairs)
 
 
-def _log(held: Any) -> bool:
+def _is_log(container: Any) -> bool:
     """A list, set or dict of plain values that is no object's attributes: only its owner's code can know it."""
-    parts = [*held, *held.values()] if isinstance(held, dict) else list(held)
-    return outline(parts) is not None and not any(True for _ in tensors(parts))
+    entries = [*container, *container.values()] if isinstance(container, dict) else list(container)
+    return outline(entries) is not None and not any(True for _ in tensors(entries))

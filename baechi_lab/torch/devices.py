@@ -34,13 +34,13 @@ def attached_cluster(
     kind = kind.lower() if isinstance(kind, str) else kind
     if kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
-    found = torch.cuda.device_count() if torch.cuda.is_available() and kind != "cpu" else 0
-    if kind == "gpu" and not found:
+    gpu_count = torch.cuda.device_count() if torch.cuda.is_available() and kind != "cpu" else 0
+    if kind == "gpu" and not gpu_count:
         raise InvalidInput("kind is 'gpu' and torch sees no GPU; use kind='cpu'")
-    if found:
+    if gpu_count:
         if virtual is not None:
             raise InvalidInput(f"virtual is {virtual!r}; it is the number of CPU devices, so it needs kind='cpu'")
-        sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(found)]
+        sizes = [torch.cuda.get_device_properties(i).total_memory for i in range(gpu_count)]
         return Cluster(tuple(Device(f"gpu:{i}", "gpu", size) for i, size in enumerate(sizes)), link, comm)
     count = check_whole("virtual", 2 if virtual is None else virtual)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -53,21 +53,21 @@ def device_map(model: nn.Module) -> dict[str, int | str]:
     >>> device_map(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     {'': 'cpu'}
     """
-    found: dict[str, int | str] = {}
-    _map(model, "", found)
-    return found
+    device_of: dict[str, int | str] = {}
+    _add_modules(model, "", device_of)
+    return device_of
 
 
-def _map(module: nn.Module, name: str, found: dict[str, int | str]) -> None:
+def _add_modules(module: nn.Module, name: str, device_of: dict[str, int | str]) -> None:
     tensors = [*module.parameters(), *module.buffers()]
     places = {t.device for t in tensors}
     if len(places) == 1:
-        found[name] = _label(places.pop())
+        device_of[name] = _label(places.pop())
         return
-    own = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
-    found.update({f"{name}.{key}".lstrip("."): _label(t.device) for key, t in own})
+    direct_tensors = (*module.named_parameters(recurse=False), *module.named_buffers(recurse=False))
+    device_of.update({f"{name}.{key}".lstrip("."): _label(t.device) for key, t in direct_tensors})
     for key, child in module.named_children():
-        _map(child, f"{name}.{key}".lstrip("."), found)
+        _add_modules(child, f"{name}.{key}".lstrip("."), device_of)
 
 
 def _label(device: torch.device) -> int | str:

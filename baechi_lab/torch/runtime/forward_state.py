@@ -10,38 +10,38 @@ from typing import Any
 
 import torch
 
-from .again import Activations
+from .activation_policy import ActivationPolicy
 from .deferred import Future
 from .gate import Gate
-from .rerun import Carrier
+from .rerun import HostCopier
 
 
 class Observer:
     """Sees every planned call of a forward; the measured timeline is one."""
 
-    def start(self, op: int, taken: Any) -> None:
+    def start(self, op: int, arguments: Any) -> None:
         """The call is about to run on its device, with its inputs there."""
 
-    def stop(self, op: int, taken: Any, outputs: Any) -> None:
+    def stop(self, op: int, arguments: Any, outputs: Any) -> None:
         """The call is submitted."""
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
         """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
         return lambda op, run: contextlib.nullcontext()
 
-    def carrier(self) -> Carrier:
+    def host_copier(self) -> HostCopier:
         """What brings tensors to the host and back."""
-        return Carrier()
+        return HostCopier()
 
 
-class Flight:
+class ForwardState:
     """The state of one forward."""
 
     def __init__(self, learned: dict[str, tuple[Any, int, Any]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
         self.pending: list[Future] = []  # those of `futures` that nobody has waited for
-        self.held = 0  # how many regions are running in which nothing may wait
+        self.pinned_regions = 0  # how many regions are running in which nothing may wait
         self.before: tuple[Any, ...] = ()
         self.modes = 0
         self.latest = -1  # the call that comes last in the plan, of those that the host has reached
@@ -53,36 +53,36 @@ class Flight:
         self.order: list[int] = []
         self.tags: list[Any] = []
         self.adopted: list[torch.Tensor] = []
-        self.activations: Activations | None = None
+        self.activations: ActivationPolicy | None = None
 
-    def ended(self) -> None:
+    def wait_for_calls(self) -> None:
         """Wait until no call waits any more."""
         wait(self.jobs)
 
     def join(self) -> None:
         """The same, and raise the error of the first call that failed."""
-        self.ended()
+        self.wait_for_calls()
         failed = [f for f in self.futures if f.error is not None]
         if failed:
             raise min(failed, key=lambda f: f.op).error  # type: ignore[misc]
 
 
-class Learned:
+class LearnedSpecs:
     """What stand-ins must look like, by the signature of a forward; the oldest is forgotten and learned again."""
 
-    def __init__(self, most: int = 256):
-        self.most = most
+    def __init__(self, max_signatures: int = 256):
+        self.max_signatures = max_signatures
         self.signatures: dict[Any, dict[str, tuple[Any, int, Any]]] = {}
 
-    def of(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int, Any]]]:
+    def lookup(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int, Any]]]:
         """Whether a signature is known, and what is learned of each call by its key."""
-        known = signature in self.signatures
-        if not known and len(self.signatures) >= self.most:
+        is_known = signature in self.signatures
+        if not is_known and len(self.signatures) >= self.max_signatures:
             self.signatures.pop(next(iter(self.signatures)))
-        return known, self.signatures.setdefault(signature, {})
+        return is_known, self.signatures.setdefault(signature, {})
 
 
-def observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run_observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """Run a call before the eyes of an observer."""
     observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)

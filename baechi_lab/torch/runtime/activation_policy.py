@@ -27,7 +27,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .context import saved_tensor_hooks_active
 from .random import generator_states, same_states
-from .rerun import EMPTY, Carrier, Held, Hosted, Part, Record
+from .rerun import EMPTY, CallRecord, HostCopier, HostedStorage, RetainedArgument, StorageView
 from .storage import is_plain, is_whole, storage_reference, version
 from .tree import map_tensors, tensors
 
@@ -40,40 +40,40 @@ BACKWARD = -1
 OUTPUT, SAVED = 0, 1
 """What is read: an output of the producer, or what else it saves for its own backward call."""
 
-Row = tuple[int, int, int, int, int]
+ActivationRow = tuple[int, int, int, int, int]
 """A call and its run (or `BACKWARD`) read what (`OUTPUT` or `SAVED`) of which call from which run (or the `HOST`)."""
 
 
-class Sources:
+class ActivationSources:
     """The rows of a plan, to look up. Runs of a call are counted from 0, which is the one of the forward pass."""
 
-    def __init__(self, rows: Iterable[Row]):
+    def __init__(self, rows: Iterable[ActivationRow]):
         self.backward: dict[tuple[int, int, int], int] = {}  # (call, what, producer) -> run
         self.copies: dict[tuple[int, int], dict[int, int]] = {}  # (call, producer) -> run -> run of the producer
-        self.runs: dict[int, int] = {}  # producer -> its last run
-        for reader, run, what, producer, source in rows:
+        self.last_run: dict[int, int] = {}  # producer -> its last run
+        for reader, run, kind, producer, source in rows:
             if run == BACKWARD:
-                self.backward[reader, what, producer] = source
+                self.backward[reader, kind, producer] = source
             else:
                 self.copies.setdefault((reader, producer), {})[run] = source
-                self.runs[reader] = max(self.runs.get(reader, 0), run)
+                self.last_run[reader] = max(self.last_run.get(reader, 0), run)
             if source > 0:
-                self.runs[producer] = max(self.runs.get(producer, 0), source)
-        self.steady: dict[
+                self.last_run[producer] = max(self.last_run.get(producer, 0), source)
+        self.unchanged_buffers: dict[
             tuple[int, bool], set[str]
         ] = {}  # (call, training) -> buffers that it was seen to leave as they are
-        self.involved = {reader for reader, _, _ in self.backward} | set(self.runs)
+        self.involved = {reader for reader, _, _ in self.backward} | set(self.last_run)
         self.involved |= {producer for _, _, producer in self.backward}
 
 
-class Activations:
+class ActivationPolicy:
     """What the calls of one forward save; `call` runs one of them."""
 
-    def __init__(self, sources: Sources, observer: Any = None, carrier: Carrier | None = None):
-        self.sources, self.observer, self.carrier = sources, observer, carrier or Carrier()
+    def __init__(self, sources: ActivationSources, observer: Any = None, host_copier: HostCopier | None = None):
+        self.sources, self.observer, self.host_copier = sources, observer, host_copier or HostCopier()
         self.lock = threading.RLock()
-        self.made: dict[StorageWeakRef, Made] = {}
-        self.hosted: dict[StorageWeakRef, Hosted] = {}
+        self.producers: dict[StorageWeakRef, Producer] = {}
+        self.hosted: dict[StorageWeakRef, HostedStorage] = {}
         # a copy on another device -> what it is a copy of, and whether of all of it
         self.received: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
         self.numbers = itertools.count()
@@ -83,118 +83,128 @@ class Activations:
         if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
         with self.lock:
-            record = self._record(op, run, args, kwargs, module) if op in self.sources.runs else None
-        before = {} if record is None else self._buffers(op, module)
-        packs: list[Pack] = []
+            record = self._record_call(op, run, args, kwargs, module) if op in self.sources.last_run else None
+        before = {} if record is None else self._snapshot_buffers(op, module)
+        packs: list[SavedTensor] = []
 
-        def pack(tensor: torch.Tensor) -> Pack:
-            packs.append(Pack(tensor))
+        def pack(tensor: torch.Tensor) -> SavedTensor:
+            packs.append(SavedTensor(tensor))
             return packs[-1]
 
-        with saved_tensors_hooks(pack, Pack.unpack):
+        with saved_tensors_hooks(pack, SavedTensor.unpack):
             outputs = run(*args, **kwargs)
         with self.lock:
             if record is not None:
                 self._keep_buffers(op, record, before)
                 if record.states is not None and same_states(record.states, generator_states()):
                     record.states = None  # it has drawn nothing
-            given = {storage_reference(t) for t in tensors((args, kwargs)) if is_plain(t)}
+            argument_storages = {storage_reference(t) for t in tensors((args, kwargs)) if is_plain(t)}
             state = () if module is None else (*module.parameters(), *module.buffers())
-            fixed = {storage_reference(t) for t in state if is_plain(t)}
-            made = [t for t in tensors(outputs) if is_plain(t)]
-            for position, tensor in enumerate(made):
-                if (storage := storage_reference(tensor)) not in given:
-                    self.made[storage] = Made(op, position, record)
-            for index, kept in enumerate(packs):
-                if is_plain(kept.tensor) and (storage := storage_reference(kept.tensor)) not in fixed:
-                    self._settle(op, kept, index, storage, storage in given, record)
+            state_storages = {storage_reference(t) for t in state if is_plain(t)}
+            output_tensors = [t for t in tensors(outputs) if is_plain(t)]
+            for position, tensor in enumerate(output_tensors):
+                if (storage := storage_reference(tensor)) not in argument_storages:
+                    self.producers[storage] = Producer(op, position, record)
+            for index, saved in enumerate(packs):
+                if is_plain(saved.tensor) and (storage := storage_reference(saved.tensor)) not in state_storages:
+                    self._drop_if_planned(op, saved, index, storage, storage in argument_storages, record)
             if record is not None:
                 record.packs = len(packs)
         return outputs
 
-    def arrived(self, sent: Any, received: Any) -> None:
+    def note_copies(self, originals: Any, copies: Any) -> None:
         """What a call takes, before and after it was brought to the call's device."""
         with self.lock:
-            for tensor, here in zip(tensors(sent), tensors(received), strict=True):
-                if here is not tensor and is_plain(tensor) and is_plain(here):
-                    whole = is_whole(tensor) and is_whole(here)
-                    self.received[storage_reference(here)] = storage_reference(tensor), whole
+            for tensor, copy in zip(tensors(originals), tensors(copies), strict=True):
+                if copy is not tensor and is_plain(tensor) and is_plain(copy):
+                    covers_storage = is_whole(tensor) and is_whole(copy)
+                    self.received[storage_reference(copy)] = storage_reference(tensor), covers_storage
 
-    def _record(self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Record:
+    def _record_call(
+        self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
+    ) -> CallRecord:
         states = generator_states()
-        record = Record(next(self.numbers), op, run, module, states, self.sources.runs[op], self.lock, self.observer)
+        record = CallRecord(
+            next(self.numbers), op, run, module, states, self.sources.last_run[op], self.lock, self.observer
+        )
         occurring = list(tensors((args, kwargs)))
         unique = {id(t): t for t in occurring}  # one object may be several arguments, which some layers ask for
         number = {key: k for k, key in enumerate(unique)}
-        record.taken = [self._argument(record, t) for t in unique.values()]
-        record.order = [number[id(t)] for t in occurring]
+        record.inputs = [self._record_argument(record, t) for t in unique.values()]
+        record.input_index = [number[id(t)] for t in occurring]
         record.arguments = map_tensors((args, kwargs), lambda t: EMPTY)
         return record
 
-    def _buffers(self, op: int, module: nn.Module | None) -> dict[str, Buffer]:
+    def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
         """The buffers of a call that may change them, as they are."""
-        steady = self.sources.steady.get((op, module.training), set()) if module is not None else set()
+        steady = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
         named = () if module is None else module.named_buffers()
         return {
-            name: Buffer(buffer, buffer.detach().clone(), version(buffer))
+            name: BufferSnapshot(buffer, buffer.detach().clone(), version(buffer))
             for name, buffer in named
             if name not in steady
         }
 
-    def _keep_buffers(self, op: int, record: Record, before: dict[str, Buffer]) -> None:
+    def _keep_buffers(self, op: int, record: CallRecord, before: dict[str, BufferSnapshot]) -> None:
         """Keep the values of buffers that the call has changed; the others are not copied again."""
         key = (op, record.module is not None and record.module.training)
         for name, buffer in before.items():
             if buffer.changed():
                 record.buffers[id(buffer.tensor)] = buffer.values
             else:
-                self.sources.steady.setdefault(key, set()).add(name)
+                self.sources.unchanged_buffers.setdefault(key, set()).add(name)
 
-    def _argument(self, record: Record, tensor: torch.Tensor) -> Held | Part:
-        found = self.made.get(storage_reference(tensor)) if is_plain(tensor) else None
-        if found is not None and found.record is not None:
-            runs = self.sources.copies.get((record.op, found.op), {})
-            if len(runs) == record.runs and all(source > 0 for source in runs.values()):
-                for run, source in runs.items():
-                    found.record.wanted_by((record.number, run), found.position, source)
-                return Part(found.record, found.position, tensor)
-        return Held(tensor)
+    def _record_argument(self, record: CallRecord, tensor: torch.Tensor) -> RetainedArgument | StorageView:
+        producer = self.producers.get(storage_reference(tensor)) if is_plain(tensor) else None
+        if producer is not None and producer.record is not None:
+            source_of_run = self.sources.copies.get((record.op, producer.op), {})
+            if len(source_of_run) == record.last_run and all(source > 0 for source in source_of_run.values()):
+                for run, source in source_of_run.items():
+                    producer.record.add_reader((record.number, run), producer.position, source)
+                return StorageView(producer.record, producer.position, tensor)
+        return RetainedArgument(tensor)
 
-    def _settle(
-        self, op: int, pack: Pack, index: int, storage: StorageWeakRef, given: bool, own: Record | None
+    def _drop_if_planned(
+        self,
+        op: int,
+        pack: SavedTensor,
+        index: int,
+        storage: StorageWeakRef,
+        is_argument: bool,
+        own_record: CallRecord | None,
     ) -> None:
         """Drop the tensor of `pack` where the plan has it elsewhere."""
-        found = self.made.get(storage)
-        if found is None and given:
-            found = self.made.get(self.received.get(storage, (storage, True))[0])
-            if found is None or self.sources.backward.get((op, OUTPUT, found.op)) != HOST:
+        maker = self.producers.get(storage)
+        if maker is None and is_argument:
+            maker = self.producers.get(self.received.get(storage, (storage, True))[0])
+            if maker is None or self.sources.backward.get((op, OUTPUT, maker.op)) != HOST:
                 return  # an input of the model, or made between calls, or a copy that nothing makes again here
-        what, producer = (SAVED, op) if found is None else (OUTPUT, found.op)
-        source = self.sources.backward.get((op, what, producer), 0)
+        kind, producer = (SAVED, op) if maker is None else (OUTPUT, maker.op)
+        source = self.sources.backward.get((op, kind, producer), 0)
         if source == HOST:
             if storage not in self.hosted:
-                origin, whole = self.received.get(storage, (storage, True))
-                there = self.hosted.get(origin) if whole else None
-                self.hosted[storage] = Hosted(pack.tensor, op, self.lock, self.carrier, there)
-            pack.drop(Part(self.hosted[storage], 0, pack.tensor))
+                origin, covers_storage = self.received.get(storage, (storage, True))
+                hosted_origin = self.hosted.get(origin) if covers_storage else None
+                self.hosted[storage] = HostedStorage(pack.tensor, op, self.lock, self.host_copier, hosted_origin)
+            pack.drop(StorageView(self.hosted[storage], 0, pack.tensor))
         elif source > 0:
-            record, position = (own, ~index) if found is None else (found.record, found.position)
+            record, position = (own_record, ~index) if maker is None else (maker.record, maker.position)
             if record is not None:
-                pack.drop(Part(record, position, pack.tensor))
-                record.wanted_by((id(pack), BACKWARD), position, source)
+                pack.drop(StorageView(record, position, pack.tensor))
+                record.add_reader((id(pack), BACKWARD), position, source)
 
 
 @dataclass(frozen=True)
-class Made:
+class Producer:
     """Which call made a storage, as which of its outputs."""
 
     op: int
     position: int
-    record: Record | None
+    record: CallRecord | None
 
 
 @dataclass(frozen=True)
-class Buffer:
+class BufferSnapshot:
     """A buffer of a module, with its values and version before a call."""
 
     tensor: torch.Tensor
@@ -206,24 +216,24 @@ class Buffer:
         return version(self.tensor) != self.version or not torch.equal(self.tensor, self.values)
 
 
-class Pack:
+class SavedTensor:
     """What autograd holds in the place of a saved tensor: the tensor, or where to find it."""
 
-    __slots__ = ("part", "tensor", "version")
+    __slots__ = ("tensor", "version", "view")
 
     def __init__(self, tensor: torch.Tensor):
         self.tensor: Any = tensor.detach()
         self.version = version(tensor)
-        self.part: Part | None = None
+        self.view: StorageView | None = None
 
-    def drop(self, part: Part) -> None:
+    def drop(self, view: StorageView) -> None:
         """Keep no tensor."""
-        self.tensor, self.part = None, part
+        self.tensor, self.view = None, view
 
     def unpack(self) -> torch.Tensor:
         """The tensor."""
-        if self.part is not None:
-            return self.part.get((id(self), BACKWARD))
+        if self.view is not None:
+            return self.view.get((id(self), BACKWARD))
         if version(self.tensor) != self.version:
             raise RuntimeError(
                 "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor of "

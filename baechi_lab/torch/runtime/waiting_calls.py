@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from ...errors import ExecutionError
 from .context import Context
 from .deferred import Future, resolve
-from .flight import Flight
+from .forward_state import ForwardState
 from .gate import Gate
 from .sequence import inputs_of, renumber
 from .tree import tensors
@@ -29,18 +29,18 @@ class WaitingCall(NamedTuple):
     numbers: int
     context: Context
 
-    def make(self, flight: Flight, future: Future, submit: Callable[..., Any]) -> None:
+    def make(self, state: ForwardState, future: Future, submit: Callable[..., Any]) -> None:
         """Wait for the turn of `future`'s op, submit the call, and give `future` what it returns or raises."""
-        gate: Gate = flight.gate  # type: ignore[assignment]
+        gate: Gate = state.gate  # type: ignore[assignment]
         gate.wait(future.op)
         try:
-            if flight.error is not None:
-                raise flight.error
+            if state.error is not None:
+                raise state.error
             with self.context.entered():
                 args, kwargs = resolve((self.args, self.kwargs))
                 stop = inputs_of((args, kwargs))
-                flight.order.append(future.op)
-                outputs = submit(flight, future.op, self.run, args, kwargs)
+                state.order.append(future.op)
+                outputs = submit(state, future.op, self.run, args, kwargs)
                 renumber(outputs, stop, self.first, self.numbers)
             _check_promise(self.key, self.spec, outputs)
             future.set(outputs)
@@ -59,15 +59,15 @@ class Threads:
     There may be `most`, one per call, so that none ever waits for a thread.
     """
 
-    def __init__(self, most: int):
-        self.most = max(1, most)
+    def __init__(self, max_threads: int):
+        self.max_threads = max(1, max_threads)
         self.pool: ThreadPoolExecutor | None = None
 
-    def start(self, call: WaitingCall, flight: Flight, future: Future, submit: Callable[..., Any]) -> Job[None]:
+    def start(self, call: WaitingCall, state: ForwardState, future: Future, submit: Callable[..., Any]) -> Job[None]:
         """Let a thread make the call."""
         if self.pool is None:
-            self.pool = ThreadPoolExecutor(self.most, thread_name_prefix="baechi")
-        return self.pool.submit(call.make, flight, future, submit)
+            self.pool = ThreadPoolExecutor(self.max_threads, thread_name_prefix="baechi")
+        return self.pool.submit(call.make, state, future, submit)
 
     def close(self) -> None:
         """End the parked threads."""
@@ -78,8 +78,10 @@ class Threads:
 
 def _check_promise(key: str, spec: Any, outputs: Any) -> None:
     promised = [s for s in _flat(spec) if s is not None]
-    made = list(tensors(outputs))
-    if len(promised) != len(made) or not all(s.fits(t) for s, t in zip(promised, made, strict=True)):
+    output_tensors = list(tensors(outputs))
+    if len(promised) != len(output_tensors) or not all(
+        s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
+    ):
         raise ExecutionError(
             f"layer {key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
             "need reorder='none'"
@@ -88,7 +90,7 @@ def _check_promise(key: str, spec: Any, outputs: Any) -> None:
 
 def _flat(spec: Any) -> list[Any]:
     if isinstance(spec, (tuple, list)):
-        return [leaf for part in spec for leaf in _flat(part)]
+        return [leaf for entry in spec for leaf in _flat(entry)]
     if isinstance(spec, dict):
-        return [leaf for part in spec.values() for leaf in _flat(part)]
+        return [leaf for entry in spec.values() for leaf in _flat(entry)]
     return [] if spec is None else [spec]

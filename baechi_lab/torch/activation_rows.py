@@ -1,0 +1,158 @@
+"""From a recomputed or offloaded graph (`bl.recompute`, `bl.offload`) to the rows by which a distributed model follows it."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+
+from ..errors import ActivationsKept, InvalidInput
+from ..graph import OpGraph
+from .records import PARTS_TYPE, STATE, Trace
+from .runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED, ActivationRow
+
+_COPY = re.compile(r"(/again)+'*$")
+_HOST = re.compile(r"(:[^/]*)?/offloaded'*$")
+_STATE = re.compile(r"(.*)/update/state'*$")
+
+
+def recomputes_or_offloads(graph: OpGraph | None) -> bool:
+    """Whether a graph computes ops again, or has some of their outputs or optimizer state on a host."""
+    if graph is None:
+        return False
+    return STATE in graph.op_types or any(_COPY.search(name) or _HOST.search(name) for name in graph.names)
+
+
+def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow, ...]:
+    """What the calls of `trace` read from runs other than the first, or from the host.
+
+    See `runtime.activation_policy.ActivationSources`.
+
+    Calls that cannot be repeated are kept: an `ActivationsKept` warning says which and why.
+    """
+    if graph is None or not recomputes_or_offloads(graph):
+        return ()
+    all_rows = sorted(set(_all_rows(len(trace.calls), graph)))
+    unrepeatable_calls = find_unrepeatable_calls(trace)
+    kept_calls = {producer for _, _, _, producer, source in all_rows if source > 0} & unrepeatable_calls.keys()
+    if kept_calls:
+        warnings.warn(
+            describe_kept_outputs(trace, {call: unrepeatable_calls[call] for call in kept_calls}),
+            ActivationsKept,
+            stacklevel=4,
+        )
+    return tuple(
+        row
+        for row in all_rows
+        if not (row[3] in kept_calls and row[4] > 0) and not (row[0] in kept_calls and row[1] != BACKWARD)
+    )
+
+
+def _all_rows(calls: int, graph: OpGraph) -> Iterator[ActivationRow]:
+    """Where backward ops and copies read: of several sources of one backward pass the one that keeps longest counts."""
+    run_of = [_run_of_op(calls, graph, op) for op in range(graph.n)]
+    source_of: dict[tuple[int, int, int, int], int] = {}
+    for edge, reader in enumerate(graph.consumers.tolist()):
+        tensor = int(graph.edge_tensor[edge])
+        producer, hosted = int(graph.tensor_producer[tensor]), False
+        while producer >= calls and (
+            (host_copy := _HOST.search(graph.names[producer])) or graph.op_types[producer] == PARTS_TYPE
+        ):
+            reader_run = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
+            tensor = int(reader_run[graph.tensor_bytes[reader_run].argmax()])  # the others are waits, without bytes
+            producer, hosted = int(graph.tensor_producer[tensor]), hosted or host_copy is not None
+        producer_run, reader_run = run_of[producer], run_of[reader]
+        if producer_run is None or reader_run is None or producer_run[1] == BACKWARD or reader_run[1] == 0:
+            continue
+        label = graph.tensor_names[tensor]
+        kind = SAVED if label == "saved" else OUTPUT
+        if not (kind == SAVED or label.startswith("value:")):
+            continue
+        key, source = (*reader_run, kind, producer_run[0]), HOST if hosted else producer_run[1]
+        source_of[key] = source if key not in source_of else _longer(source_of[key], source)
+    return ((*key, source) for key, source in source_of.items() if source != 0 or key[1] != BACKWARD)
+
+
+def _longer(a: int, b: int) -> int:
+    """Of two sources of one reader: the first run, else the host, else the earlier run."""
+    return min(a, b, key=lambda source: (source != 0, source != HOST, source))
+
+
+def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
+    """The call that an op is, and which of its runs; its backward op; None for what no call does."""
+    if op < calls:
+        return op, 0
+    origin = int(graph.forward_of[op])
+    if not 0 <= origin < calls:
+        return None
+    copy_suffix = _COPY.search(graph.names[op])
+    if copy_suffix and graph.names[op].startswith(graph.names[origin] + "/again"):
+        return origin, graph.names[op][len(graph.names[origin]) :].count("/again")
+    return origin, BACKWARD
+
+
+def offloaded_state_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Op of the graph that has state on a host, and the parameters that it belongs to, in the order of their updates.
+
+    Raises `InvalidInput` for state of what is no call of the model.
+    """
+    for op, kind in enumerate(() if graph is None else graph.op_types):
+        if kind != STATE or graph is None:
+            continue
+        match = _STATE.match(graph.names[op])
+        if match is None or match[1] not in trace.index:
+            raise InvalidInput(
+                f"op {graph.names[op]!r} of graph {graph.name!r} keeps the state of no layer of the model; bl.offload names it "
+                "LAYER/update/state"
+            )
+        call = trace.index[match[1]]
+        yield op, tuple(name for name in trace.calls[call].parameters if trace.owner[name] == call)
+
+
+def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
+    """(call, run) -> the op of the graph that it is, for runs after the first."""
+    run_of = {op: run for op in range(calls, graph.n) if (run := _run_of_op(calls, graph, op)) is not None}
+    return {run: op for op, run in run_of.items() if run[1] > 0}
+
+
+def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
+    """Calls that must not run twice, with the reason."""
+    reasons, storages_of = dict(trace.fixed), _storages_by_call(trace)
+    written = _last_writers(trace, storages_of)
+    for index, call in enumerate(trace.calls):
+        if call.recomputed:
+            reasons.setdefault(index, "a checkpointed region of the model's own")
+        if call.inplace:
+            reasons.setdefault(index, "it writes in place")
+        reads = {trace.values[v].storage for v in call.reads}
+        if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
+            reasons.setdefault(index, "a later call writes in place over what it reads or makes")
+    return reasons
+
+
+def _storages_by_call(trace: Trace) -> list[set[int]]:
+    """Storages that each call makes or hands on."""
+    storages_of: list[set[int]] = [set() for _ in trace.calls]
+    for value in trace.values:
+        if value.producer >= 0:
+            storages_of[value.producer].add(value.storage)
+    return storages_of
+
+
+def _last_writers(trace: Trace, storages_of: list[set[int]]) -> dict[int, int]:
+    """Storage -> the last call that writes it in place."""
+    last_writer: dict[int, int] = {}
+    for index, call in enumerate(trace.calls):
+        if call.inplace:
+            reads = {trace.values[v].storage for v in call.reads}
+            last_writer |= dict.fromkeys(reads & storages_of[index] or reads, index)
+    return last_writer
+
+
+def describe_kept_outputs(trace: Trace, reasons: dict[int, str]) -> str:
+    """One line: how many calls are not repeated, and the reasons with an example each."""
+    groups: dict[str, list[str]] = {}
+    for call, why in sorted(reasons.items()):
+        groups.setdefault(why, []).append(trace.calls[call].key)
+    shown = "; ".join(f"{why} ({len(keys)}, such as {keys[0]!r})" for why, keys in groups.items())
+    return f"outputs of {len(reasons)} calls are kept that the graph computes again, because the calls cannot run twice: {shown}"
