@@ -392,20 +392,20 @@ def states():
 
 def attributes(model):
     """Plain attributes of all modules and the tensors in them, as tensors."""
-    found = []
+    found_names = []
     for module in model.modules():
         for key, value in sorted(vars(module).items()):
             if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "call_super_init":
-                found.append(torch.tensor(float(value)))
+                found_names.append(torch.tensor(float(value)))
             elif isinstance(value, (list, dict)) and not key.startswith("_") and key != "hf_device_map":
                 held = list(value.values()) if isinstance(value, dict) else value
-                found.extend(t.detach().clone() for t in held if isinstance(t, torch.Tensor))
-                found.append(torch.tensor(float(len(held))))
+                found_names.extend(t.detach().clone() for t in held if isinstance(t, torch.Tensor))
+                found_names.append(torch.tensor(float(len(held))))
             elif type(value) is torch.Tensor or (
                 isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             ):
-                found.append(value.detach().clone())
-    return found
+                found_names.append(value.detach().clone())
+    return found_names
 
 
 def everything(model):

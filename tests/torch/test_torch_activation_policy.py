@@ -46,18 +46,18 @@ def cpus(n: int) -> bl.Cluster:
     return bl.Cluster.uniform(n, kind="cpu")
 
 
-def profiled(model, inputs, **more):
-    return bl.torch.profile(copy.deepcopy(model), inputs, runs=1, warmup=0, mode="training", **more)
+def profiled(model, inputs, **options):
+    return bl.torch.profile(copy.deepcopy(model), inputs, runs=1, warmup=0, mode="training", **options)
 
 
 def repeatable(graph) -> list[str]:
     return [graph.names[i] for i in np.flatnonzero(Parts(graph).may_repeat)]
 
 
-def distributed(model, inputs, graph, devices=1, seed=0, **more):
+def distributed(model, inputs, graph, devices=1, seed=0, **options):
     """A copy of the model, placed at random, in the order of a list scheduler."""
     placed = bl.place(graph, cpus(devices), "random", seed=seed)
-    return bl.torch.distribute(copy.deepcopy(model), inputs, cpus(devices), placed, graph=graph, **more)
+    return bl.torch.distribute(copy.deepcopy(model), inputs, cpus(devices), placed, graph=graph, **options)
 
 
 def graphs_of(graph, rng):
@@ -150,13 +150,13 @@ def test_each_op_runs_as_often_as_the_graph_says():
     assert any(name.endswith("/again/again") for name in tightest.names)
     for changed in (bl.recompute(graph, drop=["1", "2", "3", "5"]), tightest):
         run = bl.torch.execute(step, bl.Placement(device=[0] * changed.n), 1, warmup=1, graph=changed, cluster=cpus(1))
-        ran = np.array(run.timeline.op_names)[run.timeline.op].tolist()
-        assert set(ran) <= set(changed.names)
-        missing = {name for name in changed.names if "/again" in name} - set(ran)
+        executed = np.array(run.timeline.op_names)[run.timeline.op].tolist()
+        assert set(executed) <= set(changed.names)
+        missing = {name for name in changed.names if "/again" in name} - set(executed)
         assert len(missing) <= (0 if changed is not tightest else 2), missing
         start = dict(zip(run.timeline.op.tolist(), run.timeline.start_us.tolist(), strict=True))
         index = changed.index
-        assert all(start[index[n]] > start[index["12"]] for n in ran if "/again" in n)  # after the forward pass
+        assert all(start[index[n]] > start[index["12"]] for n in executed if "/again" in n)  # after the forward pass
 
 
 def test_the_peak_falls_by_what_was_simulated():
@@ -181,8 +181,8 @@ def test_a_long_chain_of_dropped_ops_needs_no_deep_stack():
     changed = bl.recompute(profiled(model, x), drop=[str(i) for i in range(1, 299)])
     placed = distributed(model, x, changed)
     (expected,) = torch.autograd.grad(model(x).sum(), x)
-    (found,) = torch.autograd.grad(placed(x).sum(), x)
-    assert torch.equal(found, expected)
+    (output,) = torch.autograd.grad(placed(x).sum(), x)
+    assert torch.equal(output, expected)
 
 
 @pytest.fixture(scope="module")
@@ -235,9 +235,9 @@ def test_within_checkpoint_of_the_whole_model_and_without_gradients(small):
     assert same(whole(placed), whole(copy.deepcopy(model)))
     with torch.no_grad():
         torch.manual_seed(1)
-        found = placed(x)
+        output = placed(x)
         torch.manual_seed(1)
-        assert torch.equal(found, model(x))
+        assert torch.equal(output, model(x))
 
 
 def test_autocast_is_that_of_the_first_run(small):
@@ -304,10 +304,10 @@ def test_what_only_the_trace_knows_is_kept_and_said_once():
         torch.randn(6, 4),
     )
     changed = bl.recompute(profiled(model, x), drop=["1", "3"])
-    with warnings.catch_warnings(record=True) as told:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         placed = distributed(model, x, changed)
-    (one,) = [w for w in told if w.category is ActivationsKept]
+    (one,) = [w for w in caught if w.category is ActivationsKept]
     assert "calls are kept" in str(one.message) and "'1'" in str(one.message)
     plain = copy.deepcopy(model)
     assert same(train(placed, (x,)), train(plain, (x,)))
@@ -328,23 +328,23 @@ def test_another_result_the_second_time_is_an_error_not_a_gradient():
     from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
 
     layer, rows = Fickle(), [(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)]
-    made = ActivationPolicy(ActivationSources(rows)).call(0, layer.forward, layer, torch.ones(3, requires_grad=True))
+    output = ActivationPolicy(ActivationSources(rows)).call(0, layer.forward, layer, torch.ones(3, requires_grad=True))
     with pytest.raises(bl.ExecutionError, match=r"call 0 \(Fickle\) saved 4 tensors when it ran again and 1 before"):
-        made.sum().backward()
+        output.sum().backward()
 
 
 def test_an_input_that_was_written_over_is_an_error():
     from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
 
     x = torch.ones(3, requires_grad=True) * 1.0
-    made = ActivationPolicy(ActivationSources([(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)])).call(
+    output = ActivationPolicy(ActivationSources([(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)])).call(
         0, torch.tanh, None, x
     )
     x.data.mul_(1.0)
     with torch.no_grad():
         x.mul_(2.0)
     with pytest.raises(bl.ExecutionError, match=r"call 0 \(tanh\) cannot run again: .* written in place"):
-        made.sum().backward()
+        output.sum().backward()
 
 
 def test_a_pipeline_of_processes_is_refused(small):
@@ -358,14 +358,14 @@ def test_a_pipeline_of_processes_is_refused(small):
 def test_micro_batches_in_the_session(small):
     model, x, changed = small
     step = bl.torch.TorchStep("small", lambda: copy.deepcopy(model), (x,))
-    runs = []
+    runs_of_schedules = []
     for graph in (changed, bl.torch.profile(step, runs=1, warmup=0)):
         placed = bl.Placement(device=[0] * graph.n)
-        runs.append(
+        runs_of_schedules.append(
             bl.torch.execute(step, placed, 2, warmup=0, graph=graph, micro_batches=2, pipeline=False, cluster=cpus(1))
         )
-    assert runs[0].outputs == runs[1].outputs
-    assert any("again" in runs[0].timeline.op_names[op] for op in runs[0].timeline.op)
+    assert runs_of_schedules[0].outputs == runs_of_schedules[1].outputs
+    assert any("again" in runs_of_schedules[0].timeline.op_names[op] for op in runs_of_schedules[0].timeline.op)
 
 
 def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
@@ -373,9 +373,9 @@ def test_offloaded_tensors_on_cpu_devices_stay_where_they_are(small):
     model, x, _ = small
     graph = profiled(model, x)
     cluster = bl.Cluster.uniform(1, kind="cpu", link=bl.Link(0.0, 0.0)).with_host("1GB", link=bl.Link(0.0, 0.0))
-    moved = bl.offload(graph, cluster, ["1", "4"])
-    assert moved.n > graph.n
-    placed = bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=moved)
+    offloaded = bl.offload(graph, cluster, ["1", "4"])
+    assert offloaded.n > graph.n
+    placed = bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=offloaded)
     rows = bl.torch.distribution(placed).plan.activation_rows
     assert rows and all(source == HOST for *_, source in rows)
     assert same(train(placed, (x,)), train(copy.deepcopy(model), (x,)))
@@ -398,11 +398,11 @@ def test_offloading_saves_what_was_simulated(devices):
     step = bl.torch.TorchStep("layers", layers, (x,), nn.functional.cross_entropy, y)
     graph = bl.torch.profile(step, runs=1, warmup=0)
     graph, found = graph.replace(duration_us=np.full(graph.n, 1000.0)), []
-    for moved in (graph, bl.offload(graph, cluster, share=0.5), bl.offload(graph, cluster, share=1.0)):
+    for offloaded in (graph, bl.offload(graph, cluster, share=0.5), bl.offload(graph, cluster, share=1.0)):
         device = graph.colocation // 4 % devices  # every fourth layer sends to the other device
-        placed = bl.offloaded_placement(bl.Placement(device=device), moved, cluster)
-        run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=moved)
-        found.append((bl.simulate(moved, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
+        placed = bl.offloaded_placement(bl.Placement(device=device), offloaded, cluster)
+        run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=offloaded)
+        found.append((bl.simulate(offloaded, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
     assert len({outputs for _, _, outputs in found}) == 1
     (plain, plain_measured, _), *ways = found
     assert plain_measured[:devices] == pytest.approx(plain[:devices], rel=0.01)
@@ -419,10 +419,10 @@ def test_what_a_host_waits_for_is_not_what_it_holds(small):
     graph = profiled(model, x)
     slow = bl.Link(1e6, 0.0)
     cluster = bl.Cluster.uniform(1, kind="cpu", link=slow).with_host("1GB", link=slow)
-    moved = bl.offload(graph, cluster, ["1", "4"])
-    first = moved.inputs[1][moved.inputs[0][graph.n : moved.n]]
-    assert 0 in moved.tensor_bytes[first]
-    plan = bl.torch.distribution(bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=moved)).plan
+    offloaded = bl.offload(graph, cluster, ["1", "4"])
+    first = offloaded.inputs[1][offloaded.inputs[0][graph.n : offloaded.n]]
+    assert 0 in offloaded.tensor_bytes[first]
+    plan = bl.torch.distribution(bl.torch.distribute(copy.deepcopy(model), x, cluster, "m-etf", graph=offloaded)).plan
     assert {row[3] for row in plan.activation_rows} == {graph.index["1"], graph.index["4"]}
 
 
@@ -474,8 +474,8 @@ def trained(model, x, forward, backward=contextlib.nullcontext, steps=3):
     return [*losses, *(p.detach() for p in model.parameters()), *model.buffers()]
 
 
-def autocast(dtype=torch.bfloat16, **more):
-    return partial(torch.autocast, "cpu", dtype, **more)
+def autocast(dtype=torch.bfloat16, **options):
+    return partial(torch.autocast, "cpu", dtype, **options)
 
 
 @contextlib.contextmanager

@@ -31,10 +31,10 @@ def cpus(n, **options):
 
 def scattered(model, inputs, *, seed=0, devices=3, reorder="gpu", ordered=True):
     """`model` distributed at random; returns its trace."""
-    found = trace(model, inputs)
-    placement = random_placement(found, devices, np.random.default_rng(seed), reorder=ordered)
-    assign(model, found, placement, cpus(devices), reorder=reorder)
-    return found
+    traced = trace(model, inputs)
+    placement = random_placement(traced, devices, np.random.default_rng(seed), reorder=ordered)
+    assign(model, traced, placement, cpus(devices), reorder=reorder)
+    return traced
 
 
 @pytest.mark.parametrize("placer", ["single", "m-topo", "m-etf", "m-sct"])
@@ -76,12 +76,12 @@ def test_training_loop_optimizer_and_checkpoints():
     assert list(model.state_dict()) == list(original.state_dict())
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    other = step.model()
-    scattered(other, step.inputs, seed=9)
-    other.load_state_dict(saved["model"])
-    optimizer = torch.optim.AdamW(other.parameters(), lr=1e-2)
+    restored = step.model()
+    scattered(restored, step.inputs, seed=9)
+    restored.load_state_dict(saved["model"])
+    optimizer = torch.optim.AdamW(restored.parameters(), lr=1e-2)
     optimizer.load_state_dict(saved["optimizer"])
-    assert steps(other, optimizer, 3, 2) == steps(original, optimizers[1], 3, 2)
+    assert steps(restored, optimizer, 3, 2) == steps(original, optimizers[1], 3, 2)
 
 
 @pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
@@ -188,10 +188,10 @@ def test_python_between_layers_runs_in_code_order_with_real_values():
     torch.manual_seed(0)
     model = Net()
     original, x = copy.deepcopy(model), torch.randn(3, 4)
-    found = trace(model, x)
+    traced = trace(model, x)
     order = {"b": 0}
-    rank = [order.get(c.key, 1 + i) for i, c in enumerate(found.calls)]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
+    rank = [order.get(c.key, 1 + i) for i, c in enumerate(traced.calls)]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
     session = distribution(model).session
     assert "a" in session.plan.waiting
     for _ in range(3):
@@ -219,10 +219,10 @@ def test_control_flow_that_differs_from_the_sample():
     torch.manual_seed(0)
     model = Net()
     original, x = copy.deepcopy(model), torch.randn(3, 4)
-    found = trace(model, (x, True))
+    traced = trace(model, (x, True))
     for seed in range(6):
         rng = np.random.default_rng(seed)
-        assign(model, found, random_placement(found, 3, rng, reorder=True), cpus(3))
+        assign(model, traced, random_placement(traced, 3, rng, reorder=True), cpus(3))
         for long in (True, True, False, True, False, False):
             results = []
             for m in (model, original):
@@ -264,9 +264,9 @@ def test_an_error_in_a_waiting_layer_reaches_the_caller_and_the_next_step_works(
             return self.c(y) + self.b(x)
 
     model, x = Net(), torch.randn(2, 4)
-    found = trace(model, x)
-    rank = [5 if c.key != "b" else 0 for c in found.calls]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
+    traced = trace(model, x)
+    rank = [5 if c.key != "b" else 0 for c in traced.calls]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
     first = model(x)
     model(x)
     assert distribution(model).session.threads_started > 0
@@ -285,7 +285,7 @@ def test_an_error_between_layers_leaves_nothing_waiting():
     def ours():
         return [t for t in threading.enumerate() if t.name.startswith("baechi")]
 
-    others = set(ours())
+    threads_before = set(ours())
 
     class Net(Branches):
         broken = False
@@ -305,20 +305,20 @@ def test_an_error_between_layers_leaves_nothing_waiting():
         with pytest.raises(KeyError, match="between"):
             model(x)
     model.broken = False
-    assert model(x).shape == expected and 0 < len(set(ours()) - others) <= most
+    assert model(x).shape == expected and 0 < len(set(ours()) - threads_before) <= most
     bl.torch.gather(model)
-    assert not set(ours()) - others
+    assert not set(ours()) - threads_before
 
 
 def test_hooks_on_waiting_layers_keep_code_order():
     model, x = Branches(), torch.randn(6, 4)
-    found = trace(model, x)
-    rank = [len(found.calls) if c.key == "br.0.0" else i for i, c in enumerate(found.calls)]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
+    traced = trace(model, x)
+    rank = [len(traced.calls) if c.key == "br.0.0" else i for i, c in enumerate(traced.calls)]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
     assert "br.0.0" in distribution(model).plan.waiting
     seen = []
     free = next(
-        c.key for c in found.calls if c.key.startswith("br.1") and c.key not in distribution(model).plan.waiting
+        c.key for c in traced.calls if c.key.startswith("br.1") and c.key not in distribution(model).plan.waiting
     )
     handle = model.get_submodule(free).register_forward_hook(lambda m, i, o: seen.append(type(o)))
     with warnings.catch_warnings():
@@ -331,7 +331,7 @@ def test_hooks_on_waiting_layers_keep_code_order():
         model(x)
     assert seen[2:] == [torch.Tensor]
     bl.torch.gather(model)
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), cpus(1), reorder="none")
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1), reorder="none")
     model(x), model(x)
 
 
@@ -344,28 +344,28 @@ def test_inputs_on_a_device_outside_the_cluster():
 
 def test_refusals():
     model, x = Branches(), torch.randn(6, 4)
-    found = trace(model, x)
-    n = len(found.calls)
+    traced = trace(model, x)
+    n = len(traced.calls)
     zeros = bl.Placement(device=[0] * n)
     with pytest.raises(bl.UnknownNameError, match="unknown reorder 'sometimes'"):
-        assign(model, found, zeros, cpus(1), reorder="sometimes")
+        assign(model, traced, zeros, cpus(1), reorder="sometimes")
     with pytest.raises(bl.InvalidInput, match="has 3 ops; the model has"):
-        assign(model, found, bl.Placement(device=[0] * 3), cpus(1))
+        assign(model, traced, bl.Placement(device=[0] * 3), cpus(1))
     with pytest.raises(bl.InvalidInput, match="uses device 4"):
-        assign(model, found, bl.Placement(device=[4] * n), cpus(2))
+        assign(model, traced, bl.Placement(device=[4] * n), cpus(2))
     with pytest.raises(bl.InvalidInput, match="names 1 torch devices"):
-        assign(model, found, zeros, cpus(2), devices=["cpu"])
-    group = found.groups[0]
+        assign(model, traced, zeros, cpus(2), devices=["cpu"])
+    group = traced.groups[0]
     split = np.zeros(n, dtype=int)
     split[group[0]] = 1
     with pytest.raises(bl.InvalidInput, match="splits calls that share"):
-        assign(model, found, bl.Placement(device=split), cpus(2))
+        assign(model, traced, bl.Placement(device=split), cpus(2))
     with pytest.raises(bl.InvalidInput, match="is not distributed"):
         bl.torch.gather(model)
     if not torch.cuda.is_available():
         with pytest.raises(bl.ExecutionError, match=r"2 GPUs .* torch sees 0"):
-            assign(model, found, zeros, bl.Cluster.uniform(2))
-    assign(model, found, bl.Placement(device=np.arange(n) * 0, order=np.arange(n)[::-1].copy()), cpus(1))
+            assign(model, traced, zeros, bl.Cluster.uniform(2))
+    assign(model, traced, bl.Placement(device=np.arange(n) * 0, order=np.arange(n)[::-1].copy()), cpus(1))
     with pytest.raises(bl.InvalidInput, match="already distributed"):
         bl.torch.distribute(model, x, cpus(1), "single")
     with pytest.raises(TypeError, match="gather the model before"):
@@ -379,8 +379,8 @@ class Moving(HostTransport):
     """Logical device 1 is torch's `meta`: mixing it with the CPU in one layer is an error of torch itself."""
 
     def arrive(self, state, value, device):
-        here = self.devices[device]
-        return map_tensors(value, lambda t: t if t.device == here else torch.empty_like(t, device=here))
+        target = self.devices[device]
+        return map_tensors(value, lambda t: t if t.device == target else torch.empty_like(t, device=target))
 
 
 @pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
@@ -392,10 +392,10 @@ def test_every_input_arrives_on_its_layers_device(name):
         model, inputs = step.model(), step.inputs
     else:
         model, inputs = ODD[name][0](), (ODD[name][1](),)
-    found, rng = trace(model, inputs), np.random.default_rng(8)
+    traced, rng = trace(model, inputs), np.random.default_rng(8)
     for k in range(4):
         placed = copy.deepcopy(model)
-        assign(placed, found, random_placement(found, 2, rng, reorder=bool(k % 2)), cpus(2))
+        assign(placed, traced, random_placement(traced, 2, rng, reorder=bool(k % 2)), cpus(2))
         session = distribution(placed).session
         session.plan = dataclasses.replace(session.plan, devices=("cpu", "meta"))
         session.transport, session.plain = Moving(session.plan.devices), False
@@ -475,9 +475,9 @@ def test_no_heavy_import():
         "r = bl.torch.execute(s, bl.place(bl.torch.profile(s, warmup=0, runs=1), c, 'm-etf'), 1, warmup=0)\n"
         "assert r.status == 'ok' and r.timeline.makespan_us > 0\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("(1, 2)")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert process.returncode == 0, process.stderr
+    assert process.stdout.startswith("(1, 2)")
 
 
 def test_nothing_is_polled(monkeypatch):

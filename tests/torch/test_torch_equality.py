@@ -31,15 +31,15 @@ def case(name):
 def test_fifty_random_placements_are_bit_equal(name):
     """Half of them with a random order, so that calls wait in threads; two steps each, the first learns the shapes."""
     model, inputs = case(name)
-    found = trace(model, inputs, atomic=("ConvBNReLU",))  # as the paper places Inception-V3
+    traced = trace(model, inputs, atomic=("ConvBNReLU",))  # as the paper places Inception-V3
     reference, rng = copy.deepcopy(model), np.random.default_rng(0)
     expected = [train(reference, inputs), train(reference, inputs)]
     threads = 0
     for k in range(50):
         devices, reorder = int(rng.integers(2, 5)), k % 2 == 1
         placed = copy.deepcopy(model)
-        placement = random_placement(found, devices, rng, reorder=reorder)
-        assign(placed, found, placement, bl.Cluster.uniform(devices, kind="cpu"))
+        placement = random_placement(traced, devices, rng, reorder=reorder)
+        assign(placed, traced, placement, bl.Cluster.uniform(devices, kind="cpu"))
         for values in expected[: 2 if reorder else 1]:
             assert same(train(placed, inputs), values), f"placement {k}"
         threads += distribution(placed).session.threads_started
@@ -75,11 +75,11 @@ def test_copies_between_devices_change_only_rounding(name):
             self.depart(state, outputs, -1, device, ())
 
     model, inputs = case(name)
-    found, rng = trace(model, inputs), np.random.default_rng(1)
+    traced, rng = trace(model, inputs), np.random.default_rng(1)
     expected = train(copy.deepcopy(model), inputs)
     for _ in range(3):
         placed = copy.deepcopy(model)
-        assign(placed, found, random_placement(found, 3, rng, reorder=False), bl.Cluster.uniform(3, kind="cpu"))
+        assign(placed, traced, random_placement(traced, 3, rng, reorder=False), bl.Cluster.uniform(3, kind="cpu"))
         session = distribution(placed).session
         session.transport, session.plain = Copying(session.plan.devices), False
         for a, b in zip(train(placed, inputs), expected, strict=True):

@@ -92,8 +92,8 @@ def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
     }
     sent = list(zip(timeline.transfers.tensor.tolist(), timeline.transfers.target.tolist(), strict=True))
     assert set(sent) == expected and len(sent) == len(expected)
-    held = np.bincount(placed.device, graph.persistent_bytes, minlength=3)
-    assert (timeline.peak_bytes >= held).all()
+    persistent_bytes = np.bincount(placed.device, graph.persistent_bytes, minlength=3)
+    assert (timeline.peak_bytes >= persistent_bytes).all()
 
 
 def test_timeline_draws_and_writes(profiled, tmp_path):
@@ -166,11 +166,11 @@ def test_experts(profiled):
     """GNMT: every LSTM layer on another device, embeddings with the first, the head with the last decoder layer."""
     _, graph = profiled["gnmt"]
     placed = bl.torch.models.expert("gnmt", graph, cpus(3))
-    where = {name: int(placed.device[i]) for i, name in enumerate(graph.names)}
-    assert where["source"] == where["encoder.first"] == where["decoder.first"] == where["target"] == 0
-    assert [where["encoder.rest.0"], where["encoder.rest.1"]] == [1, 2]
-    assert [where["decoder.rest.0"], where["decoder.rest.1"], where["head"]] == [1, 2, 2]
-    assert where["encoder.rest.1/backward"] == 2
+    device_of = {name: int(placed.device[i]) for i, name in enumerate(graph.names)}
+    assert device_of["source"] == device_of["encoder.first"] == device_of["decoder.first"] == device_of["target"] == 0
+    assert [device_of["encoder.rest.0"], device_of["encoder.rest.1"]] == [1, 2]
+    assert [device_of["decoder.rest.0"], device_of["decoder.rest.1"], device_of["head"]] == [1, 2, 2]
+    assert device_of["encoder.rest.1/backward"] == 2
     for name in ("inception_v3", "resnet50"):
         assert set(bl.torch.models.expert(name, profiled[name][1], cpus(4)).device.tolist()) == {0}
     _, graph = profiled["bert"]
@@ -229,9 +229,9 @@ def test_accelerate_follows_its_device_map(profiled):
     pytest.importorskip("accelerate")
     step, graph = profiled["gnmt"]
     cluster = cpus(2, memory=30_000)
-    found = device_map(step.model(), cluster)
+    device_of = device_map(step.model(), cluster)
     device = Accelerate(step).assign(graph, cluster).device
-    for name, d in found.items():
+    for name, d in device_of.items():
         if name in graph.index:
             assert device[graph.index[name]] == d
     with pytest.raises(bl.InfeasiblePlacement, match="accelerate would offload"):
@@ -272,21 +272,23 @@ def test_the_exported_script_imports_only_torch_and_trains_the_same(name, profil
         "import sys, torch; torch.set_num_threads(1); before = set(sys.modules); sys.modules['baechi_lab'] = None\n"
         "sys.path.insert(0, '.'); import train; print(train.train(3))\n"
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, timeout=200, check=False
     )
-    assert done.returncode == 0, done.stderr
-    losses = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert process.returncode == 0, process.stderr
+    losses = ast.literal_eval(process.stdout.splitlines()[-1])
     run = bl.torch.execute(step, placed, 2, warmup=0, cluster=cluster, graph=graph)
     assert losses == [loss for (loss,) in run.outputs]
-    own = {path.stem for path in folder.glob("*.py")}
+    module_names = {path.stem for path in folder.glob("*.py")}
     for path in folder.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             for imported in names:
                 top = imported.partition(".")[0]
-                assert top == "torch" or top in own or top in sys.stdlib_module_names, f"{path.name} imports {imported}"
+                assert top == "torch" or top in module_names or top in sys.stdlib_module_names, (
+                    f"{path.name} imports {imported}"
+                )
     bl.torch.export(step, placed, folder, cluster=cluster, graph=graph)  # an earlier export is replaced
 
 
@@ -320,10 +322,10 @@ def test_bug_class_methods_that_a_class_inherits_were_named_after_their_home():
     from baechi_lab.exporters.torch.sources import Sources
 
     assert Sources().name(nn.EmbeddingBag.from_pretrained, "build") == "torch.nn.EmbeddingBag.from_pretrained"
-    own = type("Table", (nn.Embedding,), {"__module__": "torch.nn", "__qualname__": "Embedding"})
+    module_names = type("Table", (nn.Embedding,), {"__module__": "torch.nn", "__qualname__": "Embedding"})
     assert Sources().name(nn.Embedding.from_pretrained, "build") == "torch.nn.Embedding.from_pretrained"
     with pytest.raises(bl.InvalidInput, match="does not offer by a public name"):
-        Sources().name(own.from_pretrained, "build")
+        Sources().name(module_names.from_pretrained, "build")
 
 
 def test_a_plan_survives_json():
@@ -334,12 +336,12 @@ def test_a_plan_survives_json():
     from baechi_lab.torch.tracing import trace
 
     torch.manual_seed(0)
-    found = trace(Branches(), torch.randn(6, 4))
-    device = np.zeros(len(found.calls), dtype=int)
-    device[found.index["cat"]] = 1
-    plan = make_plan(found, bl.Placement(device=device, order=np.arange(len(device))[::-1].copy()), ("cpu", "cpu"))
+    traced = trace(Branches(), torch.randn(6, 4))
+    device = np.zeros(len(traced.calls), dtype=int)
+    device[traced.index["cat"]] = 1
+    plan = make_plan(traced, bl.Placement(device=device, order=np.arange(len(device))[::-1].copy()), ("cpu", "cpu"))
     assert Plan.from_json(json.loads(json.dumps(plan.to_json()))) == plan
-    assert plan.sends[found.index["o"] - 2] or any(plan.sends)
+    assert plan.sends[traced.index["o"] - 2] or any(plan.sends)
 
 
 def test_bl_execute_and_bl_compare_take_a_torch_step(profiled):

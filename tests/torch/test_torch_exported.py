@@ -80,10 +80,10 @@ def test_open_dimensions_are_named(exported, file):
 
 
 def repacked(file, change=None, drop=None, replace=None) -> bytes:
-    made = io.BytesIO()
-    with zipfile.ZipFile(file) as old, zipfile.ZipFile(made, "w") as new:
-        for name in old.namelist():
-            data = old.read(name)
+    repacked_file = io.BytesIO()
+    with zipfile.ZipFile(file) as source, zipfile.ZipFile(repacked_file, "w") as target:
+        for name in source.namelist():
+            data = source.read(name)
             if drop and drop in name:
                 continue
             if change and "/models/" in name:
@@ -92,8 +92,8 @@ def repacked(file, change=None, drop=None, replace=None) -> bytes:
                 data = json.dumps(document).encode()
             if replace and replace in name:
                 data = b"\x80\x04cos\nsystem\n."  # a pickle that would run a command
-            new.writestr(name, data)
-    return made.getvalue()
+            target.writestr(name, data)
+    return repacked_file.getvalue()
 
 
 def test_weights_and_samples_are_never_read(file, tmp_path):

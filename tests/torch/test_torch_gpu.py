@@ -58,15 +58,15 @@ def close(a, b):
 def test_fifty_random_placements_on_stream_groups(name):
     """2 to 4 stream groups on one GPU, half of the placements with a random order; dropout draws the same numbers."""
     model, inputs = case(name)
-    found = trace(model, inputs, atomic=("ConvBNReLU",))
+    traced = trace(model, inputs, atomic=("ConvBNReLU",))
     reference, rng = copy.deepcopy(model), np.random.default_rng(0)
     expected = [train(reference, inputs), train(reference, inputs)]
     threads = 0
     for k in range(50):
         groups, reorder = int(rng.integers(2, 5)), k % 2 == 1
         placed = copy.deepcopy(model)
-        placement = random_placement(found, groups, rng, reorder=reorder)
-        assign(placed, found, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
+        placement = random_placement(traced, groups, rng, reorder=reorder)
+        assign(placed, traced, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
         for values in expected[: 2 if reorder else 1]:
             close(train(placed, inputs), values)
         threads += distribution(placed).session.threads_started
@@ -84,12 +84,12 @@ def test_host_and_gpu_together(name):
             module.p = 0.0
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
-    found, rng = trace(model, inputs, atomic=("ConvBNReLU",)), np.random.default_rng(3)
+    traced, rng = trace(model, inputs, atomic=("ConvBNReLU",)), np.random.default_rng(3)
     expected = train(copy.deepcopy(model), inputs)
     for k in range(6):
         placed = copy.deepcopy(model)
-        placement = random_placement(found, 2, rng, reorder=bool(k % 2))
-        assign(placed, found, placement, Cluster.uniform(2), devices=["cpu", "cuda:0"])
+        placement = random_placement(traced, 2, rng, reorder=bool(k % 2))
+        assign(placed, traced, placement, Cluster.uniform(2), devices=["cpu", "cuda:0"])
         close(train(placed, inputs), expected)
         gather(placed)
 
@@ -103,12 +103,12 @@ def test_several_gpus(name):
             module.p = 0.0
         if isinstance(module, nn.MultiheadAttention):
             module.dropout = 0.0
-    found, rng = trace(model, inputs), np.random.default_rng(4)
+    traced, rng = trace(model, inputs), np.random.default_rng(4)
     n = min(4, torch.cuda.device_count())
     expected = train(copy.deepcopy(model), inputs)
     for k in range(10):
         placed = copy.deepcopy(model)
-        assign(placed, found, random_placement(found, n, rng, reorder=bool(k % 2)), Cluster.uniform(n))
+        assign(placed, traced, random_placement(traced, n, rng, reorder=bool(k % 2)), Cluster.uniform(n))
         close(train(placed, inputs), expected)
         gather(placed)
 
@@ -130,9 +130,9 @@ def race(record: bool):
     torch.manual_seed(0)
     model, x = Race().cuda(), torch.randn(4096, 256, device="cuda")
     with torch.no_grad():
-        found = trace(model, x)
+        traced = trace(model, x)
         expected = model(x)[0].clone()
-        assign(model, found, Placement(device=[0, 1, 0]), Cluster.uniform(2), devices=["cuda:0", "cuda:0"])
+        assign(model, traced, Placement(device=[0, 1, 0]), Cluster.uniform(2), devices=["cuda:0", "cuda:0"])
         session = distribution(model).session
 
         class Slow(StreamTransport):
@@ -206,9 +206,9 @@ def test_autocast_and_optimizer():
         inputs, targets = tuple(t.cuda() for t in step.inputs), tuple(t.cuda() for t in step.targets)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if groups > 1:
-            found = trace(model, inputs)
-            placement = random_placement(found, groups, np.random.default_rng(0), reorder=True)
-            assign(model, found, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
+            traced = trace(model, inputs)
+            placement = random_placement(traced, groups, np.random.default_rng(0), reorder=True)
+            assign(model, traced, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
         torch.manual_seed(0)
         seen = []
         for _ in range(4):
@@ -249,9 +249,9 @@ def test_optimizer_state_waits_on_the_host(make):
     assert states and all(t.device.type == "cpu" and t.is_pinned() for t in states)
     layer, kept = sum(t.nbytes for t in models[0][0].parameters()), sum(t.nbytes for t in states) // 8
     assert taken[-1][0] <= kept + 4 * layer and taken[-1][1] == 0  # what the update of a layer takes besides
-    other = make(models[1].parameters())
-    other.load_state_dict(optimizers[1].state_dict())  # which are on the GPU again
-    optimizers[1].load_state_dict(other.state_dict())
+    restored_optimizer = make(models[1].parameters())
+    restored_optimizer.load_state_dict(optimizers[1].state_dict())  # which are on the GPU again
+    optimizers[1].load_state_dict(restored_optimizer.state_dict())
     optimizers[1].step()
     assert all(
         t.device.type == "cpu" for p in models[1].parameters() for t in optimizers[1].state[p].values() if t.numel() > 1

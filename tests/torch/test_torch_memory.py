@@ -19,7 +19,7 @@ def test_a_view_is_no_storage_of_its_own():
     with following.mode():
         base = torch.zeros(8)
         view = base.view(2, 4)[0]
-    assert [held.size for held in following.held] == [32]
+    assert [interval.size for interval in following.held] == [32]
     del base
     assert following.held[0].end_ns == -1  # the view still holds it
     del view
@@ -33,7 +33,7 @@ def test_what_is_made_by_a_call_belongs_to_its_device():
         kept = [torch.ones(2)]
         following.call(-1, 2)
         kept.append(torch.ones(4))
-    assert [(held.op, held.device, held.size) for held in following.held] == [(5, 1, 8), (-1, 2, 16)]
+    assert [(interval.op, interval.device, interval.size) for interval in following.held] == [(5, 1, 8), (-1, 2, 16)]
 
 
 def linear():
@@ -74,9 +74,12 @@ def test_the_graph_of_a_step_has_loss_batch_and_gradients():
     assert graph.names == ("0", "1", "1/backward", "0/backward", "loss", "loss/backward")
     assert graph.persistent_bytes.tolist() == [16384 + 8192, 16384, 16384, 16384, 0, 8192]
     assert graph.reuse.tolist() == [0, 0, GROWS, GROWS, 0, GROWS]
-    back = graph.index["loss/backward"]
-    assert graph.colocation[back] == graph.colocation[graph.index["1"]] and graph.forward_of[back] == back - 1
-    (gradient,) = [t for t in graph.outputs(back) if graph.tensor_bytes[t] > 4]
+    backward_op = graph.index["loss/backward"]
+    assert (
+        graph.colocation[backward_op] == graph.colocation[graph.index["1"]]
+        and graph.forward_of[backward_op] == backward_op - 1
+    )
+    (gradient,) = [t for t in graph.outputs(backward_op) if graph.tensor_bytes[t] > 4]
     assert graph.tensor_bytes[gradient] == 8192 and graph.tensor_consumers(gradient).tolist() == [2]
     estimated = bl.torch.profile(step, hardware="a100")
     assert estimated.names == graph.names and estimated.persistent_bytes.tolist() == graph.persistent_bytes.tolist()
@@ -98,8 +101,8 @@ def test_bug_thirds_of_one_tensor_counted_as_one():
     """32 x 192 x 4 bytes in three tensors, all read again by the backward op: 3 x 8192. They lie in the whole."""
     graph = bl.torch.profile(TorchStep("cut", Cut, (torch.ones(32, 64),)), warmup=1, runs=1)
     op, parts = graph.index["product"], graph.index["product/parts"]
-    back = graph.index["scaled_dot_product_attention/backward"]
-    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(parts) if back in graph.tensor_consumers(t)]
+    backward_op = graph.index["scaled_dot_product_attention/backward"]
+    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(parts) if backward_op in graph.tensor_consumers(t)]
     assert held == [32 * 64 * 4] * 3
     (whole,) = [t for t in graph.outputs(op) if graph.tensor_bytes[t] > 4]
     assert graph.tensor_bytes[whole] == 32 * 192 * 4 and graph.tensor_consumers(whole).tolist() == [parts]
@@ -179,8 +182,8 @@ def test_an_output_that_the_loss_ignores_gets_no_gradient():
 
     step = TorchStep("two", Two, (torch.ones(2, 4),), loss=lambda outputs: outputs[0].sum())
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    back = graph.index["loss/backward"]
-    readers = {graph.names[r] for t in graph.outputs(back) for r in graph.tensor_consumers(t)}
+    backward_op = graph.index["loss/backward"]
+    readers = {graph.names[r] for t in graph.outputs(backward_op) for r in graph.tensor_consumers(t)}
     assert readers == {"a/backward"}
 
 
@@ -255,7 +258,8 @@ def test_scratch_of_a_kernel_is_held_while_it_runs():
     x, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)
     with following.from_events(), following.mode(), torch.backends.mkldnn.flags(enabled=False):
         y = torch.nn.functional.conv2d(x, kernel, padding=1)
-    assert max(held.size for held in following.held) > 2 * y.untyped_storage().nbytes()  # columns of all patches
+    largest = max(interval.size for interval in following.held)
+    assert largest > 2 * y.untyped_storage().nbytes()  # columns of all patches
 
 
 def test_compare_shows_measured_beside_simulated_peaks():
@@ -290,8 +294,8 @@ def test_bug_the_state_of_a_steps_optimizer_was_not_counted(optimizer, states, m
     """
     step = TorchStep("two", linear, (torch.ones(32, 64),), optimizer=optimizer)
     plain = TorchStep("two", linear, (torch.ones(32, 64),))
-    more = [int(bl.torch.profile(s, warmup=0, runs=1).persistent_bytes.sum()) for s in (step, plain)]
-    assert more[0] - more[1] == states * 2 * 64 * 64 * 4 + more_bytes
+    options = [int(bl.torch.profile(s, warmup=0, runs=1).persistent_bytes.sum()) for s in (step, plain)]
+    assert options[0] - options[1] == states * 2 * 64 * 64 * 4 + more_bytes
     assert TorchStep("two", linear, (torch.ones(32, 64),), optimizer=optimizer, optimizer_states=5).kept_states == 5
 
 

@@ -52,17 +52,17 @@ def test_eager_runs_the_users_model_and_puts_everything_back(monkeypatch):
     graph = bl.torch.profile(model, step.inputs, warmup=0, runs=1)
     placed = bl.Placement(device=[0] * graph.n)
     profiled = len(CALLS)
-    ways = native_ways(step, True, placements=[placed])
-    assert list(ways) == ["eager", "torch.compile"]
-    found = ways["eager"](steps=3, warmup=1)
-    assert len(CALLS) == profiled + 4 and found.status == "ok" and len(found.step_seconds) == 3
-    losses = [float(o[0]) for o in found.outputs]
+    runners = native_ways(step, True, placements=[placed])
+    assert list(runners) == ["eager", "torch.compile"]
+    output = runners["eager"](steps=3, warmup=1)
+    assert len(CALLS) == profiled + 4 and output.status == "ok" and len(output.step_seconds) == 3
+    losses = [float(o[0]) for o in output.outputs]
     assert len(set(losses)) == 4  # it trains
-    assert [float(o[0]) for o in ways["eager"](steps=1, warmup=0).outputs] == losses[:1]  # and starts again
+    assert [float(o[0]) for o in runners["eager"](steps=1, warmup=0).outputs] == losses[:1]  # and starts again
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
     assert all(p.grad is None for p in model.parameters()) and torch.equal(drawn, torch.get_rng_state())
     # Without a compiler that is said, and nothing is run.
-    compiled = ways["torch.compile"](steps=1)
+    compiled = runners["torch.compile"](steps=1)
     assert compiled.message == "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)"
     assert not len(compiled.step_seconds)
 
@@ -87,7 +87,7 @@ def test_compiled_where_a_compiler_is():
     if native.no_compiler("cpu"):
         pytest.skip(native.no_compiler("cpu"))
     step = bl.torch.TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(3, 4),))
-    ways = native_ways(step, True)
-    compiled, eager = (ways[way](steps=2, warmup=1) for way in ("torch.compile", "eager"))
+    runners = native_ways(step, True)
+    compiled, eager = (runners[mode](steps=2, warmup=1) for mode in ("torch.compile", "eager"))
     assert (compiled.status, compiled.message) == ("ok", "") and len(compiled.step_seconds) == 2
     np.testing.assert_allclose(compiled.outputs, eager.outputs, rtol=1e-5)

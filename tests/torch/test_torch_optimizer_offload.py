@@ -124,7 +124,7 @@ def test_what_may_look_at_all_gradients_gets_all_state_at_once():
             for optimizer in optimizers:
                 optimizer.register_step_pre_hook(clip)
         OffloadedOptimizerState(optimizers[1], [model.parameters() for model in (models[1][0], models[1][2])])
-        most = counted(optimizers[1])
+        most_parameters = counted(optimizers[1])
         for _ in range(3):
             for model, optimizer in zip(models, optimizers, strict=True):
                 optimizer.zero_grad()
@@ -132,7 +132,7 @@ def test_what_may_look_at_all_gradients_gets_all_state_at_once():
             optimizers[0].step()
             with pytest.warns(StateAtOnce, match=why):
                 optimizers[1].step()
-        assert max(most) == 4
+        assert max(most_parameters) == 4
         for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
             assert torch.equal(a, b)
     model = layers()
@@ -157,19 +157,19 @@ def test_a_layer_at_a_time_with_schedulers_and_checkpoints():
     before = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     OffloadedOptimizerState(optimizer, [model[k].parameters() for k in (0, 2, 4, 6)])
     after = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    most = counted(optimizer)
+    most_parameters = counted(optimizer)
     for _ in range(2):
         optimizer.zero_grad()
         model(torch.ones(2, 32)).square().mean().backward()
         optimizer.step(None)
         before.step()
         after.step()
-    assert max(most) == 4 and optimizer.param_groups[0]["lr"] == pytest.approx(
+    assert max(most_parameters) == 4 and optimizer.param_groups[0]["lr"] == pytest.approx(
         1e-5
     )  # two tensors of weights and of biases
-    other = torch.optim.Adam(copy.deepcopy(model).parameters(), lr=0.1)
-    other.load_state_dict(optimizer.state_dict())
-    optimizer.load_state_dict(other.state_dict())
+    restored_optimizer = torch.optim.Adam(copy.deepcopy(model).parameters(), lr=0.1)
+    restored_optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.load_state_dict(restored_optimizer.state_dict())
     optimizer.step()
     assert offloaded_state_of(copy.deepcopy(optimizer)) is None
 
@@ -188,15 +188,17 @@ def test_an_optimizer_of_ones_own():
     step = step_of(OPTIMIZERS["adam"])
     _, graph = offloaded(step)
     losses = []
-    for more in ({"graph": graph}, {}):
-        model = bl.torch.distribute(step.model(), step.inputs, WITH_HOST, bl.place(graph, WITH_HOST, "single"), **more)
+    for options in ({"graph": graph}, {}):
+        model = bl.torch.distribute(
+            step.model(), step.inputs, WITH_HOST, bl.place(graph, WITH_HOST, "single"), **options
+        )
         optimizer = step.optimizer(model.parameters())
-        if more:
+        if options:
             assert bl.torch.offload_optimizer_state(optimizer, model) is optimizer
             assert [len(group) for group in offloaded_state_of(optimizer).groups] == [2] * 4
         torch.manual_seed(0)
         losses.append([float(step.run(model, optimizer).detach()) for _ in range(3)])
-        if more:
+        if options:
             continue
         with (
             pytest.warns(DeprecationWarning, match="use bl.torch.offload_optimizer_state"),
@@ -229,10 +231,10 @@ def test_state_of_no_layer_is_refused():
 def test_micro_batches_are_updated_once():
     step = step_of(OPTIMIZERS["adam"])
     _, graph = offloaded(step.micro_batches(4)[0])
-    whole = bl.unroll(graph, 4)
-    assert sum(name.endswith("/state") for name in whole.names) == 4
-    more = {"warmup": 0, "cluster": WITH_HOST, "graph": graph, "micro_batches": 4}
-    run = bl.torch.execute(step, bl.place(graph, WITH_HOST, "m-topo"), 2, schedule="gpipe", **more)
+    unrolled = bl.unroll(graph, 4)
+    assert sum(name.endswith("/state") for name in unrolled.names) == 4
+    options = {"warmup": 0, "cluster": WITH_HOST, "graph": graph, "micro_batches": 4}
+    run = bl.torch.execute(step, bl.place(graph, WITH_HOST, "m-topo"), 2, schedule="gpipe", **options)
     plain = bl.torch.execute(step, bl.place(graph, WITH_HOST, "m-topo"), 2, warmup=0, cluster=WITH_HOST, graph=graph)
     assert run.outputs[0] == pytest.approx(plain.outputs[0]) and run.status == "ok"
 
@@ -249,8 +251,8 @@ def test_fit_offers_it():
     graph, _ = offloaded(step_of(OPTIMIZERS["adam"]))
     placed = bl.simulate(graph, WITH_HOST, bl.place(graph, WITH_HOST, "single"))
     small = bl.Cluster.uniform(1, kind="cpu", memory_bytes=int(placed.peak_bytes[0] * 0.9)).with_host("1GB")
-    ways = bl.fit(graph, small, give_up=("offload",)).to_pandas()
-    assert list(ways.choice[ways.fits]) == ["optimizer state"]
+    options = bl.fit(graph, small, give_up=("offload",)).to_pandas()
+    assert list(options.choice[options.fits]) == ["optimizer state"]
 
 
 @pytest.mark.slow

@@ -109,13 +109,13 @@ class Figure3(nn.Module):
 def test_figure_3_as_a_model(criterion, threads):
     torch.manual_seed(0)
     model, inputs = Figure3(), (torch.randn(2, 3),)
-    found = trace(model, inputs)
-    assert [c.key for c in found.calls] == list(FIGURE_3["code"])
-    assert [found.parents(i) for i in range(7)] == FIGURE_3["parents"]
+    traced = trace(model, inputs)
+    assert [c.key for c in traced.calls] == list(FIGURE_3["code"])
+    assert [traced.parents(i) for i in range(7)] == FIGURE_3["parents"]
     placed = copy.deepcopy(model)
     rank = [FIGURE_3["plan"].index(x) for x in FIGURE_3["code"]]
     placement = bl.Placement(device=FIGURE_3["device"], order=rank)
-    assign(placed, found, placement, bl.Cluster.uniform(2, kind="cpu"), reorder=criterion)
+    assign(placed, traced, placement, bl.Cluster.uniform(2, kind="cpu"), reorder=criterion)
     session = distribution(placed).session
     for step in range(3):
         assert same(train(placed, inputs), train(model, inputs))

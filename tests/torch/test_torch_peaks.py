@@ -181,8 +181,8 @@ def placements(graph, cluster):
 @pytest.mark.parametrize("name", STEPS)
 def test_simulated_peaks_meet_the_target(name, optimizer):
     """On every device that holds more than 100 KB; devices of one process work one after another."""
-    build, inputs, more = STEPS[name]
-    step = TorchStep(name, build, (inputs,), optimizer=OPTIMIZERS[optimizer], **more)
+    build, inputs, options = STEPS[name]
+    step = TorchStep(name, build, (inputs,), optimizer=OPTIMIZERS[optimizer], **options)
     graph = bl.torch.profile(step, warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu", comm="parallel")
     for rule, placed in placements(graph, cluster):

@@ -102,8 +102,8 @@ def in_stages(graph, home):
     forward = np.flatnonzero(graph.forward_of < 0)
     device = np.zeros(graph.n, dtype=int)
     device[forward] = np.asarray(home)[np.arange(len(forward)) * len(home) // len(forward)]
-    back = graph.forward_of >= 0
-    device[back] = device[graph.forward_of[back]]
+    is_backward = graph.forward_of >= 0
+    device[is_backward] = device[graph.forward_of[is_backward]]
     return bl.Placement(device=device, graph_key=graph.key)
 
 
@@ -135,22 +135,24 @@ def test_stages_in_a_row_compute_what_the_model_computes(name):
         model, inputs = step.model(), step.inputs
     else:
         model, inputs = ODD[name][0](), (ODD[name][1](),)
-    found = trace(model, inputs)
-    program = record(model, inputs, found)
-    stage = monotone(found, 3)
-    parts = cut(model, program, stage, int(stage.max()) + 1)
+    traced = trace(model, inputs)
+    program = record(model, inputs, traced)
+    stage = monotone(traced, 3)
+    stage_modules = cut(model, program, stage, int(stage.max()) + 1)
     torch.manual_seed(1)
-    wanted = model(*inputs)
+    expected = model(*inputs)
     torch.manual_seed(1)
     values = ()
-    for part in parts:
-        values = part.module(*values, **{name: inputs[int(name.removeprefix("input_"))] for name in part.inputs})
+    for stage_module in stage_modules:
+        values = stage_module.module(
+            *values, **{name: inputs[int(name.removeprefix("input_"))] for name in stage_module.inputs}
+        )
     output = rebuild_output(program.template, values)
 
     def flat(o):
         return o if isinstance(o, tuple) else (o,)
 
-    assert all(torch.equal(a, b) for a, b in zip(flat(output), flat(wanted), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(flat(output), flat(expected), strict=True))
 
 
 def monotone(found, count):
@@ -170,33 +172,33 @@ def monotone(found, count):
 def test_a_tensor_that_skips_a_stage_is_handed_on():
     """The last stage of three reads the embedding of the first: the middle one receives it and sends it on."""
     model, tokens = Skipping(), torch.ones(2, 5, dtype=torch.int64)
-    found = trace(model, (tokens,))
-    keys = [c.key for c in found.calls]
+    traced = trace(model, (tokens,))
+    keys = [c.key for c in traced.calls]
     stage = [(i >= keys.index("layers.2.0")) + (i >= keys.index("layers.4.0")) for i in range(len(keys))]
-    parts = cut(model, record(model, (tokens,), found), stage, 3)
-    assert [len(part.sends) for part in parts] == [2, 2, 1] and parts[0].inputs == ("input_0",)
-    assert parts[1].sends[0] == ((2, 5, 8), "float32", True)
+    stage_modules = cut(model, record(model, (tokens,), traced), stage, 3)
+    assert [len(part.sends) for part in stage_modules] == [2, 2, 1] and stage_modules[0].inputs == ("input_0",)
+    assert stage_modules[1].sends[0] == ((2, 5, 8), "float32", True)
 
 
 def test_a_stage_takes_its_inputs_from_the_batch_not_from_the_stage_before():
     """GNMT's decoder reads target tokens, which no stage sends."""
     step = bl.torch.models.build("gnmt", **SMALL["gnmt"])
     model = step.model()
-    found = trace(model, step.inputs)
-    keys = [c.key for c in found.calls]
+    traced = trace(model, step.inputs)
+    keys = [c.key for c in traced.calls]
     stage = (np.arange(len(keys)) >= keys.index("decoder.dropout")).astype(int)
     stage[[keys.index("target")]] = 1
-    parts = cut(model, record(model, step.inputs, found), stage, 2)
-    assert [part.inputs for part in parts] == [("input_0",), ("input_1",)]
-    assert len(parts[0].sends) == 1
+    stage_modules = cut(model, record(model, step.inputs, traced), stage, 2)
+    assert [stage_module.inputs for stage_module in stage_modules] == [("input_0",), ("input_1",)]
+    assert len(stage_modules[0].sends) == 1
 
 
 def test_bug_a_part_of_an_output_that_only_the_next_stage_reads_is_sent():
     """An LSTM returns a tuple; its first part is all that the next stage reads, and nothing in its own stage does."""
     model, x = Two(), torch.ones(1, 3, 2)
-    parts = cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)
-    (sent,) = parts[0].module(input_0=x)
-    assert torch.equal(parts[1].module(sent)[0], model(x))
+    stage_modules = cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)
+    (sent,) = stage_modules[0].module(input_0=x)
+    assert torch.equal(stage_modules[1].module(sent)[0], model(x))
 
 
 class Two(nn.Module):
@@ -265,13 +267,13 @@ class Positions(nn.Module):
 
 def in_a_row(model, inputs, others, count=2):
     """The program of `inputs`, cut into stages and run on `others`."""
-    found = trace(model, inputs)
-    program = record(model, inputs, found)
-    stage = monotone(found, count)
-    given = {f"input_{i}": t for i, t in enumerate(tensors(as_arguments(others)))}
+    traced = trace(model, inputs)
+    program = record(model, inputs, traced)
+    stage = monotone(traced, count)
+    named_inputs = {f"input_{i}": t for i, t in enumerate(tensors(as_arguments(others)))}
     values = ()
-    for part in cut(model, program, stage, int(stage.max()) + 1):
-        values = part.module(*values, **{name: given[name] for name in part.inputs})
+    for stage_module in cut(model, program, stage, int(stage.max()) + 1):
+        values = stage_module.module(*values, **{name: named_inputs[name] for name in stage_module.inputs})
     return rebuild_output(program.template, values)
 
 
@@ -315,12 +317,12 @@ def test_bug_sizes_that_follow_from_values_stood_in_the_program_as_numbers():
     with pytest.raises(InvalidInput, match=r"a size that follows from values, of what '__getitem__.*' makes, is read"):
         record(model, (x,), trace(model, (x,)))
     model = Picking(False)
-    found = trace(model, (x,))
-    program, keys = record(model, (x,), found), [call.key for call in found.calls]
+    traced = trace(model, (x,))
+    program, keys = record(model, (x,), traced), [call.key for call in traced.calls]
     with pytest.raises(InvalidInput, match="has a size that follows from values, and a stage would send it"):
         cut(model, program, [int(k >= keys.index("b")) for k in range(len(keys))], 2)
-    (part,) = cut(model, program, [0] * len(keys), 1)
-    assert torch.equal(part.module(input_0=-x)[0], model(-x))
+    (stage_module,) = cut(model, program, [0] * len(keys), 1)
+    assert torch.equal(stage_module.module(input_0=-x)[0], model(-x))
 
 
 class Aside(nn.Module):
@@ -456,10 +458,10 @@ def test_bug_language_models_of_transformers_are_cut(name, kind):
         second["attention_mask"] = padding(7, 9)
     if kind == "four dimensions":
         first["attention_mask"] = second["attention_mask"] = torch.zeros(2, 1, 12, 12)
-    wanted, output = model(**second), in_a_row(model, first, second)
+    expected, output = model(**second), in_a_row(model, first, second)
     assert ("loss" in output) == (kind == "labels")
     for key, value in output.items():
-        torch.testing.assert_close(value, wanted[key])
+        torch.testing.assert_close(value, expected[key])
 
 
 @pytest.mark.slow
@@ -469,15 +471,15 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
     batch["labels"] = batch["input_ids"].clone()
     step = TorchStep("llama", language_model("Llama", tie_word_embeddings=False), batch, mode="training")
     graph = profiled(step, 2)
-    later = graph.position >= graph.position[graph.names.index("model.layers.1.input_layernorm")]
+    late_ops = graph.position >= graph.position[graph.names.index("model.layers.1.input_layernorm")]
     forward = np.where(graph.forward_of < 0, np.arange(graph.n), graph.forward_of)
-    placed = bl.Placement(device=later[forward].astype(int))
-    model, parts = step.model(), step.micro_batches(2)
-    cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cpus(2), 2, "1f1b")
+    placed = bl.Placement(device=late_ops[forward].astype(int))
+    model, micro_steps = step.model(), step.micro_batches(2)
+    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cpus(2), 2, "1f1b")
     run = run_pipeline(
         step,
         model,
-        parts,
+        micro_steps,
         cut_up,
         cpus(2),
         ("cpu",) * 2,
@@ -522,10 +524,10 @@ def test_torchs_words_for_a_schedule():
 def test_what_replicas_send_goes_to_the_one_that_has_the_micro_batch():
     """Micro-batches 0 and 2 on process 0, 1 on process 1; stage 1 on process 2."""
     text = "0F0 0F2 0B0 0B2\n0F1 0B1\n1F0 1B0 1F1 1B1 1F2 1B2"
-    found = with_transfers(actions(text), [[0, 1], [2]])
-    assert [word for word in found[1] if "_" in word] == ["0SEND_F1", "0RECV_B1"]
-    assert [word for word in found[2] if "RECV" in word] == ["1RECV_F0", "1RECV_F1", "1RECV_F2"]
-    assert [[w for w in line if "_" not in w] for line in found] == [line.split() for line in text.splitlines()]
+    output = with_transfers(actions(text), [[0, 1], [2]])
+    assert [word for word in output[1] if "_" in word] == ["0SEND_F1", "0RECV_B1"]
+    assert [word for word in output[2] if "RECV" in word] == ["1RECV_F0", "1RECV_F1", "1RECV_F2"]
+    assert [[w for w in line if "_" not in w] for line in output] == [line.split() for line in text.splitlines()]
     with pytest.raises(ValueError, match="blocks itself"):
         with_transfers(actions("0B0 0F0\n1F0 1B0"), [[0], [1]])
 
@@ -534,9 +536,9 @@ def test_what_replicas_send_goes_to_the_one_that_has_the_micro_batch():
 
 
 def test_a_batch_is_cut_along_its_first_dimension():
-    parts = skipping().micro_batches(4)
-    assert [len(p.inputs[0]) for p in parts] == [2] * 4
-    assert torch.equal(torch.cat([p.targets[0] for p in parts]), skipping().targets[0])
+    micro_steps = skipping().micro_batches(4)
+    assert [len(p.inputs[0]) for p in micro_steps] == [2] * 4
+    assert torch.equal(torch.cat([p.targets[0] for p in micro_steps]), skipping().targets[0])
     with pytest.raises(InvalidInput, match="has 8 rows; it must be a multiple of micro_batches, which is 3"):
         skipping().micro_batches(3)
     with pytest.raises(InvalidInput, match=r"shapes \[4, 2\], \[3\]"):
@@ -557,8 +559,8 @@ def test_halves_of_a_backward_pass_are_ops_of_their_own():
     graph = bl.torch.profile(model, torch.ones(2, 4), warmup=0, runs=1, split_backward=True)
     assert graph.names == ("0", "1", "2", "2/backward", "1/backward", "0/backward", "2/backward_weights")
     assert graph.forward_of.tolist() == [-1, -1, -1, 2, 1, 0, 2] and (graph.duration_us > 0).all()
-    found = stages_of(graph, cpus(2), np.array([0, 0, 1, 1, 0, 0, 1]))
-    assert [found.part[graph.names.index(name)] for name in ("2/backward", "2/backward_weights")] == [B, W]
+    output = stages_of(graph, cpus(2), np.array([0, 0, 1, 1, 0, 0, 1]))
+    assert [output.part[graph.names.index(name)] for name in ("2/backward", "2/backward_weights")] == [B, W]
 
 
 def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
@@ -611,9 +613,9 @@ def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
     step = skipping()
     graph = profiled(step)
     placed = in_stages(graph, [0, 1, 0, 1])
-    for given in ({"pipeline": True}, {"schedule": "zb-h1"}):
+    for argument in ({"pipeline": True}, {"schedule": "zb-h1"}):
         with pytest.raises(InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from"):
-            bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, **given)
+            bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, **argument)
     with pytest.raises(UnknownNameError, match="unknown schedule 'zb-h3'"):
         bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h3")
     chain = in_stages(graph, [0, 1])
@@ -643,10 +645,10 @@ def test_replicas_that_cannot_run_are_refused():
 def test_batch_statistics_are_warned_of_once():
     step = TorchStep("norms", Norms, (torch.randn(8, 4),))
     graph = profiled(step, 2)
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         bl.torch.execute(step, in_stages(graph, [0, 1, 0]), 1, warmup=0, graph=graph, cluster=cpus(2), micro_batches=2)
-    assert sum("statistics of its batch" in str(w.message) for w in said) == 1
+    assert sum("statistics of its batch" in str(w.message) for w in caught) == 1
 
 
 class Norms(nn.Sequential):
@@ -681,17 +683,17 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
     step = padded(skipping(tied=True))
     graph = profiled(step)
     placed = in_stages(graph, SCHEDULES[schedule])
-    model, parts = step.model(), step.micro_batches(4)
-    found = trace(model, parts[0].inputs)
-    cut_up = cut_step(parts[0], model, found, graph, placed, cpus(2), 4, schedule)
+    model, micro_steps = step.model(), step.micro_batches(4)
+    traced = trace(model, micro_steps[0].inputs)
+    cut_up = cut_step(micro_steps[0], model, traced, graph, placed, cpus(2), 4, schedule)
     run = run_pipeline(
         step,
         model,
-        parts,
+        micro_steps,
         cut_up,
         cpus(2),
         ("cpu", "cpu"),
-        adding=adding(step, model, parts),
+        adding=adding(step, model, micro_steps),
         steps=2,
         warmup=1,
         gradients=True,
@@ -704,8 +706,8 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
     units = run.timeline.op_names
     assert sorted(units) == sorted(cut_up.schedule.__str__().split())
     for line, device in enumerate(dict.fromkeys(cut_up.stages.device.tolist())):
-        mine = np.flatnonzero(run.timeline.device == device)
-        assert [units[i] for i in run.timeline.op[mine]] == str(cut_up.schedule).splitlines()[line].split()
+        own_rows = np.flatnonzero(run.timeline.device == device)
+        assert [units[i] for i in run.timeline.op[own_rows]] == str(cut_up.schedule).splitlines()[line].split()
 
 
 @pytest.fixture(scope="module")
@@ -727,16 +729,16 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_pr
     step = padded(skipping(tied=True))
     graph, cluster = profiled(step), cpus(3)
     placed = in_stages(graph, stages).replace(replicas=replicas)
-    model, parts = step.model(), step.micro_batches(4)
-    cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cluster, 4, schedule)
+    model, micro_steps = step.model(), step.micro_batches(4)
+    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cluster, 4, schedule)
     run = run_pipeline(
         step,
         model,
-        parts,
+        micro_steps,
         cut_up,
         cluster,
         ("cpu",) * 3,
-        adding=adding(step, model, parts),
+        adding=adding(step, model, micro_steps),
         steps=2,
         warmup=1,
         gradients=True,
@@ -750,8 +752,8 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_pr
     lines = str(cut_up.schedule).splitlines()
     assert simulated.info["line_device"].tolist() == list(cut_up.processes)
     for line, device in zip(lines, cut_up.processes, strict=True):
-        mine = np.flatnonzero(run.timeline.device == device)
-        assert [run.timeline.op_names[i] for i in run.timeline.op[mine]] == line.split()
+        own_rows = np.flatnonzero(run.timeline.device == device)
+        assert [run.timeline.op_names[i] for i in run.timeline.op[own_rows]] == line.split()
 
 
 class Turning(nn.Sequential):
@@ -770,28 +772,28 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
     step = TorchStep("turning", Turning, (torch.arange(16.0).view(4, 4),))
     graph = profiled(step, 2)
     placed = bl.Placement(device=[int(not name.startswith("0")) for name in graph.names])
-    parts, model = step.micro_batches(2), step.model()
-    cut_up = cut_step(parts[0], model, trace(model, parts[0].inputs), graph, placed, cpus(2), 2, "1f1b")
+    micro_steps, model = step.micro_batches(2), step.model()
+    cut_up = cut_step(micro_steps[0], model, trace(model, micro_steps[0].inputs), graph, placed, cpus(2), 2, "1f1b")
     run = run_pipeline(
         step,
         model,
-        parts,
+        micro_steps,
         cut_up,
         cpus(2),
         ("cpu",) * 2,
-        adding=adding(step, model, parts),
+        adding=adding(step, model, micro_steps),
         steps=1,
         warmup=0,
         gradients=True,
         pool=two_processes,
     )
-    wanted = {}
-    for part in parts:
+    expected = {}
+    for stage_module in micro_steps:
         alone = step.model()
-        (part.run(alone) / 2).detach()
+        (stage_module.run(alone) / 2).detach()
         for name, p in alone.named_parameters():
-            wanted[name] = wanted.get(name, 0) + p.grad.numpy() / 2
-    same_gradients(run.info["gradients"], wanted)
+            expected[name] = expected.get(name, 0) + p.grad.numpy() / 2
+    same_gradients(run.info["gradients"], expected)
 
 
 @pytest.mark.slow
@@ -813,8 +815,8 @@ def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_th
     )
     model = step.model()
     optimizer = step.optimizer(model.parameters())
-    wanted = [float(step.run(model, optimizer).detach()) for _ in range(3)]
-    assert [loss for (loss,) in run.outputs] == pytest.approx(wanted, rel=1e-5)
+    expected = [float(step.run(model, optimizer).detach()) for _ in range(3)]
+    assert [loss for (loss,) in run.outputs] == pytest.approx(expected, rel=1e-5)
     assert [s.phase for s in seen] == ["warmup", "measured", "measured"]
     assert run.timeline.device[run.timeline.op_names.index("0F0")] == 1
     viz.gantt(bl.simulate(graph, cluster, in_stages(graph, [1, 0]), micro_batches=4, schedule="1f1b"), run.timeline)
@@ -884,8 +886,8 @@ def three_losses(step):
 
 def environment(folder):
     """No baechi_lab: the folder alone."""
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")}
-    return {**kept, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
+    variables = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "MASTER_ADDR", "MASTER_PORT")}
+    return {**variables, "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
 
 
 @pytest.mark.slow
@@ -894,7 +896,7 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     step = bl.torch.models.build(
         "transformer", **{**SMALL["transformer"], "layers": 1, "batch_size": 4, "dropout": 0.0}
     )
-    graph, wanted = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
+    graph, expected = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
     target = ("decoder", "head", "loss", "embedding#1", "mul#1", "add#1")
     stage = [2 * int(name.startswith(target)) for name in graph.names]
     placed = bl.Placement(device=stage, graph_key=graph.key, replicas=[(0, 1)])
@@ -917,9 +919,9 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
         "--steps",
         "3",
     ]
-    done = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)
+    process = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert losses_of(process.stdout) == pytest.approx(expected, rel=1e-5)
     assert not list(folder.glob(".meeting*"))
     bl.torch.export(step, placed, folder, graph=graph, micro_batches=2)  # replaces what it wrote
 
@@ -927,11 +929,11 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
 @pytest.mark.slow
 def test_an_exported_session_divides_the_batch(tmp_path):
     step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
-    graph, wanted = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
+    graph, expected = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1), three_losses(step)
     forward = np.flatnonzero(graph.forward_of < 0)
     device = np.arange(graph.n) % 2
-    back = graph.forward_of >= 0
-    device[back] = device[graph.forward_of[back]]
+    is_backward = graph.forward_of >= 0
+    device[is_backward] = device[graph.forward_of[is_backward]]
     assert len(forward) > 4
     folder = bl.torch.export(
         step,
@@ -942,7 +944,7 @@ def test_an_exported_session_divides_the_batch(tmp_path):
         micro_batches=2,
         schedule="gpipe",
     )
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "train.py", "--steps", "3"],
         cwd=folder,
         env=environment(folder),
@@ -950,5 +952,5 @@ def test_an_exported_session_divides_the_batch(tmp_path):
         text=True,
         timeout=120,
     )
-    assert done.returncode == 0, done.stderr[-2000:]
-    assert losses_of(done.stdout) == pytest.approx(wanted, rel=1e-5)
+    assert process.returncode == 0, process.stderr[-2000:]
+    assert losses_of(process.stdout) == pytest.approx(expected, rel=1e-5)

@@ -46,20 +46,20 @@ class Small(nn.Module):
 
 
 def test_functions_between_layers_are_operators_and_views_are_not():
-    found = trace(Small(), torch.ones(3, 4))
-    assert [c.key for c in found.calls] == ["left", "right", "add", "join"]
-    assert found.edges == {("left", "add"), ("right", "add"), ("add", "join")}
+    traced = trace(Small(), torch.ones(3, 4))
+    assert [c.key for c in traced.calls] == ["left", "right", "add", "join"]
+    assert traced.edges == {("left", "add"), ("right", "add"), ("add", "join")}
 
 
 @pytest.mark.parametrize("name", slow([*SMALL, *ODD], "inception_v3"))
 def test_the_trace_and_the_autograd_graph_agree(name):
     """The paper's graph is the part of ours that autograd records: dependencies through tensors with gradients."""
     model, inputs = case(name)
-    found = trace(model, inputs)
+    traced = trace(model, inputs)
     ours = {
-        (found.calls[value.producer].key, call.key)
-        for call in found.calls
-        for value in (found.values[v] for v in call.reads)
+        (traced.calls[value.producer].key, call.key)
+        for call in traced.calls
+        for value in (traced.values[v] for v in call.reads)
         if value.requires_grad and call.requires_grad
     }
     assert ours == bl.torch.autograd_edges(model, inputs)
@@ -168,8 +168,8 @@ def test_shared_weights_are_a_colocation_group():
 
 def test_a_layer_called_twice_shares_its_device_and_in_place_layers_join_their_input():
     model, inputs = case("odd")
-    found = trace(model, inputs)
-    keys = [{found.calls[i].key for i in g} for g in found.groups]
+    traced = trace(model, inputs)
+    keys = [{traced.calls[i].key for i in g} for g in traced.groups]
     assert {"b.0.bn", "b.0.relu"} in keys  # relu writes into the norm's output
     assert {"b.0.d", "b.0/add_", "b.0.relu#1"} in keys
 
@@ -185,10 +185,10 @@ def test_an_in_place_layer_comes_after_everything_that_read_its_input_before():
             early = self.early(y * 1.0)
             return self.write(y) + early + y  # the last y is what `write` wrote
 
-    found = trace(Net(), torch.ones(2, 4))
-    index = found.index
-    assert index["mul"] in found.parents(index["write"])
-    assert index["write"] in found.parents(index["add#1"])
+    traced = trace(Net(), torch.ones(2, 4))
+    index = traced.index
+    assert index["mul"] in traced.parents(index["write"])
+    assert index["write"] in traced.parents(index["add#1"])
 
 
 def test_detached_and_transposed_data_still_depends_on_its_layer():
@@ -201,18 +201,18 @@ def test_detached_and_transposed_data_still_depends_on_its_layer():
             y = self.a(x)
             return self.b(y.data) + self.c(y.detach().T.T)
 
-    found = trace(Net(), torch.ones(2, 4))
-    assert {("a", "b"), ("a", "c")} <= found.edges
+    traced = trace(Net(), torch.ones(2, 4))
+    assert {("a", "b"), ("a", "c")} <= traced.edges
 
 
 @pytest.mark.slow
 def test_atomic_modules_stay_whole():
     step = bl.torch.models.build("inception_v3", **SMALL["inception_v3"])
-    whole = trace(step.model(), step.inputs, atomic=("ConvBNReLU",))
+    atomic_trace = trace(step.model(), step.inputs, atomic=("ConvBNReLU",))
     fine = trace(step.model(), step.inputs)
-    kept = [c for c in whole.calls if c.op_type == "ConvBNReLU"]
-    assert len(kept) == sum(c.op_type == "Conv2d" for c in fine.calls) == 96
-    assert not any(c.op_type == "Conv2d" for c in whole.calls)
+    atomic_calls = [c for c in atomic_trace.calls if c.op_type == "ConvBNReLU"]
+    assert len(atomic_calls) == sum(c.op_type == "Conv2d" for c in fine.calls) == 96
+    assert not any(c.op_type == "Conv2d" for c in atomic_trace.calls)
     assert merge(4, [(0, 2), (2, 3)]) == ((0, 2, 3),)
 
 
@@ -258,9 +258,9 @@ def test_bad_models_are_refused_by_layer():
         profile(Small(), torch.ones(3, 4), mode="fast")
     with pytest.raises(bl.InvalidInput, match="runs is 0"):
         profile(Small(), torch.ones(3, 4), runs=0)
-    for given in (None, "model"):
+    for argument in (None, "model"):
         with pytest.raises(bl.InvalidInput, match="model is a"):
-            profile(given, torch.ones(3, 4))
+            profile(argument, torch.ones(3, 4))
     with pytest.raises(bl.InvalidInput, match=r"model Bilinear failed on the sample inputs: TypeError: .* 'input2'"):
         profile(nn.Bilinear(4, 4, 1), torch.ones(3, 4))
     with pytest.raises(bl.InvalidInput, match=r"layer '0' \(LazyLinear\) is lazy"):
@@ -279,8 +279,8 @@ def test_inputs_may_be_positional_or_keywords():
         def forward(self, x, *, scale):
             return F.relu(self.a(x) * scale)
 
-    found = trace(Net(), {"x": torch.ones(1, 4), "scale": torch.tensor(2.0)})
-    assert [c.key for c in found.calls] == ["a", "mul", "relu"]
+    traced = trace(Net(), {"x": torch.ones(1, 4), "scale": torch.tensor(2.0)})
+    assert [c.key for c in traced.calls] == ["a", "mul", "relu"]
 
 
 def test_times_and_bytes_feed_the_placers():
@@ -361,9 +361,9 @@ def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, tick
     assert ours.forward_us.tolist() == plain.forward_us.tolist() == [1.0] * len(keys)
     assert ours.backward_us.tolist() == (plain.backward_us + region * plain.forward_us).tolist()
     assert all(call.requires_grad for call in ours.trace.calls) and (plain.backward_us > 0).all()
-    for here, there in zip(ours.memory, plain.memory, strict=True):
-        assert (here.saves_inputs, here.saves_outputs) == (there.saves_inputs, there.saves_outputs)
-        assert here.saved_bytes == there.saved_bytes
+    for first, second in zip(ours.memory, plain.memory, strict=True):
+        assert (first.saves_inputs, first.saves_outputs) == (second.saves_inputs, second.saves_outputs)
+        assert first.saved_bytes == second.saved_bytes
     graph = ours.graph()
     assert (graph.forward_of >= 0).sum() == len(keys) and (graph.duration_us > 0).all()
 

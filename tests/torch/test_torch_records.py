@@ -180,9 +180,9 @@ def test_a_record_is_profiled_placed_distributed_and_executed(kind, inner):
     run = bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster)
     expected = model(x)
     assert run.outputs[0][0] == pytest.approx(float(loss(expected).detach()))
-    found = bl.torch.distribute(copy.deepcopy(model), x, cluster, placed, graph=graph, atomic=atomic)(x)
-    assert type(found) is type(expected) and same(list(tensors(found)), list(tensors(expected)))
-    assert len(list(tensors(found))) == (4 if kind == "nested" else 2)
+    output = bl.torch.distribute(copy.deepcopy(model), x, cluster, placed, graph=graph, atomic=atomic)(x)
+    assert type(output) is type(expected) and same(list(tensors(output)), list(tensors(expected)))
+    assert len(list(tensors(output))) == (4 if kind == "nested" else 2)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -65,8 +65,8 @@ def each(outputs, labels):
     return entropy(outputs, labels.clamp(min=0), reduction="none").view(labels.shape)
 
 
-def as_step(loss, *targets, build=Tagger, inputs=(TOKENS,), **more):
-    return TorchStep("tagger", build, inputs, loss, targets, **more)
+def as_step(loss, *targets, build=Tagger, inputs=(TOKENS,), **options):
+    return TorchStep("tagger", build, inputs, loss, targets, **options)
 
 
 def undivided(step):
@@ -75,12 +75,12 @@ def undivided(step):
     return float(loss.detach()), {name: p.grad.numpy() for name, p in model.named_parameters()}
 
 
-def in_micro_batches(step, schedule="gpipe", seed=1, **more):
+def in_micro_batches(step, schedule="gpipe", seed=1, **options):
     graph = bl.torch.profile(step.micro_batches(4)[0], warmup=0, runs=1)
     cluster = bl.Cluster.uniform(2, kind="cpu")
     placed = bl.place(graph, cluster, "random", seed=seed)
-    more = {"micro_batches": 4, "schedule": schedule, "pipeline": False, "return_gradients": True, **more}
-    return bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster, **more)
+    options = {"micro_batches": 4, "schedule": schedule, "pipeline": False, "return_gradients": True, **options}
+    return bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cluster, **options)
 
 
 def assert_undivided(step, run):
@@ -193,13 +193,13 @@ def both_heads(outputs, labels):
 def test_the_loss_is_tried_in_the_mode_of_the_step_and_leaves_the_model_as_it_was():
     x, labels = torch.randn(8, 6, generator=GENERATOR), TOKENS[:, 0] % 3
     step = as_step(both_heads, labels, build=Auxiliary, inputs=(x,))
-    model, parts = step.model(), step.micro_batches(4)
+    model, micro_steps = step.model(), step.micro_batches(4)
     model.main.weight.grad = torch.ones(3, 6)
     state, random = {k: v.clone() for k, v in model.state_dict().items()}, torch.get_rng_state()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        found = reduction_of(step, model, trace(model, parts[0].inputs).layers, parts)
-    assert found.mean and found.divisors == ({},) * 4
+        traced = reduction_of(step, model, trace(model, micro_steps[0].inputs).layers, micro_steps)
+    assert traced.mean and traced.divisors == ({},) * 4
     assert all(torch.equal(state[k], v) for k, v in model.state_dict().items())
     assert torch.equal(torch.get_rng_state(), random) and all(m.training for m in model.modules())
     assert torch.equal(model.main.weight.grad, torch.ones(3, 6)) and model.aux.weight.grad is None
@@ -237,12 +237,12 @@ def test_a_pipeline_whose_model_averages_over_what_counts_runs_in_the_session():
 
 
 def script_losses(folder, *command):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, *command, "train.py", "--steps", "2"], cwd=folder, capture_output=True, text=True, timeout=120
     )
-    assert done.returncode == 0, done.stderr[-6000:]
+    assert process.returncode == 0, process.stderr[-6000:]
     return [
-        float(line.split("loss ")[1].split(",")[0]) for line in done.stdout.splitlines() if line.startswith("step ")
+        float(line.split("loss ")[1].split(",")[0]) for line in process.stdout.splitlines() if line.startswith("step ")
     ]
 
 
@@ -260,8 +260,8 @@ def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
     cluster = bl.Cluster.uniform(2, kind="cpu")
     calls = len(trace(step.model(), step.micro_batches(2)[0].inputs).calls)
     placed = bl.Placement(device=[int(k >= calls // 2) for k in range(calls)])
-    more = {"micro_batches": 2, "schedule": "1f1b", "pipeline": pipeline, "cluster": cluster}
-    folder = bl.torch.export(step, placed, tmp_path / "out", **more)
+    options = {"micro_batches": 2, "schedule": "1f1b", "pipeline": pipeline, "cluster": cluster}
+    folder = bl.torch.export(step, placed, tmp_path / "out", **options)
     batch = torch.load(folder / "batch.pt")
     for labels in (batch["targets"][0], step.targets[0]):
         labels[:2] = -100

@@ -151,11 +151,11 @@ CODE = [
 
 def distributed(model, x, seed):
     """The model in some order on three devices, and whether it was said that calls keep code order."""
-    found, draw = trace(model, x), np.random.default_rng(seed)
-    device = draw.integers(0, 3, len(found.calls))
-    for group in found.groups:
+    traced, draw = trace(model, x), np.random.default_rng(seed)
+    device = draw.integers(0, 3, len(traced.calls))
+    for group in traced.groups:
         device[list(group)] = device[group[0]]
-    placed = bl.Placement(device=device, order=draw.permutation(len(found.calls)).astype(float))
+    placed = bl.Placement(device=device, order=draw.permutation(len(traced.calls)).astype(float))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         model = bl.torch.distribute(model, x, bl.Cluster.uniform(3, kind="cpu"), placed)
@@ -191,8 +191,8 @@ def test_it_is_said_before_the_first_step(code):
 def test_what_has_the_shape_of_another_tensor_may_wait():
     """Rows that are put back where they came from leave the shape as it was; the experts themselves are fixed."""
     torch.manual_seed(0)
-    found = trace(Model(experts), torch.randn(6, 8))
-    fixed = {found.calls[i].key for i in found.fixed}
+    traced = trace(Model(experts), torch.randn(6, 8))
+    fixed = {traced.calls[i].key for i in traced.fixed}
     assert "experts.0" in fixed and not fixed & {"a", "b", "c", "out"}
 
 

@@ -165,12 +165,12 @@ def _exported_losses(step, folder):
     placed = bl.Placement(device=[0] * graph.n)
     made = bl.torch.export(step, placed, folder / "placed", cluster=TWO, graph=graph)
     code = "import sys; sys.modules['baechi_lab'] = None; sys.path.insert(0, '.'); import train; print(train.train(2))"
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], cwd=made, capture_output=True, text=True, timeout=100, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert process.returncode == 0, process.stderr
     run = bl.torch.execute(step, placed, 1, warmup=0, cluster=TWO, graph=graph)
-    np.testing.assert_allclose(ast.literal_eval(done.stdout.splitlines()[-1]), np.ravel(run.outputs), rtol=1e-5)
+    np.testing.assert_allclose(ast.literal_eval(process.stdout.splitlines()[-1]), np.ravel(run.outputs), rtol=1e-5)
     return made
 
 

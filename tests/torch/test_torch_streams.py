@@ -164,9 +164,9 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
         model, inputs = step.model().eval(), step.inputs
     else:
         model, inputs = Fan().eval(), (torch.randn(6, 4),)
-    found = trace(model, inputs)
-    placement = random_placement(found, len(devices), np.random.default_rng(seed), reorder=reorder)
-    plan = make_plan(found, placement, tuple(devices))
+    traced = trace(model, inputs)
+    placement = random_placement(traced, len(devices), np.random.default_rng(seed), reorder=reorder)
+    plan = make_plan(traced, placement, tuple(devices))
     with FakeTensorMode() as fake, torch.no_grad():
         gpus = Gpus(monkeypatch)
         names = [n for n, _ in (*model.named_parameters(), *model.named_buffers())]
@@ -245,16 +245,16 @@ def test_the_checks_can_fail(monkeypatch):
 def test_a_tensor_goes_to_a_device_once(monkeypatch):
     """Several readers on one device share one copy: as many copies per step as (tensor, device) pairs."""
     gpus, session = run(monkeypatch, "branches", CLUSTERS["two GPUs"], 5, reorder=False, steps=1)
-    found = trace(Fan().eval(), torch.randn(6, 4))
+    traced = trace(Fan().eval(), torch.randn(6, 4))
     pairs = {
         (v, session.plan.device[i])
-        for i, call in enumerate(found.calls)
+        for i, call in enumerate(traced.calls)
         for v in call.reads
-        if session.plan.device[found.values[v].producer] != session.plan.device[i]
+        if session.plan.device[traced.values[v].producer] != session.plan.device[i]
     }
-    readers_of_input = {i for i, call in enumerate(found.calls) if not call.reads and session.plan.device[i] == 1}
+    readers_of_input = {i for i, call in enumerate(traced.calls) if not call.reads and session.plan.device[i] == 1}
     home = int(
-        session.plan.device[found.results[0]] == 1
+        session.plan.device[traced.results[0]] == 1
     )  # the output is brought to where the input is, by torch itself
     assert gpus.copies == len(pairs) + bool(readers_of_input) and home in (0, 1)
 

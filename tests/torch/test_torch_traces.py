@@ -35,18 +35,20 @@ def traced(tmp_path_factory):
 
 def test_a_training_step_replays_to_its_own_time(traced):
     folder, size = traced
-    made = bl.load_trace(folder / "kineto.json.gz", execution_trace=folder / "execution.json")
-    again = bl.simulate(made.graph, made.cluster, made.placement).makespan_us
-    assert again == pytest.approx(made.timeline.makespan_us, rel=0.05)
-    assert {"aten::linear", "aten::mm"} <= set(made.graph.op_types)
-    assert size <= made.graph.persistent_bytes.sum() < 1.2 * size
-    linear = made.graph.names.index("aten::linear")
-    assert made.graph.colocation[linear] >= 0  # with the updates of its weights
-    four = bl.compare(made.graph, bl.Cluster.uniform(4, link=bl.Link(0.0, 0.0)), ["m-etf"])
-    assert four["makespan_us"][0] < made.timeline.makespan_us
+    record = bl.load_trace(folder / "kineto.json.gz", execution_trace=folder / "execution.json")
+    makespan = bl.simulate(record.graph, record.cluster, record.placement).makespan_us
+    assert makespan == pytest.approx(record.timeline.makespan_us, rel=0.05)
+    assert {"aten::linear", "aten::mm"} <= set(record.graph.op_types)
+    assert size <= record.graph.persistent_bytes.sum() < 1.2 * size
+    linear = record.graph.names.index("aten::linear")
+    assert record.graph.colocation[linear] >= 0  # with the updates of its weights
+    four = bl.compare(record.graph, bl.Cluster.uniform(4, link=bl.Link(0.0, 0.0)), ["m-etf"])
+    assert four["makespan_us"][0] < record.timeline.makespan_us
 
 
 def test_without_the_execution_trace_order_decides(traced):
-    made = bl.load_trace(traced[0] / "kineto.json.gz")
-    assert bl.simulate(made.graph, made.cluster, made.placement).makespan_us == pytest.approx(made.timeline.makespan_us)
-    assert any("inferred from the order" in note for note in made.notes)
+    record = bl.load_trace(traced[0] / "kineto.json.gz")
+    assert bl.simulate(record.graph, record.cluster, record.placement).makespan_us == pytest.approx(
+        record.timeline.makespan_us
+    )
+    assert any("inferred from the order" in note for note in record.notes)

@@ -35,15 +35,15 @@ def test_a_random_module_trains_as_the_undivided_one(seed):
     model = rm.random_module(seed)
     expected = rm.train(rm.twin(model), 5, seed)
     before = rm.everything(model)
-    found = trace(model, torch.ones(6, rm.WIDTH).requires_grad_())
+    traced = trace(model, torch.ones(6, rm.WIDTH).requires_grad_())
     assert all(map(torch.equal, before, rm.everything(model)))
     devices = 2 + seed % 2
-    placement = random_placement(found, devices, np.random.default_rng(seed), reorder=True)
+    placement = random_placement(traced, devices, np.random.default_rng(seed), reorder=True)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CodeOrderKept)
-        assign(model, found, placement, bl.Cluster.uniform(devices, kind="cpu"))
-        seen = rm.train(model, 5, seed)
-    for step, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+        assign(model, traced, placement, bl.Cluster.uniform(devices, kind="cpu"))
+        outputs = rm.train(model, 5, seed)
+    for step, (ours, theirs) in enumerate(zip(outputs, expected, strict=True)):
         wrong = [i for i, (a, b) in enumerate(zip(ours, theirs, strict=True)) if not torch.equal(a, b)]
         assert not wrong, f"step {step} differs at {wrong}"
 
@@ -61,13 +61,13 @@ class Two(nn.Module):
 
 def test_the_plan_says_before_the_first_step_where_it_keeps_code_order():
     model, x = Two(), torch.ones(2, 4)
-    found = trace(model, x)
-    rank = [-1 if call.key == "b" else i for i, call in enumerate(found.calls)]
+    traced = trace(model, x)
+    rank = [-1 if call.key == "b" else i for i, call in enumerate(traced.calls)]
     placement = bl.Placement(device=[0] * len(rank), order=rank)
     with pytest.warns(
         CodeOrderKept, match=r"2 of 4 calls keep code order.*the autograd Function Square \(2, such as 'a'"
     ):
-        assign(model, found, placement, bl.Cluster.uniform(2, kind="cpu"))
+        assign(model, traced, placement, bl.Cluster.uniform(2, kind="cpu"))
     assert "a" not in distribution(model).plan.waiting
     for _ in range(2):
         model.zero_grad()
@@ -93,16 +93,16 @@ class Turns(nn.Module):
 def test_bug_numbers_drawn_where_the_code_takes_another_path():
     model, x = Turns(), torch.ones(2, 4)
     twin = rm.twin(model)
-    found = trace(model, x)
-    rank = [-1 if call.key == "b" else i for i, call in enumerate(found.calls)]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
+    traced = trace(model, x)
+    rank = [-1 if call.key == "b" else i for i, call in enumerate(traced.calls)]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
     assert "a" in distribution(model).plan.waiting
-    for turn in (False, False, True, True):
-        model.turn = twin.turn = turn
+    for branch in (False, False, True, True):
+        model.turn = twin.turn = branch
         torch.manual_seed(1)
-        seen = model(x)
+        outputs = model(x)
         torch.manual_seed(1)
-        assert torch.equal(seen, twin(x))
+        assert torch.equal(outputs, twin(x))
 
 
 @pytest.mark.parametrize("layer", [True, False])
@@ -115,9 +115,9 @@ def test_profiling_leaves_a_replaced_buffer_as_it_was(layer):
 
 def shuffled(model, x):
     """The model distributed so that its layer 'b' comes first, and an equal one."""
-    twin, found = rm.twin(model), trace(model, x)
-    rank = [-1 if call.key == "b" else i for i, call in enumerate(found.calls)]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
+    twin, traced = rm.twin(model), trace(model, x)
+    rank = [-1 if call.key == "b" else i for i, call in enumerate(traced.calls)]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
     return model, twin
 
 
@@ -210,11 +210,11 @@ def test_bug_layers_that_come_in_another_order_waited_for_each_other():
     """In the trace a comes before b; where b came first, it waited for a, and a for what b makes."""
     x = torch.ones(2, 4)
     model = Swaps()
-    twin, found = rm.twin(model), trace(model, x)
-    rank = [-1 if call.key == "c" else i for i, call in enumerate(found.calls)]
-    assign(model, found, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
-    for turn in (False, False, True, False, True):
-        model.turn = twin.turn = turn
+    twin, traced = rm.twin(model), trace(model, x)
+    rank = [-1 if call.key == "c" else i for i, call in enumerate(traced.calls)]
+    assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), bl.Cluster.uniform(2, kind="cpu"))
+    for branch in (False, False, True, False, True):
+        model.turn = twin.turn = branch
         torch.manual_seed(1)
         ours = model(x)
         torch.manual_seed(1)

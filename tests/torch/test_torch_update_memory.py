@@ -28,9 +28,9 @@ class AllAtOnce(optim.Optimizer):
 
     @torch.no_grad()
     def step(self):
-        given = [p for group in self.param_groups for p in group["params"]]
-        norm = sum(p.grad.square().sum() for p in given).sqrt()
-        for p, gradient in [(p, p.grad / norm) for p in given]:
+        parameters = [p for group in self.param_groups for p in group["params"]]
+        norm = sum(p.grad.square().sum() for p in parameters).sqrt()
+        for p, gradient in [(p, p.grad / norm) for p in parameters]:
             self.average[p] = gradient if p not in self.average else 0.9 * self.average[p] + gradient
             p -= 0.01 * self.average[p]
 
@@ -116,12 +116,12 @@ def test_an_update_without_temporaries_holds_nothing():
 
 def test_what_no_call_makes_lies_where_it_is_made_from():
     following = Storages(home=7)
-    here, there = torch.ones(4), torch.ones(8)
-    following.add([here], 1)
-    following.add([there], 2)
+    first, second = torch.ones(4), torch.ones(8)
+    following.add([first], 1)
+    following.add([second], 2)
     with following.mode():
-        kept = [here * 2, *torch._foreach_sqrt([here, there]), torch.zeros(2)]
-    assert [held.device for held in following.held] == [1, 2, 1, 1, 2, 7] and len(kept) == 4
+        kept = [first * 2, *torch._foreach_sqrt([first, second]), torch.zeros(2)]
+    assert [interval.device for interval in following.held] == [1, 2, 1, 1, 2, 7] and len(kept) == 4
 
 
 class Repeated(nn.Module):

@@ -105,6 +105,6 @@ def said_by(folder, code: str):
     """What Python code prints last, as a literal: run in an exported folder, by torch alone."""
     alone = "import sys, torch; torch.set_num_threads(1); sys.modules['baechi_lab'] = None; sys.path.insert(0, '.')\n"
     command = [sys.executable, "-c", alone + code]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
-    assert done.returncode == 0, done.stderr
-    return ast.literal_eval(done.stdout.splitlines()[-1])
+    process = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    assert process.returncode == 0, process.stderr
+    return ast.literal_eval(process.stdout.splitlines()[-1])
