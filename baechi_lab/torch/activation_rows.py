@@ -1,4 +1,4 @@
-"""From a recomputed or offloaded graph (`bl.recompute`, `bl.offload`) to the rows by which a distributed model follows it."""
+"""Makes the rows by which a distributed model follows a recomputed or offloaded graph (`bl.recompute`, `bl.offload`)."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ _STATE = re.compile(r"(.*)/update/state'*$")
 
 
 def recomputes_or_offloads(graph: OpGraph | None) -> bool:
-    """Whether a graph computes ops again, or has some of their outputs or optimizer state on a host."""
+    """Whether a graph computes ops again, or has outputs or optimizer state on a host."""
     if graph is None:
         return False
     return STATE in graph.op_types or any(_COPY.search(name) or _HOST.search(name) for name in graph.names)
 
 
 def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow, ...]:
-    """What the calls of `trace` read from runs other than the first, or from the host.
+    """What the calls of `trace` read from a later run or from the host; see `runtime.activation_policy.ActivationSources`.
 
-    See `runtime.activation_policy.ActivationSources`.
-
-    Calls that cannot be repeated are kept: an `ActivationsKept` warning says which and why.
+    The outputs of calls that cannot run twice are kept. An `ActivationsKept` warning says which and why.
     """
     if graph is None or not recomputes_or_offloads(graph):
         return ()
@@ -49,7 +47,7 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
 
 
 def _all_rows(calls: int, graph: OpGraph) -> Iterator[ActivationRow]:
-    """Where backward ops and copies read: of several sources of one backward pass the one that keeps longest counts."""
+    """Rows for all reads of backward ops and copies. Of several sources of one reader, the one that lives longest counts."""
     run_of = [_run_of_op(calls, graph, op) for op in range(graph.n)]
     source_of: dict[tuple[int, int, int, int], int] = {}
     for edge, reader in enumerate(graph.consumers.tolist()):
@@ -79,7 +77,7 @@ def _longer(a: int, b: int) -> int:
 
 
 def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
-    """The call that an op is, and which of its runs; its backward op; None for what no call does."""
+    """(call, run) of an op. The run is `BACKWARD` for a backward op. None if the op belongs to no call."""
     if op < calls:
         return op, 0
     origin = int(graph.forward_of[op])
@@ -92,7 +90,7 @@ def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
 
 
 def offloaded_state_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Op of the graph that has state on a host, and the parameters that it belongs to, in the order of their updates.
+    """Each op of the graph that has state on a host, with the parameters of that state, in the order of their updates.
 
     Raises `InvalidInput` for state of what is no call of the model.
     """
@@ -110,13 +108,13 @@ def offloaded_state_groups(trace: Trace, graph: OpGraph | None) -> Iterator[tupl
 
 
 def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
-    """(call, run) -> the op of the graph that it is, for runs after the first."""
+    """(call, run) -> its op in the graph, for runs after the first."""
     run_of = {op: run for op in range(calls, graph.n) if (run := _run_of_op(calls, graph, op)) is not None}
     return {run: op for op, run in run_of.items() if run[1] > 0}
 
 
 def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
-    """Calls that must not run twice, with the reason."""
+    """The calls that must not run twice, with the reason."""
     reasons, storages_of = dict(trace.fixed), _storages_by_call(trace)
     written = _last_writers(trace, storages_of)
     for index, call in enumerate(trace.calls):
@@ -131,7 +129,7 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
 
 
 def _storages_by_call(trace: Trace) -> list[set[int]]:
-    """Storages that each call makes or hands on."""
+    """The storages that each call computes or hands on."""
     storages_of: list[set[int]] = [set() for _ in trace.calls]
     for value in trace.values:
         if value.producer >= 0:
@@ -150,7 +148,7 @@ def _last_writers(trace: Trace, storages_of: list[set[int]]) -> dict[int, int]:
 
 
 def describe_kept_outputs(trace: Trace, reasons: dict[int, str]) -> str:
-    """One line: how many calls are not repeated, and the reasons with an example each."""
+    """One line: how many calls are not repeated, and each reason with an example."""
     groups: dict[str, list[str]] = {}
     for call, why in sorted(reasons.items()):
         groups.setdefault(why, []).append(trace.calls[call].key)

@@ -1,4 +1,4 @@
-"""Assigner: moves a model's parameters as placed and makes its forward follow the plan; `gather` undoes it."""
+"""Assigner: moves a model's parameters to their devices and makes its forward follow the plan. `gather` undoes it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Distribution:
     __reduce__ = __deepcopy__  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        """How many calls, and how much of the parameters, each device has: a line for each."""
+        """One line per device: how many calls, parameters and buffers it has."""
         lines = [f"<Distribution of {len(self.plan.keys)} calls over {len(self.plan.devices)} devices"]
         for device, name in enumerate(self.plan.devices[:_SHOWN]):
             calls = self.plan.device.count(device)
@@ -66,12 +66,12 @@ def assign(
     transport: HostTransport | None = None,
     always: bool = False,
 ) -> nn.Module:
-    """Distribute `model` as placed and return it (the same object, as `nn.Module.to` does).
+    """Distribute `model` as placed and return the same object, as `nn.Module.to` does.
 
-    Its `hf_device_map` says where its modules are: Hugging Face's Trainer then leaves them there.
+    Its `hf_device_map` says where its modules are, so Hugging Face's Trainer leaves them there.
 
-    `transport` replaces the streams, for example by `HostTransport(devices)`: plain blocking `.to()`. `always`: its calls
-    are intercepted on one device as well.
+    `transport` replaces the streams, for example by `HostTransport(devices)`, which moves tensors with blocking `.to()`.
+    `always` intercepts the calls even if all of them are on one device.
     """
     check_model(model)
     plan = make_plan(traced, placement, torch_devices(cluster, devices), reorder=reorder, graph=graph)
@@ -84,7 +84,7 @@ def assign(
 
 
 def distribution(model: nn.Module) -> Distribution:
-    """How `model` is distributed; `InvalidInput` when it is not."""
+    """How `model` is distributed. Raises `InvalidInput` if it is not distributed."""
     distribution_record = model.__dict__.get("_baechi") if isinstance(model, nn.Module) else None
     if not isinstance(distribution_record, Distribution):
         raise InvalidInput(f"the {type(model).__name__} is not distributed; use bl.torch.distribute first")
@@ -92,7 +92,7 @@ def distribution(model: nn.Module) -> Distribution:
 
 
 def gather(model: nn.Module, device: str | None = None) -> nn.Module:
-    """Undo `distribute`: parameters go back to where they were (or to `device`), `forward` is the model's own again.
+    """Undo `distribute`: move parameters back to where they were (or to `device`) and restore the model's own `forward`.
 
     Raises `InvalidInput` when the model is not distributed.
     """

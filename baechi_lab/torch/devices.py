@@ -17,7 +17,7 @@ from ..graph.link import PCIE, Link
 def attached_cluster(
     virtual: int | None = None, kind: str = "auto", link: Link = PCIE, comm: str = "sequential"
 ) -> Cluster:
-    """The GPUs that torch sees or, without one, CPU devices that share the machine's memory evenly.
+    """The GPUs that torch sees. Without a GPU, CPU devices that share the machine's memory evenly.
 
     Args:
         virtual: the number of CPU devices; by default two, as each of them computes with all of torch's threads.
@@ -48,7 +48,7 @@ def attached_cluster(
 
 
 def device_map(model: nn.Module) -> dict[str, int | str]:
-    """Where parameters and buffers are, as accelerate writes it: the largest modules that lie on one device.
+    """Where parameters and buffers are, in accelerate's format: the largest modules that lie on one device.
 
     >>> device_map(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
     {'': 'cpu'}

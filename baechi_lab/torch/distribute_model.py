@@ -1,4 +1,4 @@
-"""The three lines: profile, place, assign."""
+"""`bl.torch.distribute`: profile, place and assign a model."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def distribute(
 
 
 def _place(graph: OpGraph, cluster: Cluster, placer: Any, params: dict[str, Any]) -> Placement:
-    """Layers are placed as they are: fusing them would only take choices from the placer (`atomic` merges by module)."""
+    """Place the graph without fusion. Fusing layers would only take choices from the placer (`atomic` merges by module)."""
     from ..placers import place
 
     return place(graph, cluster, placer, **params)

@@ -1,4 +1,4 @@
-"""What flows between the calls of a forward: which call made the data of every tensor, and who read it since."""
+"""Data flow between the calls of a forward: which call computed each tensor, and which calls have read it since."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runtime.storage import offset_bytes, storage_key, tensor_bytes
 
 
 class Flow:
-    """Tensors of a forward that runs, by identity; `values` and `groups` are those of the `Trace`."""
+    """The tensors of a running forward, by identity. `values` and `groups` become those of the `Trace`."""
 
     def __init__(self, model: nn.Module) -> None:
         self.values: list[Value] = []
@@ -26,24 +26,24 @@ class Flow:
         self.storages: dict[int, int] = {}
 
     def tracked(self, tensors: Iterable[torch.Tensor]) -> list[torch.Tensor]:
-        """Those of some tensors that are the model's, or made from its inputs."""
+        """The tensors that are parameters or were computed from the model's inputs."""
         return [t for t in tensors if id(t) in self.value_of or id(t) in self.parameter_of]
 
     def producer(self, tensor: torch.Tensor) -> int:
-        """The call that made or wrote the data of a known tensor last; -1 for an input."""
+        """The call that computed or wrote the data of a known tensor last; -1 for an input."""
         value = self.value_of[id(tensor)][1]
         first_producer = self.values[value].producer if value >= 0 else -1
         return max(first_producer, self.writer.get(storage_key(tensor), -1))
 
     def behind(self, tensor: torch.Tensor) -> tuple[int, ...]:
-        """The calls that made a tensor and that wrote its data last."""
+        """The call that computed a tensor, and the call that wrote its data last."""
         if id(tensor) not in self.value_of:
             return ()
         value = self.value_of[id(tensor)][1]
         return (self.values[value].producer if value >= 0 else -1, self.producer(tensor))
 
     def add_value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
-        """A call has made a tensor: its value."""
+        """Record a tensor that a call has computed. Returns the index of its value."""
         dtype = str(tensor.dtype).removeprefix("torch.")
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
         self.values.append(
@@ -62,14 +62,14 @@ class Flow:
         return len(self.values) - 1
 
     def add_carried(self, tensor: torch.Tensor, producer: int) -> None:
-        """A tensor carries the call behind it; -1 for none, as an input does."""
+        """Record a tensor whose data a call computed earlier; -1 for none, as for an input."""
         if producer >= 0:
             self.add_value(tensor, producer)
         else:
             self.value_of[id(tensor)] = (tensor, -1)
 
     def shunt(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> None:
-        """A view carries the call behind it; a constant carries none."""
+        """Record tensors that share memory with inputs. A view has the producer of its base; a constant has none."""
         for tensor in outputs:
             same = [t for t in inputs if storage_key(t) == storage_key(tensor)]
             base = next((t for t in same if id(t) in self.value_of), None)
@@ -80,7 +80,7 @@ class Flow:
                 self.parameter_of[id(tensor)] = (tensor, self.parameter_of[id(source)][1])
 
     def read(self, inputs: list[torch.Tensor], index: int) -> dict[int, int]:
-        """Call `index` reads tensors: value -> its first position among them."""
+        """Record that call `index` reads tensors. Returns value -> its first position among them."""
         reads: dict[int, int] = {}
         for position, tensor in enumerate(inputs):
             if id(tensor) not in self.value_of:
@@ -94,7 +94,9 @@ class Flow:
         return reads
 
     def write(self, written: set[int], index: int) -> set[int]:
-        """Calls that must come before an in-place write; the write is colocated with what made the data."""
+        """Record in-place writes of call `index`, which share a group with the producers. Returns the calls that must come
+        before.
+        """
         after: set[int] = set()
         for storage in written:
             after |= {r for r in self.readers.get(storage, []) if r != index}
@@ -109,7 +111,7 @@ class Flow:
         return after
 
     def release_tensors(self) -> Iterator[tuple[torch.Tensor, tuple[int, ...]]]:
-        """The last references to the tensors of the forward, with the calls behind them."""
+        """Yield the last references to the tensors of the forward, with the calls that computed them."""
         self.parameter_of.clear()
         behind = {key: self.behind(tensor) for key, (tensor, value) in self.value_of.items() if value >= 0}
         while self.value_of:

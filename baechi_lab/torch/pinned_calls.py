@@ -1,20 +1,20 @@
-"""PinnedCalls code order: which calls of a traced forward must run where the code has them, and why.
+"""Pinned calls: which calls of a traced forward must run where the code has them, and why.
 
-A call that waits runs in another thread, later than the code says, while the code goes on with a stand-in. That changes
-no result as long as everything that touches its inputs, its outputs and what it uses is a call that the trace has
-seen. Where this is not known, the call is fixed: it comes after all calls before it and before all behind it, so it
-runs where it stands and the code holds its real outputs. Fixed are
+A call that waits runs in another thread, later than the code says, while the code goes on with a stand-in. This changes no
+result as long as everything that touches its inputs, its outputs and its state is a call that the trace has seen. Otherwise
+the call is pinned: it comes after all calls before it and before all calls after it. So it runs where it stands, and the code
+gets its real outputs. Pinned are
 
-- calls within a checkpointed region, a region under settings of its own, an autograd Function, a module with hooks;
-  also the call before such a region, so that nothing that comes before is still waiting when it begins, and the calls
-  that made what the region reads;
+- calls within a checkpointed region, a region under settings of its own, an autograd Function or a module with hooks. The
+  call before such a region is pinned too, so that nothing is still waiting when it begins, and so are the calls that computed
+  what the region reads;
 - calls whose outputs outlive the forward without being returned (a cache, an attribute);
 - calls that change attributes of their module, or draw from generators other than torch's;
-- calls that read values of tensors, and calls that take what they made: its shape may depend on values;
-- calls of layers that take an object which might hide tensors, and all before them.
+- calls that read values of tensors, and calls that take the results, because their shapes may depend on values;
+- calls of layers that take an object which might hide tensors, and all calls before them.
 
-When a module or an argument keeps state in another form from one forward to the next, all calls are fixed: what later
-forwards do may then depend on it in any way.
+If a module or an argument keeps state in another form from one forward to the next, all calls are pinned, because later
+forwards may depend on that state in any way.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from .snapshot import ContainerSnapshot, ModelSnapshot
 
 
 class PinnedCalls:
-    """Collects the fixed calls of one trace: `reasons` maps their indices to the reason."""
+    """Collects the pinned calls of one trace. `reasons` maps their indices to the reason."""
 
     def __init__(self) -> None:
         self.reasons: dict[int, str] = {}
@@ -45,13 +45,13 @@ class PinnedCalls:
         self.regions: list[str] = []
 
     def pin(self, calls: Iterable[int], why: str) -> None:
-        """Calls that were made; negative indices stand for no call."""
+        """Pin calls. Negative indices stand for no call."""
         for call in calls:
             if call >= 0:
                 self.reasons.setdefault(call, why)
 
     def reason_to_pin(self, module: nn.Module | None) -> str | None:
-        """Why the call that is about to run must keep its place."""
+        """The reason why the call that is about to run must keep its place, or None."""
         if self.regions:
             return self.regions[-1]
         if ambient() != self.before:
@@ -61,7 +61,7 @@ class PinnedCalls:
         return "hooks" if module is not None and hooked(module) else None
 
     def pin_outliving_tensors(self, tensors: Iterable[tuple[torch.Tensor, tuple[int, ...]]]) -> None:
-        """Fix the calls behind tensors that are alive although nobody should hold them any more.
+        """Pin the calls that computed tensors which are still alive although nobody should hold them.
 
         `tensors` must hold the last references to the tensors.
         """
@@ -73,7 +73,7 @@ class PinnedCalls:
                 self.pin(behind, "tensors that are kept after the forward")
 
     def pin_attribute_changes(self, model: nn.Module, snapshot: ModelSnapshot, modules: list[str | None]) -> None:
-        """What the forward changed besides values; `modules` has the layer of every call."""
+        """Pin calls because of what the forward changed besides values. `modules` has the layer of every call."""
         named = dict(model.named_modules())
         for holder in snapshot.changes():
             pinned = [i for i, layer in enumerate(modules) if layer is not None and _within(layer, holder.places)]
@@ -89,22 +89,22 @@ class PinnedCalls:
 
 
 def recomputes(function: Any, args: Any) -> bool:
-    """Whether a region is one of reentrant checkpointing that will be recomputed: some input has a gradient."""
+    """Whether a region of reentrant checkpointing will be recomputed: some input needs a gradient."""
     return function is CheckpointFunction and any(t.requires_grad for t in tensors(args[2:]))
 
 
 def plainly(run: Any, args: Any, kwargs: Any) -> Any:
-    """Run a checkpointed region as if it were not, so that its calls build their graph now."""
+    """Run a checkpointed region without checkpointing, so that its calls build their graph now."""
     return args[0](*args[2:])
 
 
 def function_name(function: Any) -> str:
-    """What to call a Function in a warning."""
+    """The name of an autograd Function in a warning."""
     return "hooks" if function is BackwardHookFunction else f"the autograd Function {function.__name__}"
 
 
 def find_opaque_argument(args: Any, kwargs: Any) -> str | None:
-    """The first argument that might hide tensors, by its type; None where there is none."""
+    """Name the type of the first argument that might hide tensors; None if there is none."""
     arguments = (*args, *kwargs.values())
     return next(
         (f"a {type(argument).__name__} that might hide tensors" for argument in arguments if not understood(argument)),
@@ -113,7 +113,7 @@ def find_opaque_argument(args: Any, kwargs: Any) -> str | None:
 
 
 def describe_pinned_calls(reasons: dict[int, str], keys: Iterable[str]) -> str:
-    """One line: how many calls keep code order, and the reasons with an example each."""
+    """One line: how many calls keep code order, and each reason with an example."""
     names = list(keys)
     groups: dict[str, list[str]] = {}
     for call, why in sorted(reasons.items()):
@@ -127,12 +127,12 @@ def _within(layer: str, places: Iterable[str]) -> bool:
 
 
 def _replaced_by_same_kind(buffers: ContainerSnapshot) -> bool:
-    """Whether every buffer that was replaced was replaced by a tensor of its kind."""
+    """Whether every replaced buffer was replaced by a tensor of the same shape, dtype and device."""
     pairs = [(buffers.container.get(key), buffers.before.get(key)) for key in buffers.changed()]
     return all(isinstance(before, torch.Tensor) and outline(after) == outline(before) for after, before in pairs)
 
 
 def _is_log(container: Any) -> bool:
-    """A list, set or dict of plain values that is no object's attributes: only its owner's code can know it."""
+    """Whether this is a list, set or dict of plain values and no object's attributes. Only its owner's code can read it."""
     entries = [*container, *container.values()] if isinstance(container, dict) else list(container)
     return outline(entries) is not None and not any(True for _ in tensors(entries))

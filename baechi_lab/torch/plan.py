@@ -1,4 +1,4 @@
-"""From a trace and a placement to the plan that the distributed model follows."""
+"""Makes the plan that the distributed model follows from a trace and a placement."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ from .runtime.plan import Plan, Send
 def make_plan(
     trace: Trace, placement: Placement, devices: tuple[str, ...], *, reorder: str = "gpu", graph: OpGraph | None = None
 ) -> Plan:
-    """The plan for calls `trace.calls`, whose ops come first in the placement (backward ops may follow).
+    """Make the plan for the calls of `trace`. Their ops come first in the placement; backward ops may follow.
 
-    Calls that draw random numbers on one physical device keep their code order, so that a seed gives the numbers
-    that code order gives; so do calls of one module with buffers. Calls of one group must share a device. Calls that
-    the trace has fixed keep their place in the code; where the placement wants another, a `CodeOrderKept` says so.
-    Where `graph` computes ops again or has outputs on a host, so will the model; of optimizer state that it has there the plan
-    names the parameters.
+    Calls that draw random numbers on one physical device keep their code order, so that a seed gives the same numbers as code
+    order. So do calls of one module with buffers. Calls of one group must share a device. Pinned calls keep their place in
+    the code; if the placement wants another place, a `CodeOrderKept` warning says so. If `graph` recomputes ops or has
+    outputs on a host, the model does the same. If it has optimizer state on a host, the plan names the parameters.
 
     Raises:
         UnknownNameError: an unknown `reorder`.
@@ -72,10 +71,10 @@ def make_plan(
 
 
 def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None = None) -> tuple[str, ...]:
-    """The torch device of every device of the cluster: kinds `cpu` and `host` are torch's `cpu`, others the GPUs in turn.
+    """The torch device of every device of the cluster. Kinds `cpu` and `host` are torch's `cpu`, others the GPUs in turn.
 
-    `devices` names them instead, for example `["cuda:0", "cuda:0"]` for two stream groups on one GPU.
-    Raises `ExecutionError` when the cluster has more GPUs than are attached.
+    `devices` names them instead, for example `["cuda:0", "cuda:0"]` for two stream groups on one GPU. Raises `ExecutionError`
+    if the cluster has more GPUs than are attached.
     """
     if devices is not None:
         named = tuple(str(torch.device(d)) for d in devices)
@@ -108,7 +107,7 @@ def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) ->
 
 
 def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[Send, ...], ...]:
-    """Per call (output, device, calls that take it there) for every other device."""
+    """Per call, (output, device, number of readers there) for every other device that reads it."""
     readers: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
     for i, call in enumerate(trace.calls):
         for v in call.reads:
@@ -119,7 +118,7 @@ def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[Send, ...], ...
 
 
 def _homes(trace: Trace, device: tuple[int, ...]) -> dict[str, int]:
-    """Parameters and buffers live where the first call that uses them runs."""
+    """The device of every parameter and buffer: that of the first call that uses it."""
     homes: dict[str, int] = {}
     for i, call in enumerate(trace.calls):
         for name in (*call.parameters, *call.buffers):

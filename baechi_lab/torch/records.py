@@ -1,4 +1,4 @@
-"""Records of a trace: values, calls, and the calls of one forward."""
+"""Records of a trace: values, calls, and the trace of one forward."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STATE = "State"
 
 @dataclass(frozen=True)
 class Value:
-    """A tensor as it is passed: `producer` is the index of the call that made its data."""
+    """A tensor that is passed between calls. `producer` is the index of the call that computed its data."""
 
     producer: int
     size_bytes: int
@@ -37,8 +37,8 @@ class Value:
 class Call:
     """One call of a layer, or of a function between layers.
 
-    `reads` are the values it takes in (indices into `Trace.values`), `after` the calls it must follow without taking
-    data from them (in-place writes, state shared between calls).
+    `reads` are the values it takes (indices into `Trace.values`). `after` are the calls it must follow without reading their
+    data (in-place writes, state shared between calls).
     """
 
     key: str
@@ -61,7 +61,7 @@ class Call:
 
 @dataclass(frozen=True)
 class Trace:
-    """The calls of one forward in code order; `groups` lists calls that must share a device."""
+    """The calls of one forward in code order. `groups` lists calls that must share a device."""
 
     layers: tuple[str, ...]
     calls: tuple[Call, ...]
@@ -84,7 +84,7 @@ class Trace:
 
     @cached_property
     def index(self) -> dict[str, int]:
-        """Key -> position of the call."""
+        """Key -> index of the call."""
         return {call.key: i for i, call in enumerate(self.calls)}
 
     @cached_property

@@ -1,10 +1,10 @@
-"""What people use today to spread a PyTorch model over devices, as placers for comparison.
+"""How people distribute PyTorch models today, as placers for comparison.
 
 - `Naive`: contiguous parts of the code with equal memory, moved with `.to()` (paper P, section 1.2.1).
 - `Accelerate`: Hugging Face accelerate's `infer_auto_device_map` (package `accelerate`).
 - `Pipelining`: the stages that `torch.distributed.pipelining` makes at split points of equal time.
 
-Each is a placer object, so `bl.compare(graph, cluster, ["m-sct", Naive(), Accelerate(step)])` tables them.
+Each is a placer object, so `bl.compare(graph, cluster, ["m-sct", Naive(), Accelerate(step)])` compares them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .step import TorchStep
 
 @dataclass(frozen=True)
 class Naive(Placer):
-    """Contiguous parts of the code with equal memory, as one splits by hand with `.to()`."""
+    """Contiguous parts of the code with equal memory, as a manual split with `.to()`."""
 
     name: ClassVar[str] = "naive-to"
 
@@ -39,7 +39,7 @@ class Naive(Placer):
 
 @dataclass(frozen=True)
 class Accelerate(Placer):
-    """Hugging Face accelerate: modules in code order fill one device after the other up to a balanced share."""
+    """Hugging Face accelerate: modules in code order fill one device after the other, up to a balanced share."""
 
     name: ClassVar[str] = "accelerate"
     step: TorchStep
@@ -83,7 +83,7 @@ def equal_parts(weight: NDArray[np.float64], count: int) -> NDArray[np.int32]:
 
 
 def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()) -> dict[str, int]:
-    """accelerate's map of module names to device indices. Raises `InfeasiblePlacement` when it would offload."""
+    """accelerate's map of module names to device indices. Raises `InfeasiblePlacement` if it would offload."""
     try:
         from accelerate import infer_auto_device_map
         from accelerate.utils import get_balanced_memory
@@ -111,7 +111,7 @@ def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tu
 
 
 def model_bytes(model: Any, name: str) -> int:
-    """Bytes of the parameters below a module or parameter of that name."""
+    """Bytes of the parameters of the module or parameter `name`."""
     return sum(p.nbytes for n, p in model.named_parameters() if n == name or n.startswith(f"{name}."))
 
 
@@ -132,7 +132,7 @@ def split_points(graph: OpGraph, model: Any, count: int) -> list[str]:
 
 
 def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
-    """Parameter name -> stage, as `torch.distributed.pipelining` cuts the model. `ExecutionError` when it cannot."""
+    """Parameter name -> stage, as `torch.distributed.pipelining` cuts the model. Raises `ExecutionError` if it cannot."""
     from torch.distributed.pipelining import SplitPoint, pipeline
 
     model = step.model()
@@ -153,7 +153,7 @@ def stages(step: TorchStep, splits: list[str]) -> dict[str, int]:
 
 
 def _by_module(graph: OpGraph, device_of: Mapping[str, int]) -> NDArray[np.int32]:
-    """The device of each call from a map of names; a call that no name covers stays with the call before it."""
+    """The device of each call, from a map of names. A call without an entry gets the device of the call before it."""
     device, device_of_call = np.zeros(len(forward_calls(graph)), dtype=np.int32), 0
     for k, op in enumerate(forward_calls(graph)):
         name = graph.names[op].partition("#")[0].partition("/")[0]
@@ -173,7 +173,7 @@ def _covering(name: str, device_of: Mapping[str, int], otherwise: int) -> int:
 
 
 def _persistent_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """Persistent bytes, the optimizer's with the call whose parameters it updates."""
+    """Persistent bytes of each op. Bytes of the optimizer count for the call whose parameters it updates."""
     persistent_bytes = graph.persistent_bytes.copy()
     for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
         call = graph.index.get(graph.names[op].removesuffix("/update"), op)
@@ -188,7 +188,7 @@ def _output_bytes(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Placement:
-    """Colocation groups follow their first call, backward ops their forward op."""
+    """Build the placement. Colocation groups follow their first call, backward ops follow their forward op."""
     column = np.zeros(graph.n, dtype=np.int32)
     column[forward_calls(graph)] = device
     first: dict[int, int] = {}

@@ -1,8 +1,8 @@
-"""Snapshot: what a forward or backward pass may change, so that tracing and profiling leave a model as it was.
+"""Snapshot: records what a forward or backward pass may change, so that tracing and profiling leave a model unchanged.
 
-Kept are the parameters and buffers (values and which tensor it is), gradients, the attributes of every module with the
-lists, dicts and plain objects in them, the sample inputs, and the random generators of torch, NumPy and Python. Values
-are kept in the host's memory, once for every tensor, and written back only where they have changed.
+It has the parameters and buffers (values and identity), the gradients, the attributes of every module with the lists, dicts
+and plain objects in them, the sample inputs, and the random generators of torch, NumPy and Python. Values are copied to the
+host's memory, once for every tensor, and written back only where they have changed.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _LAZY = (UninitializedBuffer, UninitializedParameter)
 
 
 class ModelSnapshot:
-    """Context: the model, its inputs and the random generators are as before when it ends, or when `restore` is called.
+    """Context that restores the model, its inputs and the random generators at its end, or when `restore` is called.
 
     >>> norm = nn.BatchNorm1d(2)
     >>> with ModelSnapshot(norm):
@@ -66,7 +66,7 @@ class ModelSnapshot:
             leaf.grad, leaf._post_accumulate_grad_hooks = gradient, hooks
 
     def restore(self) -> None:
-        """Put everything back."""
+        """Restore everything."""
         for holder in self.holders.values():
             holder.restore()
         for tensor, copy in self.tensors:
@@ -80,11 +80,11 @@ class ModelSnapshot:
         restore_host_states(self.hosts)
 
     def changes(self) -> list[ContainerSnapshot]:
-        """Containers that are not as they were."""
+        """The containers that have changed."""
         return [holder for holder in self.holders.values() if holder.changed()]
 
     def written(self) -> list[torch.Tensor]:
-        """Tensors whose values are not as they were."""
+        """The tensors whose values have changed."""
         return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
     def _walk(self, place: str, start: Any) -> None:
@@ -123,9 +123,9 @@ def _entries_of(container: Any) -> list[Any]:
 
 @dataclass
 class ContainerSnapshot:
-    """A container as it is and as it was; `places` are the modules (or "an input") that have it.
+    """A container and its former contents. `places` are the modules (or "an input") that have it.
 
-    `attributes` says that it is the attributes of an object.
+    `attributes` says that it holds the attributes of an object.
     """
 
     places: set[str]
@@ -134,14 +134,14 @@ class ContainerSnapshot:
     attributes: bool
 
     def changed(self) -> list[Any]:
-        """Keys that came, went or hold something else; for what has no keys, `[""]` when it is not as it was."""
+        """The keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
         if isinstance(self.container, dict):
             return _changed_keys(self.container, self.before)
         pairs = zip(self.container, self.before, strict=False)
         return [""] if len(self.container) != len(self.before) or any(a is not b for a, b in pairs) else []
 
     def restore(self) -> None:
-        """As it was; what intercepts a module stays."""
+        """Restore the former contents. What intercepts a module stays."""
         if not self.changed():
             return
         before = self.before
@@ -154,20 +154,20 @@ class ContainerSnapshot:
 
 
 def host_states() -> tuple[Any, Any]:
-    """States of Python's generator, and of NumPy's where it is loaded."""
+    """The states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
 
 
 def restore_host_states(states: tuple[Any, Any]) -> None:
-    """Set the generators back."""
+    """Set the generators to recorded states."""
     random.setstate(states[0])
     if states[1] is not None:
         sys.modules["numpy"].random.set_state(states[1])
 
 
 def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
-    """Whether nothing was drawn in between."""
+    """Whether no random number was drawn between two states."""
     if a[0] != b[0] or (a[1] is None) != (b[1] is None):
         return False
     if a[1] is None:
@@ -180,7 +180,7 @@ _MISSING = object()
 
 
 def _changed_keys(container: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
-    """Keys whose entries came, went or were replaced (by another tensor, or by an unequal plain value)."""
+    """Keys whose entries were added, removed or replaced (by another tensor, or by an unequal plain value)."""
     added = [k for k, v in container.items() if k not in before and not isinstance(v, Intercepted)]
     return added + [
         k

@@ -1,4 +1,4 @@
-"""State: parameters and buffers of a model, in which order the calls of a forward use them, and what of that is unseen."""
+"""In which order the calls of a forward use the model's parameters and buffers, and which uses the trace cannot see."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .runtime.storage import storage_key
 
 
 class State:
-    """Who used which parameter or buffer of a forward that runs; what cannot be ordered is fixed (`pinned_calls`)."""
+    """The users of every parameter and buffer in a running forward. What cannot be ordered is pinned (`pinned_calls`)."""
 
     def __init__(self, model: nn.Module, pinned_calls: PinnedCalls):
         self.model, self.pinned_calls = model, pinned_calls
@@ -25,7 +25,7 @@ class State:
         self.calls_of: dict[str, list[int]] = {}
 
     def touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
-        """Calls that must come before call `index` because of the parameters and buffers that both use."""
+        """Record what call `index` uses and writes. Returns the calls that must come before because they use the same state."""
         after: set[int] = set()
         for storage in (used | written) & self.latest.keys():
             users, writer = self.latest[storage]
@@ -39,7 +39,7 @@ class State:
         return after - {-1, index}
 
     def touched_between(self, inputs: list[torch.Tensor], written: set[int]) -> None:
-        """What is no operator runs as the code reaches it: state that calls write must be up to date then."""
+        """Record state used by code between operators. Such code runs at once, so state that calls write must be up to date."""
         for storage in {storage_key(t) for t in inputs} & self.latest.keys():
             users, writer = self.latest[storage]
             self.users.setdefault(storage, set()).add(-1)
@@ -47,7 +47,7 @@ class State:
         self.seen_writes |= written & self.latest.keys()
 
     def called_again(self, module: nn.Module | None, name: str, index: int) -> set[int]:
-        """A module with buffers that is called again must be called in code order: its state passes from call to call."""
+        """Return the previous call of a module with buffers. They keep code order, because state passes between them."""
         if module is None or next(module.buffers(), None) is None:
             return set()
         earlier = self.calls_of.setdefault(name, [])
@@ -55,7 +55,7 @@ class State:
         return set(earlier[-2:-1])
 
     def pin_unseen_writes(self, written: Iterable[torch.Tensor], modules: list[str | None]) -> None:
-        """After the forward: what is written although no call was seen to; `modules` has the layer of every call."""
+        """After the forward, pin calls because of writes that no call was seen to make. `modules` has the layer of every call."""
         for storage in (s for s in map(storage_key, written) if s not in self.seen_writes):
             # some kernels do not count what they write: the running statistics of a batch norm
             if storage not in self.latest:
@@ -64,7 +64,7 @@ class State:
                 self.pinned_calls.pin(self.users[storage], "state that the forward changes")
 
     def _chained(self, users: set[int], modules: list[str | None]) -> bool:
-        """Whether the order among calls that use one piece of state is kept anyway; see `called_again`."""
+        """Whether the users of one piece of state are ordered already; see `called_again`."""
         if len(users) <= 1:
             return True
         homes = {modules[i] if i >= 0 else None for i in users}

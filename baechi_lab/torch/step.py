@@ -93,7 +93,7 @@ class TorchStep:
 
     @property
     def kept_states(self) -> int:
-        """Tensors of a parameter's size that the optimizer keeps: as given, else as it keeps them for one small parameter.
+        """Tensors of a parameter's size that the optimizer keeps: as given, otherwise counted on one small parameter.
 
         An optimizer that cannot update a parameter alone counts as none.
 
@@ -110,10 +110,10 @@ class TorchStep:
         return replace(self, inputs=placed_batch[0], targets=placed_batch[1])
 
     def micro_batches(self, count: int) -> list[TorchStep]:
-        """The steps of `count` equal parts of the batch, the first dimension of all inputs and targets.
+        """The steps of `count` equal parts of the batch. The batch is the first dimension of all inputs and targets.
 
-        Raises `InvalidInput` for a batch that does not divide, for a tensor that has another first dimension, and for lists
-        of what may be images, whose first dimension is that of channels.
+        Raises `InvalidInput` for a batch that does not divide, for a tensor with another first dimension, and for lists of
+        what may be images, whose first dimension is the channels.
 
         >>> step = TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(6, 4),))
         >>> [list(part.inputs[0].shape) for part in step.micro_batches(3)]
@@ -155,7 +155,7 @@ class TorchStep:
         return loss
 
     def loss_of(self, outputs: Any) -> torch.Tensor:
-        """The loss of what the model returned, targets brought to the outputs' device."""
+        """The loss of the model's outputs. Targets are moved to the outputs' device."""
         output_device = next((t.device for t in tensors(outputs)), torch.device("cpu"))
         try:
             if self.loss is None:
@@ -193,7 +193,7 @@ class ReturnedModel:
 
 
 def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> int:
-    """How many tensors of a parameter's shape an optimizer has after its first update of one; 0 where it makes none."""
+    """How many tensors of a parameter's shape an optimizer keeps after its first update of one parameter; 0 if it fails."""
     parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))
     parameter.grad = torch.ones_like(parameter)
     try:

@@ -1,18 +1,17 @@
 """Trace: one forward of a model as calls of layers and functions, and the data that flows between them.
 
-Idea: the model runs once on the sample inputs under an `Interceptor`. Every tensor is remembered with the call that
-made it, so a layer's inputs name its parents. Views, metadata and constants belong to no layer and are shunted: what
-reads them depends on the call behind them. Functions that compute (`add`, `cat`, `softmax`, ...) are operators.
+Idea: the model runs once on the sample inputs under an `Interceptor`. Every tensor is stored with the call that computed it,
+so a layer's inputs name its parents. Views, metadata and constants belong to no layer: whoever reads them depends on the call
+that computed their data. Functions that compute (`add`, `cat`, `softmax`, ...) are operators.
 
-Why not the autograd graph (paper P) or `torch.export`: the autograd graph has no edges through integer and boolean
-tensors (token ids, masks) and none in inference, and `torch.export` refuses Python side effects and
-data-dependent control flow that the assigner can run. `autograd_edges` derives the paper's graph from autograd; the
-tests compare the two on every model.
+Why not the autograd graph (paper P) or `torch.export`: the autograd graph has no edges through integer and boolean tensors
+(token ids, masks), and none in inference. `torch.export` rejects Python side effects and data-dependent control flow that the
+assigner can run. `autograd_edges` derives the paper's graph from autograd; the tests compare the two on every model.
 
-Complexity: one forward, plus O(arguments) bookkeeping per call. Source: paper P, section 1.3.1.
-Deviations: functions between layers are recognised; a call that writes into a tensor (in-place layer) shares a
-colocation group with the call that made the tensor and runs after everything that read it before; modules that share
-a parameter share a colocation group (the paper's limitation 3).
+Complexity: one forward, plus O(arguments) bookkeeping per call. Source: paper P, section 1.3.1. Deviations: functions between
+layers are recognised. A call that writes into a tensor (in-place layer) shares a colocation group with the call that computed
+the tensor, and runs after everything that read the tensor before. Modules that share a parameter share a colocation group
+(the paper's limitation 3).
 """
 
 from __future__ import annotations
@@ -61,8 +60,8 @@ _FAILURES = (
 def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
     """Run the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and record its calls.
 
-    The model runs in its present mode (`train()` or `eval()`); it, the inputs and the random generators are left as they
-    were. `atomic` names module classes that are kept whole.
+    The model runs in its present mode (`train()` or `eval()`). The model, the inputs and the random generators are left
+    unchanged. `atomic` names module classes that are not divided.
 
     Raises:
         InvalidInput: a layer, or the model's own code, that failed on the sample inputs; a layer that returns an object
@@ -91,7 +90,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
 
 
 def check_model(model: nn.Module) -> None:
-    """Refuse what cannot be intercepted, by name."""
+    """Raise `InvalidInput` for a model that cannot be intercepted."""
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model is a {type(model).__name__}; it must be a torch.nn.Module")
     for name, module in model.named_modules():
@@ -115,7 +114,7 @@ def check_model(model: nn.Module) -> None:
 
 
 class _RunCall(NamedTuple):
-    """A call that has run: what it took and made, and the storages that it wrote, among what it took and of its own state."""
+    """A call that has run: what it took and returned, and the storages that it wrote, among its inputs and of its own state."""
 
     key: str
     run: Callable[..., Any]
@@ -128,7 +127,7 @@ class _RunCall(NamedTuple):
 
 
 class Tracer(Handler):
-    """The handler that records."""
+    """The handler that records a trace."""
 
     def __init__(self, model: nn.Module):
         self.model, self.training = model, model.training
@@ -200,7 +199,7 @@ class Tracer(Handler):
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Calls of a region keep code order; one that is recomputed in the backward pass is run without that."""
+        """Run a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
         recomputed = recomputes(subject, args)
         why = subject if isinstance(subject, str) else "checkpointing" if recomputed else function_name(subject)
         with torch._C.DisableTorchFunction():
@@ -225,7 +224,7 @@ class Tracer(Handler):
     def _computes(
         self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int], random: bool
     ) -> bool:
-        """A function is an operator when it makes new data out of the model's, writes in place, or draws numbers."""
+        """Whether a function is an operator: it computes new data from the model's, writes in place, or draws random numbers."""
         tracked = self.flow.tracked(inputs)
         if random or (written and tracked):
             return True
@@ -240,7 +239,9 @@ class Tracer(Handler):
         outputs: list[torch.Tensor],
         written: set[int],
     ) -> bool:
-        """Whether the shapes of what a call made may depend on values: it reads some, or takes what has such a shape."""
+        """Whether the shapes of a call's outputs may depend on values: the call reads values, or takes a tensor with such a
+        shape.
+        """
         name = getattr(run, "__name__", "").strip("_")
         like_first = bool(written) or name in _LIKE_FIRST.split()
         sources = inputs[:1] if like_first else inputs
@@ -253,7 +254,7 @@ class Tracer(Handler):
     def _reason_to_pin(
         self, drawn: States, inputs: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
     ) -> str | None:
-        """Why the call that is about to run keeps code order; what comes before it is fixed here."""
+        """Why the call that is about to run keeps code order, or None. Calls before it are pinned here."""
         if not same_states(drawn, self.drawn):
             self.pinned_calls.pin([len(self.calls) - 1], "random numbers drawn between calls")
         why = find_opaque_argument(args, kwargs) if module is not None else None
@@ -265,13 +266,13 @@ class Tracer(Handler):
         return why
 
     def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
-        """The call before, so that nothing waits any more, and those that made what is taken, so that it is real."""
+        """Pin the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
         self.pinned_calls.pin([len(self.calls) - 1], why)
         for tensor in inputs:
             self.pinned_calls.pin(self.flow.behind(tensor), why)
 
     def _carry(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: int) -> None:
-        """What a region returns carries the calls behind what it took, unless calls in it are known to have made it."""
+        """Record the outputs of a region. They depend on the calls behind its inputs, unless calls in it computed them."""
         self.flow.shunt(inputs, outputs)
         latest = max((self.flow.producer(t) for t in inputs if id(t) in self.flow.value_of), default=-1)
         for tensor in outputs:
@@ -285,7 +286,7 @@ class Tracer(Handler):
                     self.flow.values[k] = replace(value, requires_grad=True)
 
     def pin_after_forward(self, snapshot: ModelSnapshot) -> None:
-        """After the forward, when nobody else should hold its tensors: fix the calls behind those that live on."""
+        """After the forward, pin the calls behind tensors that are still alive. Nobody else should hold its tensors then."""
         modules = [call.module for call in self.calls]
         self.pinned_calls.pin_outliving_tensors(self.flow.release_tensors())
         self.pinned_calls.pin_attribute_changes(self.model, snapshot, modules)
@@ -342,7 +343,7 @@ class Tracer(Handler):
         return None if module is None else self.module_names[id(module)]
 
     def finish(self, layers: Iterable[str]) -> Trace:
-        """The record of what was seen."""
+        """The trace of what was recorded."""
         users: dict[str, list[int]] = {}
         for i, call in enumerate(self.calls):
             for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:
@@ -363,7 +364,7 @@ class Tracer(Handler):
 
 
 def _hands_through(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-    """A layer that returns the very tensors it was given (identity, dropout in evaluation) does nothing."""
+    """Whether a layer returns the very tensors that it took (identity, dropout in evaluation), and so computes nothing."""
     input_ids = {id(t) for t in inputs}
     return bool(outputs) and all(id(t) in input_ids for t in outputs)
 

@@ -1,8 +1,8 @@
-"""CPU devices as if each had memory of its own: what another device reads is copied, and gradients on their way back.
+"""Transport that treats CPU devices as if each had memory of its own: it copies what another device reads.
 
-Devices of one host share its memory, so that a run in it copies nothing; a step that is observed for what it holds in
-memory runs with this transport instead, and its copies are followed as received ones. What a device takes in that no call
-made (the batch) is there already.
+CPU devices of one machine share its memory, so that a run copies nothing. A step that is observed for its memory uses this
+transport instead, and its copies count as received. Gradients are copied on their way back too. What a device takes that no
+call computed (the batch) is there already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ...torch.runtime.tree import map_tensors, tensors
 
 
 class CopyingTransport(TaggedTransport):
-    """A tensor is copied to a device once per forward; the copy lives until the last call has taken it there."""
+    """Copies a tensor to a device once per forward. The copy lives until the last call has read it there."""
 
     def __init__(self, devices: Sequence[str], storages: Storages):
         super().__init__(devices)
@@ -77,7 +77,7 @@ class CopyingTransport(TaggedTransport):
 
 
 class _CopyToDevice(torch.autograd.Function):
-    """A copy on the target; its gradient is copied back."""
+    """Copies a tensor to the target. Its gradient is copied back."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, storages: Storages, source: int, target: int) -> torch.Tensor:
@@ -90,7 +90,7 @@ class _CopyToDevice(torch.autograd.Function):
 
 
 class SeparateMemoryCopier(HostCopier):
-    """The host as if CPU devices did not have its memory; `device` says where the calls are."""
+    """Copies to the host as if CPU devices did not share its memory. `device` has the device of every call."""
 
     def __init__(self, storages: Storages, host: int, device: Sequence[int]):
         self.storages, self.host, self.device = storages, host, device
@@ -103,7 +103,7 @@ class SeparateMemoryCopier(HostCopier):
 
 
 def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tensor:
-    """A copy that a device has received."""
+    """A copy that counts as received by a device."""
     with _disable_current_modes():
         copy = tensor.clone()
     storages.add([copy], device, received=True)

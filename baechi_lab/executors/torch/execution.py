@@ -1,4 +1,4 @@
-"""Run a placed PyTorch step: step times first, then one more step under observation for the Timeline."""
+"""Runs a placed PyTorch step: first timed steps, then one more step under observation for the Timeline."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def execute(
 
 
 def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Any) -> bool:
-    """Whether only processes of a pipeline can run a placement: replicas of stages need one each.
+    """Whether only a pipeline of processes can run a placement. Replicas of stages need one process each.
 
     >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
     True
@@ -211,7 +211,7 @@ def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Any) ->
 
 
 def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
-    """How many micro-batches the session has under way at once.
+    """How many micro-batches the session runs at once.
 
     >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
     (8, 3)
@@ -225,7 +225,7 @@ def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
 
 
 def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
-    """`pipeline` for a graph that computes ops again or has outputs on a host, which only the session does."""
+    """Whether to run a pipeline, for a graph that recomputes or offloads. Only the session can run such a graph."""
     if pipeline:
         raise InvalidInput(
             f"pipeline is True; the processes of a pipeline keep all activations, and graph {graph.name!r} computes some again "
@@ -235,7 +235,7 @@ def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
 
 
 def counted_in_session(pipeline: bool | None, must: bool, schedule: Any, adding: Reduction) -> bool | None:
-    """`pipeline` for a loss whose means are computed in the model, which only the session can let divide otherwise."""
+    """Whether to run a pipeline, for a loss with means inside the model. Only the session can replace their divisors."""
     if not adding.in_model:
         return pipeline
     if must or schedule not in ("gpipe", "1f1b"):
@@ -259,7 +259,7 @@ def _cut(
     *,
     must: bool,
 ) -> Cut | None:
-    """The placement as a pipeline; None where it forms none and the session can follow the schedule instead."""
+    """The placement as a pipeline. None if it forms none and the session can follow the schedule instead."""
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*statistics of its batch")
@@ -273,7 +273,7 @@ def _cut(
 
 
 def _report_steps(run: Run, on_step: Callable[[StepResult], None] | None, warmup: int) -> Run:
-    """Tell of the steps that a pipeline's processes have taken."""
+    """Call `on_step` for the steps that a pipeline's processes have run."""
     seconds = [float("nan")] * warmup + run.step_seconds.tolist()
     for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
         if on_step is not None:
@@ -282,7 +282,7 @@ def _report_steps(run: Run, on_step: Callable[[StepResult], None] | None, warmup
 
 
 class _Running:
-    """Steps of one model in `parts` micro-batches, `under_way` of them at once, with their times and losses."""
+    """Runs steps of one model in micro-batches, at most `max_in_flight` of them at once, and has their times and losses."""
 
     def __init__(
         self,
@@ -310,7 +310,7 @@ class _Running:
         torch.manual_seed(step.seed)
 
     def go(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:
-        """Run `steps` steps; returns status and message."""
+        """Run `steps` steps. Returns status and message."""
         for _ in range(steps):
             if self.cancel is not None and self.cancel.is_set():
                 return "cancelled", f"cancelled after {len(self.seconds)} steps"
@@ -339,7 +339,7 @@ class _Running:
         self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
 
     def observed(self, measurement: Measurement) -> Measurement:
-        """One more step for what it holds in memory; it is not told of."""
+        """Run one more step to observe its memory. It is not reported."""
         try:
             self._run_step(measurement)
         finally:
@@ -350,7 +350,7 @@ class _Running:
         return measurement
 
     def _step(self, measurement: Measurement | None) -> torch.Tensor:
-        """Forward passes run ahead of backward passes by as many micro-batches as may be under way; one update."""
+        """Run one step. Forward passes run ahead of backward passes by at most `max_in_flight` micro-batches."""
         waiting: deque[torch.Tensor] = deque()
         losses = []
         backward = torch.Tensor.backward if measurement is None else measurement.run_backward
@@ -394,7 +394,7 @@ def synchronize() -> None:
 
 
 def default_cluster(placement: Placement) -> Cluster:
-    """As many devices as the placement uses: GPUs where enough are attached, else CPU devices."""
+    """As many devices as the placement uses: GPUs if enough are attached, otherwise CPU devices."""
     n = placement.devices
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return Cluster.uniform(n, kind="gpu" if gpus >= n else "cpu")
@@ -403,7 +403,7 @@ def default_cluster(placement: Placement) -> Cluster:
 def known_graph(
     step: TorchStep, model: nn.Module, traced: Trace, placement: Placement, graph: OpGraph | None
 ) -> tuple[OpGraph, Placement]:
-    """The graph to report in, and the placement read for it; one of the calls alone covers all ops of their groups."""
+    """The graph to report in, and the placement of its ops. A placement of the calls alone covers their groups."""
     from ...profilers.torch.layers import profile_layers
 
     if graph is None:

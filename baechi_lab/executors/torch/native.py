@@ -1,4 +1,4 @@
-"""A PyTorch step as PyTorch runs it: eager, and compiled by `torch.compile`, on one device in this process."""
+"""Runs a PyTorch step without baechi_lab: eager, and compiled by `torch.compile`, on one device in this process."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ EAGER, COMPILED = "eager", "torch.compile"
 
 
 def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | None) -> Mapping[str, NativeRunner]:
-    """Both ways, on the device that the placement's device 0 would be; they share one model."""
+    """Both runners, on the torch device of the placement's device 0. They share one model."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")
     run_cluster = cluster or default_cluster(placement or Placement(device=np.zeros(1, dtype=np.int32)))
@@ -36,7 +36,7 @@ def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | 
 
 
 class _Native:
-    """One model on one device, as it is and compiled; every run starts from the step's own parameters."""
+    """One model on one device, eager and compiled. Every run starts from the step's own parameters."""
 
     def __init__(self, step: TorchStep, device: str):
         self.step, self.device = step, device
@@ -85,7 +85,7 @@ class _Native:
 
 
 def no_compiler(device: str) -> str:
-    """Why `torch.compile` cannot work for this device; empty where it can.
+    """The reason why `torch.compile` cannot work for this device; empty if it can.
 
     >>> no_compiler("cpu") in ("", "torch.compile needs a C++ compiler, and none is here (g++, clang++, or CXX)")
     True

@@ -1,4 +1,4 @@
-"""What one process of a pipeline does, and what it reports."""
+"""The work of one process of a pipeline, and its report."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Job:
 
 @dataclass(eq=False)
 class Report:
-    """Per step the clock (seconds) when it began and ended here, its units, and on the last stage its loss."""
+    """The report of one process: per step, start and end in seconds of its clock, its units, and its loss on the last stage."""
 
     device: str
     start_seconds: list[float] = field(default_factory=list)
@@ -57,7 +57,7 @@ class Report:
 
 
 def run_process(packed: bytes, file: str) -> Report:
-    """Train as the pickled `Job` says; the processes find each other through `file`."""
+    """Train as the pickled `Job` says. The processes find each other through `file`."""
     job: Job = pickle.loads(packed)  # noqa: S301  (from our own caller, through a pipe)
     cuda = job.device.startswith("cuda")
     if cuda:

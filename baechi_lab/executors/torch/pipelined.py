@@ -1,4 +1,4 @@
-"""Run a placed step in micro-batches as a pipeline: one process per device, on `torch.distributed.pipelining`."""
+"""Runs a placed step in micro-batches as a pipeline: one process per device, on `torch.distributed.pipelining`."""
 
 from __future__ import annotations
 
@@ -43,8 +43,9 @@ _LAST_WORDS = 5.0
 class Cut:
     """A placed step as a pipeline: its stages as modules, and the order in which its processes run them.
 
-    `homes[s]`: the processes of stage s, which are its replicas; `processes`: the device of every process. `tied`: the
-    (stage, name) pairs of every parameter that several processes use, unless all do as replicas of one stage.
+    - `homes[s]`: the processes of stage s, which are its replicas.
+    - `processes`: the device of every process.
+    - `tied`: the (stage, name) pairs of every parameter that several processes use, unless all are replicas of one stage.
     """
 
     stage_modules: list[StageModule]
@@ -57,7 +58,7 @@ class Cut:
     tied: list[list[tuple[int, str]]]
 
     def of_process(self, rank: int) -> dict[int, StageModule]:
-        """Stage -> part, of one process."""
+        """Stage -> its module, for one process."""
         return {s: stage_module for s, stage_module in enumerate(self.stage_modules) if rank in self.homes[s]}
 
 
@@ -71,7 +72,7 @@ def cut_step(
     micro_batches: int,
     schedule: Any,
 ) -> Cut:
-    """The pipeline of a placement of one micro-batch's calls.
+    """Make the pipeline for a placement of one micro-batch's calls.
 
     Raises:
         InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
@@ -96,7 +97,9 @@ def cut_step(
 
 
 def _tied_parameters(stage_modules: list[StageModule], homes: list[list[int]]) -> list[list[tuple[int, str]]]:
-    """Parameters of stages that lie in different processes; parts share the model's parameters, so one is the same object."""
+    """Parameters that stages of different processes share. Stage modules share the model's parameters, so they are the same
+    object.
+    """
     users: dict[int, dict[int, str]] = {}
     for s, stage_module in enumerate(stage_modules):
         for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):
@@ -120,7 +123,7 @@ def run_pipeline(
     gradients: bool = False,
     pool: Pool | None = None,
 ) -> Run:
-    """Start a process per device (or take those of `pool`), let them train, and put together what they report."""
+    """Start a process per device (or use those of `pool`), train, and assemble the reports."""
     batches = [(tuple(tensors(micro_step.arguments(model))), micro_step.targets) for micro_step in micro_steps]
     jobs = [
         Job(
@@ -155,7 +158,7 @@ def run_pipeline(
 def _reports(
     jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, shared_pool: Pool | None
 ) -> tuple[list[Report], str, str]:
-    """What every process reports, or why there is nothing; then no process is left."""
+    """The reports of all processes, or status and message of a failure. Afterwards no own process is left."""
     packed = [_packed(job) for job in jobs]
     pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:
@@ -194,7 +197,7 @@ def _errors(futures: Iterable[Future[Report]]) -> list[BaseException]:
 
 
 def _failure(errors: list[BaseException]) -> tuple[str, str]:
-    """A status; whatever a process raised itself is raised here."""
+    """The status and message of a failure. An error that a process raised itself is raised here."""
     broken = [error for error in errors if isinstance(error, BrokenExecutor)]
     own_errors = [error for error in errors if error not in broken]
     first_causes = [error for error in own_errors if not _LOST_CONNECTION.search(str(error))]
@@ -208,7 +211,7 @@ def _failure(errors: list[BaseException]) -> tuple[str, str]:
 
 
 def _packed(job: Job) -> bytes:
-    """By value where cloudpickle is installed, so that classes of a notebook travel as well."""
+    """Pickle a job. With cloudpickle, classes of a notebook are pickled by value."""
     try:
         try:
             import cloudpickle
@@ -242,7 +245,7 @@ def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster,
 
 
 def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[Any]]:
-    """The model's name of a parameter -> its gradient after the first step."""
+    """Parameter name -> its gradient after the first step."""
     first = {id(p): name for name, p in model.named_parameters()}
     names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {names[name]: values for r in reports for name, values in r.gradients.items()}
@@ -251,7 +254,7 @@ def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str
 def _timeline(
     reports: list[Report], step: int, start: float, seconds: float, cut_up: Cut, cluster: Cluster
 ) -> Timeline:
-    """A row per unit of the schedule; its ops are the units, `0F3` and so on."""
+    """The Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""
     each = [(d, m) for d, r in zip(cut_up.processes, reports, strict=True) for m in r.marks[step]]
     each.sort(key=lambda pair: pair[1][3:])
     homes, marks = np.array([d for d, _ in each], dtype=np.int32), [m for _, m in each]

@@ -1,8 +1,8 @@
 """How the loss of a batch follows from those of its micro-batches: their mean or sum, and what each has to divide by.
 
-The divisors of means come from a pass without data (`torch.runtime.divisors`). Whether mean or sum is right is then tried:
-loss and gradients of a few parameters must be the same for the micro-batches and for the batch, of a large model for two of
-the micro-batches.
+The divisors of means come from a pass without data (`torch.runtime.divisors`). Then mean and sum are tried: the loss and the
+gradients of a few parameters must be equal for the micro-batches and the batch. A large model is tried on two of the
+micro-batches.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ _FAILURES = (
 class Reduction:
     """How micro-batches make up the step of the undivided batch.
 
-    `mean`: the batch's loss is the mean of theirs, else their sum. `divisors`: per micro-batch, what its means divide by
-    instead. `counted`: keys of calls whose divisors depend on the batch's values: another batch has others. `shapes` are
-    those of the model's output tensors for the undivided batch, where they are known.
+    - `mean`: the batch's loss is the mean of theirs, otherwise their sum.
+    - `divisors`: per micro-batch, what its means divide by instead.
+    - `counted`: keys of calls whose divisors depend on the batch's values, so that another batch has others.
+    - `shapes`: those of the model's output tensors for the undivided batch, if they are known.
     """
 
     mean: bool
@@ -72,7 +73,7 @@ class Reduction:
 
     @property
     def in_model(self) -> set[str]:
-        """Keys of calls of the model that divide by other numbers in micro-batches, or may with another batch."""
+        """Keys of calls of the model that divide by other numbers in micro-batches, or may do so with another batch."""
         return ({key for table in self.divisors for key in table} | self.counted) - {LOSS}
 
 
@@ -83,9 +84,9 @@ def reduction_of(
     micro_steps: Sequence[TorchStep],
     requested: str | None = None,
 ) -> Reduction:
-    """How the micro-batches `micro_steps` make up `step`; the model is left as it was.
+    """Find how the micro-batches make up `step`. The model is left unchanged.
 
-    Warns where gradients will not be those of the undivided batch, or where nothing can tell.
+    Warns if gradients will not be those of the undivided batch, or if this cannot be tested.
 
     Args:
         layers: names of the modules that are one call each, as in the trace.
@@ -126,7 +127,7 @@ def reduction_of(
 
 
 class _Counter:
-    """Finds the divisors of a batch: in a pass without data, or for real where the model needs data of its own."""
+    """Finds the divisors of a batch in a pass without data, or for real if the model needs its own data."""
 
     def __init__(self, model: nn.Module, layers: Sequence[str]):
         self.model, self.layers = model, layers
@@ -137,7 +138,7 @@ class _Counter:
             self.dry = None
 
     def divisors(self, step: TorchStep) -> Divisors | None:
-        """None where the model does not run on this batch."""
+        """The divisors of a batch, or None if the model does not run on it."""
         args, kwargs = step.arguments(self.model)
         if self.dry is not None:
             try:
@@ -191,7 +192,7 @@ def _adds_up(
     micro_steps: Sequence[TorchStep],
     tables: Sequence[Replacements],
 ) -> bool | None:
-    """Whether the loss and gradients of `step` are the mean of those of its parts, else their sum; None for neither."""
+    """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None."""
     consequence = "gradients are those of the mean"
     trials = _Trials(step, model, layers)
     for steady in (_steady(model), in_mode(model, False)):
@@ -224,7 +225,7 @@ def _adds_up(
 
 
 def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], near: float) -> bool:
-    """Whether losses (the first) and gradients are the same; one that is zero but for rounding counts little."""
+    """Whether losses (the first) and gradients are equal. A gradient that is zero up to rounding counts little."""
     least = 1e-3 * max([float(a.norm()) for a in batch_values[1:]], default=0.0)
     return all(
         float((a - b).norm()) <= near * max(float(a.norm()), least if k else 1e-12)
@@ -241,7 +242,7 @@ class _Trials(DivisorHandler):
         self.half = False
 
     def run(self, steps: Sequence[tuple[TorchStep, Replacements]]) -> list[list[torch.Tensor]] | None:
-        """Per step its loss and some gradients; None where one fails or draws random numbers."""
+        """The loss and some gradients of each step; None if one fails or draws random numbers."""
         with ModelSnapshot(self.model, self.step.inputs) as snapshot:
             results = []
             for step, replaced in steps:
@@ -285,7 +286,7 @@ class _Trials(DivisorHandler):
 
 
 def _without_dropout(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The arguments of a function that drops nothing; any other function keeps its own."""
+    """The arguments of a function with dropout turned off. Other functions keep their arguments."""
     at, keyword, value = (4, "dropout_p", 0.0) if name == "scaled_dot_product_attention" else (2, "training", False)
     if "dropout" not in name and keyword != "dropout_p":
         return args, kwargs
@@ -296,7 +297,7 @@ def _without_dropout(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
 
 @contextlib.contextmanager
 def _steady(model: nn.Module) -> Iterator[None]:
-    """Layers of torch in evaluation, where they draw nothing and take no statistics; the model's own code in its mode."""
+    """Put layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay."""
     before = {m: m.training for m in model.modules() if type(m).__module__.startswith("torch.nn.")}
     try:
         for module in before:

@@ -1,5 +1,4 @@
-"""When ops of a measured step ran that nobody calls: updates share the time of the optimizer's one call, parts of a tensor are
-there with the tensor, and names go with the last call that they outlive."""
+"""Times of ops that a measured step does not call: updates share the optimizer's call; parts of a tensor take no time."""
 
 from __future__ import annotations
 
@@ -17,7 +16,7 @@ Spans = dict[int, tuple[float, float]]
 def update_rows(
     graph: OpGraph, placement: Placement, clock: Sequence[int], spans: dict[int, tuple[float, float]]
 ) -> Spans:
-    """Start and end in microseconds of every update op: one after another on each clock, as the graph has their durations.
+    """Start and end of every update op: one after another on each clock, in proportion to the graph's durations.
 
     Args:
         graph: its ops of type "Update" are in the order in which they run.

@@ -49,10 +49,10 @@ Mark = Any
 
 
 class Measurement(Observer):
-    """Observes one step of a distributed model; `timeline` reads it out afterwards.
+    """Observes one step of a distributed model. Afterwards `timeline` returns the measured Timeline.
 
-    A step of several micro-batches is told in the ops of `whole`, the unrolled graph; whoever runs the step sets
-    `micro_batch` before the forward pass of each.
+    A step of several micro-batches is reported in the ops of `unrolled_graph`. Whoever runs the step sets `micro_batch`
+    before the forward pass of each.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Measurement(Observer):
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
     def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: Any = ()) -> None:
-        """The step starts now; the optimizer and the batch are told for what they hold in memory."""
+        """Start the observation of a step. What the optimizer and the batch hold in memory is counted."""
         if self.storages is not None:
             self._hold(self.storages, optimizer, batch)
             if not self.on_gpus:
@@ -133,7 +133,7 @@ class Measurement(Observer):
         self.base_ns = time.perf_counter_ns()
 
     def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
-        """What is there when the step starts."""
+        """Count what is in memory when the step starts."""
         calls = self.session.plan.device
         first = calls[0] if calls else 0
         home = self.session.plan.parameters
@@ -150,7 +150,7 @@ class Measurement(Observer):
             self.modes.callback(setattr, lent, "copy", None)
 
     def updating(self) -> None:
-        """The backward pass is over: what is made now belongs to no call."""
+        """The backward pass is over. What is allocated now belongs to no call."""
         self.updating_ns = time.perf_counter_ns()
         self.update_begun = self._marks()
         if self.storages is not None:
@@ -161,7 +161,7 @@ class Measurement(Observer):
         self.update_over = self._marks()
 
     def finish(self) -> None:
-        """The step is over: gradients that are there belong to their parameters."""
+        """The step is over. The gradients that exist belong to their parameters."""
         if self.storages is not None:
             self.storages.keep(p.grad for p in self.model.parameters() if p.grad is not None)
         self.modes.close()
@@ -179,7 +179,7 @@ class Measurement(Observer):
                 self.local.mode.__enter__()
 
     def computed(self, loss_of: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
-        """The loss of what the model returned."""
+        """Compute the loss of the model's outputs under observation."""
         if self.loss is None:
             return loss_of(outputs)
         self.start(self.loss, outputs)
@@ -220,7 +220,7 @@ class Measurement(Observer):
         node.register_hook(after)
 
     def _device(self, op: int) -> int:
-        """Of a call, or of the loss."""
+        """The device of a call, or of the loss."""
         calls = self.session.plan.device
         return calls[op] if op < len(calls) else calls[self.traced.results[0]]
 
@@ -294,12 +294,12 @@ class Measurement(Observer):
 
     @property
     def _clocks(self) -> list[int]:
-        """Of each device, the GPU that it is, -1 for the host."""
+        """Per device, the index of its GPU; -1 for the host."""
         devices = [torch.device(name) for name in self.session.plan.devices]
         return [(device.index or 0) if device.type == "cuda" else -1 for device in devices]
 
     def _marks(self) -> dict[int, Mark]:
-        """A mark per clock."""
+        """One mark per clock."""
         return {clock: self._mark_on(number) for number, clock in enumerate(self._clocks)}
 
     def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:
@@ -316,7 +316,7 @@ class Measurement(Observer):
         return (mark - self.base_ns) / 1e3
 
     def timeline(self, observed: Measurement | None = None) -> Timeline:
-        """The record; ops that did not run have no row. `observed` has followed the storages of another step."""
+        """Build the Timeline. Ops that did not run have no row. `observed` has followed the storages of another step."""
         spans = {
             op: (self._us(self.start_marks[op]), self._us(stop))
             for op, stop in self.stop_marks.items()
@@ -428,7 +428,7 @@ class Measurement(Observer):
         return np.array([level.max(initial=0) for level in levels], dtype=np.int64)
 
     def alive(self, times: Measurement) -> MemoryLog:
-        """What the storages of this step held, at the times at which `times` saw the same ops start and end."""
+        """The memory log of this step's storages, at the times at which the same ops started and ended in `times`."""
         mark_pairs = [
             (own_marks[op], other_marks[op])
             for own_marks, other_marks in ((self.start_marks, times.start_marks), (self.stop_marks, times.stop_marks))
@@ -461,7 +461,7 @@ class Measurement(Observer):
 
 
 def _unrolled_ops(graph: OpGraph, unrolled_graph: OpGraph) -> NDArray[np.int64]:
-    """int64[micro-batches, n]: the op of `unrolled_graph` that each op is in each micro-batch."""
+    """int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch."""
     origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
     number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
     once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)

@@ -1,1 +1,1 @@
-"""A placed PyTorch step -> a folder with a training script."""
+"""Exports a placed PyTorch step to a folder with a training script."""

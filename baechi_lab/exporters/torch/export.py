@@ -1,7 +1,7 @@
-"""Export a placed PyTorch step: a folder whose `train.py` imports only torch.
+"""Exports a placed PyTorch step: a folder whose `train.py` imports only torch.
 
-The folder holds the model's own source, its initial parameters and one batch, the plan as JSON, and a copy of the
-runtime that the distributed model uses here, so the exported training computes and waits exactly as it does here.
+The folder has the model's own source, its initial parameters and one batch, the plan as JSON, and a copy of the runtime of
+the distributed model. So the exported training computes and waits exactly as it does here.
 """
 
 from __future__ import annotations

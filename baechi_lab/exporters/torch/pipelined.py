@@ -1,4 +1,4 @@
-"""A placed PyTorch step of several micro-batches -> the files of a script for torchrun, or how the session divides it."""
+"""Exports a placed PyTorch step of several micro-batches: the files of a script for torchrun, or how the session divides it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from .sources import Sources, flat, runtime_files, saved
 
 @dataclass(frozen=True, eq=False)
 class StepDivision:
-    """How a step is divided: micro-batches, the pipeline or None, how many are under way, and how losses add up."""
+    """How a step is divided: micro-batches, the pipeline or None, how many run at once, and how losses add up."""
 
     micro_steps: list[TorchStep]
     cut: Cut | None
@@ -42,7 +42,7 @@ class StepDivision:
 
     @property
     def counts(self) -> bool:
-        """Whether the script has to find what the means of each batch divide by."""
+        """Whether the script must find what the means of each batch divide by."""
         return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
 
 
@@ -57,7 +57,7 @@ def divide(
     pipeline: bool | None,
     reduction: str | None,
 ) -> StepDivision:
-    """As `bl.torch.execute` would run it; it raises what that raises."""
+    """Divide a step as `bl.torch.execute` would. Raises the same errors."""
     micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
     schedule = "1f1b" if schedule is None else schedule
     traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
@@ -90,7 +90,7 @@ def divide(
 def pipeline_files(
     step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
 ) -> dict[str, Any]:
-    """Name -> text or bytes."""
+    """File name -> text or bytes."""
     assert division.cut is not None  # noqa: S101  (the caller has asked)
     sources = Sources()
     for module in model.modules():
@@ -128,7 +128,7 @@ def pipeline_files(
 
 
 def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
-    """The argument, by position or name, that each input tensor is or is a part of."""
+    """Per input tensor, the argument that it is or is a part of, by position or name."""
     args, kwargs = step.arguments(model)
     named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
     return [name for name, value in named for _ in tensors(value)]
@@ -155,13 +155,13 @@ def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[st
 
 
 def _uses(graph: fx.Graph) -> list[str]:
-    """Names of the layers, parameters and buffers that a stage has."""
+    """Names of the layers, parameters and buffers that a stage uses."""
     named = (str(node.target) for node in graph.nodes if node.op in ("call_module", "get_attr"))
     return [name for name in dict.fromkeys(named) if name != "device"]
 
 
 def _stages(cut: Cut) -> str:
-    """A class per stage, its forward written out."""
+    """The source of one class per stage, with its forward written out."""
     classes, imports = (
         [],
         dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"]),

@@ -1,4 +1,4 @@
-"""The text of an exported PyTorch training: it is filled in and written as it stands."""
+"""The text of an exported PyTorch training script. Names in angle brackets are filled in."""
 
 SCRIPT = '''"""Train the placed step <NAME> with torch alone. Exported by baechi_lab; yours to change.
 

@@ -1,4 +1,4 @@
-"""The source files that an exported model needs, and how a script names what they define."""
+"""The source files that an exported model needs, and how a script refers to what they define."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from ...torch.step import ReturnedModel
 
 
 def saved(value: Any) -> bytes:
-    """What `torch.save` writes."""
+    """The bytes that `torch.save` writes."""
     stream = io.BytesIO()
     torch.save(value, stream)
     return stream.getvalue()
 
 
 class Sources:
-    """The source files that a model needs, copied under names of their own."""
+    """The source files that a model needs, copied under new names."""
 
     def __init__(self) -> None:
         self.files: dict[str, str] = {}
@@ -37,7 +37,7 @@ class Sources:
         self.packages: set[str] = set()  # installed ones, which are imported where they are
 
     def add(self, source: Any, role: str) -> str | None:
-        """Take along the file that defines `source`; None for what torch or Python defines."""
+        """Add the file that defines an object. Returns its module name in the script; None for torch and Python."""
         name = getattr(source, "__module__", "") or ""
         top = name.partition(".")[0]
         if top in ("torch", "builtins"):
@@ -63,11 +63,11 @@ class Sources:
         return [f"import {module}" for module in sorted(set(self.module_of.values()))]
 
     def needs(self) -> str:
-        """What must be installed where the script runs."""
+        """The packages that must be installed where the script runs."""
         return " and ".join(["torch", *sorted(self.packages)]) if self.packages else "torch alone"
 
     def name(self, function: Callable[..., Any], role: str) -> str:
-        """How the script names a class or function."""
+        """The expression by which the script refers to a class or function."""
         owner = getattr(function, "__self__", None)
         if inspect.ismethod(function) and isinstance(owner, type):  # a class method, which subclasses inherit
             return f"{self.name(owner, role)}.{function.__name__}"
@@ -92,14 +92,14 @@ class Sources:
         return f"{home.__name__}.{text}"
 
     def expression(self, function: Callable[..., Any], role: str) -> str:
-        """A call that makes the model."""
+        """The call that creates the model."""
         if isinstance(function, ReturnedModel):  # of a function that returns the inputs as well
             return f"{self.name(function.function, role)}()[0]"
         called = function if isinstance(function, partial) else partial(function)
         return f"{self.name(called.func, role)}({self._arguments(called, role)})"
 
     def optimizer(self, function: Callable[..., Any]) -> str:
-        """A call that makes the optimizer from `model.parameters()`."""
+        """The call that creates the optimizer from `model.parameters()`."""
         called = function if isinstance(function, partial) else partial(function)
         arguments = self._arguments(called, "optimizer")
         return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
@@ -109,7 +109,7 @@ class Sources:
         return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in called.keywords.items()])
 
     def _literal(self, value: Any, role: str) -> str:
-        """A literal, or a configuration that `from_dict` makes again from one, as those of Hugging Face."""
+        """A literal, or a configuration of Hugging Face that `from_dict` creates from a literal."""
         kind = type(value)
         if hasattr(value, "to_dict") and hasattr(kind, "from_dict"):
             return f"{self.name(kind, role)}.from_dict({self._literal(value.to_dict(), role)})"
@@ -123,7 +123,7 @@ class Sources:
 
 
 def is_installed(package: str) -> bool:
-    """Is this an installed package of somebody else, which a script can import where that is installed too?"""
+    """Whether this is an installed package of others, which a script can import where it is installed too."""
     if not package or package in sys.stdlib_module_names or package in ("baechi_lab", "__main__"):
         return False
     try:
@@ -134,7 +134,7 @@ def is_installed(package: str) -> bool:
 
 
 def _imported_packages(text: str, origin: str) -> set[str]:
-    """What a file imports besides torch and the standard library; `InvalidInput` for what a script could not import."""
+    """The packages that a file imports besides torch and the standard library. Raises `InvalidInput` for other imports."""
     packages = set()
     for node in ast.walk(ast.parse(text)):
         names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
@@ -167,5 +167,5 @@ def runtime_files() -> dict[str, str]:
 
 
 def flat(text: str) -> str:
-    """Relative imports become imports of the flat files."""
+    """Replace relative imports by imports of the flat files."""
     return re.sub(r"^(\s*)from \.+(?:\w+\.)*(\w+) import", r"\1from placed_\2 import", text, flags=re.MULTILINE)

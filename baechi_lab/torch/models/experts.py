@@ -1,8 +1,8 @@
-"""Where a human expert puts the layers of the benchmark models.
+"""Placements of the benchmark models by a human expert.
 
-GNMT: each LSTM layer of encoder and decoder on another device, embeddings with the first, the output projection with
-the last (paper B, section 5.3, after Wu et al.). Inception-V3 and ResNet-50: one device (the same section).
-Transformer and BERT: equal contiguous stacks of layers, embeddings with the first stack, the head with the last.
+GNMT: each LSTM layer of encoder and decoder on another device, embeddings with the first, the output projection with the last
+(paper B, section 5.3, after Wu et al.). Inception-V3 and ResNet-50: one device (the same section). Transformer and BERT:
+equal contiguous stacks of layers, embeddings with the first stack, the head with the last.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from ...graph import Cluster, OpGraph, Placement
 def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
     """The expert's placement of a graph that `bl.torch.profile` made of the model `name`.
 
-    A call that no rule names goes with the last call before it; colocation groups and backward ops stay together.
-    Raises `UnknownNameError` for a model without an expert.
+    A call without a rule goes to the device of the call before it. Colocation groups and backward ops stay together. Raises
+    `UnknownNameError` for a model without an expert.
     """
     if name not in _RULES:
         raise UnknownNameError.of("model", name, _RULES)

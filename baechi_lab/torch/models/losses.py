@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 
 def class_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of logits, with 0.4 of the auxiliary head's where there is one."""
+    """Cross entropy of logits, plus 0.4 of the auxiliary head's if there is one."""
     if isinstance(outputs, tuple):
         return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1].to(outputs[0].device), labels)
     return F.cross_entropy(outputs, labels)
@@ -26,7 +26,7 @@ def pretraining_loss(outputs: Any, labels: torch.Tensor, follows: torch.Tensor) 
 
 
 def own_loss(outputs: Any) -> torch.Tensor:
-    """The `loss` that the outputs have (models of Hugging Face compute it where the batch has labels), else `mean_square`."""
+    """The `loss` among the outputs (models of Hugging Face compute it if the batch has labels); otherwise `mean_square`."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss.reshape(())

@@ -1,8 +1,8 @@
-"""Cutting: from a program and the stage of every call to the modules that a pipeline's processes run.
+"""Cutting: makes the modules that a pipeline's processes run from a program and the stage of every call.
 
-A stage takes what the stage before sends and those of the model's inputs that it reads itself (every process has the
-batch), and sends what later stages read. torch's pipelines send to the next stage only, so a tensor that skips stages is
-handed on by those between. Views and constants belong to no call: each stage makes those that it reads.
+A stage takes what the previous stage sends, and those of the model's inputs that it reads itself (every process has the
+batch). It sends what later stages read. torch's pipelines send to the next stage only, so a tensor that skips stages is
+handed on by the stages between. Views and constants belong to no call: each stage computes those that it reads.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from .recording import Program
 
 @dataclass(frozen=True, eq=False)
 class StageModule:
-    """One stage: `module(*received, **inputs)` returns the tuple of what it sends, the last stage the output tensors.
+    """One stage: `module(*received, **inputs)` returns the tuple of tensors that it sends; the last stage returns the outputs.
 
-    `inputs` are the names (`input_0`, ...) of the model's inputs that it reads; `receives` and `sends` have shape, type and
-    whether there is a gradient, as plain values.
+    `inputs` are the names (`input_0`, ...) of the model's inputs that it reads. `receives` and `sends` have shape, dtype and
+    whether a gradient is needed, as plain values.
     """
 
     module: fx.GraphModule
@@ -33,14 +33,14 @@ class StageModule:
 
     @property
     def spec(self) -> dict[str, Any]:
-        """All but the module, ready for JSON."""
+        """Everything but the module, ready for JSON."""
         return {"inputs": list(self.inputs), "receives": list(self.receives), "sends": list(self.sends)}
 
 
 def cut(model: nn.Module, program: Program, stage: Sequence[int], count: int) -> list[StageModule]:
-    """The `count` stages of a program; `stage[i]` is that of call i, -1 where every stage that reads it makes it itself.
+    """Cut a program into `count` stages. `stage[i]` is the stage of call i; -1 if every stage that reads it computes it itself.
 
-    The parts share the model's parameters, also where several stages use one.
+    The stage modules share the model's parameters, even if several stages use one.
 
     Raises `InvalidInput` for an empty stage, where a call reads from a later stage, and where one changes in place what a
     call of another stage made or uses, naming both.
@@ -82,7 +82,7 @@ class _Cutter:
             self.reads.append(reads)
 
     def _closure(self, s: int) -> tuple[set[fx.Node], set[fx.Node]]:
-        """Nodes that stage `s` runs, and those of earlier stages that it reads."""
+        """The nodes that stage `s` runs, and the nodes of earlier stages that it reads."""
         stack = [node for node in self.program.calls if self.stage.get(node) == s]
         if s == self.count - 1:
             stack += self.program.outputs
@@ -104,7 +104,7 @@ class _Cutter:
         return nodes, reads
 
     def received(self) -> list[list[fx.Node]]:
-        """Per stage what it receives, for itself or to hand on; an entry more for what follows the last."""
+        """Per stage, the nodes that it receives, for itself or to hand on. The last entry has the outputs."""
         nodes_of_stage: list[list[fx.Node]] = [[] for _ in range(self.count + 1)]
         nodes_of_stage[self.count] = list(self.program.outputs)
         after: set[fx.Node] = set()
@@ -114,7 +114,7 @@ class _Cutter:
         return nodes_of_stage
 
     def own_what_is_sent(self, received: list[list[fx.Node]]) -> None:
-        """Parts of a call's output that only later stages read are taken out where the call is."""
+        """Add nodes that select from a call's output to the stage of the call, even if only later stages read them."""
         for s in range(self.count):
             stack = [node for node in received[s + 1] if self.stage.get(node, s) == s]
             while stack:
@@ -141,7 +141,7 @@ class _Cutter:
 
 
 def _keep_together(program: Program, stage: list[int]) -> list[int]:
-    """`stage` where what is changed in place is made in the stage that changes it."""
+    """Give a call that every stage computes the stage of the call that changes its output in place."""
     key = {call: _call_name(node) for node, call in reversed(program.call_of.items())}
     for maker, writer, why in program.together:
         if stage[maker] < 0:
@@ -159,7 +159,7 @@ def _call_name(node: fx.Node) -> str:
 
 
 def _replace_devices(graph: fx.Graph) -> None:
-    """Devices in arguments become the attribute `device` of the stage, which says where it runs."""
+    """Replace devices among arguments by the attribute `device` of the stage, which says where it runs."""
     for node in list(graph.nodes):
         if any(isinstance(a, torch.device) for a in (*node.args, *node.kwargs.values())):
             with graph.inserting_before(node):
@@ -169,7 +169,7 @@ def _replace_devices(graph: fx.Graph) -> None:
 
 
 class _Holder(nn.Module):
-    """The model's modules and tensors under their own names, with the program's constants beside them."""
+    """The model's modules and tensors under their own names, together with the program's constants."""
 
     def __init__(self, model: nn.Module, constants: dict[str, torch.Tensor]):
         super().__init__()

@@ -1,16 +1,16 @@
 """Recording: one forward of a model as a straight program, from which stages are cut.
 
-Idea: the model runs once on one micro-batch under the interception that traces and profiles use, so every call of a layer
-and every function between layers appears under the key that the profile knows it by. Each becomes a node of a
-`torch.fx.Graph`; tensors are known by identity. All micro-batches have one size, so sizes that Python has read may
-stand in the program as numbers. So may values that are made of constants and sizes alone (positions from `arange`, causal
-masks). Values that follow from inputs, parameters, random numbers or buffers that change may not: they are varying.
+Idea: the model runs once on one micro-batch under the interception that traces and profiles use. So every call of a layer and
+every function between layers appears under the key of the profile. Each becomes a node of a `torch.fx.Graph`; tensors are
+identified by object. All micro-batches have one size, so sizes that Python has read may be numbers in the program. So may
+values computed from constants and sizes alone (positions from `arange`, causal masks). Values that depend on inputs,
+parameters, random numbers or buffers that change may not: they are varying.
 
-A model that reads varying values is recorded once more as `torch.export` would see it (`torch.compiler.is_exporting()`
-is True): models of transformers and others then leave out shortcuts that depend on values, such as dropping a padding
-mask that is all ones. Functions that only one of the two recordings calls belong to no call of the trace.
+A model that reads varying values is recorded once more as `torch.export` would see it (`torch.compiler.is_exporting()` is
+True). Models of transformers and others then leave out shortcuts that depend on values, such as dropping a padding mask that
+is all ones. Functions that only one of the two recordings calls belong to no call of the trace.
 
-Refused, because a program could not repeat it: varying values read in Python, hooks and autograd Functions between layers,
+Rejected, because a program could not repeat it: varying values read in Python, hooks and autograd Functions between layers,
 and calls under settings of their own (checkpointing, autocast). Such a model runs in the session.
 """
 
@@ -70,18 +70,22 @@ SIZE_READERS = frozenset(
 
 
 class VaryingRead(InvalidInput):
-    """Python read values that differ between micro-batches."""
+    """Raised if Python reads values that differ between micro-batches."""
 
 
 @dataclass(eq=False)
 class Program:
-    """A straight program: `calls` are the nodes of the trace's calls, and `call_of` says which call a node is or is a part of.
+    """A straight program. `calls` are the nodes of the trace's calls; `call_of` maps a node to the call that it is or is
+    selected from.
 
     Other nodes are views and constants.
-    `after`: nodes that write in place into what a node reads. `outputs` are the nodes of the model's output tensors,
-    `template` how they make the output, as plain values that `worker.rebuild_output` reads. `constants` are tensors that are
-    neither parameters nor buffers. `together` are pairs of calls of which the later changes what the earlier made or uses
-    (memory, or buffers of a layer), with the words for it: they must share a stage.
+
+    - `after`: nodes that write in place into what a node reads.
+    - `outputs`: the nodes of the model's output tensors.
+    - `template`: how they make the output, as plain values that `worker.rebuild_output` reads.
+    - `constants`: tensors that are neither parameters nor buffers.
+    - `together`: pairs of calls that must share a stage because the later one changes what the earlier one computed or uses
+      (memory, or buffers of a layer), with the words for it.
     """
 
     graph: fx.Graph
@@ -96,11 +100,12 @@ class Program:
 
 
 def record(model: nn.Module, inputs: Any, trace: Trace) -> Program:
-    """The program of one forward of `model` on `inputs` (as a `TorchStep` has them); the model is left as it was.
+    """Record one forward of `model` on `inputs` (as a `TorchStep` has them). The model is left unchanged.
 
-    Its calls are those of `trace`. Its inputs are the tensors of `inputs` in the order of `runtime.tree.tensors`.
+    The calls of the program are those of `trace`. Its inputs are the tensors of `inputs` in the order of
+    `runtime.tree.tensors`.
 
-    Raises `InvalidInput` naming what no program can repeat.
+    Raises `InvalidInput` that names what no program can repeat.
 
     >>> from ..tracing import trace
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
@@ -160,9 +165,9 @@ def _differing(a: Counter[str], b: Counter[str]) -> set[str]:
 
 
 def _drop_calls(program: Program, trace: Trace, stems: set[str]) -> None:
-    """Make calls with those stems nodes that every stage which reads them computes itself.
+    """Make the calls with those stems nodes that every stage which reads them computes itself.
 
-    Where a function is called more or less often than in `trace`, its numbers say nothing.
+    If a function is called more or less often than in `trace`, the numbers in its keys say nothing.
     """
     dropped = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
     if any(trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None for i in dropped):
@@ -173,7 +178,7 @@ def _drop_calls(program: Program, trace: Trace, stems: set[str]) -> None:
 
 @contextlib.contextmanager
 def _exporting() -> Iterator[None]:
-    """`torch.compiler.is_exporting()` is True for the length of a `with` block."""
+    """Make `torch.compiler.is_exporting()` True for the length of a `with` block."""
     compiler = torch.compiler
     before = compiler._is_compiling_flag, compiler._is_exporting_flag
     compiler._is_compiling_flag = compiler._is_exporting_flag = True
@@ -184,7 +189,7 @@ def _exporting() -> Iterator[None]:
 
 
 class Recorder(Handler):
-    """The handler that writes the program."""
+    """The handler that records a program."""
 
     def __init__(self, model: nn.Module, trace: Trace):
         self.index = trace.index
@@ -271,7 +276,7 @@ class Recorder(Handler):
         return outputs
 
     def _note_writes(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
-        """Note what a call has changed in place."""
+        """Record what a call has changed in place."""
         for t in tensors:
             self.writers.setdefault(storage_key(t), []).append(node)
             maker = self.maker.get(storage_key(t), -1)
@@ -288,7 +293,7 @@ class Recorder(Handler):
         return run(*args, **kwargs)
 
     def _mark_sized(self, key: str, run: Callable[..., Any], args: Any, inputs: list[Any], outputs: list[Any]) -> None:
-        """Note tensors whose sizes follow from values that vary."""
+        """Record tensors whose sizes depend on varying values."""
         name = getattr(run, "__name__", "")
         index = args[1] if name == "__getitem__" and len(args) > 1 else ()
         masks = any(t.dtype in (torch.bool, torch.uint8) for t in tensors(index))
@@ -302,7 +307,7 @@ class Recorder(Handler):
                 self.node_of[id(t)][1].meta["sized"] = source
 
     def _is_varying(self, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> bool:
-        """Whether what a call computes may differ between micro-batches or steps, random numbers aside."""
+        """Whether the results of a call may differ between micro-batches or steps, apart from random numbers."""
         position = SIZES_ONLY.get(getattr(run, "__name__", "")) if module is None else None
         read_tensors = [] if module is None else [*module.parameters(), *module.buffers()]
         read_tensors += tensors((*(value for k, value in enumerate(args) if k != position), kwargs))
@@ -319,7 +324,7 @@ class Recorder(Handler):
     def _read_values(
         self, key: str, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
     ) -> Any:
-        """Let Python read values that all micro-batches and steps share; refuse others."""
+        """Let Python read values that are equal in all micro-batches and steps; reject others."""
         if any(id(t) in self.parameters or storage_key(t) in self.varying for t in inputs):
             raise VaryingRead(
                 f"call {key!r} reads a tensor's values in Python, which follow from the model's inputs or parameters; {_ELSE}"
@@ -403,7 +408,7 @@ class Recorder(Handler):
         return self.node_of[id(tensor)][1]
 
     def _outputs(self, node: fx.Node, outputs: Any) -> None:
-        """Every tensor of `outputs` by the way that leads to it."""
+        """Add a node for every tensor of `outputs`, selected along its path."""
         for path, tensor in _tensor_paths(outputs):
             output_node = node
             for read, step in path:

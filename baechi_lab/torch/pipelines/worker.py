@@ -1,11 +1,11 @@
 """One process of a pipeline: it runs its stages on `torch.distributed.pipelining`, in the order of a schedule's text.
 
-This file needs torch alone: an exported script takes it along. A schedule has one line per process, with units such as
-`0F3`: stage 0, forward of micro-batch 3. B is the whole backward pass of a stage; where the text has W units, B is the
-gradient of inputs and W that of weights. Sends and receives are added here, and torch's `_PipelineScheduleRuntime` runs it.
+This file needs torch alone: an exported script has a copy. A schedule has one line per process, with units such as `0F3`:
+stage 0, forward of micro-batch 3. B is the whole backward pass of a stage. If the text has W units, B is the gradient of
+inputs and W that of weights. Sends and receives are added here, and torch's `_PipelineScheduleRuntime` runs the schedule.
 
-Several processes may share a stage as replicas: micro-batch k goes to the one at k modulo their number. Where torch takes
-one process per stage for granted, `_Runtime` and `_Stage` say otherwise. Once all units are done, replicas add up their
+Several processes may share a stage as replicas: micro-batch k goes to the one at k modulo their number. torch assumes one
+process per stage in several places; `_Runtime` and `_Stage` override these. When all units are done, replicas add up their
 gradients. So do processes whose stages share a parameter (tied weights), each of which has a copy: copies that begin equal
 and take the same gradients stay equal.
 """
@@ -37,9 +37,9 @@ SECONDS = 300
 
 
 def connect(rank: int, world: int, device: str, file: str | None, seconds: float = SECONDS) -> None:
-    """Join the other processes: through a file on one machine, or as torchrun's environment says.
+    """Join the other processes, through a file on one machine, or as torchrun's environment says.
 
-    With a file nothing listens beyond the loopback device; several machines need a network that is closed to others.
+    With a file, nothing listens beyond the loopback device. Several machines need a network that is closed to others.
     """
     backend = "nccl" if device.startswith("cuda") else "gloo"
     wait = timedelta(seconds=seconds)
@@ -51,17 +51,17 @@ def connect(rank: int, world: int, device: str, file: str | None, seconds: float
 
 
 def actions(text: str) -> list[list[str]]:
-    """A schedule's text in torch's words, per process: `B` where weights come with it, else `I` and `W`."""
+    """The actions of a schedule's text in torch's notation, per process: `B` for the whole backward pass, or `I` and `W`."""
     lines = [line.split() for line in text.strip().splitlines()]
     split_backward = any("W" in word for line in lines for word in line)
     return [[word.replace("B", "I") if split_backward else word for word in line] for line in lines]
 
 
 def with_transfers(lines: Sequence[Sequence[str]], homes: Sequence[Sequence[int]]) -> list[list[str]]:
-    """Per process its actions with sends and receives; `homes[s]`: the processes of stage s.
+    """Add sends and receives to the actions of each process. `homes[s]` are the processes of stage s.
 
-    What a unit makes is sent when the unit ends, and received by the other process where it is in its own order at that
-    moment; so no two processes wait for each other.
+    The output of a unit is sent when the unit ends. The other process receives it at that moment of its own order. So no two
+    processes wait for each other.
 
     >>> [" ".join(line) for line in with_transfers(actions("0F0 0B0\\n1F0 1B0"), [[0], [1]])]
     ['0F0 0SEND_F0 0RECV_B0 0B0', '1RECV_F0 1F0 1B0 1SEND_B0']
@@ -155,13 +155,13 @@ class Pipeline:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Of all stages of this process, each once."""
+        """The parameters of all stages of this process, each once."""
         return list(dict.fromkeys(p for module in self.modules.values() for p in module.parameters()))
 
     def step(self, batches: Sequence[tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]]) -> float | None:
-        """Forward and backward of one batch, given as (inputs, targets) of its micro-batches; gradients add up.
+        """Run forward and backward of one batch, given as (inputs, targets) of its micro-batches. Gradients add up.
 
-        Returns the batch's loss, on the process of the last stage; None on the others.
+        Returns the batch's loss on the process of the last stage, None on the others.
         """
         stages: list[Any] = self.schedule._stages
         for stage in stages:
@@ -186,7 +186,7 @@ class Pipeline:
         return float(total)
 
     def _share(self, sums: list[torch.Tensor], group: Any) -> None:
-        """Add up among the processes of a group, types apart, and make means of sums, in place."""
+        """Add up tensors among the processes of a group, each dtype by itself, and divide sums into means, in place."""
         for dtype in dict.fromkeys(t.dtype for t in sums if group is not None):
             same_dtype = [t for t in sums if t.dtype == dtype]
             together = torch.cat([t.reshape(-1) for t in same_dtype])
@@ -198,7 +198,7 @@ class Pipeline:
                 tensor.div_(self.count)
 
     def _share_copies(self, parameter: nn.Parameter, group: Any) -> None:
-        """Every copy gets the sum of all copies' gradients; none where no process made one."""
+        """Give every copy of a parameter the sum of all copies' gradients, or none if no process has one."""
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
         has_gradient = gradient.new_tensor([float(parameter.grad is not None)])
         dist.all_reduce(has_gradient, group=group)
@@ -207,7 +207,7 @@ class Pipeline:
             parameter.grad = gradient
 
     def _copies(self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[Any]) -> list[tuple[nn.Parameter, Any]]:
-        """The tied parameters that this process has, each with the group of those that have one too."""
+        """The tied parameters that this process has, each with the group of processes that have one too."""
         tied_parameters = []
         for copies, group in zip(tied, groups, strict=True):
             local_copies = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
@@ -220,7 +220,7 @@ class Pipeline:
         return {name: named[name].to(self.device) for name in self.inputs}
 
     def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
-        """What the means in the loss of each micro-batch divide by, given the targets of each."""
+        """What the means in the loss of each micro-batch divide by, from the targets of each."""
 
         def divisors(shapes: Sequence[Sequence[Any]], micro_targets: Sequence[torch.Tensor]) -> Divisors:
             cpu_targets = [t.cpu() for t in micro_targets]
@@ -246,19 +246,19 @@ class Pipeline:
         return loss
 
     def read_clock(self) -> float:
-        """Seconds; while the units are observed, after what a GPU was given."""
+        """Seconds. While units are observed, the GPU's work is finished first."""
         if self.observed and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
 
 
 def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
-    """Processes -> their group; one process alone has none. All processes make all groups."""
+    """Processes -> their group; a single process has none. All processes create all groups."""
     return {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(members)) if len(ranks) > 1}
 
 
 class _Runtime(_PipelineScheduleRuntime):
-    """torch's, where a process may do some of the micro-batches only: losses are known by micro-batch."""
+    """torch's runtime, for processes that may run only some of the micro-batches. Losses are stored by micro-batch."""
 
     def __init__(self, stages: list[Any], *args: Any, **options: Any):
         super().__init__(stages, *args, **options)
@@ -280,7 +280,7 @@ class _Runtime(_PipelineScheduleRuntime):
 
 
 class _Stage(PipelineStage):
-    """A stage that notes when its units start and end, and whose neighbours may have replicas."""
+    """A stage that records when its units start and end, and whose neighbours may have replicas."""
 
     pipeline: Pipeline
 
@@ -359,10 +359,10 @@ class _Stage(PipelineStage):
 
 
 def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of torch's groups that share parameters or nodes of the graph as one, without nodes that no gradient has reached.
+    """Join those of torch's groups that share parameters or nodes of the graph. Nodes that no gradient has reached are dropped.
 
-    Where groups overlap (a weight used in two places, branches that do not look at what the stage receives), torch may leave
-    them apart and count a gradient twice.
+    If groups overlap (a weight used in two places, branches that do not read what the stage receives), torch may keep them
+    apart and count a gradient twice.
 
     >>> groups = [{"params": {1}, "intermediates": ["a"], "grads": [5]}, {"params": {2}, "intermediates": ["b"], "grads": [6]}]
     >>> both = {"params": {3}, "intermediates": ["b", "a"], "grads": [6, 5]}
@@ -384,7 +384,7 @@ def joined_groups(groups: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 class _Sending(nn.Module):
-    """A stage whose outputs are ready to be sent: contiguous, and nothing that torch may not detach afterwards."""
+    """A stage whose outputs are ready to be sent: contiguous, and safe for torch to detach afterwards."""
 
     def __init__(self, module: nn.Module, inputs: Sequence[str]):
         super().__init__()
@@ -395,10 +395,10 @@ class _Sending(nn.Module):
 
 
 class _DetachedCopy(torch.autograd.Function):
-    """The same data behind a node of its own.
+    """The same data with an autograd node of its own.
 
-    torch detaches what a stage has sent in place, which must not reach tensors that the stage itself has saved, and
-    cannot be done to views.
+    torch detaches what a stage has sent in place. This must not reach tensors that the stage itself has saved, and cannot be
+    done to views.
     """
 
     @staticmethod
@@ -411,7 +411,7 @@ class _DetachedCopy(torch.autograd.Function):
 
 
 class StageBase(nn.Module):
-    """A module with the attributes of another: what a stage that is written as a class takes from the model."""
+    """A module with the attributes of another. Stages that are written as classes get the model's layers from it."""
 
     def __init__(self, source: nn.Module):
         super().__init__()
@@ -420,7 +420,7 @@ class StageBase(nn.Module):
 
 
 def select_layers(model: nn.Module, names: Sequence[str], constants: Mapping[str, torch.Tensor]) -> nn.Module:
-    """The layers, parameters and buffers of those names, below each other as in the model; shared, not copied.
+    """The layers, parameters and buffers with those names, nested as in the model; shared, not copied.
 
     >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     >>> [name for name, _ in select_layers(model, ["1"], {}).named_parameters()]
@@ -459,7 +459,7 @@ class Output(dict):  # type: ignore[type-arg]
 
 
 def rebuild_output(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
-    """The output that `template` describes: `{"slot": i}` stands for tensor i, `{"is": kind, "of": parts}` for a container.
+    """The output that `template` describes: `{"slot": i}` is tensor i, `{"is": kind, "of": entries}` is a container.
 
     >>> output = rebuild_output({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])
     >>> output.loss, output["logits"], output[0], output[:2]

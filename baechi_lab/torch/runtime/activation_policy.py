@@ -1,15 +1,15 @@
-"""Again: what calls save for the backward pass is dropped and computed again, or waits on the host.
+"""Activation policy: drops what calls save for the backward pass and computes it again, or keeps it on the host.
 
-Idea: a call runs under `saved_tensors_hooks`. Where the plan says that its backward call reads an output from a later run of
-its producer, the hook keeps no tensor, but where to find it: a record of the producer's call (function, arguments, settings,
-state of the random generators, with which `torch.utils.checkpoint` works too), and which part of its storage. When autograd
-asks, the producer runs again, after those of its inputs that were dropped themselves. Its results are kept until all readers
-that the plan names have had them. So one op may be dropped and its neighbours kept, and an op may run several times, in any
-plan; a checkpointed region would have to be one function of the model, and holds all that it computes again at once.
+Idea: a call runs under `saved_tensors_hooks`. If the plan says that the backward call reads an output from a later run of its
+producer, the hook stores no tensor. It stores a `CallRecord` of the producer (function, arguments, settings and random
+states, as `torch.utils.checkpoint` does) and which view of the result's storage the tensor is. When autograd asks for the
+tensor, the producer runs again, after those of its inputs that were dropped too. Its results stay until all readers that the
+plan names have read them. A plan can thus drop one op and keep its neighbours, and can run an op several times. A
+checkpointed region, in contrast, must be one function of the model, and holds all that it computes again at once.
 
-What is read comes out right whatever the plan says: the plan only tells what may be dropped, and when. Records hang on
-the autograd graph alone, and go with it. A tensor that cannot be named by a part of a storage is kept. Storages are known by weak
-references, whose addresses are not given out again.
+Gradients are right for every plan: the plan only says what may be dropped, and when. Records belong to the autograd graph and
+are freed with it. A tensor that is no view of a storage is kept. Storages are identified by weak references, because their
+addresses are not used again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ ActivationRow = tuple[int, int, int, int, int]
 
 
 class ActivationSources:
-    """The rows of a plan, to look up. Runs of a call are counted from 0, which is the one of the forward pass."""
+    """Looks up the rows of a plan. Runs of a call are counted from 0, the run in the forward pass."""
 
     def __init__(self, rows: Iterable[ActivationRow]):
         self.backward: dict[tuple[int, int, int], int] = {}  # (call, what, producer) -> run
@@ -67,7 +67,7 @@ class ActivationSources:
 
 
 class ActivationPolicy:
-    """What the calls of one forward save; `call` runs one of them."""
+    """Decides what the calls of one forward save; `call` runs one of them."""
 
     def __init__(self, sources: ActivationSources, observer: Any = None, host_copier: HostCopier | None = None):
         self.sources, self.observer, self.host_copier = sources, observer, host_copier or HostCopier()
@@ -79,7 +79,7 @@ class ActivationPolicy:
         self.numbers = itertools.count()
 
     def call(self, op: int, run: Callable[..., Any], module: nn.Module | None, /, *args: Any, **kwargs: Any) -> Any:
-        """The outputs of a call; what its backward pass needs is kept or dropped as planned."""
+        """Run a call and return its outputs. What its backward pass needs is kept or dropped as planned."""
         if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
         with self.lock:
@@ -113,7 +113,7 @@ class ActivationPolicy:
         return outputs
 
     def note_copies(self, originals: Any, copies: Any) -> None:
-        """What a call takes, before and after it was brought to the call's device."""
+        """Note which arguments of a call are copies of which tensors of other devices."""
         with self.lock:
             for tensor, copy in zip(tensors(originals), tensors(copies), strict=True):
                 if copy is not tensor and is_plain(tensor) and is_plain(copy):
@@ -136,7 +136,7 @@ class ActivationPolicy:
         return record
 
     def _snapshot_buffers(self, op: int, module: nn.Module | None) -> dict[str, BufferSnapshot]:
-        """The buffers of a call that may change them, as they are."""
+        """Copy the buffers of a call, except those that the call was seen to leave unchanged."""
         steady = self.sources.unchanged_buffers.get((op, module.training), set()) if module is not None else set()
         named = () if module is None else module.named_buffers()
         return {
@@ -146,7 +146,7 @@ class ActivationPolicy:
         }
 
     def _keep_buffers(self, op: int, record: CallRecord, before: dict[str, BufferSnapshot]) -> None:
-        """Keep the values of buffers that the call has changed; the others are not copied again."""
+        """Keep the old values of buffers that the call has changed. The other buffers are not copied in later forwards."""
         key = (op, record.module is not None and record.module.training)
         for name, buffer in before.items():
             if buffer.changed():
@@ -173,7 +173,7 @@ class ActivationPolicy:
         is_argument: bool,
         own_record: CallRecord | None,
     ) -> None:
-        """Drop the tensor of `pack` where the plan has it elsewhere."""
+        """Drop the saved tensor if the plan says that it is computed again or waits on the host."""
         maker = self.producers.get(storage)
         if maker is None and is_argument:
             maker = self.producers.get(self.received.get(storage, (storage, True))[0])
@@ -196,7 +196,7 @@ class ActivationPolicy:
 
 @dataclass(frozen=True)
 class Producer:
-    """Which call made a storage, as which of its outputs."""
+    """The call that made a storage, and the position of that output."""
 
     op: int
     position: int
@@ -212,12 +212,12 @@ class BufferSnapshot:
     version: int
 
     def changed(self) -> bool:
-        """Whether the call wrote into it; some kernels do not count what they write."""
+        """Whether the call wrote into the buffer. Values are compared because some kernels do not raise the version."""
         return version(self.tensor) != self.version or not torch.equal(self.tensor, self.values)
 
 
 class SavedTensor:
-    """What autograd holds in the place of a saved tensor: the tensor, or where to find it."""
+    """What autograd holds for a saved tensor: the tensor, or the view from which it is read."""
 
     __slots__ = ("tensor", "version", "view")
 
@@ -227,11 +227,11 @@ class SavedTensor:
         self.view: StorageView | None = None
 
     def drop(self, view: StorageView) -> None:
-        """Keep no tensor."""
+        """Replace the tensor by a view of a result or of a copy on the host."""
         self.tensor, self.view = None, view
 
     def unpack(self) -> torch.Tensor:
-        """The tensor."""
+        """Return the tensor. Raises `RuntimeError`, as torch does, if it was written in place meanwhile."""
         if self.view is not None:
             return self.view.get((id(self), BACKWARD))
         if version(self.tensor) != self.version:

@@ -1,8 +1,8 @@
-"""What torch keeps per thread or process and a call must find as its code had it.
+"""State of torch that is kept per thread or process and must be the same when a call runs later.
 
-A thread in which a layer waits takes over gradient mode, inference mode and autocast (`Context`). No call waits under
-anything else that a region of code may have set (`ambient`). A call that runs again in the backward pass finds `Settings`
-as well, which may have changed since it ran.
+`Context` has gradient mode, inference mode and autocast; a thread in which a layer waits enters it. `ambient` has what else a
+region of code may have set; no call waits where it has changed. `Settings` are the settings of the process, which a call that
+runs again in the backward pass restores.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _KINDS = tuple(kind for kind in ("cpu", "cuda", "xpu", "mps") if torch.amp.is_au
 
 
 class Context:
-    """The state of the thread that makes it; `entered()` sets it for another thread."""
+    """Gradient mode, inference mode and autocast of the thread that creates it. `entered()` sets them in another thread."""
 
     __slots__ = ("autocast", "cache", "grad", "inference")
 
@@ -30,10 +30,10 @@ class Context:
 
     @contextlib.contextmanager
     def entered(self, rerun: bool = False) -> Iterator[None]:
-        """The same state, for the length of a `with` block.
+        """Set the same state for the length of a `with` block.
 
-        A call that runs `rerun` takes no cast of a weight from autocast's cache and leaves none there: the next forward pass
-        would take it for a cast of the weights that it finds.
+        With `rerun`, the call neither reads autocast's cache of casts nor leaves entries there. The next forward pass would
+        take such an entry for a cast of its own weights.
         """
         before, autocast_types = dict(autocast_state()), dict(self.autocast)
         with contextlib.ExitStack() as stack:
@@ -55,7 +55,7 @@ def _leave_autocast(rerun: bool) -> None:
 
 
 class Settings:
-    """What a process has set that changes how kernels compute; `entered()` sets it again."""
+    """Settings of the process that change how kernels compute. `entered()` restores them."""
 
     __slots__ = ("values",)
 
@@ -64,7 +64,7 @@ class Settings:
 
     @contextlib.contextmanager
     def entered(self) -> Iterator[None]:
-        """The same settings, for the length of a `with` block."""
+        """Restore the settings for the length of a `with` block."""
         changed = [
             (write, value, current)
             for (read, write), value in zip(_SETTINGS, self.values, strict=True)
@@ -111,15 +111,16 @@ _SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 
 
 def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
-    """The device kinds for which autocast is on, with its type."""
+    """The device kinds for which autocast is on, each with its dtype."""
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind))
 
 
 def ambient() -> tuple[Any, ...]:
-    """What a region of code may have set beyond `Context`: a call that finds it changed must run where it stands.
+    """State beyond `Context` that a region of code may have set. A call that finds it changed must run where the code has it.
 
-    Packing of activations (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode derivatives,
-    the default type, the choice of kernels; also autocast, whose cache of casts ends with the region.
+    It covers hooks on saved tensors (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode
+    derivatives, the default dtype and the choice of kernels. It also covers autocast, because its cache of casts ends with
+    the region.
     """
     return (
         saved_tensor_hooks_active(),
@@ -136,17 +137,17 @@ def ambient() -> tuple[Any, ...]:
 
 
 def casts_shared() -> bool:
-    """Whether a leaf that several calls read is cast once for all of them: gradients differ by rounding where it is not."""
+    """Whether autocast casts a leaf once for all calls that read it. Otherwise gradients differ by rounding."""
     return bool(autocast_state()) and torch.is_autocast_cache_enabled() and torch.is_grad_enabled()
 
 
 def function_modes() -> int:
-    """How many `TorchFunctionMode`s are active in this thread."""
+    """The number of active `TorchFunctionMode`s in this thread."""
     return int(torch._C._len_torch_function_stack())  # type: ignore[attr-defined]
 
 
 def ordinary() -> bool:
-    """Whether a forward that begins here may run some of its layers in other threads."""
+    """Whether a forward that begins here may run layers in other threads."""
     quiet = not saved_tensor_hooks_active() and not torch._C._len_torch_dispatch_stack() and not function_modes()
     return (
         quiet
@@ -157,26 +158,26 @@ def ordinary() -> bool:
 
 
 def in_backward() -> bool:
-    """Whether this thread is within a backward pass: a forward that runs now is a recomputation."""
+    """Whether this thread runs a backward pass. A forward that runs now is a recomputation."""
     return bool(torch._C._current_graph_task_id() != -1)  # type: ignore[attr-defined]
 
 
 def saved_tensor_hooks_active() -> bool:
-    """Whether activations are being packed (checkpointing, offloading): such hooks are per thread."""
+    """Whether hooks on saved tensors are active in this thread (checkpointing, offloading)."""
     return _saved_tensor_hooks() is not None
 
 
 def checkpointed() -> bool:
-    """Whether activations are dropped because non-reentrant checkpointing will compute them again."""
+    """Whether non-reentrant checkpointing drops activations here and will compute them again."""
     hooks = _saved_tensor_hooks()
     return hooks is not None and getattr(hooks[0], "__module__", None) == "torch.utils.checkpoint"
 
 
 @contextlib.contextmanager
 def kept_activations():  # type: ignore[no-untyped-def]
-    """Activations are kept for the length of a `with` block, where non-reentrant checkpointing would drop them.
+    """Keep activations for the length of a `with` block, even within non-reentrant checkpointing.
 
-    Gives the hooks of the regions that are left alone meanwhile, the innermost first.
+    Yields the hooks of the suspended regions, the innermost first.
     """
     dropped = []
     while checkpointed():
@@ -190,6 +191,6 @@ def kept_activations():  # type: ignore[no-untyped-def]
 
 
 def _saved_tensor_hooks() -> Any:
-    """The innermost pair of hooks, None where there are none."""
+    """The innermost pair of hooks on saved tensors, or None."""
     top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
     return None if top is None else top(False)

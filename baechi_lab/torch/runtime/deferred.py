@@ -1,8 +1,8 @@
-"""Deferred tensors: what the host gets for a layer that still waits for its turn.
+"""Deferred tensors: stand-ins for the outputs of a layer that waits for its turn.
 
-Idea: a tensor subclass that knows shape, dtype and device, and holds no data. Layers and functions that are deferred
-themselves pass it on; whatever else reads it makes the host wait for the layer (see `Session`). The paper returns
-`None` here (its limitation 2); a stand-in lets Python code between layers run unchanged.
+Idea: a tensor subclass has the shape, dtype and device of the output and no data. Layers and functions that are deferred
+themselves pass it on. All other code that reads it makes the host wait for the layer (see `Session`). The paper returns
+`None` here (its limitation 2). With a stand-in, Python code between layers runs unchanged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ METADATA_FUNCTIONS = frozenset(
 
 
 class Future:
-    """The outputs of one deferred call, set once by its thread; `ops` are all waiting calls that they depend on."""
+    """The outputs of one deferred call, set once by its thread. `ops` are all waiting calls that they depend on."""
 
     __slots__ = ("done", "error", "gate", "leaves", "lock", "op", "ops", "pull")
 
@@ -41,22 +41,22 @@ class Future:
         self.lock = threading.Lock()
 
     def set(self, outputs: Any) -> None:
-        """The call has returned `outputs`."""
+        """Store the outputs of the call."""
         self.leaves = list(tensors(outputs))
         self.done.set()
 
     def fail(self, error: BaseException) -> None:
-        """The call has raised `error`; so does everyone who asks for its outputs."""
+        """Store the error of the call. Whoever asks for the outputs gets this error."""
         self.error = error
         self.done.set()
 
     @property
     def coming(self) -> bool:
-        """Whether the outputs come without the host doing anything more."""
+        """Whether the outputs will be there without further action of the host."""
         return self.done.is_set() or self.gate.free or all(self.gate.settled[op] for op in self.ops)
 
     def get(self) -> list[torch.Tensor]:
-        """Wait for the outputs; a view of deferred data is made by the first who asks for it."""
+        """Wait for the outputs and return them. A view of deferred data is computed by the first thread that asks."""
         if self.pull is not None:
             with self.lock:
                 if not self.done.is_set():
@@ -68,7 +68,7 @@ class Future:
 
 
 class Deferred(torch.Tensor):
-    """Stands for output `position` of `future`; `handler` decides what happens to functions of it."""
+    """Stands for output `position` of `future`. `on_function` handles functions of it."""
 
     future: Future
     position: int
@@ -76,7 +76,7 @@ class Deferred(torch.Tensor):
 
     @staticmethod
     def make(spec: Any, future: Future, position: int, on_function: Callable[..., Any]) -> Deferred:
-        """A stand-in with the shape, dtype and device of `spec`."""
+        """Create a stand-in with the shape, dtype and device of `spec`."""
         stand_in: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             Deferred, spec.shape, dtype=spec.dtype, device=spec.device
         )
@@ -85,7 +85,7 @@ class Deferred(torch.Tensor):
 
     @property
     def value(self) -> torch.Tensor:
-        """The tensor itself, once it is there."""
+        """The tensor itself; waits until it is there."""
         return self.future.get()[self.position]
 
     @classmethod
@@ -95,7 +95,7 @@ class Deferred(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Only code that does not ask `__torch_function__` comes here: beneath autograd, which has missed it then."""
+        """Handle code that bypasses `__torch_function__`. Such code runs below autograd, which has not seen it."""
         arguments = resolve((args, kwargs or {}))
         if any(t.requires_grad for t in tensors(arguments)):
             raise ExecutionError(
@@ -106,7 +106,7 @@ class Deferred(torch.Tensor):
 
 
 def resolve(value: Any) -> Any:
-    """The same structure with every deferred tensor replaced by the tensor, waiting where needed."""
+    """Replace every deferred tensor of a structure by the tensor itself, waiting where needed."""
     return map_tensors(value, lambda t: t.value if isinstance(t, Deferred) else t)
 
 
@@ -116,7 +116,7 @@ def deferred(value: Any) -> list[Deferred]:
 
 
 def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
-    """Stand-ins for all of `outputs`, a structure that has a `Spec` for every tensor."""
+    """Replace every `Spec` of a structure by a stand-in."""
     position = -1
 
     def fill(value: Any) -> Any:
@@ -135,7 +135,7 @@ def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
 
 
 class Spec:
-    """What is known of a tensor before it is computed."""
+    """Shape, dtype and device of a tensor before it is computed."""
 
     __slots__ = ("device", "dtype", "shape")
 
@@ -143,12 +143,12 @@ class Spec:
         self.shape, self.dtype, self.device = tuple(tensor.shape), tensor.dtype, tensor.device
 
     def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether `tensor` is as promised."""
+        """Whether `tensor` has this shape and dtype."""
         return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
 
 
 def spec_of(outputs: Any) -> Any:
-    """`outputs` with a `Spec` for every tensor; None when something in it can only be known by computing it."""
+    """Replace every tensor of `outputs` by its `Spec`. Returns None if something in it is known only after computing it."""
     return map_tensors(outputs, Spec) if _deferrable(outputs) else None
 
 

@@ -1,13 +1,13 @@
-"""Divisors: what the means in a loss divide by, so that micro-batches divide as the undivided batch does.
+"""Divisors: what the means in a loss divide by, so that micro-batches together divide as the undivided batch does.
 
-Idea: the gradient of a batch is the mean of its micro-batches' gradients where all means divide by equally much. A loss
-that averages over the tokens that count (labels of -100, masks, class weights) divides by a number that depends on the
-batch. `Divide` meets every function of torch that divides by one number: losses with `reduction="mean"`, `mean`, and `/`.
-A first pass notes the divisors of the undivided batch (D) and of its micro-batches (d_k). Each micro-batch then divides by
-D / M where D is the sum of all d_k, and by D where D is their mean, so the mean of the M losses is the batch's loss.
+Idea: the gradient of a batch is the mean of its micro-batches' gradients if all means divide by the same number. A loss that
+averages over the tokens that count (labels of -100, masks, class weights) divides by a number that depends on the batch.
+`Divide` intercepts every function of torch that divides by one number: losses with `reduction="mean"`, `mean`, and `/`. A
+first pass records the divisors of the undivided batch (D) and of its M micro-batches (d_k). If D is the sum of all d_k, each
+micro-batch then divides by D / M. If D is their mean, it divides by D. So the mean of the M losses is the batch's loss.
 
-The first pass needs no arithmetic: parameters are fake tensors, which have a shape and no data, and the batch is real.
-What follows from the batch alone is computed (`FromBatch`). Where a model needs data of its own, it runs for real.
+The first pass needs no data of the model: parameters are fake tensors, which have only a shape, and the batch is real. What
+follows from the batch alone is computed (`FromBatch`). If a model needs its own data, it runs for real.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _RECIPROCALS = (torch.reciprocal, torch.Tensor.reciprocal, torch.Tensor.__rdiv__
 
 @dataclass(frozen=True)
 class Divisor:
-    """The number that one mean divides by; None where it depends on parameters. `counted`: it depends on the batch's values."""
+    """The number that one mean divides by; None if it depends on parameters. `counted`: it depends on the batch's values."""
 
     value: float | None
     counted: bool = False
@@ -76,9 +76,10 @@ Replacements = dict[str, list[float | None]]
 
 
 class Divide(TorchFunctionMode):
-    """Notes what means divide by, or lets them divide by `instead`, in the same order.
+    """Records what means divide by, or makes them divide by `instead`, in the same order.
 
-    `known` says whether a tensor follows from the batch alone. `alone`: no other mode sees what runs here.
+    `follows_from_batch` says whether a tensor depends on the batch alone. With `alone`, no other mode sees the functions
+    called here.
 
     >>> with Divide() as mode:
     ...     _ = functional.cross_entropy(torch.ones(3, 2), torch.tensor([0, -100, 1])) / 4
@@ -121,7 +122,7 @@ class Divide(TorchFunctionMode):
             return func(*args, **kwargs)
 
     def _next(self, divisor: Callable[[], Divisor]) -> float | None:
-        """What the next mean is to divide by; None for what it divides by itself."""
+        """Record the divisor of the next mean. Returns the number to divide by instead, or None."""
         self.position += 1
         if self.instead is None:
             self.divisors.append(divisor())
@@ -171,7 +172,7 @@ def _is_number(value: Any) -> bool:
 
 
 def divided_by(run: Callable[..., Any], instead: Sequence[float | None]) -> Callable[..., Any]:
-    """A call whose means divide by `instead`."""
+    """Wrap a call so that its means divide by `instead`."""
 
     @functools.wraps(run)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -182,7 +183,7 @@ def divided_by(run: Callable[..., Any], instead: Sequence[float | None]) -> Call
 
 
 class DivisorHandler(Handler):
-    """Notes the divisors of a model's calls by key, or replaces them."""
+    """Records the divisors of a model's calls by key, or replaces them."""
 
     def __init__(
         self, instead: Replacements | None = None, follows_from_batch: Callable[[torch.Tensor], bool] = lambda t: True
@@ -210,7 +211,7 @@ def divisors_of(
     kwargs: Any,
     follows_from_batch: Callable[[torch.Tensor], bool],
 ) -> tuple[Divisors, Any]:
-    """The divisors of one forward pass and its loss, and what the model returned."""
+    """The divisors of one forward pass and its loss, and the model's outputs."""
     handler = DivisorHandler(follows_from_batch=follows_from_batch)
     interceptor = Interceptor(model, layers, handler).install()
     try:
@@ -223,7 +224,7 @@ def divisors_of(
 
 
 class FromBatch(TorchDispatchMode):
-    """Computes what follows from real tensors alone; what a fake tensor takes part in is fake."""
+    """Computes functions of real tensors. A function with a fake argument returns a fake tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +238,7 @@ class FromBatch(TorchDispatchMode):
         return not isinstance(tensor, self.kind) and tensor.untyped_storage()._cdata not in self.overwritten
 
     def make_fake(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A fake tensor like it, on the CPU."""
+        """Create a fake tensor of the same shape, on the CPU."""
         with self.fake:
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
@@ -263,7 +264,7 @@ class FromBatch(TorchDispatchMode):
             return func(*args, **kwargs)
 
     def _positions(self, indices: Any) -> list[Any]:
-        """Indices without masks, whose positions are known."""
+        """Replace masks among indices by positions, where the mask is known."""
         positions: list[Any] = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):
@@ -274,7 +275,7 @@ class FromBatch(TorchDispatchMode):
 
 
 class DryRun:
-    """A copy of a model without data, which tells what the means in a loss divide by for any batch.
+    """A copy of a model without data. It finds what the means in a loss divide by for any batch.
 
     >>> dry = DryRun(nn.Sequential(nn.Linear(2, 3)), ["0"])
     >>> labels = torch.tensor([0, -100, 1, 2])
@@ -288,7 +289,7 @@ class DryRun:
         self.model = copy.deepcopy(model, {id(p): self.mode.make_fake(p) for p in model.parameters()})
 
     def __call__(self, loss_of: Callable[[Any], Any], args: Any, kwargs: Any) -> Divisors:
-        """The divisors for a batch; `shapes` are then those of the model's output tensors."""
+        """Return the divisors for a batch and set `shapes` to those of the model's output tensors."""
         states, log = generator_states(), logging.getLogger("torch._subclasses.fake_tensor")
         level = log.level
         log.setLevel(logging.CRITICAL)  # it tells of what cannot run without data, which is raised as well
@@ -305,7 +306,7 @@ class DryRun:
 
 
 def loss_divisors(loss_of: Callable[[list[torch.Tensor]], Any], shapes: Sequence[Sequence[Any]]) -> Divisors:
-    """The divisors in the loss of outputs of such shapes and types."""
+    """The divisors in the loss of outputs of the given shapes and dtypes."""
     mode = FromBatch()
     with mode.fake:
         outputs = [torch.empty(tuple(shape), dtype=getattr(torch, dtype)) for shape, dtype, *_ in shapes]
@@ -340,7 +341,7 @@ def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 
 
 def _replacement(batch_value: float | None, micro_values: Sequence[float | None]) -> float | None:
-    """What every micro-batch divides by instead; None where each keeps its own divisor."""
+    """The number that every micro-batch divides by instead, or None if each keeps its own divisor."""
     values = [value for value in micro_values if value is not None]
     if (
         not batch_value
@@ -369,7 +370,7 @@ def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 
 @contextlib.contextmanager
 def dividing(replaced: Replacements) -> Iterator[None]:
-    """The loss of a micro-batch, for the length of a `with` block, divides as the undivided batch does."""
+    """Make the loss of a micro-batch divide as the undivided batch does, for the length of a `with` block."""
     if LOSS not in replaced:
         yield
         return
@@ -378,7 +379,7 @@ def dividing(replaced: Replacements) -> Iterator[None]:
 
 
 class BatchDivisors:
-    """What the micro-batches of any batch divide by; `loss` is `(outputs, *targets) -> scalar`."""
+    """Finds what the micro-batches of any batch divide by. `loss` is `(outputs, *targets) -> scalar`."""
 
     def __init__(self, model: nn.Module, layers: Sequence[str], loss: Callable[..., torch.Tensor]):
         self.dry, self.loss = DryRun(model, layers), loss
@@ -386,7 +387,7 @@ class BatchDivisors:
         self.divisors: list[Replacements] = []
 
     def __call__(self, batch: tuple[Any, Any], micro_batches: Sequence[tuple[Any, Any]]) -> list[Replacements]:
-        """The replacements for the micro-batches (inputs, targets) of a batch.
+        """Return the replacements for the micro-batches (inputs, targets) of a batch.
 
         Raises:
             InvalidInput: the loss of a micro-batch has other means than that of the batch.

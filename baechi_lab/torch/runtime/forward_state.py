@@ -1,4 +1,4 @@
-"""What is known of one forward while it runs, and who looks on."""
+"""The state of one forward while it runs, and the protocol of its observers."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from .rerun import HostCopier
 
 
 class Observer:
-    """Sees every planned call of a forward; the measured timeline is one."""
+    """Observes every planned call of a forward. The measured timeline is an observer."""
 
     def start(self, op: int, arguments: Any) -> None:
-        """The call is about to run on its device, with its inputs there."""
+        """The call is about to run on its device; its inputs are there."""
 
     def stop(self, op: int, arguments: Any, outputs: Any) -> None:
         """The call is submitted."""
 
     def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
-        """For a forward that begins: what to enter around a call of it that runs again, for the `run`-th time."""
+        """Called when a forward begins. Returns the context to enter around the `run`-th run of a call in the backward pass."""
         return lambda op, run: contextlib.nullcontext()
 
     def host_copier(self) -> HostCopier:
-        """What brings tensors to the host and back."""
+        """The object that copies tensors to the host and back."""
         return HostCopier()
 
 
@@ -56,11 +56,11 @@ class ForwardState:
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:
-        """Wait until no call waits any more."""
+        """Wait until no call is waiting."""
         wait(self.jobs)
 
     def join(self) -> None:
-        """The same, and raise the error of the first call that failed."""
+        """Wait until no call is waiting. Raises the error of the first call that failed."""
         self.wait_for_calls()
         failed = [f for f in self.futures if f.error is not None]
         if failed:
@@ -68,7 +68,7 @@ class ForwardState:
 
 
 class LearnedSpecs:
-    """What stand-ins must look like, by the signature of a forward; the oldest is forgotten and learned again."""
+    """What each call returns, by the signature of a forward. The oldest signature is dropped and learned again later."""
 
     def __init__(self, max_signatures: int = 256):
         self.max_signatures = max_signatures
@@ -83,7 +83,7 @@ class LearnedSpecs:
 
 
 def run_observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Run a call before the eyes of an observer."""
+    """Run a call and tell the observer."""
     observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)
     observer.stop(op, (args, kwargs), outputs)

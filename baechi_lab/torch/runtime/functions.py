@@ -1,11 +1,10 @@
-"""Functions: `torch.autograd.Function.apply` is C code that no `TorchFunctionMode` sees, so it is met on its way there.
+"""Interception of `torch.autograd.Function.apply`, which is C code that no `TorchFunctionMode` sees.
 
-Idea: while a model is intercepted, the class between `Function` and its C base has an `apply` of its own, which every
-`apply` ends in, one that was bound to a name long before included. Stand-ins among the arguments become tensors, since
-a stand-in has no autograd graph; and the handler of a running forward is told where such code begins and ends
-(`Handler.region`). Custom functions, reentrant checkpointing and backward hooks of modules all come
-through here. So does `torch.func.functional_call`, which lends a layer other parameters for the length of one call: a layer
-that ran later would find its own again.
+Idea: while a model is intercepted, the class between `Function` and its C base gets an `apply` of its own. Every `apply` ends
+there, even one that was bound to a name earlier. Stand-ins among the arguments become tensors, because a stand-in has no
+autograd graph. The handler of a running forward is told where such code begins and ends (`Handler.region`). Custom functions,
+reentrant checkpointing and backward hooks of modules all pass through here. So does `torch.func.functional_call`, which
+replaces the parameters of a layer for one call: a layer that ran later would use its own parameters.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _users = 0
 
 
 class Running(threading.local):
-    """The interceptor whose forward runs in this thread; None where none does."""
+    """The interceptor whose forward runs in this thread, or None."""
 
     interceptor: Any = None
 
@@ -53,7 +52,7 @@ def _lend(*args: Any, **kwargs: Any) -> Any:
 
 
 def watch() -> None:
-    """Meet every `apply` and `functional_call` from now on; `unwatch` as often as this was called ends it."""
+    """Intercept `apply` and `functional_call` until `unwatch` was called as often as this."""
     global _users
     with _lock:
         if _users == 0:
@@ -63,7 +62,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """See `watch`."""
+    """End the interception that `watch` began."""
     global _users
     with _lock:
         _users -= 1

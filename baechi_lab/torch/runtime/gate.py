@@ -1,14 +1,14 @@
-"""Gate: lets layers submit in the planned order; a layer that must wait does so in a thread of its own.
+"""Gate: lets layers submit in the planned order. A layer that must wait does so in its own thread.
 
-Idea (paper P, section 1.3.2): the host reaches the ops in code order. One that is not waiting (see `Settled`) is
-submitted by the host, which at most waits for ops that are sure to come. Any other waits in a thread until all of
-its blockers are submitted, while the host goes on.
+Idea (paper P, section 1.3.2): the host reaches the ops in code order. It submits an op itself if the op is not waiting (see
+`Settled`); at most it waits for ops that are certain to be submitted. Any other op waits in a thread until all of its
+blockers are submitted, and the host goes on.
 
-Why this cannot deadlock: an op runs on the host only when everything it needs has been reached and is itself not
-waiting, so by induction over the submission order it is submitted without the host. A waiting op's blockers are
-either reached later by the host or wait themselves for ops earlier in the (acyclic) submission order. When the host
-needs a result early, or leaves the forward without having reached an op, `release` drops the order: what remains are
-dependencies on ops that were reached before, which point backwards in code order.
+Why this cannot deadlock: an op runs on the host only if all that it needs has been reached and is not waiting itself. By
+induction over the submission order, it is submitted without the host. The blockers of a waiting op are reached later by the
+host, or wait for ops that are earlier in the (acyclic) submission order. If the host needs a result early, or leaves the
+forward without having reached an op, `release` drops the order. Then only dependencies on reached ops remain, and these point
+backwards in code order.
 
 Complexity: O(n + e) per forward, one lock operation per submission.
 """
@@ -48,12 +48,12 @@ class Gate:
         self.waiters: dict[int, _Waiter] = {}
 
     def reach(self, op: int) -> bool:
-        """The host has reached `op`: may the host itself submit it?"""
+        """Note that the host has reached `op`. Returns whether the host may submit it."""
         self.reached[op] = True
         return self.settled.reach(op) or self.free
 
     def wait(self, op: int) -> None:
-        """Block until every blocker of `op` is submitted, or the order is dropped."""
+        """Block until every blocker of `op` is submitted or the order is dropped."""
         with self.lock:
             unsubmitted = self._unsubmitted_blockers(op)
             if not unsubmitted:
@@ -62,7 +62,7 @@ class Gate:
         waiter.lock.acquire()
 
     def submit(self, op: int) -> None:
-        """`op` is submitted: let those go that waited for it last."""
+        """Note that `op` is submitted, and wake the ops that waited for it last."""
         with self.lock:
             self.submitted[op] = True
             # Once the order is dropped, an op may wait for one that is before a call that the code left out.
@@ -74,7 +74,7 @@ class Gate:
                     self._wake_if_ready(dependent)
 
     def release(self) -> None:
-        """Drop the order for the rest of this forward; ops still wait for the reached ones among all that come before them."""
+        """Drop the order for the rest of this forward. Ops still wait for the reached ops that they depend on."""
         with self.lock:
             self.free = True
             for op in list(self.waiters):

@@ -1,16 +1,15 @@
-"""Interception: every layer call and every torch function between layers goes through one handler.
+"""Interception: every layer call, and every torch function between layers, goes through one handler.
 
-Idea: the instances' `forward` is replaced (classes stay as they are, so `state_dict`, hooks, `train()` and optimizers
-see the same model), and while a container runs, a `TorchFunctionMode` sees the functions that are called between
-layers: `a + b`, `torch.cat`, `F.softmax`. Inside a layer the mode is switched off: a layer is one operator.
-The tracer, the profiler and the distributed run are handlers of the same interception, so they see the same calls
-under the same keys.
+Idea: the `forward` of each instance is replaced. Classes stay as they are, so `state_dict`, hooks, `train()` and optimizers
+see the same model. While a container runs, a `TorchFunctionMode` sees the functions that are called between layers: `a + b`,
+`torch.cat`, `F.softmax`. Inside a layer the mode is off, because a layer is one operator. The tracer, the profiler and the
+distributed run are handlers of this interception, so they see the same calls under the same keys.
 
-Keys: a layer's key is its qualified name (`encoder.0.linear`), with `#1`, `#2`, ... for further calls within one
-forward; a function's key is `scope/function`, the scope being the innermost container that is running.
+Keys: the key of a layer is its qualified name (`encoder.0.linear`), with `#1`, `#2`, ... for further calls within one
+forward. The key of a function is `scope/function`; the scope is the innermost container that is running.
 
-Source: paper P, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too, where
-the paper asks the user to wrap `add` and `cat` in modules (section 1.3.4).
+Source: paper P, section 1.3.2 (wrapping `forward`). Deviation: functions between layers are intercepted too. The paper asks
+the user to wrap `add` and `cat` in modules (section 1.3.4).
 """
 
 from __future__ import annotations
@@ -50,10 +49,10 @@ METADATA = frozenset(
 
 
 class Handler:
-    """What an interception does with the calls of one forward; by default it only watches."""
+    """Handles the calls of one forward. The default implementation only runs them."""
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """Called before the outermost container runs; returns the arguments to run it with."""
+        """Called before the outermost container runs. Returns the arguments to run it with."""
         return args, kwargs
 
     def call(
@@ -67,23 +66,23 @@ class Handler:
         return run(*args, **kwargs)
 
     def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run code that wants tensors and its own place: an autograd Function, or what `subject` says (hooks of a container)."""
+        """Run code that needs real tensors and must keep its place: an autograd Function, or what `subject` names."""
         return run(*args, **kwargs)
 
     def end(self, frame: Frame, outputs: Any) -> Any:
-        """Called with what the outermost container returned; returns what the caller gets."""
+        """Called with the outputs of the outermost container. Returns what the caller gets."""
         return outputs
 
     def abort(self, frame: Frame, error: BaseException) -> None:
         """Called when the forward raised."""
 
     def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
-        """Run a layer that was called outside any forward of the model (by the user, or by recomputation)."""
+        """Run a layer that is called outside any forward of the model, by the user or by recomputation."""
         return run(*args, **kwargs)
 
 
 class Frame:
-    """One running forward of the model: which container is running, and how often each key was called."""
+    """One running forward: which containers are running, and how often each key was called."""
 
     __slots__ = ("counts", "scopes", "state")
 
@@ -105,7 +104,7 @@ class _Local(threading.local):
 
 
 class Intercepted:
-    """Stands for an instance's `forward`; refuses to be copied, because a copy would call the original model."""
+    """Replaces the `forward` of an instance. It cannot be copied, because the copy would call the original model."""
 
     def __init__(self, interceptor: Interceptor, name: str, module: nn.Module):
         functools.update_wrapper(self, module.forward, updated=())  # type: ignore[arg-type]
@@ -120,7 +119,7 @@ class Intercepted:
 
 
 class LayerForward(Intercepted):
-    """`forward` of a layer."""
+    """The `forward` of a layer."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         local = self.local
@@ -139,7 +138,7 @@ class LayerForward(Intercepted):
 
 
 class ContainerForward(Intercepted):
-    """`forward` of a module that calls layers; the outermost one opens the frame."""
+    """The `forward` of a module that calls layers. The outermost one opens the frame."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         local = self.local
@@ -158,10 +157,10 @@ class ContainerForward(Intercepted):
 
 
 def _uncompiled(function: Any) -> None:
-    """`torch.compile` leaves `function`, and all that it calls, as they are.
+    """Make `torch.compile` skip `function` and all that it calls.
 
-    Threads, streams and stand-ins are nothing that a compiled graph can hold. This is what `torch.compiler.disable`
-    does, which cannot be used here: it loads the compiler, and for seconds, whether anybody compiles or not.
+    A compiled graph can hold no threads, streams or stand-ins. `torch.compiler.disable` does the same, but it loads the
+    compiler, which takes seconds even if nobody compiles.
     """
     function._torchdynamo_disable = function._torchdynamo_disable_recursive = True
     function._torchdynamo_disable_msg = "a distributed model runs uncompiled"
@@ -205,7 +204,7 @@ class Interceptor:
         self.installed: list[tuple[nn.Module, Any]] = []
 
     def install(self) -> Interceptor:
-        """Replace the instances' `forward`."""
+        """Replace the `forward` of the instances."""
         watch()
         for name, module, is_layer in walk(self.model, self.layers):
             instance_forward = module.__dict__.get("forward")
@@ -214,7 +213,7 @@ class Interceptor:
         return self
 
     def remove(self) -> None:
-        """Give every instance its own `forward` back."""
+        """Restore the `forward` of every instance."""
         if self.installed:
             unwatch()
         for module, instance_forward in self.installed:
@@ -224,7 +223,7 @@ class Interceptor:
         self.installed.clear()
 
     def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """One forward of the outermost container `name`."""
+        """Run one forward of the outermost container `name`."""
         frame, local, handler = Frame(), self.local, self.handler
         frame.scopes.append(name)
         with torch._C.DisableTorchFunction():
@@ -242,17 +241,17 @@ class Interceptor:
             return handler.end(frame, outputs)
 
     def region(self, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Tell the handler of a region between layers."""
+        """Pass a region between layers to the handler."""
         return self.handler.region(self.local.frame, subject, run, args, kwargs)  # type: ignore[arg-type]
 
     @property
     def between_layers(self) -> bool:
-        """Whether code of a running forward runs that belongs to no layer."""
+        """Whether the running code of a forward belongs to no layer."""
         return self.local.frame is not None and not self.local.inside
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether anything but `forward` runs when the module is called."""
+    """Whether calling the module runs anything besides `forward`."""
     return bool(
         module._forward_hooks
         or module._forward_pre_hooks
@@ -266,9 +265,9 @@ def hooked(module: nn.Module) -> bool:
 
 
 def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module, bool]]:
-    """`(qualified name, module, is a layer)` of every layer and container, parts of a layer left out.
+    """`(qualified name, module, is a layer)` of every layer and container; modules inside a layer are left out.
 
-    A module that appears under several names has the first one.
+    A module with several names appears under the first one.
     """
     modules: list[tuple[str, nn.Module, bool]] = []
     inside: set[int] = set()
@@ -282,16 +281,16 @@ def walk(model: nn.Module, layers: Collection[str]) -> list[tuple[str, nn.Module
 
 
 def has_forward(module: nn.Module) -> bool:
-    """Whether the module has a `forward` at all (lists and dicts of modules or parameters have none)."""
+    """Whether the module has a `forward`. Lists and dicts of modules or parameters have none."""
     forward = getattr(type(module), "forward", None)
     return forward is not getattr(nn.Module, "forward", None) or "forward" in module.__dict__
 
 
 def layer_names(model: nn.Module, atomic: Collection[str | type] = ()) -> list[str]:
-    """The modules that are one operator each: those without children, and those of a class named in `atomic`.
+    """The modules that are one operator each: modules without children, and modules of a class named in `atomic`.
 
-    `atomic` holds classes or class names of the model; such a module is kept whole (paper P, section 1.3.1).
-    The model itself is always a container, unless it is of an atomic class.
+    `atomic` has classes or class names of the model (paper P, section 1.3.1). The model itself is always a container, unless
+    it is of an atomic class.
     """
     layers: list[str] = []
     inside: set[int] = set()

@@ -19,10 +19,10 @@ def launch(
     transport: HostTransport | None = None,
     always: bool = False,
 ) -> tuple[Session, Interceptor | None]:
-    """Distribute `model` as planned; the interceptor is None where there is nothing to do.
+    """Distribute `model` as planned. The interceptor is None if nothing needs to be intercepted.
 
-    Everything on one device in code order, with nothing computed again, needs no interception: the model runs as it is,
-    at no cost, with inputs on its device as any PyTorch model wants them; unless it is to be intercepted `always`.
+    A plan with one device, code order and no recomputation needs no interception: the model runs as it is, at no cost, and
+    takes inputs on its device like any PyTorch model. `always` intercepts it all the same.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
     homes = {name: plan.parameters.get(name, 0) for name in names}  # what no call uses goes to the first device
@@ -42,7 +42,7 @@ def launch(
 
 
 def move(model: nn.Module, device_of: dict[str, torch.device]) -> None:
-    """Move parameters, their gradients and buffers by name; parameters stay the same objects, as optimizers need."""
+    """Move parameters, gradients and buffers to devices by name. Parameters stay the same objects, as optimizers need."""
     for name, parameter in model.named_parameters():
         if name in device_of and parameter.device != device_of[name]:
             gradient = parameter.grad

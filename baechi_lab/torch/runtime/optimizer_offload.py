@@ -1,11 +1,11 @@
-"""Optimizer state that waits on the host, and is on its device only while the parameters are updated to which it belongs.
+"""Optimizer state that stays on the host and is on its device only while its parameters are updated.
 
-Idea: an optimizer leaves alone what has no gradient. So its `step` is called once for each group of parameters, with the
-gradients of all others put aside: the group's state comes, the group is updated, its state goes back. torch's own optimizers
-update every parameter by itself, whatever is updated with it, so results are the same bit for bit. Others may look at all
-gradients (at their norm, say), and so may hooks and closures: then all state comes at once, before the one call.
+Idea: an optimizer skips parameters without a gradient. So its `step` is called once for each group of parameters, with the
+gradients of all others set aside: the group's state is copied to the device, the group is updated, and the state is copied
+back. torch's own optimizers update every parameter by itself, so results are the same bit for bit. Other optimizers may look
+at all gradients (for example at their norm), and so may hooks and closures. Then all state is copied before one call.
 
-Devices that are CPUs have the host's memory: nothing moves.
+Devices that are CPUs share the host's memory: nothing moves.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Copy = Callable[[torch.Tensor, nn.Parameter], torch.Tensor]
 def offload_state_groups(
     optimizer: torch.optim.Optimizer, model: nn.Module, names: Iterable[Sequence[str]]
 ) -> OffloadedOptimizerState:
-    """Keep an optimizer's state of groups of `model`'s parameters on the host from now on; `step` is called as before.
+    """Keep the optimizer state of groups of `model`'s parameters on the host from now on. `step` is called as before.
 
     Raises `InvalidInput` where that was done already.
     """
@@ -42,7 +42,7 @@ def offload_state_groups(
 
 
 class OffloadedOptimizerState:
-    """What brings the state of `groups` of parameters to their devices and back whenever `optimizer.step` is called.
+    """Copies the state of `groups` of parameters to their devices and back whenever `optimizer.step` is called.
 
     >>> weights = [nn.Parameter(torch.ones(2)) for _ in range(2)]
     >>> optimizer = torch.optim.SGD(weights, lr=0.5, momentum=0.9)
@@ -72,7 +72,7 @@ class OffloadedOptimizerState:
 
     @torch.no_grad()
     def step(self, *args: Any, **kwargs: Any) -> Any:
-        """One update of all parameters."""
+        """Update all parameters once."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [(p, p.grad) for p in parameters if p.grad is not None]
         why = self._looks_at_all(any(value is not None for value in (*args, *kwargs.values())))
@@ -89,7 +89,7 @@ class OffloadedOptimizerState:
         return loss
 
     def _looks_at_all(self, closure: bool) -> str:
-        """What may look at several parameters at once; empty where nothing does."""
+        """The reason why the update may look at several parameters at once; empty if there is none."""
         kind, hooks = type(self.optimizer), [f"_optimizer_step_{moment}_hooks" for moment in ("pre", "post")]
         if closure:
             return f"the step of the {kind.__name__} has a closure"
@@ -121,7 +121,7 @@ class OffloadedOptimizerState:
 
     @contextmanager
     def _state_on_devices(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-        """State of the parameters on their devices; on the host afterwards."""
+        """Copy the state of parameters to their devices for the length of a `with` block, and back to the host afterwards."""
         self._move_state(parameters, self._bring)
         try:
             yield
@@ -158,6 +158,6 @@ class OffloadedOptimizerState:
 
 
 def offloaded_state_of(optimizer: torch.optim.Optimizer | None) -> OffloadedOptimizerState | None:
-    """What lends an optimizer's state; None where nothing does."""
+    """The object that offloads an optimizer's state, or None."""
     state: OffloadedOptimizerState | None = vars(optimizer).get("_baechi_lent") if optimizer is not None else None
     return state

@@ -1,6 +1,6 @@
-"""The order in which layers are to be submitted, and which of them have to wait for it.
+"""The order in which layers are to be submitted, and which of them must wait.
 
-Source: paper P, section 1.3.2. Everything here is plain Python on integers: op `i` is the i-th call in code order.
+Source: paper P, section 1.3.2. All of it is plain Python on integers: op `i` is the i-th call in code order.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ Parents = Sequence[Sequence[int]]
 
 
 def submission_order(parents: Parents, rank: Sequence[float] | None) -> list[int]:
-    """All ops, parents first, the lowest `rank` first among the ready, ties by op index. O((n + e) log n).
+    """Order all ops: parents first, then the lowest `rank` among the ready ops, ties by op index. O((n + e) log n).
 
-    A placer's order is followed wherever the dependencies allow it; without one the order is the code's.
+    A placer's order is followed as far as dependencies allow. Without a rank, the order is that of the code.
 
     >>> submission_order([(), (), (0,)], [2, 0, 1])
     [1, 0, 2]
@@ -45,7 +45,7 @@ def submission_order(parents: Parents, rank: Sequence[float] | None) -> list[int
 
 
 def topo_parents(order: Sequence[int], device: Sequence[int], criterion: str) -> list[int]:
-    """Per op the one that is submitted right before it on its device (`gpu`) or anywhere (`global`); -1 for none."""
+    """Per op, the op submitted right before it on its device (`gpu`) or on any device (`global`); -1 for none."""
     before = [-1] * len(order)
     if criterion == "none":
         return before
@@ -59,7 +59,7 @@ def topo_parents(order: Sequence[int], device: Sequence[int], criterion: str) ->
 
 @dataclass(frozen=True)
 class Order:
-    """What the gate needs to know; `blockers[i]` are the ops that must be submitted before op `i` may be."""
+    """The submission order as the gate needs it. `blockers[i]` are the ops that must be submitted before op `i`."""
 
     parents: tuple[tuple[int, ...], ...]
     blockers: tuple[tuple[int, ...], ...]
@@ -73,9 +73,10 @@ class Order:
 
 
 def fenced(parents: Parents, fixed: Collection[int]) -> list[tuple[int, ...]]:
-    """Every op of `fixed` comes after all ops before it in the code and before all ops behind it. O(n + e).
+    """Add dependencies so that every op of `fixed` follows all ops before it in the code and precedes all ops after it. O(n +
+    e).
 
-    So a fixed op never waits for its turn: all that it may wait for was reached before it.
+    A fixed op thus never waits, because all that it may wait for was reached before it.
 
     >>> fenced([(), (), (), ()], {1})
     [(), (0,), (1,), (1,)]
@@ -99,7 +100,7 @@ def make_order(
     criterion: str = "gpu",
     fixed: Collection[int] = (),
 ) -> Order:
-    """The order for `criterion`, with the ops that will have to wait; ops of `fixed` keep their place in the code.
+    """The order for `criterion`, with the ops that will wait. Ops of `fixed` keep their place in the code.
 
     >>> make_order([(), (0,), (0,)], [0, 2, 1], [0, 0, 0]).waiting   # op 2 goes before op 1, on the same device
     frozenset({1})
@@ -123,9 +124,9 @@ def _waiting(blockers: Parents, dependents: Parents) -> frozenset[int]:
 class Settled:
     """`isNotWaiting` with its cache (paper P, section 1.3.2).
 
-    An op is not waiting once it is reached and none of its blockers (its device's previous op, its graph parents) is
-    waiting. Once true it stays true, so instead of tracing the lineage back at every check, becoming true is passed
-    on to the dependents: all checks of one forward cost O(n + e) together, and no recursion is needed.
+    An op is not waiting if it is reached and none of its blockers (the previous op of its device, its graph parents) is
+    waiting. Once true, this stays true. So it is passed on to the dependents instead of tracing the ancestors at every check:
+    all checks of one forward cost O(n + e) together, and no recursion is needed.
     """
 
     __slots__ = ("dependents", "missing")
@@ -138,7 +139,7 @@ class Settled:
         return self.missing[op] <= 0
 
     def reach(self, op: int) -> bool:
-        """The host has reached `op`; is it not waiting?"""
+        """Note that the host has reached `op`. Returns whether it is not waiting."""
         self._arrive(op)
         return self.missing[op] <= 0
 

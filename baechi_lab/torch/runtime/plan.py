@@ -1,4 +1,4 @@
-"""Plan: what the distributed model has to know of its placement."""
+"""Plan: what the distributed model needs to know of its placement."""
 
 from __future__ import annotations
 
@@ -16,14 +16,18 @@ Send = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class Plan:
-    """Per call of the model's layers and functions, in code order: key, device, dependencies.
+    """Key, device and dependencies of every call of the model's layers and functions, in code order.
 
-    `device` indexes `devices` (torch device names); `parents` are the calls that must come before, `rank` the planned
-    position (lowest first, None: code order), `sends` what is sent as soon as it is made,
-    `parameters` the device of every parameter and buffer by name, `layers` the modules that are one operator each,
-    `fixed` the calls that keep their place in the code, whatever `rank` says. `activation_rows` say
-    which outputs are computed again or wait on the host (`runtime.activation_policy.ActivationSources`); `shares` says that
-    some parameter has several readers; `offloaded_state` are groups of parameters whose optimizer state waits on a host.
+    - `device` indexes `devices`, the torch device names.
+    - `parents` are the calls that must come before.
+    - `rank` is the planned position, lowest first; None means code order.
+    - `sends` are the outputs that are sent as soon as they are computed.
+    - `parameters` maps every parameter and buffer to its device.
+    - `layers` are the modules that are one operator each.
+    - `fixed` are the calls that keep their place in the code whatever `rank` says.
+    - `activation_rows` say which outputs are computed again or wait on the host (see `activation_policy.ActivationSources`).
+    - `shares` says that some parameter has several readers.
+    - `offloaded_state` are groups of parameters whose optimizer state waits on a host.
     """
 
     keys: tuple[str, ...]
@@ -49,7 +53,7 @@ class Plan:
 
     @cached_property
     def order(self) -> Order:
-        """The submission order and who waits for it."""
+        """The submission order, and which calls wait for their turn."""
         rank: Sequence[float] | None = self.rank if self.reorder != "none" else None
         return make_order(self.parents, rank, self.device, self.reorder, self.fixed)
 
@@ -68,13 +72,13 @@ class Plan:
         return tuple(self.keys[i] for i in sorted(self.order.waiting))
 
     def to_json(self) -> dict[str, Any]:
-        """Plain lists and numbers."""
+        """The plan as plain lists and numbers."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**plain, "inplace": sorted(self.inplace)}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Plan:
-        """A plan from what `to_json` made, through a JSON file or not."""
+        """The plan that `to_json` described, read from a JSON file or not."""
         return cls(
             **{
                 **plain,

@@ -22,12 +22,12 @@ class States:
 
 
 def generator_states() -> States:
-    """The present states; CUDA is asked only when it is in use."""
+    """The current states. CUDA is queried only if it is in use."""
     cuda = range(torch.cuda.device_count()) if torch.cuda.is_available() and torch.cuda.is_initialized() else ()
     return States(torch.get_rng_state(), tuple(torch.cuda.get_rng_state(i) for i in cuda))
 
 
 def same_states(a: States, b: States) -> bool:
-    """Whether nothing was drawn in between."""
+    """Whether no random number was drawn between two states."""
     with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]  # states are real where tensors are fake
         return torch.equal(a.cpu, b.cpu) and len(a.cuda) == len(b.cuda) and all(map(torch.equal, a.cuda, b.cuda))

@@ -1,4 +1,4 @@
-"""Calls that can be made again, and tensors that are had from them, or from the host; `again` says which and when."""
+"""Calls that can run again, and views of their results or of copies on the host. `activation_policy` decides when they run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EMPTY = torch.empty(0)
 
 
 class RetainedArgument:
-    """An argument of a record that nothing drops."""
+    """An argument of a call record that stays in memory."""
 
     __slots__ = ("requires_grad", "tensor", "version")
 
@@ -31,7 +31,7 @@ class RetainedArgument:
         self.tensor = tensor if isinstance(tensor, nn.Parameter) else tensor.detach()
 
     def as_argument(self, op: str) -> torch.Tensor:
-        """The argument as the first run had it."""
+        """Return the argument as the first run received it."""
         if version(self.tensor) != self.version:
             raise _written_in_place_error(op, self.tensor)
         if isinstance(self.tensor, nn.Parameter):
@@ -47,7 +47,7 @@ def _written_in_place_error(op: str, tensor: torch.Tensor) -> ExecutionError:
 
 
 class StorageView:
-    """A tensor in the storage of a result that is had from a record, or from the host."""
+    """A tensor described as a view of a storage, which a call record or the host provides."""
 
     __slots__ = ("layout", "position", "record", "requires_grad")
 
@@ -57,16 +57,16 @@ class StorageView:
         self.layout = (tensor.dtype, tuple(tensor.size()), tensor.stride(), tensor.storage_offset())
 
     def get(self, reader: tuple[int, int]) -> torch.Tensor:
-        """The tensor, for a reader that wants it once."""
+        """Return the tensor to `reader`, which reads it once."""
         storage: torch.Tensor = self.record.take_result(self.position, reader)
         return self.view_of(storage)
 
     def as_argument(self, op: str) -> torch.Tensor:
-        """The tensor as an argument."""
+        """Return the tensor as an argument of a call."""
         return self.view_of(self.record.result(self.position)).detach().requires_grad_(self.requires_grad)
 
     def view_of(self, storage: torch.Tensor) -> torch.Tensor:
-        """The same part of a storage."""
+        """Return the same view of another storage."""
         dtype, size, stride, offset = self.layout
         if storage.dtype != dtype:  # a view of another type, or a result that has changed, which `CallRecord` refuses
             storage = torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage())
@@ -74,7 +74,7 @@ class StorageView:
 
 
 class CallRecord:
-    """A call as it can be made again: up to `runs` times by the plan."""
+    """All that is needed to run a call again, at most `last_run` times per backward pass."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class CallRecord:
         self.weights = [] if module is None else [(p, version(p)) for p in module.parameters()]
         self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its values before
         self.inputs: list[RetainedArgument | StorageView] = []
-        self.input_index: list[int] = []  # which of `taken` each tensor among the arguments is
+        self.input_index: list[int] = []  # which of `inputs` each tensor among the arguments is
         self.arguments: Any = ()
         self.readers: dict[int, set[tuple[int, int]]] = {}  # run -> who reads what it makes
         self.requested: set[int] = set()  # positions of outputs, ~index of what else is saved
@@ -103,31 +103,32 @@ class CallRecord:
         self.runs_done = self.packs = 0
 
     def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
-        """`reader` will ask for a result, after so many runs."""
+        """Register `reader`, which will read a result after run number `run`."""
         self.requested.add(position)
         self.readers.setdefault(run, set()).add(reader)
 
     def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
-        """A result, for a reader that is done with it then."""
+        """Return a result and note that `reader` has read it."""
         with self.lock:
             result = self.result(position)
             self.release(reader)
             return result
 
     def result(self, position: int) -> torch.Tensor:
-        """A result; where it is not there, this call runs again, and before it those whose results it reads."""
+        """Return a result. If it is missing, first run the calls that it is computed from, then this call."""
         if position not in self.results:
             for record in self._missing():
                 record.rerun()
         return self.results[position]
 
     def release(self, reader: tuple[int, int]) -> None:
-        """A reader is done; results go with the last."""
+        """Note that `reader` has read its results. The last reader frees them."""
         self.pending_readers.discard(reader)
         if not self.pending_readers:
             self.results = {}
 
     def _missing(self) -> list[CallRecord]:
+        """The records that must run again for this one, in the order of their calls."""
         missing, stack = {self.number: self}, [self]
         while stack:
             for argument in stack.pop().inputs:
@@ -138,7 +139,7 @@ class CallRecord:
         return [missing[number] for number in sorted(missing)]
 
     def rerun(self) -> None:
-        """Run once more and hold the results."""
+        """Run the call again and hold the requested results."""
         self.runs_done = self.runs_done % self.last_run + 1
         count, saved = itertools.count(), {}
 
@@ -170,7 +171,7 @@ class CallRecord:
 
     @property
     def name(self) -> str:
-        """What to call it in a message."""
+        """The name of the call in error messages."""
         function_name = (
             getattr(self.function, "__name__", "function") if self.module is None else type(self.module).__name__
         )
@@ -178,7 +179,7 @@ class CallRecord:
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
-        """Settings, random numbers, buffers and stream of the first run; what it does to them now is undone."""
+        """Restore the settings, random states, buffers and stream of the first run. Changes made meanwhile are undone."""
         with contextlib.ExitStack() as stack:
             if self.stream is not None:
                 stack.enter_context(_on_stream(self.stream))
@@ -195,19 +196,19 @@ class CallRecord:
 
 
 class HostCopier:
-    """Brings storages to the host and back; on CPU devices, which have the host's memory, they stay where they are."""
+    """Copies storages to the host and back. On CPU devices they stay where they are, because the memory is the same."""
 
     def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
-        """What call `op` has taken, made or saved, on the host."""
+        """Copy the storage of a tensor of call `op` to the host."""
         return flat if flat.device.type == "cpu" else _to_host(flat)
 
     def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
-        """The same on the device of the call."""
+        """Copy it back to the device of the call."""
         return host_copy if device.type == "cpu" else host_copy.to(device, non_blocking=True)
 
 
 class HostedStorage:
-    """The storage of a tensor that waits on the host, where it may be already, and was where call `op` runs."""
+    """A storage of call `op` that waits on the host. `shared` has the same data on the host already."""
 
     def __init__(
         self, tensor: torch.Tensor, op: int, lock: Any, host_copier: HostCopier, shared: HostedStorage | None = None
@@ -228,7 +229,7 @@ class HostedStorage:
             self.host_copy, self.sent_event = shared.host_copy, shared.sent_event
 
     def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
-        """The storage, back on its device."""
+        """Return the storage on its device."""
         with self.lock:
             if self.sent_event is not None and self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).wait_event(self.sent_event)
@@ -248,7 +249,7 @@ def _to_host(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _event_after_submitted(device: torch.device) -> Any:
-    """An event after what a GPU was given to do so far: another may read what this one sends."""
+    """Record an event after all that was submitted to a GPU. Another GPU may read what this one sends."""
     if device.type != "cuda":
         return None
     event = torch.cuda.Event()
@@ -262,7 +263,7 @@ def _current_stream() -> Any:
 
 @contextlib.contextmanager
 def _on_stream(stream: Any) -> Iterator[None]:
-    """Run on a stream that waits for the present one, which then waits for it."""
+    """Run on a stream that waits for the current one. Afterwards the current stream waits for it."""
     present = torch.cuda.current_stream(stream.device)
     stream.wait_stream(present)
     with torch.cuda.stream(stream):
@@ -272,7 +273,7 @@ def _on_stream(stream: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
-    """Modules in the mode, `train()` or `eval()`, in which they ran."""
+    """Put modules into the recorded mode, `train()` or `eval()`, for the length of a `with` block."""
     current_modes = [(module, module.training) for module, _ in modes]
     try:
         for module, training in modes:
@@ -285,7 +286,7 @@ def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_recorded_buffers(module: nn.Module, values: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Copies in the place of a module's buffers, with the `values` of the first run: statistics are not updated twice."""
+    """Replace a module's buffers by copies with the values of the first run, so that statistics are not updated twice."""
     before = [
         (submodule, name, buffer)
         for submodule in module.modules()

@@ -1,12 +1,12 @@
-"""Autograd's sequence numbers: what keeps gradients bit-equal when layers run in another order.
+"""Sequence numbers of autograd: they keep gradients bit-equal when layers run in another order.
 
-Autograd runs ready nodes of the backward pass in descending sequence number, so it visits the layers in reverse code
-order and sums the gradients of a tensor with several readers in that order. Numbers are counted per thread: nodes made
-in a waiting thread would be visited last, and their gradients be summed in another order, equal only up to rounding.
-So the host sets numbers aside for a deferred layer where the code reaches it, and the thread gives them to its nodes.
+Autograd runs the ready nodes of the backward pass in descending sequence number. So it visits the layers in reverse code
+order, and sums the gradients of a tensor with several readers in that order. Numbers are counted per thread: nodes created in
+a waiting thread would be visited last, and their gradients would be summed in another order, equal only up to rounding. So
+the host reserves numbers for a deferred layer when the code reaches it, and the thread gives them to the layer's nodes.
 
-Where torch has no `Node._set_sequence_nr`, as older versions have not, nothing is renumbered: the gradients of a
-reordered model then equal the original's up to rounding.
+Older versions of torch have no `Node._set_sequence_nr`. Then nothing is renumbered, and the gradients of a reordered model
+equal the original's up to rounding.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def next_sequence_number() -> int:
 
 
 def set_aside(numbers: int) -> int:
-    """Skip `numbers` sequence numbers of this thread; returns the first of them."""
+    """Reserve `numbers` sequence numbers of this thread. Returns the first of them."""
     first = next_sequence_number()
     if numbers and torch.is_grad_enabled():
         probe = torch.zeros((), requires_grad=True)
@@ -35,9 +35,9 @@ def set_aside(numbers: int) -> int:
 
 
 def inputs_of(value: Any) -> set[Any]:
-    """The nodes behind the tensors of `value`: where the walk through a layer's own nodes ends.
+    """The autograd nodes of the tensors of `value`: where the walk through a layer's own nodes ends.
 
-    A layer that writes into a view is followed by nodes of the tensor that the view is of.
+    If a layer writes into a view, the nodes of the base of the view belong to it too.
     """
     leaves = list(tensors(value))
     bases = [t._base for t in leaves if t._is_view()]
@@ -45,7 +45,7 @@ def inputs_of(value: Any) -> set[Any]:
 
 
 def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
-    """The autograd nodes that lead from `outputs` back to `stop` (exclusive), leaves excluded, oldest first."""
+    """The autograd nodes from `outputs` back to `stop` (exclusive), without leaves, oldest first."""
     visited = set(stop)
     nodes: list[Any] = []
     stack = [t.grad_fn for t in tensors(outputs) if t.grad_fn is not None]
@@ -60,7 +60,7 @@ def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
 
 
 def renumber(outputs: Any, stop: Iterable[Any], first: int, numbers: int) -> None:
-    """Give the nodes of one layer the numbers that were set aside for it."""
+    """Give the nodes of one layer the numbers that were reserved for it."""
     for i, node in enumerate(nodes_between(outputs, stop)):
         change = getattr(node, "_set_sequence_nr", None)
         if change is None:

@@ -1,17 +1,17 @@
 """Session: the distributed forward (paper P, Algorithm 1), as a handler of the interception.
 
-Every planned call runs on its device with its inputs brought there. When the plan reorders calls, the host submits
-what is not waiting; any other call gets a thread, and the host goes on with stand-ins for its outputs. The first
-forward with a new signature (shapes, types, mode) runs in code order and learns what the stand-ins must look like.
+Every planned call runs on its device; its inputs are brought there. If the plan reorders calls, the host submits the calls
+that are not waiting. Any other call gets a thread, and the host goes on with stand-ins for its outputs. The first forward
+with a new signature (shapes, types, mode) runs in code order and learns what the stand-ins must look like.
 
-When the host reads the data of a stand-in, or writes in place while calls are waiting, the order is dropped for the
-rest of that forward (`forced` counts it): Python between layers always sees the values that code order gives.
+If the host reads the data of a stand-in, or writes in place while calls are waiting, the order is dropped for the rest of
+that forward (`forced` counts this). Python code between layers thus always sees the values that code order gives.
 
-Where nothing proves that waiting changes no result, nothing waits. Within a Function, a module with hooks or a region
-under settings of its own (`ambient`), calls run where the code has them, after all that waited before; a plan made from
-a trace has these calls `fixed`, so its order need not be dropped for them. A forward with arguments that might hide
-tensors (a cache), with hooks that the plan does not know, of a part of the model, or in the midst of a backward pass
-(recomputation) runs in code order as a whole.
+A call waits only if this is proven to change no result. Within a Function, a module with hooks or a region under settings of
+its own (`ambient`), calls run where the code has them, after all that waited before. In a plan made from a trace these calls
+are `fixed`, so its order need not be dropped for them. Some forwards run in code order as a whole: those with arguments that
+might hide tensors (a cache), with hooks that the plan does not know, of a part of the model, or within a backward pass
+(recomputation).
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from .waiting_calls import Threads, WaitingCall
 
 
 class Session(Handler):
-    """The handler.
+    """The handler of a distributed model.
 
-    Of the last forward: `threads_started` counts calls that waited in a thread, `forced` how often the order was
-    dropped, `submitted` lists the calls in the order in which they were submitted.
+    Of the last forward, `threads_started` counts the calls that waited in a thread, `forced` counts how often the order was
+    dropped, and `submitted` lists the calls in the order in which they were submitted.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class Session(Handler):
         return args, kwargs
 
     def _prepare(self, frame: Frame, state: ForwardState, args: Any, kwargs: Any) -> None:
-        """A gate where the order may be followed: this forward is like an earlier one, and nothing speaks against it."""
+        """Create a gate if this forward may follow the order: it is like an earlier one, and nothing requires code order."""
         input_outline = outline((args, kwargs))
         if frame.scopes[0] or not ordinary() or self._unplanned_hooks():
             return
@@ -122,7 +122,7 @@ class Session(Handler):
         return bool(hooked_names)
 
     def _warn_once(self, text: str) -> None:
-        """Warn once."""
+        """Issue a warning, each text once."""
         if text not in self.issued_warnings:
             self.issued_warnings.add(text)
             warnings.warn(text, CodeOrderKept, stacklevel=6)
@@ -216,7 +216,7 @@ class Session(Handler):
         return module is not None and (hooked(module) or function_modes() != state.modes)
 
     def _submit(self, state: ForwardState, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Lines 4-15 of Algorithm 1."""
+        """Run a call on its device: lines 4-15 of Algorithm 1."""
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
         if self.plain:
@@ -243,7 +243,7 @@ class Session(Handler):
         return outputs
 
     def _promise(self, state: ForwardState, key: str, args: Any, kwargs: Any) -> tuple[Any, int]:
-        """What is learned of a call with such arguments; no promise where their shapes or numbers are others."""
+        """The learned outputs of a call, or None if shapes or numbers among its arguments differ from the learned ones."""
         spec, numbers, learned_outline = state.learned.get(key, (None, 0, None))
         if spec is None or learned_outline is None or learned_outline != outline((args, kwargs), shapes=True):
             return None, numbers
@@ -273,7 +273,7 @@ class Session(Handler):
         spec: Any,
         numbers: int,
     ) -> Any:
-        """Line 1 of Algorithm 1: a thread waits for the call's turn, the host goes on with stand-ins."""
+        """Start a thread in which the call waits for its turn, and return stand-ins: line 1 of Algorithm 1."""
         future = Future(state.gate, op, (args, kwargs))
         device = self.plan.devices[self.plan.device[op]]
         call = WaitingCall(key, device, run, args, kwargs, spec, set_aside(numbers), numbers, Context())
@@ -287,7 +287,9 @@ class Session(Handler):
     def _unplanned(
         self, state: ForwardState, key: str, run: Callable[..., Any], args: Any, kwargs: Any, pinned: bool
     ) -> Any:
-        """A view, a constant, or a call that the trace did not see; of one that no forward has learned nothing is known."""
+        """Run a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
+        learned.
+        """
         writes = pinned or key not in state.learned or _writes_in_place(run, kwargs)
         stand_ins = deferred((args, kwargs))
         spec, numbers = self._promise(state, key, args, kwargs)
@@ -310,7 +312,7 @@ class Session(Handler):
         return defer(spec, Future(state.gate, -1, (args, kwargs), pull), self._function_of)
 
     def _function_of(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A function of a stand-in that reaches us directly: metadata is known, anything else needs the data."""
+        """Run a function of a stand-in that bypasses the interception. Metadata is known; anything else needs the data."""
         with torch._C.DisableTorchFunction():
             if run in METADATA_FUNCTIONS:
                 return run(*args, **kwargs)
@@ -318,7 +320,7 @@ class Session(Handler):
             return run(*args, **kwargs)
 
     def _await(self, value: Any) -> Any:
-        """The tensors of `value`, on the host: what would not come by itself is let go."""
+        """The tensors of `value`, for the host. If they would not be computed by themselves, the order is dropped."""
         for stand_in in deferred(value):
             if not stand_in.future.coming:
                 self.forced += 1
@@ -326,14 +328,14 @@ class Session(Handler):
         return resolve(value)
 
     def _flush(self, state: ForwardState) -> None:
-        """Let every waiting call go and wait for it."""
+        """Drop the order and wait for every waiting call."""
         gate: Gate = state.gate  # type: ignore[assignment]
         self.forced += 1
         gate.release()
         self._settle(state)
 
     def _settle(self, state: ForwardState) -> None:
-        """Wait for every waiting call; those that would not come by themselves are let go."""
+        """Wait for every waiting call. If some would not be submitted by themselves, the order is dropped."""
         if not all(future.coming for future in state.pending):
             self.forced += 1
             state.gate.release()  # type: ignore[union-attr]
@@ -356,7 +358,7 @@ class Session(Handler):
 
 
 def _viewed_by_values(run: Callable[..., Any], args: Any, kwargs: Any) -> bool:
-    """Whether a view may depend on the values of a tensor: it takes another than the one that it is of."""
+    """Whether a view may depend on the values of a tensor. This is so if it takes another tensor besides its base."""
     several = len(list(tensors((args, kwargs)))) > 1
     return several and getattr(run, "__name__", "") not in ("view_as", "expand_as", "reshape_as")
 

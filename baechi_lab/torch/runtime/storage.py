@@ -1,4 +1,4 @@
-"""Which memory a tensor lies in: that of its values, where it is sparse."""
+"""The memory in which a tensor lies. For a sparse tensor it is the memory of its values."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.spars
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """The same number for tensors that share memory, for as long as one of them lives.
+    """A number that is equal for tensors that share memory, as long as one of them lives.
 
     Raises:
         InvalidInput: a tensor within `torch.vmap` or a transform of `torch.func`, which has no memory of its own.
@@ -28,7 +28,7 @@ def storage_key(tensor: torch.Tensor) -> int:
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
-    """The memory that holds a tensor: of a sparse one that of its values, then of its indices.
+    """The storages that hold a tensor. Of a sparse tensor: that of its values, then those of its indices.
 
     >>> len(storages(torch.ones(2))), len(storages(torch.eye(2).to_sparse()))
     (1, 2)
@@ -37,7 +37,7 @@ def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
 
 
 def storage_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of the memory that holds a tensor, with the indices of a sparse one.
+    """Bytes of the storages that hold a tensor, including the indices of a sparse tensor.
 
     >>> storage_bytes(torch.ones(4)[1:]), storage_bytes(torch.eye(2).to_sparse())    # 2 * 4 + 2 * 2 * 8
     (16, 40)
@@ -46,7 +46,7 @@ def storage_bytes(tensor: torch.Tensor) -> int:
 
 
 def tensor_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements, with the indices of a sparse one.
+    """Bytes of a tensor's elements, including the indices of a sparse tensor.
 
     >>> tensor_bytes(torch.ones(4)[1:]), tensor_bytes(torch.eye(2).to_sparse())
     (12, 40)
@@ -55,7 +55,7 @@ def tensor_bytes(tensor: torch.Tensor) -> int:
 
 
 def offset_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's memory that lie before it; 0 for a sparse or a nested one.
+    """Bytes of the storage before the tensor begins; 0 for a sparse or nested tensor.
 
     >>> offset_bytes(torch.ones(4)[1:])
     4
@@ -64,19 +64,19 @@ def offset_bytes(tensor: torch.Tensor) -> int:
 
 
 def only_views(outputs: Any, inputs: Any) -> bool:
-    """Whether every tensor in `outputs`, of which there is one at least, shares its data with one in `inputs`."""
+    """Whether `outputs` has tensors and each of them shares its data with one of `inputs`."""
     input_storages = {storage_key(t) for t in tensors(inputs)}
     output_tensors = list(tensors(outputs))
     return bool(output_tensors) and all(storage_key(t) in input_storages for t in output_tensors)
 
 
 def storage_reference(tensor: torch.Tensor) -> StorageWeakRef:
-    """The same for tensors that share memory, also after they are gone; its address is not given out again."""
+    """A reference that is equal for tensors that share memory, and stays unique after they are freed."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
 def is_plain(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a part of a storage and nothing else."""
+    """Whether a tensor is a strided view of a storage and nothing else."""
     return (
         type(tensor) in (torch.Tensor, nn.Parameter)
         and tensor.layout is torch.strided
@@ -87,17 +87,17 @@ def is_plain(tensor: torch.Tensor) -> bool:
 
 
 def is_whole(tensor: torch.Tensor) -> bool:
-    """Whether a plain tensor is all of its storage, element by element in order."""
+    """Whether a plain tensor covers all of its storage, element by element in order."""
     return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written in place; tensors of inference mode do not count."""
+    """How often a tensor was written in place. Tensors of inference mode do not count this."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
-    """All of a tensor's storage."""
+    """The whole storage of a tensor, as a flat tensor."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
 
@@ -113,7 +113,7 @@ def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
 
 
 def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Values and indices of a sparse tensor; else the tensor itself."""
+    """Values and indices of a sparse tensor; otherwise the tensor itself."""
     if tensor.layout is torch.sparse_coo:
         return (tensor._values(), tensor._indices())
     if tensor.layout in _COMPRESSED:

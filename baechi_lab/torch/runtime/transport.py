@@ -1,16 +1,16 @@
 """Transport: brings a layer's inputs to its device and sends its outputs on (paper P, section 1.3.3, Algorithm 1).
 
-On CUDA, per logical device one compute stream; per (layer, child device) one send and one receive stream. A layer's
-compute stream waits for the events of the copies it reads; the send streams wait for the event that the layer records
-after its kernels, so transfers overlap with whatever the compute stream runs next. A tensor goes to a device once per
-forward. `record_stream` tells the allocator about every use on another stream: without it a freed block could be
-handed out again while a copy still reads it (paper P, section 1.2.3).
+On CUDA, each logical device has one compute stream, and each pair (layer, target device) has one send and one receive stream.
+The compute stream of a layer waits for the events of the copies that it reads. The send streams wait for the event that the
+layer records after its kernels. So transfers overlap with whatever the compute stream runs next. A tensor is sent to a device
+once per forward. `record_stream` tells the allocator about every use on another stream. Without it, a freed block could be
+reused while a copy still reads it (paper P, section 1.2.3).
 
-Several logical devices on one GPU ("stream groups") have a compute stream each; a transfer between them is a copy on
-the send stream. On CPU devices nothing is copied and there are no streams.
+Several logical devices on one GPU ("stream groups") have a compute stream each. A transfer between them is a copy on the send
+stream. On CPU devices nothing is copied and there are no streams.
 
-Deviation: the compute stream of the first logical device of a GPU is the caller's current stream, so that the loss,
-the optimizer and other code of the user need no synchronisation with it.
+Deviation: the compute stream of the first logical device of a GPU is the caller's current stream. So the loss, the optimizer
+and other code of the user need no synchronisation with it.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from .tree import map_tensors, tensors
 
 
 class Tag:
-    """Where a tensor of this forward is: logical device, the event after which it is complete, copies elsewhere.
+    """Where a tensor of this forward is: its logical device, the event after which it is complete, its copies.
 
-    `pending_reads` says how many planned calls on another device have still to take it there.
+    `pending_reads` counts per device the planned calls that have yet to read the tensor there.
     """
 
     __slots__ = ("__weakref__", "copies", "device", "event", "forward_state", "op", "pending_reads", "version")
@@ -50,7 +50,7 @@ class HostTransport:
         """Nothing to prepare."""
 
     def on(self, state: Any, device: int) -> contextlib.AbstractContextManager[Any]:
-        """No stream to enter."""
+        """The context in which a call on `device` runs; no stream to enter here."""
         return contextlib.nullcontext()
 
     def arrive(self, state: object, value: Any, device: int) -> Any:
@@ -67,16 +67,16 @@ class HostTransport:
         sends: Sequence[tuple[int, int, int]],
         remote: bool = True,
     ) -> None:
-        """Outputs are everywhere already; `remote` says whether another device will read any of them."""
+        """Outputs are on every device already. `remote` says whether another device will read any of them."""
 
     def release_copies(self, state: Any, value: Any, device: int) -> None:
-        """A planned call on `device` has run with `value`; there are no copies."""
+        """A planned call on `device` has run with `value`. There are no copies to free."""
 
     def inherit(self, state: object, outputs: Any, inputs: Any, device: int) -> None:
         """Views are where their base is."""
 
     def home(self, state: object, value: Any) -> int | None:
-        """Every device is as good as another."""
+        """The device for a function that was not planned; None because every device is equally good."""
         return None
 
     def end(self, state: object, outputs: Any) -> Any:
@@ -85,7 +85,7 @@ class HostTransport:
 
 
 class TaggedTransport(HostTransport):
-    """Copies of tensors are kept with the tag of the tensor, until the last planned call on their device has taken them."""
+    """Keeps copies of a tensor in the tensor's tag until the last planned call on their device has read them."""
 
     def _expect(
         self, state: Any, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
@@ -96,7 +96,7 @@ class TaggedTransport(HostTransport):
                 tag.pending_reads[device] = tag.pending_reads.get(device, 0) + calls
 
     def release_copies(self, state: Any, value: Any, device: int) -> None:
-        """Copies that no other planned call will take on `device` are let go."""
+        """Free copies on `device` that no other planned call will read."""
         for tag in {tag for tensor in tensors(value) if (tag := tag_of(state, tensor)) is not None}:
             if tag.pending_reads.get(device, 0) > 0:
                 tag.pending_reads[device] -= 1
@@ -105,7 +105,7 @@ class TaggedTransport(HostTransport):
 
 
 class StreamTransport(TaggedTransport):
-    """CUDA devices, possibly with CPU devices beside them. `record` is False only in the test of the race."""
+    """Transport for CUDA devices, possibly together with CPU devices. Only a test of the race sets `record` to False."""
 
     def __init__(self, devices: Sequence[str], *, record: bool = True):
         super().__init__([str(_indexed(torch.device(d))) for d in devices])
@@ -132,7 +132,7 @@ class StreamTransport(TaggedTransport):
         return self.devices[device].type == "cuda"
 
     def begin(self, state: Any) -> None:
-        """Remember the caller's streams, and let the own streams start after what it submitted so far."""
+        """Remember the caller's streams. The own streams start after what the caller has submitted so far."""
         state.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
         for d, stream in self.own_streams.items():
             stream.wait_stream(state.ambient[self.devices[d]])
@@ -182,7 +182,7 @@ class StreamTransport(TaggedTransport):
         self._expect(state, output_tensors, sends)
 
     def inherit(self, state: Any, outputs: Any, inputs: Any, device: int) -> None:
-        """Outputs of a function that no plan names: a view is complete when its base is, anything else is new."""
+        """Tag the outputs of a function that is not planned. A view is complete when its base is; anything else is new."""
         bases = {storage_key(t): tag_of(state, t) for t in tensors(inputs)}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
@@ -217,13 +217,15 @@ class StreamTransport(TaggedTransport):
         return copy, event
 
     def _copy(self, tensor: torch.Tensor, target: int, tx: torch.cuda.Stream, rx: torch.cuda.Stream) -> torch.Tensor:
-        """Between GPUs torch copies on the sender's stream, after what the receiver's holds, which then waits for it."""
+        """Copy a tensor. Between GPUs torch copies on the sender's stream, and makes it and the receiver's stream wait for each
+        other.
+        """
         with torch.cuda.stream(tx), torch.cuda.stream(rx):
             same = tensor.device == self.devices[target]
             return tensor.clone() if same else tensor.to(self.devices[target], non_blocking=True)
 
     def _mark(self, stream: torch.cuda.Stream) -> Any:
-        """A timing event with its GPU, while somebody measures."""
+        """A timing event with the index of its GPU, or None if nobody measures."""
         if self.on_send is None:
             return None
         event = torch.cuda.Event(enable_timing=True)
@@ -243,7 +245,7 @@ class StreamTransport(TaggedTransport):
         state.tags.append(weakref.ref(tag))
 
     def _adopt(self, state: Any, tensor: torch.Tensor) -> Tag:
-        """An input or constant: it is complete after what the caller's stream holds now."""
+        """Tag an input or constant. It is complete after what the caller's stream has submitted so far."""
         event = torch.cuda.Event()
         event.record(state.ambient[tensor.device])
         tag = Tag(state, -1, self.first[tensor.device], event, version(tensor))
@@ -252,7 +254,7 @@ class StreamTransport(TaggedTransport):
         return tag
 
     def home(self, state: Any, value: Any) -> int | None:
-        """The device of the first tensor of `value`: where a function that was not planned runs."""
+        """The device of the first tensor of `value`. A function that was not planned runs there."""
         for tensor in tensors(value):
             tag = tag_of(state, tensor)
             if tag is not None or tensor.device in self.first:
@@ -260,7 +262,7 @@ class StreamTransport(TaggedTransport):
         return None
 
     def end(self, state: Any, outputs: Any) -> Any:
-        """The caller's streams go on after the own streams; outputs made there may be freed by the caller."""
+        """Make the caller's streams wait for the own streams. The caller may free the outputs."""
         for d, stream in self.own_streams.items():
             state.ambient[self.devices[d]].wait_stream(stream)
         for tensor in tensors(outputs):
@@ -286,7 +288,7 @@ def tag_of(state: Any, tensor: torch.Tensor) -> Tag | None:
 
 
 def make_transport(devices: Sequence[str]) -> HostTransport:
-    """Streams where there is a GPU, none otherwise."""
+    """A `StreamTransport` if there is a GPU, else a `HostTransport`."""
     cuda = any(torch.device(d).type == "cuda" for d in devices)
     return StreamTransport(devices) if cuda else HostTransport(devices)
 

@@ -1,4 +1,4 @@
-"""Tensors inside the tuples, lists and dicts that layers pass around."""
+"""Tensors inside the tuples, lists, dicts and records that layers pass around."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...errors import InvalidInput
 def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
 
-    A list of tensors is the one argument of a model that takes a list, as detectors do; its `forward` has to say so.
+    A list of tensors is one argument if the model's `forward` says that it takes a list, as detectors do.
 
     >>> as_arguments({"x": 1}), as_arguments(((2,), {"x": 1})), as_arguments(([2], 3))
     (((), {'x': 1}), ((2,), {'x': 1}), (([2], 3), {}))
@@ -46,7 +46,7 @@ def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tu
 
 
 def _is_one_argument(candidates: list[Any], model: torch.nn.Module) -> bool:
-    """Whether a list of tensors is one argument of `model`; refused where its `forward` may take it either way."""
+    """Whether a list of tensors is one argument of `model`. Raises `InvalidInput` if `forward` may take it either way."""
     forward = getattr(type(model), "forward", None)
     if not inspect.isfunction(forward):
         return False
@@ -104,7 +104,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def tensors(value: Any) -> Iterator[torch.Tensor]:
-    """Every tensor in `value`, in a fixed order, repeated where it is repeated."""
+    """Every tensor in `value`, in a fixed order. A tensor that occurs twice is yielded twice."""
     if isinstance(value, torch.Tensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -120,13 +120,13 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def is_record(value: Any) -> bool:
-    """Is this an instance of a data class, as Python or attrs make them?"""
+    """Whether this is an instance of a data class of Python or attrs."""
     kind = type(value)
     return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
 
 
 def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
-    """What a record or dict holds, each object once: items, fields, and other attributes that it was given."""
+    """The contents of a record or dict, each object once: items, fields, and other attributes of the instance."""
     items = {("item", key): entry for key, entry in value.items()} if isinstance(value, dict) else {}
     fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
     names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
@@ -142,7 +142,7 @@ def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
 
 
 def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
-    """The same record or dict with `change` applied to its tensors; its class checks and derives nothing anew."""
+    """Copy a record or dict with `change` applied to its tensors, without running the checks of its class again."""
     if not any(True for _ in tensors(value)):
         return value
     changed = {at: (entry, map_tensors(entry, change)) for at, entry in parts_of(value).items()}
@@ -162,7 +162,7 @@ def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def _attribute_names(value: Any) -> list[str]:
-    """Attributes of an object itself, in its `__dict__` or in slots."""
+    """The attributes of an object itself, in its `__dict__` or in slots."""
     slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
     return [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]
 
@@ -174,9 +174,9 @@ def _slots(kind: type) -> tuple[str, ...]:
 
 
 def _is_batch(value: Any) -> bool:
-    """Is this a plain object of tensors that can be moved, as torchvision's `ImageList` is?
+    """Whether this is a plain object of tensors that can be moved, as torchvision's `ImageList` is.
 
-    It has a `to`, no base class, and attributes that hide nothing; what keeps state, such as a cache, is none.
+    It has a `to`, no base class, and attributes that hide nothing. An object that keeps state, such as a cache, is none.
     """
     kind = type(value)
     if kind.__bases__ != (object,) or not callable(getattr(kind, "to", None)) or not hasattr(value, "__dict__"):
@@ -186,7 +186,7 @@ def _is_batch(value: Any) -> bool:
 
 
 def divided(batch: Any, count: int) -> list[Any]:
-    """A batch whose tensors are cut along their first dimension: one like it for each of `count` micro-batches.
+    """Split a batch along the first dimension of its tensors into `count` micro-batches of the same structure.
 
     >>> divided((torch.arange(4), {"scale": 2}), 2)
     [(tensor([0, 1]), {'scale': 2}), (tensor([2, 3]), {'scale': 2})]
@@ -219,7 +219,7 @@ def lists_of_images(value: Any) -> Iterator[list[torch.Tensor]]:
 
 
 def understood(value: Any) -> bool:
-    """Whether every tensor of `value` can be found: no foreign object that might hide one.
+    """Whether every tensor of `value` can be found, because no foreign object might hide one.
 
     >>> understood((torch.ones(2), {"scale": 2.0})), understood(iter([torch.ones(2)]))
     (True, False)
@@ -228,9 +228,9 @@ def understood(value: Any) -> bool:
 
 
 def outline(value: Any, shapes: bool = False) -> Hashable | None:
-    """What is known of `value` without reading data, to compare it by; None when it might hide a tensor.
+    """A hashable description of `value` without data, to compare it by. Returns None if it might hide a tensor.
 
-    `shapes`: of tensors only shape and type; None for a slice that reads a tensor's value.
+    With `shapes`, only shape and dtype of tensors count, and a slice that reads a tensor's value gives None.
 
     >>> outline((torch.ones(2), True)) == outline((torch.zeros(2), True))
     True

@@ -1,6 +1,6 @@
-"""Which calls read the values of tensors: what they return may have another shape the next time, for inputs of the same shape.
+"""Finds calls that read the values of tensors. The shape of what they return may differ for inputs of the same shape.
 
-`ValuesRead` watches the operators that a call runs, and the functions of torch that hand values to Python without one.
+`ValuesRead` watches the operators that a call runs, and the functions of torch that pass values to Python without one.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _INDEX, _ONE_HOT = "aten::index", "aten::one_hot"
 
 
 class ValuesRead:
-    """Whether what runs within a `with` block reads values, for a shape or for Python: `reads_values`.
+    """Whether code within a `with` block reads values, for a shape or for Python: `reads_values`.
 
     >>> with ValuesRead() as values:
     ...     _ = torch.ones(3)[torch.tensor([0, 2])]

@@ -1,4 +1,4 @@
-"""Calls that wait for their turn, each in a thread."""
+"""Calls that wait for their turn, each in its own thread."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .tree import tensors
 
 
 class WaitingCall(NamedTuple):
-    """A call that a thread makes when its turn comes: what it runs, what it promised, its sequence numbers and context."""
+    """A call that a thread makes when its turn comes: what it runs, the promised outputs, sequence numbers and context."""
 
     key: str
     device: str
@@ -30,7 +30,7 @@ class WaitingCall(NamedTuple):
     context: Context
 
     def make(self, state: ForwardState, future: Future, submit: Callable[..., Any]) -> None:
-        """Wait for the turn of `future`'s op, submit the call, and give `future` what it returns or raises."""
+        """Wait for the turn of `future`'s op, submit the call, and store its outputs or error in `future`."""
         gate: Gate = state.gate  # type: ignore[assignment]
         gate.wait(future.op)
         try:
@@ -53,10 +53,10 @@ class WaitingCall(NamedTuple):
 
 
 class Threads:
-    """Threads that are parked between steps: a new one is started only when none is free.
+    """Threads that stay between steps. A new one is started only if none is free.
 
-    Starting them anew in every step would throw away what libraries keep per thread (prepared convolutions).
-    There may be `most`, one per call, so that none ever waits for a thread.
+    New threads in every step would lose what libraries keep per thread (prepared convolutions). There may be `max_threads`,
+    one per call, so that no call ever waits for a thread.
     """
 
     def __init__(self, max_threads: int):
@@ -64,13 +64,13 @@ class Threads:
         self.pool: ThreadPoolExecutor | None = None
 
     def start(self, call: WaitingCall, state: ForwardState, future: Future, submit: Callable[..., Any]) -> Job[None]:
-        """Let a thread make the call."""
+        """Make the call in a thread."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(self.max_threads, thread_name_prefix="baechi")
         return self.pool.submit(call.make, state, future, submit)
 
     def close(self) -> None:
-        """End the parked threads."""
+        """End the threads."""
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = None
