@@ -56,8 +56,8 @@ def _all_rows(calls: int, graph: OpGraph) -> Iterator[ActivationRow]:
         while producer >= calls and (
             (host_copy := _HOST.search(graph.names[producer])) or graph.op_types[producer] == PARTS_TYPE
         ):
-            reader_run = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
-            tensor = int(reader_run[graph.tensor_bytes[reader_run].argmax()])  # the others are waits, without bytes
+            inputs = graph.inputs[1][graph.inputs[0][producer] : graph.inputs[0][producer + 1]]
+            tensor = int(inputs[graph.tensor_bytes[inputs].argmax()])  # other inputs are waits without bytes
             producer, hosted = int(graph.tensor_producer[tensor]), hosted or host_copy is not None
         producer_run, reader_run = run_of[producer], run_of[reader]
         if producer_run is None or reader_run is None or producer_run[1] == BACKWARD or reader_run[1] == 0:

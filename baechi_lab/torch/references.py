@@ -119,7 +119,7 @@ def split_points(graph: OpGraph, model: Any, count: int) -> list[str]:
     """Layers at which stages of equal forward time begin."""
     forward = forward_calls(graph)
     stage_of_call = equal_parts(graph.duration_us[forward], count)
-    # a layer that is called again would begin a stage at every call
+    # a layer with several calls would begin a stage at every call
     repeated = {name.partition("#")[0] for name in graph.names if "#" in name}
     modules = {name for name, _ in model.named_modules()} - repeated
     splits: list[str] = []
@@ -192,7 +192,7 @@ def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Pla
     column = np.zeros(graph.n, dtype=np.int32)
     column[forward_calls(graph)] = device
     first: dict[int, int] = {}
-    for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates, which stand last, follow their calls
+    for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates come last and follow their calls
         group = int(graph.colocation[op])
         if group >= 0:
             column[op] = first.setdefault(group, int(column[op]))

@@ -43,7 +43,7 @@ class ModelSnapshot:
         self.model, self.inputs = model, inputs
 
     def __enter__(self) -> ModelSnapshot:
-        self.visited: dict[int, Any] = {}  # keeps what was seen alive, so that no id comes twice
+        self.visited: dict[int, Any] = {}  # keeps visited objects alive, so that no id is used twice
         self.holders: dict[int, ContainerSnapshot] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # with a copy of its values
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
@@ -53,7 +53,7 @@ class ModelSnapshot:
             self._walk(name, module.__dict__)
         self._walk("an input", self.inputs)
         leaves = [t for t in self.visited.values() if isinstance(t, torch.Tensor) and t.is_leaf and t.requires_grad]
-        # A hook that trains (an optimizer within the backward pass) is not run.
+        # Hooks that train (an optimizer within the backward pass) are suspended.
         self.gradients = [(t, t.grad, t._post_accumulate_grad_hooks) for t in leaves]
         for t in leaves:
             t.grad, t._post_accumulate_grad_hooks = None, None
@@ -102,7 +102,7 @@ class ModelSnapshot:
                 valued = not visited.is_meta and not hasattr(visited, "fake_mode")
                 if valued and visited.layout is torch.strided and not isinstance(visited, _LAZY):
                     copy = visited.detach().to("cpu", copy=True)
-                    if not hasattr(copy, "fake_mode"):  # where all that is made is fake, nothing real is written
+                    if not hasattr(copy, "fake_mode"):  # under a fake-tensor mode, nothing real is written
                         self.tensors.append((visited, copy))
             elif isinstance(visited, torch.Generator):
                 self.generators.append((visited, visited.get_state()))

@@ -16,12 +16,12 @@ class State:
 
     def __init__(self, model: nn.Module, pinned_calls: PinnedCalls):
         self.model, self.pinned_calls = model, pinned_calls
-        # storage of a parameter or buffer -> the calls that used it since it was written last, and who wrote it
+        # storage of a parameter or buffer -> the calls that used it since its last write, and the writer
         self.latest: dict[int, tuple[list[int], int]] = {
             storage_key(t): ([], -1) for t in (*model.parameters(), *model.buffers())
         }
-        self.users: dict[int, set[int]] = {}  # the same, all calls; -1 for code between calls
-        self.seen_writes: set[int] = set()  # storages of state and inputs that calls were seen to write
+        self.users: dict[int, set[int]] = {}  # storage -> all calls that used it; -1 for code between calls
+        self.seen_writes: set[int] = set()  # storages of state and inputs that calls have written
         self.calls_of: dict[str, list[int]] = {}
 
     def touch(self, index: int, used: set[int], written: set[int]) -> set[int]:
@@ -57,7 +57,7 @@ class State:
     def pin_unseen_writes(self, written: Iterable[torch.Tensor], modules: list[str | None]) -> None:
         """After the forward, pin calls because of writes that no call was seen to make. `modules` has the layer of every call."""
         for storage in (s for s in map(storage_key, written) if s not in self.seen_writes):
-            # some kernels do not count what they write: the running statistics of a batch norm
+            # some kernels do not raise the version, for example for running statistics of a batch norm
             if storage not in self.latest:
                 self.pinned_calls.pin(range(len(modules)), "the forward changes a tensor of the model or of its inputs")
             elif not self._chained(self.users.get(storage, set()), modules):

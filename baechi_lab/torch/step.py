@@ -76,7 +76,7 @@ class TorchStep:
             args, kwargs = as_arguments(self.inputs)
         except InvalidInput as error:
             raise InvalidInput(str(error).replace("sample_inputs", f"inputs of step {self.name!r}")) from None
-        # One form for all that follows: a tuple, a dict, or both; what a list is, only the model can say.
+        # Store a tuple, a dict, or both. A list is left, because only the model says what it is.
         if not isinstance(self.inputs, list):
             object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
 
@@ -166,7 +166,7 @@ class TorchStep:
             ValueError,
             LookupError,
             AttributeError,
-        ) as error:  # no RuntimeError: memory may be exhausted
+        ) as error:  # not RuntimeError, because memory may be exhausted
             raise InvalidInput(
                 f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "
                 f"{type(error).__name__}: {' '.join(str(error).split()):.500}"

@@ -81,7 +81,7 @@ def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type
             outputs = _run(type(model).__name__, model, args, kwargs, model)
         finally:
             interceptor.remove()
-        # objects that might hide tensors stay alive, and with them what they hide
+        # keep objects that might hide tensors alive, and with them these tensors
         hiding = map_tensors(outputs, lambda t: None)
         del outputs
         tracer.pin_after_forward(snapshot)
@@ -140,9 +140,9 @@ class Tracer(Handler):
         self.module_names = {id(m): name for name, m in model.named_modules()}
         self.name_of = {id(p): name for name, p in model.named_parameters()}
         self.buffer_of = {id(b): name for name, b in model.named_buffers()}
-        self.buffer_names = {
-            name: self.buffer_of[id(b)] for name, b in model.named_buffers(remove_duplicate=False)
-        }  # a buffer may be replaced in the forward: then only its name is known
+        # a buffer may be replaced in the forward: then only its name is known
+        buffers = model.named_buffers(remove_duplicate=False)
+        self.buffer_names = {name: self.buffer_of[id(b)] for name, b in buffers}
         self.drawn = generator_states()
         self.recomputing = 0
         self.shaped_by_values = WeakIdKeyDictionary()  # tensors whose shape may depend on values
@@ -213,7 +213,7 @@ class Tracer(Handler):
             self.pinned_calls.regions.pop()
             self.recomputing -= recomputed
         if not isinstance(subject, str) and not recomputed and len(self.calls) > start + 1:
-            # One backward pass reads what all of them left.
+            # One backward pass reads what all calls of the region saved.
             self.flow.groups.append(tuple(range(start, len(self.calls))))
         with torch._C.DisableTorchFunction():
             self._carry(inputs, list(tensors(outputs)), start)
@@ -333,7 +333,9 @@ class Tracer(Handler):
             )
         )
         for position, tensor in enumerate(outputs):
-            if id(tensor) not in flow.value_of or storage_key(tensor) in written:  # not handed through as it came
+            if (
+                id(tensor) not in flow.value_of or storage_key(tensor) in written
+            ):  # not an input that was returned unchanged
                 flow.add_value(tensor, index, position)
         for tensor in input_tensors:
             if storage_key(tensor) in written and not any(tensor is t for t in outputs):

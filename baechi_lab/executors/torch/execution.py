@@ -112,9 +112,8 @@ def execute(
         pipeline = in_session(pipeline, step_graph)
     run_cluster = cluster or default_cluster(placed)
     names = torch_devices(run_cluster, devices)
-    unrolled_graph = (
-        unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
-    )  # which warns of batch statistics
+    # `unroll` warns of batch statistics
+    unrolled_graph = unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
     must = must_be_pipeline(placed, pipeline, schedule)
     adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
     if schedule is not None:

@@ -79,7 +79,7 @@ class _Native:
 
         failures = (RuntimeError, OSError, MemoryError)
         with warnings.catch_warnings():
-            if mode == COMPILED:  # what it could not compile it runs as it is
+            if mode == COMPILED:  # code that cannot be compiled runs eagerly
                 warnings.simplefilter("ignore")
             return timed_steps(mode, one, steps, warmup, stop, _failure, failures, info)
 

@@ -34,9 +34,9 @@ from .reduction import Reduction
 
 _LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
-"""Seconds between two looks at whether a run is to end early."""
+"""Seconds between two checks whether a run must end early."""
 _LAST_WORDS = 5.0
-"""Seconds for the process that failed to say why, when another has already seen that it is gone."""
+"""Seconds to wait for the error of the process that failed, after another process has reported a lost connection."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -181,7 +181,7 @@ def _wait_for_reports(
         if failed:
             if all(
                 _LOST_CONNECTION.search(str(error)) for error in failed
-            ):  # the one that went first is still about to say why
+            ):  # the process that failed first may still report why
                 failed = _errors(wait(futures, timeout=_LAST_WORDS).done)
             return _failure(failed)
         if not running:
@@ -203,7 +203,7 @@ def _failure(errors: list[BaseException]) -> tuple[str, str]:
     first_causes = [error for error in own_errors if not _LOST_CONNECTION.search(str(error))]
     if broken and not first_causes:
         return "died", str(broken[0])
-    error = (first_causes or own_errors)[0]  # the others only saw that it had gone
+    error = (first_causes or own_errors)[0]  # the other errors only report the lost connection
     if type(error).__name__ == "OutOfMemoryError" or isinstance(error, MemoryError):
         return "out-of-memory", str(error).partition("\n")[0]
     text = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -97,32 +97,26 @@ def reduction_of(
         return Reduction(requested != "sum", none)
     with ModelSnapshot(model, step.inputs):
         counter = _Counter(model, layers)
-        batch_divisors, micro_divisors = (
-            counter.divisors(step),
-            [counter.divisors(micro_step) for micro_step in micro_steps],
-        )
+        batch_divisors = counter.divisors(step)
+        micro_divisors = [counter.divisors(micro_step) for micro_step in micro_steps]
     tables = None if batch_divisors is None or None in micro_divisors else replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
     reduction = Reduction(True, none)
     if tables is not None:
         counted = counted_keys(batch_divisors, micro_divisors)  # type: ignore[arg-type]
         reduction = Reduction(True, tuple(tables), frozenset(counted), tuple(counter.shapes))
-    if requested is None:
-        tried = (
-            micro_steps
-            if _size(model) * _size_of(step.inputs) <= _SMALL
-            else [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
-        )
-        if tried is not micro_steps:
-            step, tables = _joined(step, tried), None
-            with ModelSnapshot(model, step.inputs):
-                batch_divisors, micro_divisors = (
-                    counter.divisors(step),
-                    [counter.divisors(micro_step) for micro_step in tried],
-                )
-            if batch_divisors is not None and None not in micro_divisors:
-                tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-        if _adds_up(step, model, layers, tried, tables or [{} for _ in tried]) is False:
-            return Reduction(False, none)
+    if requested is not None:
+        return reduction
+    tried = micro_steps
+    if _size(model) * _size_of(step.inputs) > _SMALL:
+        tried = [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
+        step, tables = _joined(step, tried), None
+        with ModelSnapshot(model, step.inputs):
+            batch_divisors = counter.divisors(step)
+            micro_divisors = [counter.divisors(micro_step) for micro_step in tried]
+        if batch_divisors is not None and None not in micro_divisors:
+            tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
+    if _adds_up(step, model, layers, tried, tables or [{} for _ in tried]) is False:
+        return Reduction(False, none)
     return reduction
 
 
@@ -148,7 +142,7 @@ class _Counter:
             except _FAILURES:
                 self.dry, self.shapes = None, []
         try:
-            # what depends on parameters has gradients
+            # tensors that depend on parameters need gradients
             return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[0]
         except _FAILURES:
             return None

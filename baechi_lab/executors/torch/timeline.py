@@ -68,9 +68,9 @@ class Measurement(Observer):
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
         self.number = np.broadcast_to(np.arange(graph.n), (1, graph.n))
-        self.lent_to = {
-            name: int(placement.device[op]) for op, names in offloaded_state_groups(traced, graph) for name in names
-        }  # parameter -> the device that has its state between steps
+        groups = offloaded_state_groups(traced, graph)
+        # parameter -> the device that has its optimizer state between steps
+        self.state_device = {name: int(placement.device[op]) for op, names in groups for name in names}
         hosts = placement.device[[kind == OFFLOADED for kind in graph.op_types]]
         self.host = int(hosts[0]) if len(hosts) else 0  # where tensors wait for the backward pass
         self.copies = rerun_ops(len(traced.calls), graph)
@@ -99,7 +99,7 @@ class Measurement(Observer):
             self.session.transport = CopyingTransport(self.session.plan.devices, storages)
             self.session.plain = False
         self.extra: Interceptor | None = None
-        if self.distribution.interceptor is None:  # everything on one device: nothing is intercepted, so do it now
+        if self.distribution.interceptor is None:  # one device only: the model is not intercepted yet
             self.extra = Interceptor(model, traced.layers, self.session).install()
         if isinstance(self.session.transport, StreamTransport):
             self.session.transport.on_send = self._on_send
@@ -141,7 +141,7 @@ class Measurement(Observer):
             device = home.get(name, first)
             storages.add([tensor], device, persistent=True)
             if optimizer is not None:
-                storages.add(kept_by(optimizer, tensor), self.lent_to.get(name, device), persistent=True)
+                storages.add(kept_by(optimizer, tensor), self.state_device.get(name, device), persistent=True)
         storages.add(tensors(batch), first, persistent=True)
         storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
         if (lent := offloaded_state_of(optimizer)) is not None:
@@ -242,19 +242,20 @@ class Measurement(Observer):
 
         @contextlib.contextmanager
         def around(op: int, run: int) -> Iterator[None]:
-            row, backward_row = int(rows[self.copies[op, run]]), getattr(self.local, "back", None)
+            row, backward_call = int(rows[self.copies[op, run]]), getattr(self.local, "backward_call", None)
             with self.lock:
                 self.start_marks.setdefault(row, self._mark(op))
             if self.storages is not None:
                 self.storages.call(row, self.session.plan.device[op])
             yield
             self.stop_marks[row] = self._mark(op)
-            if backward_row is None:
+            if backward_call is None:
                 return
-            if backward_row[0] not in self.stop_marks:  # what asked for it has not begun before
-                self.start_marks[backward_row[0]] = self._mark(backward_row[1])
+            backward_row, forward_op = backward_call
+            if backward_row not in self.stop_marks:  # the backward call begins only now
+                self.start_marks[backward_row] = self._mark(forward_op)
             if self.storages is not None:
-                self.storages.call(backward_row[0], self.session.plan.device[backward_row[1]])
+                self.storages.call(backward_row, self.session.plan.device[forward_op])
 
         return around
 
@@ -267,7 +268,7 @@ class Measurement(Observer):
         backward_row = self._row(self.backward[op])
 
         def before(gradients: Any) -> None:
-            self.local.back = (backward_row, op)
+            self.local.backward_call = (backward_row, op)
             with self.lock:
                 self.start_marks.setdefault(backward_row, self._mark(op))
             if self.storages is not None:
@@ -275,7 +276,7 @@ class Measurement(Observer):
 
         def after(into: Any, outof: Any) -> None:
             self.stop_marks[backward_row] = self._mark(op)
-            if self.storages is not None:  # gradients are added up between nodes, and some nodes belong to no call
+            if self.storages is not None:  # autograd adds gradients between nodes, and some nodes belong to no call
                 self.storages.call(-1, self.storages.home)
 
         node.register_prehook(before)
@@ -375,7 +376,7 @@ class Measurement(Observer):
         marks_of = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.send_marks}
         for tensor, producer, source, target in self._crossing(executed):
             marks = marks_of.get((producer, target, int(self.graph.tensor_bytes[tensor])))
-            if marks is None:  # between CPU devices, or a gradient, which autograd sends by itself
+            if marks is None:  # between CPU devices, or a gradient that autograd sends
                 rows.append((tensor, source, target, ended[producer], ended[producer]))
             else:
                 start_us = self._us(marks[0])

@@ -162,10 +162,8 @@ def _uses(graph: fx.Graph) -> list[str]:
 
 def _stages(cut: Cut) -> str:
     """The source of one class per stage, with its forward written out."""
-    classes, imports = (
-        [],
-        dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"]),
-    )
+    classes = []
+    imports = dict.fromkeys(["import torch", "from torch import nn", "from placed_pipeline import StageBase"])
     for s, stage_module in enumerate(cut.stage_modules):
         code = stage_module.module.graph.python_code("self")
         imports.update(dict.fromkeys(_format_import_block(code.globals, sys_importer).splitlines()))

@@ -207,7 +207,7 @@ class Recorder(Handler):
         self.counts: Counter[str] = Counter()  # how often each call was met, by its stem
         self.parameters = {id(p) for p in model.parameters()}
         self.varying: set[Any] = set()  # storages whose values differ between micro-batches or steps
-        self.sized: dict[int, str] = {}  # id of a tensor whose size follows from values -> the call behind that
+        self.sized: dict[int, str] = {}  # id of a tensor whose size depends on values -> the call that caused it
         self.lasting: set[Any] = set()  # storages of buffers and constants, which outlive the forward
         self.read: dict[Any, str] = {}  # storages whose values Python has read -> the call that did
 
@@ -228,7 +228,7 @@ class Recorder(Handler):
         self.counts[stem(key)] += 1
         inputs = list(tensors((args, kwargs)))
         if module is None and not inputs and getattr(run, "__name__", "").startswith("_set_"):
-            return run(*args, **kwargs)  # entering and leaving no_grad and the like are torch functions too
+            return run(*args, **kwargs)  # entering and leaving no_grad and similar contexts are torch functions too
         if _settings() != self.settings:
             raise InvalidInput(
                 f"call {key!r} runs under settings of its own (no_grad, autocast or checkpointing); {_ELSE}"
@@ -255,7 +255,7 @@ class Recorder(Handler):
             and all(any(t is g for g in inputs) for t in output_tensors)
             and all(version(t) == v for t, v in versions)
         ):
-            return outputs  # handed through as it came
+            return outputs  # an input that was returned unchanged
         node = self._add(target, *node_arguments)
         self.program.after[node] = behind - {node, *nodes}
         if key in self.index:
@@ -356,7 +356,7 @@ class Recorder(Handler):
             return {"is": "dict", "of": [[key, self._describe_output(entry)] for key, entry in value.items()]}
         if isinstance(value, dict) or is_record(value):
             items = value if isinstance(value, dict) else {name: entry for (_, name), entry in parts_of(value).items()}
-            # Caches of keys and values and the like stay in the stages that made them.
+            # Objects such as caches of keys and values stay in the stages that created them.
             return {
                 "is": "output",
                 "of": [[key, self._describe_output(entry)] for key, entry in items.items() if understood(entry)],

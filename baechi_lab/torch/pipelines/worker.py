@@ -239,7 +239,7 @@ class Pipeline:
 
     def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
         output_tensors = outputs if isinstance(outputs, tuple) else (outputs,)
-        stage, kind, k, start, _ = self.marks.pop()  # the loss ends the forward unit that made the outputs
+        stage, kind, k, start, _ = self.marks.pop()  # the loss belongs to the forward unit of the outputs
         with dividing(self.divisors[k]):
             loss = self.loss(rebuild_output(self.template, output_tensors), *targets)
         self.marks.append((stage, kind, k, start, self.read_clock()))
@@ -293,7 +293,7 @@ class _Stage(PipelineStage):
         receives: Any,
         sends: Any,
     ):
-        # torch refuses more processes than stages, and spreads stages over processes by itself.
+        # torch rejects more processes than stages, and assigns stages to processes itself.
         max_stages = max(len(homes), dist.get_world_size())
         super().__init__(module, index, max_stages, device, input_args=receives, output_args=sends)
         self.num_stages, self.homes, self.micro_batch = len(homes), homes, 0
@@ -343,7 +343,7 @@ class _Stage(PipelineStage):
     ) -> Any:
         if backward_type == "weight":
             groups = joined_groups(bwd_kwargs["param_groups"])
-            # From several nodes on one path the way leads through nodes of other groups, which must not be freed yet.
+            # The path from several nodes leads through nodes of other groups, which must not be freed yet.
             retain_graph = any(len(group["intermediates"]) > 1 for group in groups)
             return stage_backward_weight(self.submod.parameters(), groups, retain_graph=retain_graph), None
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)

@@ -32,23 +32,23 @@ from .storage import is_plain, is_whole, storage_reference, version
 from .tree import map_tensors, tensors
 
 HOST = -1
-"""In the place of a run: the tensor waits on the host."""
+"""As a run: the tensor waits on the host."""
 
 BACKWARD = -1
-"""In the place of a reader's run: its backward call."""
+"""As a reader's run: its backward call."""
 
 OUTPUT, SAVED = 0, 1
-"""What is read: an output of the producer, or what else it saves for its own backward call."""
+"""Kinds of tensors that are read: an output of the producer, or another tensor that it saves for its own backward call."""
 
 ActivationRow = tuple[int, int, int, int, int]
-"""A call and its run (or `BACKWARD`) read what (`OUTPUT` or `SAVED`) of which call from which run (or the `HOST`)."""
+"""Reader, its run (or `BACKWARD`), kind (`OUTPUT` or `SAVED`), producer, and the producer's run (or `HOST`)."""
 
 
 class ActivationSources:
     """Looks up the rows of a plan. Runs of a call are counted from 0, the run in the forward pass."""
 
     def __init__(self, rows: Iterable[ActivationRow]):
-        self.backward: dict[tuple[int, int, int], int] = {}  # (call, what, producer) -> run
+        self.backward: dict[tuple[int, int, int], int] = {}  # (call, kind, producer) -> run
         self.copies: dict[tuple[int, int], dict[int, int]] = {}  # (call, producer) -> run -> run of the producer
         self.last_run: dict[int, int] = {}  # producer -> its last run
         for reader, run, kind, producer, source in rows:
@@ -59,9 +59,8 @@ class ActivationSources:
                 self.last_run[reader] = max(self.last_run.get(reader, 0), run)
             if source > 0:
                 self.last_run[producer] = max(self.last_run.get(producer, 0), source)
-        self.unchanged_buffers: dict[
-            tuple[int, bool], set[str]
-        ] = {}  # (call, training) -> buffers that it was seen to leave as they are
+        # (call, training) -> buffers that the call was seen to leave unchanged
+        self.unchanged_buffers: dict[tuple[int, bool], set[str]] = {}
         self.involved = {reader for reader, _, _ in self.backward} | set(self.last_run)
         self.involved |= {producer for _, _, producer in self.backward}
 
@@ -74,7 +73,7 @@ class ActivationPolicy:
         self.lock = threading.RLock()
         self.producers: dict[StorageWeakRef, Producer] = {}
         self.hosted: dict[StorageWeakRef, HostedStorage] = {}
-        # a copy on another device -> what it is a copy of, and whether of all of it
+        # copy on another device -> its original, and whether both cover their storages
         self.received: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
         self.numbers = itertools.count()
 
@@ -97,7 +96,7 @@ class ActivationPolicy:
             if record is not None:
                 self._keep_buffers(op, record, before)
                 if record.states is not None and same_states(record.states, generator_states()):
-                    record.states = None  # it has drawn nothing
+                    record.states = None  # the call has drawn no random numbers
             argument_storages = {storage_reference(t) for t in tensors((args, kwargs)) if is_plain(t)}
             state = () if module is None else (*module.parameters(), *module.buffers())
             state_storages = {storage_reference(t) for t in state if is_plain(t)}
@@ -128,7 +127,7 @@ class ActivationPolicy:
             next(self.numbers), op, run, module, states, self.sources.last_run[op], self.lock, self.observer
         )
         occurring = list(tensors((args, kwargs)))
-        unique = {id(t): t for t in occurring}  # one object may be several arguments, which some layers ask for
+        unique = {id(t): t for t in occurring}  # some layers test whether two arguments are one object
         number = {key: k for k, key in enumerate(unique)}
         record.inputs = [self._record_argument(record, t) for t in unique.values()]
         record.input_index = [number[id(t)] for t in occurring]
@@ -178,7 +177,7 @@ class ActivationPolicy:
         if maker is None and is_argument:
             maker = self.producers.get(self.received.get(storage, (storage, True))[0])
             if maker is None or self.sources.backward.get((op, OUTPUT, maker.op)) != HOST:
-                return  # an input of the model, or made between calls, or a copy that nothing makes again here
+                return  # an input, a tensor computed between calls, or a copy that no call makes again here
         kind, producer = (SAVED, op) if maker is None else (OUTPUT, maker.op)
         source = self.sources.backward.get((op, kind, producer), 0)
         if source == HOST:

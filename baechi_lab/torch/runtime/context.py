@@ -40,7 +40,7 @@ class Context:
             stack.enter_context(torch.inference_mode(self.inference))
             stack.enter_context(torch.set_grad_enabled(self.grad))
             if before or autocast_types:
-                # all threads share one cache of casts, which is emptied when a thread leaves its outermost region
+                # all threads share one cache of casts; it is emptied when a thread leaves its outermost region
                 torch.autocast_increment_nesting()
                 stack.callback(_leave_autocast, rerun)
             for kind in {**before, **autocast_types}:

@@ -251,7 +251,7 @@ class FromBatch(TorchDispatchMode):
             shape = torch.broadcast_shapes(args[0].shape, args[1].shape)
             with self.fake:
                 return args[0].new_empty(int(args[1].expand(shape).sum()))
-        if func._schema.name == "aten::_grouped_mm":  # whose own rule for shapes wants bfloat16
+        if func._schema.name == "aten::_grouped_mm":  # torch's rule for its shape requires bfloat16
             with self.fake:
                 return args[0].new_empty((*args[0].shape[:-1], args[1].shape[-1]))
         if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default):
@@ -292,7 +292,7 @@ class DryRun:
         """Return the divisors for a batch and set `shapes` to those of the model's output tensors."""
         states, log = generator_states(), logging.getLogger("torch._subclasses.fake_tensor")
         level = log.level
-        log.setLevel(logging.CRITICAL)  # it tells of what cannot run without data, which is raised as well
+        log.setLevel(logging.CRITICAL)  # it logs ops that cannot run without data; these raise anyway
         try:
             with torch.no_grad(), self.mode:
                 divisors, outputs = divisors_of(
@@ -352,9 +352,11 @@ def _replacement(batch_value: float | None, micro_values: Sequence[float | None]
     total = sum(values)
     if math.isclose(batch_value, total / len(micro_values), rel_tol=CLOSE):
         return batch_value  # a mean of means
-    if math.isclose(batch_value, total, rel_tol=CLOSE) or max(values) > min(values):  # a count, perhaps of one at least
+    if math.isclose(batch_value, total, rel_tol=CLOSE) or max(values) > min(
+        values
+    ):  # a count, perhaps clamped to at least one
         return batch_value / len(micro_values)
-    return None  # the same in all micro-batches, and no count: a root of the batch size, say
+    return None  # equal in all micro-batches and no count: for example a root of the batch size
 
 
 def counted_keys(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -> set[str]:

@@ -40,11 +40,11 @@ class ForwardState:
     def __init__(self, learned: dict[str, tuple[Any, int, Any]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
-        self.pending: list[Future] = []  # those of `futures` that nobody has waited for
-        self.pinned_regions = 0  # how many regions are running in which nothing may wait
+        self.pending: list[Future] = []  # futures that nobody has waited for
+        self.pinned_regions = 0  # number of running regions in which no call may wait
         self.before: tuple[Any, ...] = ()
         self.modes = 0
-        self.latest = -1  # the call that comes last in the plan, of those that the host has reached
+        self.latest = -1  # of the reached calls, the one that comes last in the plan
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
         self.inplace_pending = False

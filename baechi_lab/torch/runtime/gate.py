@@ -43,7 +43,7 @@ class Gate:
         self.settled = Settled(order.blockers, order.dependents)
         self.reached = [False] * order.n
         self.submitted = [False] * order.n
-        self.free = False  # the order is dropped; dependencies on ops that were reached stay
+        self.free = False  # the order is dropped; dependencies on reached ops stay
         self.lock = threading.Lock()
         self.waiters: dict[int, _Waiter] = {}
 
@@ -65,7 +65,7 @@ class Gate:
         """Note that `op` is submitted, and wake the ops that waited for it last."""
         with self.lock:
             self.submitted[op] = True
-            # Once the order is dropped, an op may wait for one that is before a call that the code left out.
+            # Once the order is dropped, an op may wait for an op before a call that the code left out.
             near = self.order.dependents[op] if self.waiters else ()
             for dependent in list(self.waiters) if self.free else near:
                 waiter = self.waiters.get(dependent)
@@ -92,7 +92,7 @@ class Gate:
                 if not self.submitted[parent]:
                     unsubmitted.add(parent)
                 continue
-            # The code left it out: what comes after it still comes after what comes before it.
+            # The code left this op out: its successors still come after its predecessors.
             above = [p for p in self.order.parents[parent] if p not in visited]
             visited.update(above)
             stack += above

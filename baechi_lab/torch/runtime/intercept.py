@@ -232,7 +232,7 @@ class Interceptor:
         try:
             with FunctionMode(handler, frame):
                 outputs = forward(*args, **kwargs)
-        except BaseException as error:  # layers that wait in other threads must not wait for ever
+        except BaseException as error:  # release the layers that wait in other threads
             handler.abort(frame, error)
             raise
         finally:

@@ -25,7 +25,7 @@ def launch(
     takes inputs on its device like any PyTorch model. `always` intercepts it all the same.
     """
     names = [name for name, _ in (*model.named_parameters(), *model.named_buffers())]
-    homes = {name: plan.parameters.get(name, 0) for name in names}  # what no call uses goes to the first device
+    homes = {name: plan.parameters.get(name, 0) for name in names}  # unused parameters go to the first device
     move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
     one = len(set(plan.device)) <= 1
@@ -55,4 +55,4 @@ def move(model: nn.Module, device_of: dict[str, torch.device]) -> None:
             model.get_submodule(owner)._buffers[key] = buffer.to(device_of[name])
     for module in model.modules():
         if isinstance(module, nn.RNNBase):
-            module.flatten_parameters()  # one chunk of memory again, as cuDNN wants it
+            module.flatten_parameters()  # cuDNN requires one chunk of memory

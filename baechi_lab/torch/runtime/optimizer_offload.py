@@ -59,13 +59,12 @@ class OffloadedOptimizerState:
             raise InvalidInput(f"state of the {type(optimizer).__name__} is offloaded already; offload it once")
         self.optimizer, self.groups = optimizer, [list(group) for group in groups]
         self.copy: Copy | None = None
-        """Brings a tensor where nothing must move, so that it can be followed."""
+        """Copies a tensor on devices where nothing must move, so that an observer can follow the copy."""
         self.host_copies: weakref.WeakValueDictionary[int, torch.Tensor] = weakref.WeakValueDictionary()
-        self.brought: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # what was brought, and where it waits otherwise
+        # id of a device copy -> the device copy, and its host copy
+        self.brought: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.plain_step = optimizer.step
-        # Schedulers of learning rates look at attributes of `step`, and want a method.
+        # Learning-rate schedulers read attributes of `step` and require a method.
         method = functools.wraps(self.plain_step)(lambda _, *args, **kwargs: self.step(*args, **kwargs))
         optimizer.step = types.MethodType(method, optimizer)  # type: ignore[method-assign]
         optimizer.__dict__["_baechi_lent"] = self
@@ -84,7 +83,7 @@ class OffloadedOptimizerState:
         else:
             loss = None
             self._step_by_group(gradients)
-        for device in {p.device for p in parameters if p.is_cuda}:  # what waits on the host may be read from now on
+        for device in {p.device for p in parameters if p.is_cuda}:  # from now on the host copies may be read
             torch.cuda.synchronize(device)
         return loss
 
@@ -138,7 +137,7 @@ class OffloadedOptimizerState:
     def _bring(self, tensor: torch.Tensor, p: nn.Parameter) -> torch.Tensor:
         if self.copy is not None and tensor.numel() > 1:
             brought = self.copy(tensor, p)
-        elif id(tensor) in self.host_copies:  # which holds what is alive alone, so it is this one
+        elif id(tensor) in self.host_copies:  # only living tensors have an entry, so the id is this tensor's
             brought = tensor.to(p.device, non_blocking=True)
         else:
             return tensor

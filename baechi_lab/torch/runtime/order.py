@@ -133,7 +133,7 @@ class Settled:
 
     def __init__(self, blockers: Parents, dependents: Parents):
         self.dependents = dependents
-        self.missing = [len(b) + 1 for b in blockers]  # one for not being reached
+        self.missing = [len(b) + 1 for b in blockers]  # plus one until the op is reached
 
     def __getitem__(self, op: int) -> bool:
         return self.missing[op] <= 0

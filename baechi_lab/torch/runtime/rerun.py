@@ -18,7 +18,7 @@ from .storage import is_plain, version, whole_storage
 from .tree import map_tensors, tensors
 
 EMPTY = torch.empty(0)
-"""In the place of a tensor among the arguments of a `CallRecord`."""
+"""Placeholder for a tensor among the arguments of a `CallRecord`."""
 
 
 class RetainedArgument:
@@ -68,7 +68,7 @@ class StorageView:
     def view_of(self, storage: torch.Tensor) -> torch.Tensor:
         """Return the same view of another storage."""
         dtype, size, stride, offset = self.layout
-        if storage.dtype != dtype:  # a view of another type, or a result that has changed, which `CallRecord` refuses
+        if storage.dtype != dtype:  # a view as another dtype; `CallRecord` rejects a changed result
             storage = torch.empty(0, dtype=dtype, device=storage.device).set_(storage.untyped_storage())
         return storage.as_strided(size, stride, offset)
 
@@ -92,13 +92,13 @@ class CallRecord:
         self.context, self.settings, self.stream = Context(), Settings(), _current_stream()
         self.modes = [] if module is None else [(submodule, submodule.training) for submodule in module.modules()]
         self.weights = [] if module is None else [(p, version(p)) for p in module.parameters()]
-        self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its values before
+        self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its old values
         self.inputs: list[RetainedArgument | StorageView] = []
         self.input_index: list[int] = []  # which of `inputs` each tensor among the arguments is
         self.arguments: Any = ()
-        self.readers: dict[int, set[tuple[int, int]]] = {}  # run -> who reads what it makes
-        self.requested: set[int] = set()  # positions of outputs, ~index of what else is saved
-        self.pending_readers: set[tuple[int, int]] = set()  # those that have not had the results of the last run
+        self.readers: dict[int, set[tuple[int, int]]] = {}  # run -> readers of its results
+        self.requested: set[int] = set()  # positions of outputs, ~index of other saved tensors
+        self.pending_readers: set[tuple[int, int]] = set()  # readers that have not read the last run's results
         self.results: dict[int, torch.Tensor] = {}  # by position or ~index
         self.runs_done = self.packs = 0
 
@@ -172,10 +172,9 @@ class CallRecord:
     @property
     def name(self) -> str:
         """The name of the call in error messages."""
-        function_name = (
-            getattr(self.function, "__name__", "function") if self.module is None else type(self.module).__name__
-        )
-        return f"call {self.op} ({function_name})"
+        if self.module is not None:
+            return f"call {self.op} ({type(self.module).__name__})"
+        return f"call {self.op} ({getattr(self.function, '__name__', 'function')})"
 
     @contextlib.contextmanager
     def _as_before(self) -> Iterator[None]:
@@ -190,7 +189,7 @@ class CallRecord:
                 stack.callback(generator_states().restore)
                 self.states.restore()
             stack.enter_context(self.settings.entered())
-            stack.enter_context(torch._C.DisableTorchFunction())  # as where the interception called it
+            stack.enter_context(torch._C.DisableTorchFunction())  # as in the interception
             stack.enter_context(self.context.entered(rerun=True))
             yield
 
@@ -213,18 +212,11 @@ class HostedStorage:
     def __init__(
         self, tensor: torch.Tensor, op: int, lock: Any, host_copier: HostCopier, shared: HostedStorage | None = None
     ):
-        self.device, self.dtype, self.op, self.lock, self.host_copier = (
-            tensor.device,
-            tensor.dtype,
-            op,
-            lock,
-            host_copier,
-        )
+        self.device, self.dtype, self.op = tensor.device, tensor.dtype, op
+        self.lock, self.host_copier = lock, host_copier
         if shared is None:
-            self.host_copy, self.sent_event = (
-                host_copier.to_host(whole_storage(tensor), op),
-                _event_after_submitted(tensor.device),
-            )
+            self.host_copy = host_copier.to_host(whole_storage(tensor), op)
+            self.sent_event = _event_after_submitted(tensor.device)
         else:
             self.host_copy, self.sent_event = shared.host_copy, shared.sent_event
 
@@ -233,7 +225,7 @@ class HostedStorage:
         with self.lock:
             if self.sent_event is not None and self.device.type == "cuda":
                 torch.cuda.current_stream(self.device).wait_event(self.sent_event)
-            elif self.sent_event is not None:  # what another device sent, and the host reads now
+            elif self.sent_event is not None:  # another device sent it, and the host reads it now
                 self.sent_event.synchronize()
             return self.host_copier.to_device(self.host_copy, self.device, self.op)
 

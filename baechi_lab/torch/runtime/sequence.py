@@ -30,7 +30,7 @@ def set_aside(numbers: int) -> int:
     if numbers and torch.is_grad_enabled():
         probe = torch.zeros((), requires_grad=True)
         while next_sequence_number() < first + numbers:
-            probe.neg()  # making a node is the only way to count on
+            probe.neg()  # only creating a node advances the counter
     return first
 
 

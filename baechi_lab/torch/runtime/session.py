@@ -66,7 +66,7 @@ class Session(Handler):
         self.issued_warnings: set[str] = set()
         self.learned = LearnedSpecs()
         self.observer: Observer | None = None
-        self.divisors: Replacements = {}  # what the means of calls divide by in the next forward
+        self.divisors: Replacements = {}  # divisors of the calls' means in the next forward
         self.allowed = {torch.device("cpu"), *self.transport.devices}
         self.threads_started = self.forced = 0
         self.submitted: list[int] = []
@@ -142,7 +142,7 @@ class Session(Handler):
         state: ForwardState = frame.state
         if state.jobs:
             if state.gate is not None and not all(state.gate.reached):
-                state.gate.release()  # the code took another path: some calls will never come
+                state.gate.release()  # the code took another path and left calls out
             state.join()
             outputs = resolve(outputs)
         self.submitted = [op for op in state.order if op >= 0]
@@ -192,12 +192,12 @@ class Session(Handler):
         if op < 0:
             return self._unplanned(state, key, run, args, kwargs, pinned)
         if op < state.latest and not state.gate.free:
-            # The code calls in another order than the plan's, which would have later calls come first.
+            # The code calls in another order than the planned one.
             self._flush(state)
         state.latest = max(state.latest, op)
         if not state.gate.reach(op):
             spec, numbers = self._promise(state, key, args, kwargs)
-            stays = pinned or op in self.fixed  # a fixed call waits only where the code took another path
+            stays = pinned or op in self.fixed  # a fixed call waits only if the code took another path
             if spec is not None and not stays and not (module is None and op in self.plan.inplace):
                 return self._start(state, key, op, run, args, kwargs, spec, numbers)
             self._flush(state)
@@ -252,7 +252,7 @@ class Session(Handler):
     def _learn(self, state: ForwardState, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         before, drawn = next_sequence_number(), generator_states()
         outputs = self._submit(state, op, run, args, kwargs)
-        # A call outside the plan may only be put off when it is a view: nothing is lost if it runs later.
+        # A call outside the plan is deferred only if it is a view: then nothing is lost if it runs later.
         lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _viewed_by_values(run, args, kwargs))
         spec = spec_of(outputs) if lazy else None
         if spec is not None or op >= 0 or same_states(drawn, generator_states()):

@@ -145,11 +145,11 @@ class StreamTransport(TaggedTransport):
     def _local(self, state: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
         target = self.devices[device]
         if tensor.device.type != "cuda":
-            with self.on(state, device):  # from the host torch waits for the copy by itself
+            with self.on(state, device):  # torch waits for copies from the host
                 return tensor if tensor.device == target else tensor.to(target)
         tag = tag_of(state, tensor) or self._adopt(state, tensor)
         if target.type != "cuda":
-            with self.on(state, tag.device):  # to the host likewise, once the stream that makes the tensor is done
+            with self.on(state, tag.device):  # torch waits for copies to the host too
                 return tensor.to(target)
         if tag.device == device:
             return tensor
@@ -195,7 +195,7 @@ class StreamTransport(TaggedTransport):
         copied, copy, event = tag.copies.get(target, (-1, tensor, None))
         if copied == version(tensor):
             return copy, event
-        if tag.event is None or tag.version != version(tensor):  # complete only after what is submitted by now
+        if tag.event is None or tag.version != version(tensor):  # complete after all that is submitted so far
             tag.version, tag.event = version(tensor), torch.cuda.Event()
             tag.event.record(self.compute(state, tag.device))
         tx, rx = self._pair(tag.op, tag.device, target)
@@ -268,7 +268,7 @@ class StreamTransport(TaggedTransport):
         for tensor in tensors(outputs):
             if self.own_streams and tensor.device in state.ambient and self.record:
                 tensor.record_stream(state.ambient[tensor.device])
-        # Autograd may keep a tensor, and with it its tag, for long: copies must not live as long for that reason.
+        # Autograd may keep a tensor and its tag for long; the copies must not live as long.
         for reference in state.tags:
             tag = reference()
             if tag is not None:

@@ -86,7 +86,7 @@ def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
         entries = [map_tensors(v, change) for v in value]
         if type(value) is tuple:
             return tuple(entries)
-        # a named tuple may check what it is made of; torch's own result types (torch.return_types) take one sequence
+        # `__new__` of a named tuple may check its fields; torch's result types (torch.return_types) take one sequence
         return tuple.__new__(type(value), entries) if hasattr(value, "_fields") else type(value)(entries)
     if isinstance(value, list):
         return [map_tensors(v, change) for v in value]
@@ -130,9 +130,8 @@ def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
     items = {("item", key): entry for key, entry in value.items()} if isinstance(value, dict) else {}
     fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
     names = [f if isinstance(f, str) else f.name for f in fields] if is_record(value) else []
-    item_ids = {
-        id(entry) for entry in items.values()
-    }  # the outputs of Hugging Face have their items as attributes, too
+    # the outputs of Hugging Face have their items as attributes too
+    item_ids = {id(entry) for entry in items.values()}
     attributes = {
         ("attribute", name): getattr(value, name)
         for name in dict.fromkeys([*names, *getattr(value, "__dict__", ())])

@@ -68,7 +68,7 @@ class _Functions(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         self.values.reads_values |= getattr(func, "__name__", "") in READERS
-        with torch._C.DisableTorchFunction():  # no other mode sees what a call of a layer runs
+        with torch._C.DisableTorchFunction():  # no other mode sees the functions of a layer
             return func(*args, **(kwargs or {}))
 
 
