@@ -37,7 +37,7 @@ class Distribution:
     graph: OpGraph | None = None
     device_map_before: Any = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> object:
         raise TypeError("the model is distributed; gather the model before copying or pickling it")
 
     __reduce__ = __deepcopy__  # type: ignore[assignment]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def distribute(
     model: nn.Module,
-    sample_inputs: Any,
+    sample_inputs: object,
     cluster: Cluster | None = None,
     placer: str | Placer | Placement = "m-sct",
     *,
@@ -33,7 +33,7 @@ def distribute(
     warmup: int = 2,
     runs: int = 5,
     optimizer_states: int = 0,
-    **placer_params: Any,
+    **placer_params: object,
 ) -> nn.Module:
     """Make `model` model-parallel over `cluster` and return it: the same object, used as before.
 
@@ -95,7 +95,7 @@ def distribute(
     )
 
 
-def _place(graph: OpGraph, cluster: Cluster, placer: Any, params: dict[str, Any]) -> Placement:
+def _place(graph: OpGraph, cluster: Cluster, placer: str | Placer, params: dict[str, object]) -> Placement:
     """Place the graph without fusion. Fusing layers would only take choices from the placer (`atomic` merges by module)."""
     from ..placers import place
 

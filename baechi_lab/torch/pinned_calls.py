@@ -31,7 +31,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from .runtime.context import ambient, function_modes, saved_tensor_hooks_active
 from .runtime.intercept import hooked
-from .runtime.tree import outline, tensors, understood
+from .runtime.tree import Args, Kwargs, outline, tensors, understood
 from .snapshot import ContainerSnapshot, ModelSnapshot
 
 
@@ -88,22 +88,22 @@ class PinnedCalls:
                 self.pin(range(len(modules)), f"the forward changes {name!r}")
 
 
-def recomputes(function: Any, args: Any) -> bool:
+def recomputes(function: object, args: Args) -> bool:
     """Whether a region of reentrant checkpointing will be recomputed: some input needs a gradient."""
     return function is CheckpointFunction and any(t.requires_grad for t in tensors(args[2:]))
 
 
-def plainly(run: Any, args: Any, kwargs: Any) -> Any:
+def plainly(run: object, args: Args, kwargs: Kwargs) -> object:
     """Run a checkpointed region without checkpointing, so that its calls build their graph now."""
     return args[0](*args[2:])
 
 
-def function_name(function: Any) -> str:
+def function_name(function: type) -> str:
     """The name of an autograd Function in a warning."""
     return "hooks" if function is BackwardHookFunction else f"the autograd Function {function.__name__}"
 
 
-def find_opaque_argument(args: Any, kwargs: Any) -> str | None:
+def find_opaque_argument(args: Args, kwargs: Kwargs) -> str | None:
     """Name the type of the first argument that might hide tensors; None if there is none."""
     arguments = (*args, *kwargs.values())
     return next(

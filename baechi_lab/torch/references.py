@@ -13,10 +13,11 @@ import logging
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+from torch import nn
 
 from ..errors import ExecutionError, InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
@@ -82,7 +83,9 @@ def equal_parts(weight: NDArray[np.float64], count: int) -> NDArray[np.int32]:
     return np.minimum((share * count).astype(np.int32), count - 1)
 
 
-def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()) -> dict[str, int]:
+def device_map(
+    model: nn.Module, cluster: Cluster, *, balanced: bool = True, whole: tuple[str, ...] = ()
+) -> dict[str, int]:
     """accelerate's map of module names to device indices. Raises `InfeasiblePlacement` if it would offload."""
     try:
         from accelerate import infer_auto_device_map
@@ -110,12 +113,12 @@ def device_map(model: Any, cluster: Cluster, *, balanced: bool = True, whole: tu
     return {name: device for name, device in device_of.items() if isinstance(device, int)}
 
 
-def model_bytes(model: Any, name: str) -> int:
+def model_bytes(model: nn.Module, name: str) -> int:
     """Bytes of the parameters of the module or parameter `name`."""
     return sum(p.nbytes for n, p in model.named_parameters() if n == name or n.startswith(f"{name}."))
 
 
-def split_points(graph: OpGraph, model: Any, count: int) -> list[str]:
+def split_points(graph: OpGraph, model: nn.Module, count: int) -> list[str]:
     """Layers at which stages of equal forward time begin."""
     forward = forward_calls(graph)
     stage_of_call = equal_parts(graph.duration_us[forward], count)

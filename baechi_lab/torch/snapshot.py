@@ -39,7 +39,7 @@ class ModelSnapshot:
     tensor([0., 0.])
     """
 
-    def __init__(self, model: nn.Module, inputs: Any = ()):
+    def __init__(self, model: nn.Module, inputs: object = ()):
         self.model, self.inputs = model, inputs
 
     def __enter__(self) -> ModelSnapshot:
@@ -87,7 +87,7 @@ class ModelSnapshot:
         """The tensors whose values have changed."""
         return [tensor for tensor, copy in self.tensors if _differs(tensor, copy)]
 
-    def _walk(self, place: str, start: Any) -> None:
+    def _walk(self, place: str, start: object) -> None:
         stack = [(start, DEPTH, True)]
         while stack:
             visited, depth, attributes = stack.pop()
@@ -115,7 +115,7 @@ class ModelSnapshot:
                     stack.append((attribute_dict, depth - 1, True))
 
 
-def _entries_of(container: Any) -> list[Any]:
+def _entries_of(container: object) -> list[object]:
     if isinstance(container, (list, tuple, set, frozenset, collections.deque)):
         return list(container)
     return list(container.values()) if isinstance(container, dict) else []
@@ -133,7 +133,7 @@ class ContainerSnapshot:
     before: Any
     attributes: bool
 
-    def changed(self) -> list[Any]:
+    def changed(self) -> list[object]:
         """The keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
         if isinstance(self.container, dict):
             return _changed_keys(self.container, self.before)
@@ -153,7 +153,7 @@ class ContainerSnapshot:
         ) else self.container.update(before)
 
 
-def host_states() -> tuple[Any, Any]:
+def host_states() -> tuple[object, object]:
     """The states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
@@ -179,7 +179,7 @@ def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
 _MISSING = object()
 
 
-def _changed_keys(container: dict[Any, Any], before: dict[Any, Any]) -> list[Any]:
+def _changed_keys(container: dict[object, object], before: dict[object, object]) -> list[object]:
     """Keys whose entries were added, removed or replaced (by another tensor, or by an unequal plain value)."""
     added = [k for k, v in container.items() if k not in before and not isinstance(v, Intercepted)]
     return added + [
@@ -189,7 +189,7 @@ def _changed_keys(container: dict[Any, Any], before: dict[Any, Any]) -> list[Any
     ]
 
 
-def _same(after: Any, before: Any) -> bool:
+def _same(after: object, before: object) -> bool:
     return after is before or (isinstance(after, PLAIN) and outline(after) == outline(before))
 
 

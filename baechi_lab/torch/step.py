@@ -80,7 +80,7 @@ class TorchStep:
         if not isinstance(self.inputs, list):
             object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
 
-    def arguments(self, model: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def arguments(self, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments of the step's model."""
         return as_arguments(self.inputs, model)
 
@@ -154,7 +154,7 @@ class TorchStep:
             optimizer.step()
         return loss
 
-    def loss_of(self, outputs: Any) -> torch.Tensor:
+    def loss_of(self, outputs: object) -> torch.Tensor:
         """The loss of the model's outputs. Targets are moved to the outputs' device."""
         output_device = next((t.device for t in tensors(outputs)), torch.device("cpu"))
         try:

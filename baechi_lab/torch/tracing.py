@@ -33,7 +33,7 @@ from .runtime.context import kept_activations
 from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from .runtime.random import States, generator_states, same_states
 from .runtime.storage import storage_bytes, storage_key, tensor_bytes, version
-from .runtime.tree import as_arguments, map_tensors, tensors, understood
+from .runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from .runtime.values_read import ValuesRead
 from .snapshot import ModelSnapshot, host_states, same_host_states
 from .state import State
@@ -57,7 +57,7 @@ _FAILURES = (
 """What the code of a model raises on inputs that it was not made for."""
 
 
-def trace(model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()) -> Trace:
+def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | type] = ()) -> Trace:
     """Run the model once on `sample_inputs` (a tensor, a tuple, a dict of keywords, or both) and record its calls.
 
     The model runs in its present mode (`train()` or `eval()`). The model, the inputs and the random generators are left
@@ -149,20 +149,20 @@ class Tracer(Handler):
 
     # -- the handler ---------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         for tensor in tensors((args, kwargs)):
             self.flow.value_of[id(tensor)] = (tensor, -1)
         return args, kwargs
 
-    def end(self, frame: Frame, outputs: Any) -> Any:
+    def end(self, frame: Frame, outputs: object) -> object:
         producers = {self.flow.producer(t) for t in tensors(outputs) if id(t) in self.flow.value_of}
         self.results = tuple(sorted(producers - {-1}))
         self.returned = self.flow.read(list(tensors(outputs)), -1)
         return outputs
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         inputs = list(tensors((args, kwargs)))
         state = [] if module is None else [*module.parameters(), *module.buffers()]
         versions = [version(t) for t in (*inputs, *state)]
@@ -198,7 +198,7 @@ class Tracer(Handler):
         self._record(_RunCall(key, run, module, inputs, output_tensors, written, state_written, random))
         return outputs
 
-    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
         recomputed = recomputes(subject, args)
         why = subject if isinstance(subject, str) else "checkpointing" if recomputed else function_name(subject)
@@ -234,7 +234,7 @@ class Tracer(Handler):
     def _shaped_by_values(
         self,
         reads: bool,
-        run: Callable[..., Any],
+        run: Callable[..., object],
         inputs: list[torch.Tensor],
         outputs: list[torch.Tensor],
         written: set[int],
@@ -252,7 +252,7 @@ class Tracer(Handler):
         return shaped and bool(outputs)
 
     def _reason_to_pin(
-        self, drawn: States, inputs: list[torch.Tensor], args: Any, kwargs: Any, module: nn.Module | None
+        self, drawn: States, inputs: list[torch.Tensor], args: Args, kwargs: Kwargs, module: nn.Module | None
     ) -> str | None:
         """Why the call that is about to run keeps code order, or None. Calls before it are pinned here."""
         if not same_states(drawn, self.drawn):
@@ -371,7 +371,7 @@ def _hands_through(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> b
     return bool(outputs) and all(id(t) in input_ids for t in outputs)
 
 
-def _run(key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> Any:
+def _run(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:
     try:
         return run(*args, **kwargs)
     except InvalidInput:

@@ -15,10 +15,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...profilers.torch.storages import Storages
+from ...torch.runtime.forward_state import ForwardState
 from ...torch.runtime.rerun import HostCopier
 from ...torch.runtime.storage import storage_key, version
 from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
-from ...torch.runtime.tree import map_tensors, tensors
+from ...torch.runtime.tree import T, map_tensors, tensors
 
 
 class CopyingTransport(TaggedTransport):
@@ -28,10 +29,10 @@ class CopyingTransport(TaggedTransport):
         super().__init__(devices)
         self.storages = storages
 
-    def arrive(self, state: Any, value: Any, device: int) -> Any:
+    def arrive(self, state: ForwardState, value: T, device: int) -> T:
         return map_tensors(value, lambda t: self._local(state, t, device))
 
-    def _local(self, state: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+    def _local(self, state: ForwardState, tensor: torch.Tensor, device: int) -> torch.Tensor:
         tag = tag_of(state, tensor)
         if tag is None or tag.device == device:
             return tensor
@@ -43,8 +44,8 @@ class CopyingTransport(TaggedTransport):
 
     def depart(
         self,
-        state: Any,
-        outputs: Any,
+        state: ForwardState,
+        outputs: object,
         op: int,
         device: int,
         sends: Sequence[tuple[int, int, int]],
@@ -57,17 +58,17 @@ class CopyingTransport(TaggedTransport):
                 _set_tag(state, tensor, Tag(state, op, device, None, version(tensor)))
         self._expect(state, output_tensors, sends)
 
-    def inherit(self, state: Any, outputs: Any, inputs: Any, device: int) -> None:
+    def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
         bases = {storage_key(t): tag for t in tensors(inputs) if (tag := tag_of(state, t)) is not None}
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
             if tag_of(state, tensor) is None:
                 _set_tag(state, tensor, Tag(state, -1, device if base is None else base.device, None, version(tensor)))
 
-    def home(self, state: Any, value: Any) -> int | None:
+    def home(self, state: ForwardState, value: object) -> int | None:
         return next((tag.device for t in tensors(value) if (tag := tag_of(state, t)) is not None), None)
 
-    def end(self, state: Any, outputs: Any) -> Any:
+    def end(self, state: ForwardState, outputs: T) -> T:
         for reference in state.tags:
             if (tag := reference()) is not None:
                 tag.copies.clear()
@@ -110,6 +111,6 @@ def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tenso
     return copy
 
 
-def _set_tag(state: Any, tensor: torch.Tensor, tag: Tag) -> None:
+def _set_tag(state: ForwardState, tensor: torch.Tensor, tag: Tag) -> None:
     tensor._baechi_tag = tag  # type: ignore[attr-defined]
     state.tags.append(weakref.ref(tag))

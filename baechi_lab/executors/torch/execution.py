@@ -7,10 +7,10 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 
 from ...errors import InvalidInput, UnknownNameError
@@ -18,6 +18,7 @@ from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import Storages
+from ...simulator.schedules import Schedule
 from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
@@ -49,7 +50,7 @@ def execute(
     on_step: Callable[[StepResult], None] | None = None,
     transport: HostTransport | None = None,
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: str | Schedule | None = None,
     pipeline: bool | None = None,
     reduction: str | None = None,
     return_gradients: bool = False,
@@ -194,7 +195,7 @@ def execute(
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
 
 
-def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Any) -> bool:
+def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: str | Schedule | None) -> bool:
     """Whether only a pipeline of processes can run a placement. Replicas of stages need one process each.
 
     >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
@@ -209,7 +210,7 @@ def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Any) ->
     return pipeline is True or bool(placed.replicas)
 
 
-def in_flight(schedule: Any, micro_batches: int, devices: int) -> int:
+def in_flight(schedule: str | Schedule | None, micro_batches: int, devices: int) -> int:
     """How many micro-batches the session runs at once.
 
     >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
@@ -233,7 +234,9 @@ def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
     return False
 
 
-def counted_in_session(pipeline: bool | None, must: bool, schedule: Any, adding: Reduction) -> bool | None:
+def counted_in_session(
+    pipeline: bool | None, must: bool, schedule: str | Schedule | None, adding: Reduction
+) -> bool | None:
     """Whether to run a pipeline, for a loss with means inside the model. Only the session can replace their divisors."""
     if not adding.in_model:
         return pipeline
@@ -254,7 +257,7 @@ def _cut(
     placed: Placement,
     cluster: Cluster,
     count: int,
-    schedule: Any,
+    schedule: str | Schedule | None,
     *,
     must: bool,
 ) -> Cut | None:
@@ -303,9 +306,9 @@ class _Running:
         if self.optimizer is not None and (lent := distribution(model).plan.offloaded_state):
             offload_state_groups(self.optimizer, model, lent)
         self.return_gradients = gradients
-        self.gradients: dict[str, Any] | None = None
+        self.gradients: dict[str, NDArray[np.float32]] | None = None
         self.seconds: list[float] = []
-        self.outputs: list[tuple[Any, ...]] = []
+        self.outputs: list[tuple[float]] = []
         torch.manual_seed(step.seed)
 
     def go(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:

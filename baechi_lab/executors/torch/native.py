@@ -8,7 +8,6 @@ import time
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +40,7 @@ class _Native:
     def __init__(self, step: TorchStep, device: str):
         self.step, self.device = step, device
         self.model: nn.Module | None = None
-        self.forms: dict[str, Callable[..., Any]] = {}
+        self.forms: dict[str, Callable[..., object]] = {}
 
     def __call__(self, mode: str, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
         info = {"device": self.device, "threads": torch.get_num_threads()}
@@ -61,14 +60,14 @@ class _Native:
                     model.to(home)
 
     def _run(
-        self, mode: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, Any]
+        self, mode: str, model: nn.Module, steps: int, warmup: int, stop: Stop | None, info: dict[str, object]
     ) -> NativeRun:
         form = self.forms.setdefault(mode, model if mode == EAGER else torch.compile(model))
         step = self.step
         torch.manual_seed(step.seed)
         optimizer = None if step.optimizer is None else step.optimizer(model.parameters())
 
-        def one(_: int) -> tuple[tuple[Any, ...], float]:
+        def one(_: int) -> tuple[tuple[object, ...], float]:
             for parameter in model.parameters():
                 parameter.grad = None
             synchronize()

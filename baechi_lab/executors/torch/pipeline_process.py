@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy.typing import NDArray
 from torch import nn
 
 from ...torch.pipelines.worker import Marks, Pipeline, connect
@@ -50,7 +51,7 @@ class Report:
     end_seconds: list[float] = field(default_factory=list)
     marks: list[Marks] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
-    gradients: dict[str, Any] = field(default_factory=dict)
+    gradients: dict[str, NDArray[np.float32]] = field(default_factory=dict)
     cpu_seconds: float = 0.0
     peak_bytes: int = 0
     peak_source: str = "parameters and their gradients only"

@@ -11,7 +11,6 @@ from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, BrokenExecutor, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +69,7 @@ def cut_step(
     placed: Placement,
     cluster: Cluster,
     micro_batches: int,
-    schedule: Any,
+    schedule: str | Schedule | None,
 ) -> Cut:
     """Make the pipeline for a placement of one micro-batch's calls.
 
@@ -229,7 +228,7 @@ def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster,
     start = np.min([r.start_seconds for r in reports], axis=0)
     seconds = np.max([r.end_seconds for r in reports], axis=0) - start
     last = next(r for r in reports if r.losses)
-    info: dict[str, Any] = {
+    info: dict[str, object] = {
         "runtime": "pipelining",
         "schedule": str(cut_up.schedule),
         "micro_batches": cut_up.micro_batches,
@@ -244,7 +243,7 @@ def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster,
     return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
 
 
-def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[Any]]:
+def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[np.float32]]:
     """Parameter name -> its gradient after the first step."""
     first = {id(p): name for name, p in model.named_parameters()}
     names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}

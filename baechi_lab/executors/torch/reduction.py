@@ -31,7 +31,7 @@ from ...torch.runtime.divisors import (
 )
 from ...torch.runtime.intercept import Frame, Interceptor
 from ...torch.runtime.random import generator_states, same_states
-from ...torch.runtime.tree import map_tensors, tensors
+from ...torch.runtime.tree import Args, Function, Kwargs, map_tensors, tensors
 from ...torch.snapshot import ModelSnapshot
 from ...torch.step import TorchStep
 
@@ -152,7 +152,7 @@ def _size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _size_of(inputs: Any) -> int:
+def _size_of(inputs: object) -> int:
     return sum(t.numel() for t in tensors(inputs))
 
 
@@ -271,7 +271,7 @@ class _Trials(DivisorHandler):
                     ]
         return [loss.detach().double()]
 
-    def call(self, frame: Frame, key: str, run: Any, args: Any, kwargs: Any, module: nn.Module | None) -> Any:
+    def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> Any:
         if module is None:
             args, kwargs = _without_dropout(getattr(run, "__name__", ""), args, kwargs)
         outputs = super().call(frame, key, run, args, kwargs, module)
@@ -279,7 +279,7 @@ class _Trials(DivisorHandler):
         return outputs
 
 
-def _without_dropout(name: str, args: Any, kwargs: Any) -> tuple[Any, Any]:
+def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
     """The arguments of a function with dropout turned off. Other functions keep their arguments."""
     at, keyword, value = (4, "dropout_p", 0.0) if name == "scaled_dot_product_attention" else (2, "training", False)
     if "dropout" not in name and keyword != "dropout_p":

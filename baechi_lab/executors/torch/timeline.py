@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import nn
+from torch.autograd.graph import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
@@ -118,7 +119,7 @@ class Measurement(Observer):
         """Whether any device is a GPU."""
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
-    def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: Any = ()) -> None:
+    def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: object = ()) -> None:
         """Start the observation of a step. What the optimizer and the batch hold in memory is counted."""
         if self.storages is not None:
             self._hold(self.storages, optimizer, batch)
@@ -132,7 +133,7 @@ class Measurement(Observer):
             self.bases[index].record(torch.cuda.current_stream(device))
         self.base_ns = time.perf_counter_ns()
 
-    def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
+    def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
         """Count what is in memory when the step starts."""
         calls = self.session.plan.device
         first = calls[0] if calls else 0
@@ -168,7 +169,7 @@ class Measurement(Observer):
 
     # -- the observer --------------------------------------------------------------------------------
 
-    def start(self, op: int, arguments: Any) -> None:
+    def start(self, op: int, arguments: object) -> None:
         self.local.stop = inputs_of(arguments) if torch.is_grad_enabled() else set()
         self.start_marks[self._row(op)] = self._mark(op)
         if self.storages is not None:
@@ -178,7 +179,7 @@ class Measurement(Observer):
             if self.local.mode is not None:  # a thread of a waiting call
                 self.local.mode.__enter__()
 
-    def computed(self, loss_of: Callable[[Any], torch.Tensor], outputs: Any) -> torch.Tensor:
+    def computed(self, loss_of: Callable[[object], torch.Tensor], outputs: object) -> torch.Tensor:
         """Compute the loss of the model's outputs under observation."""
         if self.loss is None:
             return loss_of(outputs)
@@ -202,17 +203,17 @@ class Measurement(Observer):
         with _disable_current_modes():
             loss.backward()
 
-    def _follow_node(self, node: Any, storages: Storages) -> None:
+    def _follow_node(self, node: Node, storages: Storages) -> None:
         """Follow what a node makes."""
         local = self.local
 
-        def before(gradients: Any) -> None:
+        def before(gradients: object) -> None:
             if storages.local.op >= 0:
                 local.node_device = storages.local.device
             local.node_mode = storages.mode()
             local.node_mode.__enter__()
 
-        def after(into: Any, outof: Any) -> None:
+        def after(into: object, outof: object) -> None:
             local.node_mode.__exit__(None, None, None)
             storages.between_nodes.append((time.perf_counter_ns(), getattr(local, "node_device", storages.home)))
 
@@ -227,7 +228,7 @@ class Measurement(Observer):
     def _row(self, op: int) -> int:
         return int(self.number[self.micro_batch, op])
 
-    def stop(self, op: int, arguments: Any, outputs: Any) -> None:
+    def stop(self, op: int, arguments: object, outputs: object) -> None:
         if self.storages is not None:
             if self.local.mode is not None:
                 self.local.mode.__exit__(None, None, None)
@@ -237,7 +238,7 @@ class Measurement(Observer):
             for node in nodes_between(outputs, self.local.stop):
                 self._hook(node, op)
 
-    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
+    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
         rows = self.number[self.micro_batch]
 
         @contextlib.contextmanager
@@ -264,17 +265,17 @@ class Measurement(Observer):
             return HostCopier()
         return SeparateMemoryCopier(self.storages, self.host, self.session.plan.device)
 
-    def _hook(self, node: Any, op: int) -> None:
+    def _hook(self, node: Node, op: int) -> None:
         backward_row = self._row(self.backward[op])
 
-        def before(gradients: Any) -> None:
+        def before(gradients: object) -> None:
             self.local.backward_call = (backward_row, op)
             with self.lock:
                 self.start_marks.setdefault(backward_row, self._mark(op))
             if self.storages is not None:
                 self.storages.call(backward_row, self._device(op))
 
-        def after(into: Any, outof: Any) -> None:
+        def after(into: object, outof: object) -> None:
             self.stop_marks[backward_row] = self._mark(op)
             if self.storages is not None:  # autograd adds gradients between nodes, and some nodes belong to no call
                 self.storages.call(-1, self.storages.home)

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidInput
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
+from ...simulator.schedules import Schedule
 from ...torch.models.losses import own_loss
 from ...torch.plan import make_plan, torch_devices
 from ...torch.step import TorchStep
@@ -35,7 +35,7 @@ def export(
     reorder: str = "gpu",
     devices: list[str] | None = None,
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: str | Schedule | None = None,
     pipeline: bool | None = None,
     reduction: str | None = None,
 ) -> Path:
@@ -87,7 +87,7 @@ def export(
         script = script.replace(plain, counted if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
-    files: dict[str, Any] = {
+    files: dict[str, str | bytes] = {
         "train.py": script,
         "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),

@@ -20,6 +20,7 @@ from ...executors.torch.execution import counted_in_session, in_flight, in_sessi
 from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import Reduction, reduction_of
 from ...graph import Cluster, OpGraph, Placement
+from ...simulator.schedules import Schedule
 from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.models.losses import own_loss
 from ...torch.pipelines import worker
@@ -53,7 +54,7 @@ def divide(
     graph: OpGraph | None,
     cluster: Cluster | None,
     micro_batches: int | None,
-    schedule: Any,
+    schedule: str | Schedule | None,
     pipeline: bool | None,
     reduction: str | None,
 ) -> StepDivision:
@@ -89,7 +90,7 @@ def divide(
 
 def pipeline_files(
     step: TorchStep, model: nn.Module, division: StepDivision, devices: tuple[str, ...]
-) -> dict[str, Any]:
+) -> dict[str, str | bytes]:
     """File name -> text or bytes."""
     assert division.cut is not None  # noqa: S101  (the caller has asked)
     sources = Sources()
@@ -134,7 +135,7 @@ def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
     return [name for name, value in named for _ in tensors(value)]
 
 
-def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[str, Any]:
+def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[str, object]:
     kinds = {torch.device(devices[d]).type for d in cut.processes}
     if len(kinds) > 1:
         raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")

@@ -21,7 +21,7 @@ from ...torch import runtime
 from ...torch.step import ReturnedModel
 
 
-def saved(value: Any) -> bytes:
+def saved(value: object) -> bytes:
     """The bytes that `torch.save` writes."""
     stream = io.BytesIO()
     torch.save(value, stream)
@@ -66,7 +66,7 @@ class Sources:
         """The packages that must be installed where the script runs."""
         return " and ".join(["torch", *sorted(self.packages)]) if self.packages else "torch alone"
 
-    def name(self, function: Callable[..., Any], role: str) -> str:
+    def name(self, function: Callable[..., object], role: str) -> str:
         """The expression by which the script refers to a class or function."""
         owner = getattr(function, "__self__", None)
         if inspect.ismethod(function) and isinstance(owner, type):  # a class method, which subclasses inherit
@@ -91,24 +91,24 @@ class Sources:
             )
         return f"{home.__name__}.{text}"
 
-    def expression(self, function: Callable[..., Any], role: str) -> str:
+    def expression(self, function: Callable[..., object], role: str) -> str:
         """The call that creates the model."""
         if isinstance(function, ReturnedModel):  # of a function that returns the inputs as well
             return f"{self.name(function.function, role)}()[0]"
         called = function if isinstance(function, partial) else partial(function)
         return f"{self.name(called.func, role)}({self._arguments(called, role)})"
 
-    def optimizer(self, function: Callable[..., Any]) -> str:
+    def optimizer(self, function: Callable[..., object]) -> str:
         """The call that creates the optimizer from `model.parameters()`."""
         called = function if isinstance(function, partial) else partial(function)
         arguments = self._arguments(called, "optimizer")
         return f"{self.name(called.func, 'optimizer')}(model.parameters(){', ' if arguments else ''}{arguments})"
 
-    def _arguments(self, called: partial[Any], role: str) -> str:
+    def _arguments(self, called: partial[object], role: str) -> str:
         texts = [self._literal(a, role) for a in called.args]
         return ", ".join(texts + [f"{k}={self._literal(v, role)}" for k, v in called.keywords.items()])
 
-    def _literal(self, value: Any, role: str) -> str:
+    def _literal(self, value: object, role: str) -> str:
         """A literal, or a configuration of Hugging Face that `from_dict` creates from a literal."""
         kind = type(value)
         if hasattr(value, "to_dict") and hasattr(kind, "from_dict"):
@@ -152,7 +152,7 @@ def _imported_packages(text: str, origin: str) -> set[str]:
     return packages
 
 
-def _label(source: Any) -> str:
+def _label(source: object) -> str:
     return repr(getattr(source, "__qualname__", None) or type(source).__name__)
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
 
 import torch
 from torch.nn import functional as F
 
 
-def class_loss(outputs: Any, labels: torch.Tensor) -> torch.Tensor:
+def class_loss(outputs: object, labels: torch.Tensor) -> torch.Tensor:
     """Cross entropy of logits, plus 0.4 of the auxiliary head's if there is one."""
     if isinstance(outputs, tuple):
         return F.cross_entropy(outputs[0], labels) + 0.4 * F.cross_entropy(outputs[1].to(outputs[0].device), labels)
@@ -20,12 +20,14 @@ def token_loss(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
-def pretraining_loss(outputs: Any, labels: torch.Tensor, follows: torch.Tensor) -> torch.Tensor:
+def pretraining_loss(
+    outputs: tuple[torch.Tensor, torch.Tensor], labels: torch.Tensor, follows: torch.Tensor
+) -> torch.Tensor:
     """Masked-token and next-sentence cross entropy."""
     return token_loss(outputs[0], labels) + F.cross_entropy(outputs[1].to(outputs[0].device), follows)
 
 
-def own_loss(outputs: Any) -> torch.Tensor:
+def own_loss(outputs: object) -> torch.Tensor:
     """The `loss` among the outputs (models of Hugging Face compute it if the batch has labels); otherwise `mean_square`."""
     loss = outputs.get("loss") if isinstance(outputs, dict) else getattr(outputs, "loss", None)
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
@@ -33,7 +35,7 @@ def own_loss(outputs: Any) -> torch.Tensor:
     return mean_square(tuple(outputs.values()) if isinstance(outputs, dict) else outputs)
 
 
-def mean_square(outputs: Any) -> torch.Tensor:
+def mean_square(outputs: torch.Tensor | Iterable[object]) -> torch.Tensor:
     """A loss for any tensor or tuple of tensors: the sum of their mean squares."""
     candidates = [outputs] if isinstance(outputs, torch.Tensor) else outputs
     flat = [t for t in candidates if isinstance(t, torch.Tensor) and t.is_floating_point()]

@@ -22,7 +22,9 @@ from .resnet import ResNet
 from .transformer import Transformer
 
 
-def build(name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | None = "sgd", **config: Any) -> TorchStep:
+def build(
+    name: str, *, batch_size: int = 32, seed: int = 0, optimizer: str | None = "sgd", **config: object
+) -> TorchStep:
     """The training step of a benchmark model with random data.
 
     `names()` lists the models. `config` changes the size: keywords of the model's class, and `image_size`
@@ -63,8 +65,8 @@ StepParts = tuple[
 ]
 
 
-def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, Any]], StepParts]:
-    def make_step(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
+def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator, dict[str, object]], StepParts]:
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> StepParts:
         side, classes = config.pop("image_size", size), config.get("classes", 1000)
         images = torch.randn(batch, 3, side, side, generator=generator)
         labels = torch.randint(classes, (batch,), generator=generator)
@@ -75,8 +77,8 @@ def _image(model: type[nn.Module], size: int) -> Callable[[int, torch.Generator,
 
 def _translation(
     model: type[nn.Module], words: int, size: int
-) -> Callable[[int, torch.Generator, dict[str, Any]], StepParts]:
-    def make_step(batch: int, generator: torch.Generator, config: dict[str, Any]) -> StepParts:
+) -> Callable[[int, torch.Generator, dict[str, object]], StepParts]:
+    def make_step(batch: int, generator: torch.Generator, config: dict[str, object]) -> StepParts:
         length, vocabulary = config.pop("length", size), config.get("vocabulary", words)
         source, target, labels = (torch.randint(1, vocabulary, (batch, length), generator=generator) for _ in range(3))
         return _checked(model, config), (source, target), token_loss, (labels,)
@@ -93,7 +95,7 @@ def _bert(batch: int, generator: torch.Generator, config: dict[str, Any]) -> Ste
     return _checked(BERT, config), (tokens, segments), pretraining_loss, (labels, follows)
 
 
-def _checked(model: Any, config: dict[str, Any]) -> Callable[[], nn.Module]:
+def _checked(model: Callable[..., nn.Module], config: dict[str, object]) -> Callable[[], nn.Module]:
     parameters = list(inspect.signature(model).parameters)
     for key in config:
         if key not in parameters:

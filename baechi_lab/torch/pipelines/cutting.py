@@ -32,7 +32,7 @@ class StageModule:
     sends: tuple[tuple[Any, ...], ...]
 
     @property
-    def spec(self) -> dict[str, Any]:
+    def spec(self) -> dict[str, object]:
         """Everything but the module, ready for JSON."""
         return {"inputs": list(self.inputs), "receives": list(self.receives), "sends": list(self.sends)}
 
@@ -185,7 +185,7 @@ class _Holder(nn.Module):
             return getattr(self.__dict__["_model"], name)
 
 
-def _specs(nodes: list[fx.Node]) -> tuple[tuple[Any, ...], ...]:
+def _specs(nodes: list[fx.Node]) -> tuple[tuple[object, ...], ...]:
     return tuple(
         (shape, str(dtype).removeprefix("torch."), grad)
         for shape, dtype, grad in (node.meta["value"] for node in nodes)

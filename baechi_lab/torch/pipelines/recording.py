@@ -34,7 +34,7 @@ from ..runtime.context import ambient, autocast_state
 from ..runtime.intercept import Frame, Handler, Interceptor, hooked
 from ..runtime.random import generator_states, same_states
 from ..runtime.storage import storage_key, version
-from ..runtime.tree import as_arguments, is_record, map_tensors, parts_of, tensors, understood
+from ..runtime.tree import Args, Function, Kwargs, as_arguments, is_record, map_tensors, parts_of, tensors, understood
 from ..runtime.values_read import READERS
 from ..snapshot import ModelSnapshot
 
@@ -99,7 +99,7 @@ class Program:
     together: list[tuple[int, int, str]] = field(default_factory=list)
 
 
-def record(model: nn.Module, inputs: Any, trace: Trace) -> Program:
+def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
     """Record one forward of `model` on `inputs` (as a `TorchStep` has them). The model is left unchanged.
 
     The calls of the program are those of `trace`. Its inputs are the tensors of `inputs` in the order of
@@ -128,7 +128,7 @@ def record(model: nn.Module, inputs: Any, trace: Trace) -> Program:
     return recorder.program
 
 
-def _run(model: nn.Module, inputs: Any, trace: Trace, handler: Handler) -> None:
+def _run(model: nn.Module, inputs: object, trace: Trace, handler: Handler) -> None:
     args, kwargs = as_arguments(inputs, model)
     with ModelSnapshot(model, (args, kwargs)):
         interceptor = Interceptor(model, trace.layers, handler).install()
@@ -145,8 +145,8 @@ class KeyCounter(Handler):
         self.counts: Counter[str] = Counter()
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         self.counts[stem(key)] += 1
         return run(*args, **kwargs)
 
@@ -206,14 +206,14 @@ class Recorder(Handler):
         self.within_call = False  # custom operators end in autograd Functions of their own
         self.counts: Counter[str] = Counter()  # how often each call was met, by its stem
         self.parameters = {id(p) for p in model.parameters()}
-        self.varying: set[Any] = set()  # storages whose values differ between micro-batches or steps
+        self.varying: set[int] = set()  # storages whose values differ between micro-batches or steps
         self.sized: dict[int, str] = {}  # id of a tensor whose size depends on values -> the call that caused it
-        self.lasting: set[Any] = set()  # storages of buffers and constants, which outlive the forward
-        self.read: dict[Any, str] = {}  # storages whose values Python has read -> the call that did
+        self.lasting: set[int] = set()  # storages of buffers and constants, which outlive the forward
+        self.read: dict[int, str] = {}  # storages whose values Python has read -> the call that did
 
     # -- the handler ---------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         for i, tensor in enumerate(tensors((args, kwargs))):
             node = self.program.graph.placeholder(f"input_{i}")
             self.program.inputs.append(node)
@@ -223,8 +223,8 @@ class Recorder(Handler):
         return args, kwargs
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         self.counts[stem(key)] += 1
         inputs = list(tensors((args, kwargs)))
         if module is None and not inputs and getattr(run, "__name__", "").startswith("_set_"):
@@ -285,14 +285,16 @@ class Recorder(Handler):
             if id(t) in self.users:
                 self.changed[id(t)] = self.names.get(id(t), "")
 
-    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def metadata(self, run: Function, args: Args, kwargs: Kwargs) -> object:
         if run in SIZE_READERS and args and id(args[0]) in self.sized:
             raise VaryingRead(
                 f"a size that follows from values, of what {self.sized[id(args[0])]!r} makes, is read; {_ELSE}"
             )
         return run(*args, **kwargs)
 
-    def _mark_sized(self, key: str, run: Callable[..., Any], args: Any, inputs: list[Any], outputs: list[Any]) -> None:
+    def _mark_sized(
+        self, key: str, run: Function, args: Args, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    ) -> None:
         """Record tensors whose sizes depend on varying values."""
         name = getattr(run, "__name__", "")
         index = args[1] if name == "__getitem__" and len(args) > 1 else ()
@@ -306,7 +308,7 @@ class Recorder(Handler):
                 self.sized[id(t)] = source
                 self.node_of[id(t)][1].meta["sized"] = source
 
-    def _is_varying(self, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None) -> bool:
+    def _is_varying(self, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> bool:
         """Whether the results of a call may differ between micro-batches or steps, apart from random numbers."""
         position = SIZES_ONLY.get(getattr(run, "__name__", "")) if module is None else None
         read_tensors = [] if module is None else [*module.parameters(), *module.buffers()]
@@ -321,9 +323,7 @@ class Recorder(Handler):
                     f"call {self.read[storage_key(t)]!r} reads values that the model changes later; {_ELSE}"
                 )
 
-    def _read_values(
-        self, key: str, run: Callable[..., Any], args: Any, kwargs: Any, inputs: list[torch.Tensor]
-    ) -> Any:
+    def _read_values(self, key: str, run: Function, args: Args, kwargs: Kwargs, inputs: list[torch.Tensor]) -> object:
         """Let Python read values that are equal in all micro-batches and steps; reject others."""
         if any(id(t) in self.parameters or storage_key(t) in self.varying for t in inputs):
             raise VaryingRead(
@@ -332,13 +332,13 @@ class Recorder(Handler):
         self.read.update((storage_key(t), key) for t in inputs)
         return run(*args, **kwargs)
 
-    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         if self.within_call:
             return run(*args, **kwargs)
         name = subject if isinstance(subject, str) else f"the autograd Function {subject.__name__}"
         raise InvalidInput(f"{name} cannot be cut into stages; {_ELSE}")
 
-    def end(self, frame: Frame, outputs: Any) -> Any:
+    def end(self, frame: Frame, outputs: object) -> object:
         self.program.template = self._describe_output(outputs)
         for buffer, name in self.changed.items():
             first, *later_users = self.users[buffer]
@@ -369,7 +369,7 @@ class Recorder(Handler):
 
     # -- nodes ---------------------------------------------------------------------------------------
 
-    def _target(self, key: str, run: Callable[..., Any], module: nn.Module | None) -> tuple[str, Any]:
+    def _target(self, key: str, run: Callable[..., object], module: nn.Module | None) -> tuple[str, object]:
         if module is not None:
             if hooked(module):
                 raise InvalidInput(f"the hooks of {self.layer_of[id(module)]!r} may reach across stages; {_ELSE}")
@@ -383,13 +383,13 @@ class Recorder(Handler):
             raise InvalidInput(f"call {key!r} is of a function that has no public name in torch; {_ELSE}")
         return "call_function", run
 
-    def _add(self, target: tuple[str, Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def _add(self, target: tuple[str, object], args: tuple[object, ...], kwargs: dict[str, object]) -> fx.Node:
         kind, operation = target
         if kind == "getattr":
             return self.program.graph.call_function(getattr, (args[0], operation))
         return self.program.graph.create_node(kind, operation, args, kwargs)
 
-    def _arguments(self, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _arguments(self, args: Args, kwargs: Kwargs) -> tuple[tuple[object, ...], dict[str, object]]:
         return map_tensors((tuple(args), dict(kwargs)), self._node_of)  # type: ignore[no-any-return]
 
     def _node_of(self, tensor: torch.Tensor) -> fx.Node:
@@ -407,7 +407,7 @@ class Recorder(Handler):
             self.lasting.add(storage_key(tensor))
         return self.node_of[id(tensor)][1]
 
-    def _outputs(self, node: fx.Node, outputs: Any) -> None:
+    def _outputs(self, node: fx.Node, outputs: object) -> None:
         """Add a node for every tensor of `outputs`, selected along its path."""
         for path, tensor in _tensor_paths(outputs):
             output_node = node
@@ -425,7 +425,7 @@ class Recorder(Handler):
 _ELSE = "run the placement in the session (pipeline=False)"
 
 
-def _tensor_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+def _tensor_paths(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):
@@ -436,11 +436,11 @@ def _tensor_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[tupl
             yield from _tensor_paths(entry, (*path, (operator.getitem if kind == "item" else getattr, key)))
 
 
-def _settings() -> tuple[Any, ...]:
+def _settings() -> tuple[object, ...]:
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), autocast_state(), ambient())
 
 
-def _importable(run: Callable[..., Any]) -> bool:
+def _importable(run: Callable[..., object]) -> bool:
     """Whether the name that fx writes leads back to the function."""
     try:
         first, *attributes = _get_qualified_name(run).split(".")

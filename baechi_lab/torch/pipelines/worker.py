@@ -28,6 +28,7 @@ from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRun
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 
 from ..runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
+from ..runtime.tree import Args
 
 Marks = list[tuple[int, str, int, float, float]]
 """(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""
@@ -185,7 +186,7 @@ class Pipeline:
         self._share([total], self.replicas)
         return float(total)
 
-    def _share(self, sums: list[torch.Tensor], group: Any) -> None:
+    def _share(self, sums: list[torch.Tensor], group: object) -> None:
         """Add up tensors among the processes of a group, each dtype by itself, and divide sums into means, in place."""
         for dtype in dict.fromkeys(t.dtype for t in sums if group is not None):
             same_dtype = [t for t in sums if t.dtype == dtype]
@@ -197,7 +198,7 @@ class Pipeline:
             if self.mean and self.count > 1:
                 tensor.div_(self.count)
 
-    def _share_copies(self, parameter: nn.Parameter, group: Any) -> None:
+    def _share_copies(self, parameter: nn.Parameter, group: object) -> None:
         """Give every copy of a parameter the sum of all copies' gradients, or none if no process has one."""
         gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
         has_gradient = gradient.new_tensor([float(parameter.grad is not None)])
@@ -206,7 +207,9 @@ class Pipeline:
             self._share([gradient], group)
             parameter.grad = gradient
 
-    def _copies(self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[Any]) -> list[tuple[nn.Parameter, Any]]:
+    def _copies(
+        self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[object]
+    ) -> list[tuple[nn.Parameter, object]]:
         """The tied parameters that this process has, each with the group of processes that have one too."""
         tied_parameters = []
         for copies, group in zip(tied, groups, strict=True):
@@ -222,7 +225,7 @@ class Pipeline:
     def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
         """What the means in the loss of each micro-batch divide by, from the targets of each."""
 
-        def divisors(shapes: Sequence[Sequence[Any]], micro_targets: Sequence[torch.Tensor]) -> Divisors:
+        def divisors(shapes: Sequence[Sequence[object]], micro_targets: Sequence[torch.Tensor]) -> Divisors:
             cpu_targets = [t.cpu() for t in micro_targets]
             return loss_divisors(
                 lambda outputs: self.loss(rebuild_output(self.template, outputs), *cpu_targets), shapes
@@ -237,7 +240,7 @@ class Pipeline:
             raise ValueError("the loss of a micro-batch has other means than that of the batch")
         return tables
 
-    def _loss(self, outputs: Any, targets: Any) -> torch.Tensor:
+    def _loss(self, outputs: torch.Tensor | tuple[torch.Tensor, ...], targets: Sequence[torch.Tensor]) -> torch.Tensor:
         output_tensors = outputs if isinstance(outputs, tuple) else (outputs,)
         stage, kind, k, start, _ = self.marks.pop()  # the loss belongs to the forward unit of the outputs
         with dividing(self.divisors[k]):
@@ -252,7 +255,7 @@ class Pipeline:
         return time.perf_counter()
 
 
-def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
+def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], object]:
     """Processes -> their group; a single process has none. All processes create all groups."""
     return {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(members)) if len(ranks) > 1}
 
@@ -260,7 +263,7 @@ def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], Any]:
 class _Runtime(_PipelineScheduleRuntime):
     """torch's runtime, for processes that may run only some of the micro-batches. Losses are stored by micro-batch."""
 
-    def __init__(self, stages: list[Any], *args: Any, **options: Any):
+    def __init__(self, stages: list[Any], *args: object, **options: object):
         super().__init__(stages, *args, **options)
         self.losses: dict[int, torch.Tensor] = {}
 
@@ -270,12 +273,12 @@ class _Runtime(_PipelineScheduleRuntime):
             stage._inference_mode = InferenceMode.STATIC
 
     def _maybe_compute_loss(
-        self, stage: Any, output: Any, target_mbs: Any, mb_index: int, loss_kwargs: Any = None
+        self, stage: PipelineStage, output: object, target_mbs: Any, mb_index: int, loss_kwargs: object = None
     ) -> None:
         if stage.is_last:
             self.losses[mb_index] = self._compute_loss(output, target_mbs[mb_index], loss_kwargs)
 
-    def _maybe_get_loss(self, stage: Any, mb_index: int) -> torch.Tensor | None:
+    def _maybe_get_loss(self, stage: PipelineStage, mb_index: int) -> torch.Tensor | None:
         return self.losses[mb_index] if stage.is_last else None
 
 
@@ -290,8 +293,8 @@ class _Stage(PipelineStage):
         index: int,
         homes: Sequence[Sequence[int]],
         device: torch.device,
-        receives: Any,
-        sends: Any,
+        receives: object,
+        sends: object,
     ):
         # torch rejects more processes than stages, and assigns stages to processes itself.
         max_stages = max(len(homes), dist.get_world_size())
@@ -302,24 +305,24 @@ class _Stage(PipelineStage):
         ranks = self.homes[stage_idx]
         return ranks[self.micro_batch % len(ranks)]
 
-    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[Any]:
+    def get_fwd_recv_ops(self, fwd_chunk_id: int) -> list[object]:
         self.micro_batch = fwd_chunk_id
         return super().get_fwd_recv_ops(fwd_chunk_id)
 
-    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[Any]:
+    def get_bwd_recv_ops(self, bwd_chunk_id: int) -> list[object]:
         self.micro_batch = bwd_chunk_id
         return super().get_bwd_recv_ops(bwd_chunk_id)
 
-    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[Any]:
+    def get_fwd_send_ops(self, fwd_chunk_id: int) -> list[object]:
         self.micro_batch = fwd_chunk_id
         return super().get_fwd_send_ops(fwd_chunk_id)
 
-    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[Any]:
+    def get_bwd_send_ops(self, bwd_chunk_id: int) -> list[object]:
         self.micro_batch = bwd_chunk_id
         return super().get_bwd_send_ops(bwd_chunk_id)
 
     def forward_one_chunk(
-        self, fwd_chunk_id: int, args: Any, kwargs: Any = None, save_forward_output: bool = True
+        self, fwd_chunk_id: int, args: Args, kwargs: Any = None, save_forward_output: bool = True
     ) -> Any:
         stage_inputs = {name: kwargs[name] for name in self.submod.inputs}  # type: ignore[union-attr]
         return self._marked(
@@ -327,8 +330,8 @@ class _Stage(PipelineStage):
         )
 
     def backward_one_chunk(
-        self, bwd_chunk_id: int, loss: Any = None, full_backward: bool = True, last_backward: bool = False
-    ) -> Any:
+        self, bwd_chunk_id: int, loss: object = None, full_backward: bool = True, last_backward: bool = False
+    ) -> object:
         run = super().backward_one_chunk
 
         def backward() -> None:
@@ -339,7 +342,7 @@ class _Stage(PipelineStage):
         return self._marked("B", bwd_chunk_id, backward)
 
     def backward_maybe_with_nosync(
-        self, backward_type: Any, bwd_kwargs: dict[str, Any], last_backward: bool = False
+        self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False
     ) -> Any:
         if backward_type == "weight":
             groups = joined_groups(bwd_kwargs["param_groups"])
@@ -348,10 +351,10 @@ class _Stage(PipelineStage):
             return stage_backward_weight(self.submod.parameters(), groups, retain_graph=retain_graph), None
         return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
 
-    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> Any:
+    def backward_weight_one_chunk(self, bwd_chunk_id: int, last_backward: bool = False) -> object:
         return self._marked("W", bwd_chunk_id, super().backward_weight_one_chunk, bwd_chunk_id, last_backward)
 
-    def _marked(self, kind: str, k: int, run: Callable[..., Any], *args: Any) -> Any:
+    def _marked(self, kind: str, k: int, run: Callable[..., object], *args: object) -> object:
         start = self.pipeline.read_clock()
         result = run(*args)
         self.pipeline.marks.append((self.stage_index, kind, k, start, self.pipeline.read_clock()))
@@ -402,11 +405,11 @@ class _DetachedCopy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
         return gradients[0]
 
 
@@ -445,20 +448,20 @@ def select_layers(model: nn.Module, names: Sequence[str], constants: Mapping[str
 class Output(dict):  # type: ignore[type-arg]
     """Named outputs, read by name, attribute or position, as those of transformers are."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in self:
             return super().__getitem__(name)
         raise AttributeError(f"the output of the pipeline has no {name!r}; it has {', '.join(map(str, self))}")
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> object:
         return self.to_tuple()[key] if isinstance(key, (int, slice)) else super().__getitem__(key)
 
-    def to_tuple(self) -> tuple[Any, ...]:
+    def to_tuple(self) -> tuple[object, ...]:
         """The outputs in their order, those that are None left out."""
         return tuple(value for value in self.values() if value is not None)
 
 
-def rebuild_output(template: Any, tensors: Sequence[torch.Tensor]) -> Any:
+def rebuild_output(template: object, tensors: Sequence[torch.Tensor]) -> object:
     """The output that `template` describes: `{"slot": i}` is tensor i, `{"is": kind, "of": entries}` is a container.
 
     >>> output = rebuild_output({"is": "output", "of": [["loss", {"slot": 1}], ["logits", {"slot": 0}]]}, ["a", "b"])

@@ -27,9 +27,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from .context import saved_tensor_hooks_active
 from .random import generator_states, same_states
-from .rerun import EMPTY, CallRecord, HostCopier, HostedStorage, RetainedArgument, StorageView
+from .rerun import EMPTY, CallRecord, HostCopier, HostedStorage, ObserveRerun, RetainedArgument, StorageView
 from .storage import is_plain, is_whole, storage_reference, version
-from .tree import map_tensors, tensors
+from .tree import Args, Function, Kwargs, map_tensors, tensors
 
 HOST = -1
 """As a run: the tensor waits on the host."""
@@ -68,7 +68,9 @@ class ActivationSources:
 class ActivationPolicy:
     """Decides what the calls of one forward save; `call` runs one of them."""
 
-    def __init__(self, sources: ActivationSources, observer: Any = None, host_copier: HostCopier | None = None):
+    def __init__(
+        self, sources: ActivationSources, observer: ObserveRerun | None = None, host_copier: HostCopier | None = None
+    ):
         self.sources, self.observer, self.host_copier = sources, observer, host_copier or HostCopier()
         self.lock = threading.RLock()
         self.producers: dict[StorageWeakRef, Producer] = {}
@@ -77,7 +79,9 @@ class ActivationPolicy:
         self.received: dict[StorageWeakRef, tuple[StorageWeakRef, bool]] = {}
         self.numbers = itertools.count()
 
-    def call(self, op: int, run: Callable[..., Any], module: nn.Module | None, /, *args: Any, **kwargs: Any) -> Any:
+    def call(
+        self, op: int, run: Callable[..., object], module: nn.Module | None, /, *args: object, **kwargs: object
+    ) -> object:
         """Run a call and return its outputs. What its backward pass needs is kept or dropped as planned."""
         if op not in self.sources.involved or not torch.is_grad_enabled() or saved_tensor_hooks_active():
             return run(*args, **kwargs)
@@ -111,7 +115,7 @@ class ActivationPolicy:
                 record.packs = len(packs)
         return outputs
 
-    def note_copies(self, originals: Any, copies: Any) -> None:
+    def note_copies(self, originals: object, copies: object) -> None:
         """Note which arguments of a call are copies of which tensors of other devices."""
         with self.lock:
             for tensor, copy in zip(tensors(originals), tensors(copies), strict=True):
@@ -119,9 +123,7 @@ class ActivationPolicy:
                     covers_storage = is_whole(tensor) and is_whole(copy)
                     self.received[storage_reference(copy)] = storage_reference(tensor), covers_storage
 
-    def _record_call(
-        self, op: int, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> CallRecord:
+    def _record_call(self, op: int, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> CallRecord:
         states = generator_states()
         record = CallRecord(
             next(self.numbers), op, run, module, states, self.sources.last_run[op], self.lock, self.observer

@@ -115,7 +115,7 @@ def autocast_state() -> tuple[tuple[str, torch.dtype], ...]:
     return tuple((kind, torch.get_autocast_dtype(kind)) for kind in _KINDS if torch.is_autocast_enabled(kind))
 
 
-def ambient() -> tuple[Any, ...]:
+def ambient() -> tuple[object, ...]:
     """State beyond `Context` that a region of code may have set. A call that finds it changed must run where the code has it.
 
     It covers hooks on saved tensors (checkpointing, offloading), dispatch modes, transforms (`vmap`), forward-mode

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from ...errors import ExecutionError
-from .tree import map_tensors, tensors
+from .tree import Args, Function, Kwargs, T, map_tensors, tensors
 
 _PROPERTIES = "shape dtype device ndim is_cuda"
 _METHODS = "size dim numel __len__ ndimension nelement is_floating_point is_complex element_size"
@@ -31,7 +32,7 @@ class Future:
 
     __slots__ = ("done", "error", "gate", "leaves", "lock", "op", "ops", "pull")
 
-    def __init__(self, gate: Any, op: int, arguments: Any, pull: Callable[[], Any] | None = None):
+    def __init__(self, gate: Any, op: int, arguments: object, pull: Callable[[], object] | None = None):
         self.gate, self.op, self.pull = gate, op, pull
         own_op = frozenset() if op < 0 else frozenset([op])
         self.ops: frozenset[int] = own_op.union(*(t.future.ops for t in deferred(arguments)))
@@ -40,7 +41,7 @@ class Future:
         self.done = threading.Event()
         self.lock = threading.Lock()
 
-    def set(self, outputs: Any) -> None:
+    def set(self, outputs: object) -> None:
         """Store the outputs of the call."""
         self.leaves = list(tensors(outputs))
         self.done.set()
@@ -72,10 +73,10 @@ class Deferred(torch.Tensor):
 
     future: Future
     position: int
-    on_function: Callable[..., Any]
+    on_function: Function
 
     @staticmethod
-    def make(spec: Any, future: Future, position: int, on_function: Callable[..., Any]) -> Deferred:
+    def make(spec: Spec, future: Future, position: int, on_function: Function) -> Deferred:
         """Create a stand-in with the shape, dtype and device of `spec`."""
         stand_in: Deferred = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
             Deferred, spec.shape, dtype=spec.dtype, device=spec.device
@@ -89,12 +90,12 @@ class Deferred(torch.Tensor):
         return self.future.get()[self.position]
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         stand_in = next(t for t in tensors((args, kwargs)) if isinstance(t, Deferred))
         return stand_in.on_function(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         """Handle code that bypasses `__torch_function__`. Such code runs below autograd, which has not seen it."""
         arguments = resolve((args, kwargs or {}))
         if any(t.requires_grad for t in tensors(arguments)):
@@ -105,21 +106,21 @@ class Deferred(torch.Tensor):
         return func(*arguments[0], **arguments[1])
 
 
-def resolve(value: Any) -> Any:
+def resolve(value: T) -> T:
     """Replace every deferred tensor of a structure by the tensor itself, waiting where needed."""
     return map_tensors(value, lambda t: t.value if isinstance(t, Deferred) else t)
 
 
-def deferred(value: Any) -> list[Deferred]:
+def deferred(value: object) -> list[Deferred]:
     """The deferred tensors in `value`."""
     return [t for t in tensors(value) if isinstance(t, Deferred)]
 
 
-def defer(outputs: Any, future: Future, on_function: Callable[..., Any]) -> Any:
+def defer(outputs: object, future: Future, on_function: Callable[..., object]) -> object:
     """Replace every `Spec` of a structure by a stand-in."""
     position = -1
 
-    def fill(value: Any) -> Any:
+    def fill(value: object) -> object:
         nonlocal position
         if type(value) is Spec:
             position += 1
@@ -147,12 +148,12 @@ class Spec:
         return tuple(tensor.shape) == self.shape and tensor.dtype == self.dtype
 
 
-def spec_of(outputs: Any) -> Any:
+def spec_of(outputs: object) -> object:
     """Replace every tensor of `outputs` by its `Spec`. Returns None if something in it is known only after computing it."""
     return map_tensors(outputs, Spec) if _deferrable(outputs) else None
 
 
-def _deferrable(value: Any) -> bool:
+def _deferrable(value: object) -> bool:
     if isinstance(value, (tuple, list)):
         return all(_deferrable(v) for v in value)
     if isinstance(value, dict):

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -31,7 +32,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import InvalidInput
 from .intercept import Frame, Handler, Interceptor
 from .random import generator_states
-from .tree import as_arguments, map_tensors, tensors
+from .tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
 
 LOSS = ""
 """The key of what is computed behind the model."""
@@ -99,7 +100,7 @@ class Divide(TorchFunctionMode):
         self.divisors: list[Divisor] = []
         self.position = 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         with torch._C.DisableTorchFunction() if self.alone else contextlib.nullcontext():
             kwargs = kwargs or {}
             if func in _LOSSES:
@@ -129,7 +130,7 @@ class Divide(TorchFunctionMode):
             return None
         return self.instead[self.position - 1] if self.position <= len(self.instead) else None
 
-    def _loss(self, func: Any, args: Any, kwargs: Any) -> Any:
+    def _loss(self, func: Function, args: Args, kwargs: Kwargs) -> Any:
         bound = inspect.signature(func).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
@@ -159,23 +160,23 @@ class Divide(TorchFunctionMode):
         arguments["reduction"] = "none"
         return Divisor(func(*bound.args, **bound.kwargs).numel())
 
-    def _divisor(self, value: Any) -> Divisor:
+    def _divisor(self, value: torch.Tensor | float) -> Divisor:
         if not isinstance(value, torch.Tensor):
             return Divisor(float(value))
         return Divisor(float(value) if self.follows_from_batch(value) else None, True)
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex()
     return isinstance(value, (int, float))
 
 
-def divided_by(run: Callable[..., Any], instead: Sequence[float | None]) -> Callable[..., Any]:
+def divided_by(run: Callable[..., object], instead: Sequence[float | None]) -> Callable[..., object]:
     """Wrap a call so that its means divide by `instead`."""
 
     @functools.wraps(run)
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         with torch._C._EnableTorchFunction(), Divide(instead, alone=True):  # type: ignore[attr-defined]
             return run(*args, **kwargs)
 
@@ -192,8 +193,8 @@ class DivisorHandler(Handler):
         self.divisors: Divisors = {}
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         if self.instead is not None:
             return (divided_by(run, self.instead[key]) if key in self.instead else run)(*args, **kwargs)
         with torch._C._EnableTorchFunction(), Divide(follows_from_batch=self.follows_from_batch, alone=True) as mode:  # type: ignore[attr-defined]
@@ -206,11 +207,11 @@ class DivisorHandler(Handler):
 def divisors_of(
     model: nn.Module,
     layers: Sequence[str],
-    loss_of: Callable[[Any], Any],
-    args: Any,
-    kwargs: Any,
+    loss_of: Callable[[object], object],
+    args: Args,
+    kwargs: Kwargs,
     follows_from_batch: Callable[[torch.Tensor], bool],
-) -> tuple[Divisors, Any]:
+) -> tuple[Divisors, object]:
     """The divisors of one forward pass and its loss, and the model's outputs."""
     handler = DivisorHandler(follows_from_batch=follows_from_batch)
     interceptor = Interceptor(model, layers, handler).install()
@@ -243,7 +244,7 @@ class FromBatch(TorchDispatchMode):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if all(map(self.follows_from_batch, tensors((args, kwargs)))):
             return func(*args, **kwargs)
@@ -263,9 +264,9 @@ class FromBatch(TorchDispatchMode):
         with self.fake:
             return func(*args, **kwargs)
 
-    def _positions(self, indices: Any) -> list[Any]:
+    def _positions(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Replace masks among indices by positions, where the mask is known."""
-        positions: list[Any] = []
+        positions: list[torch.Tensor | None] = []
         for index in indices:
             if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):
                 positions += index.nonzero(as_tuple=True)
@@ -288,7 +289,7 @@ class DryRun:
         self.shapes: list[tuple[Any, ...]] = []
         self.model = copy.deepcopy(model, {id(p): self.mode.make_fake(p) for p in model.parameters()})
 
-    def __call__(self, loss_of: Callable[[Any], Any], args: Any, kwargs: Any) -> Divisors:
+    def __call__(self, loss_of: Callable[[object], object], args: Args, kwargs: Kwargs) -> Divisors:
         """Return the divisors for a batch and set `shapes` to those of the model's output tensors."""
         states, log = generator_states(), logging.getLogger("torch._subclasses.fake_tensor")
         level = log.level
@@ -388,7 +389,9 @@ class BatchDivisors:
         self.batch: list[torch.Tensor] = []
         self.divisors: list[Replacements] = []
 
-    def __call__(self, batch: tuple[Any, Any], micro_batches: Sequence[tuple[Any, Any]]) -> list[Replacements]:
+    def __call__(
+        self, batch: tuple[object, object], micro_batches: Sequence[tuple[object, object]]
+    ) -> list[Replacements]:
         """Return the replacements for the micro-batches (inputs, targets) of a batch.
 
         Raises:
@@ -404,7 +407,7 @@ class BatchDivisors:
             self.divisors, self.batch = tables, [t.clone() for t in batch_tensors]
         return self.divisors
 
-    def _find_divisors(self, batch: tuple[Any, Any]) -> Divisors:
+    def _find_divisors(self, batch: tuple[object, Any]) -> Divisors:
         inputs, targets = map_tensors(batch, lambda t: t.cpu())
         args, kwargs = as_arguments(inputs, self.dry.model)
         return self.dry(lambda outputs: self.loss(outputs, *targets), args, kwargs)

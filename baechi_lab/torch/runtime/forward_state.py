@@ -14,18 +14,19 @@ from .activation_policy import ActivationPolicy
 from .deferred import Future
 from .gate import Gate
 from .rerun import HostCopier
+from .tree import Args, Kwargs
 
 
 class Observer:
     """Observes every planned call of a forward. The measured timeline is an observer."""
 
-    def start(self, op: int, arguments: Any) -> None:
+    def start(self, op: int, arguments: object) -> None:
         """The call is about to run on its device; its inputs are there."""
 
-    def stop(self, op: int, arguments: Any, outputs: Any) -> None:
+    def stop(self, op: int, arguments: object, outputs: object) -> None:
         """The call is submitted."""
 
-    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[Any]]:
+    def repeating(self) -> Callable[[int, int], contextlib.AbstractContextManager[object]]:
         """Called when a forward begins. Returns the context to enter around the `run`-th run of a call in the backward pass."""
         return lambda op, run: contextlib.nullcontext()
 
@@ -37,18 +38,18 @@ class Observer:
 class ForwardState:
     """The state of one forward."""
 
-    def __init__(self, learned: dict[str, tuple[Any, int, Any]], gate: Gate | None):
+    def __init__(self, learned: dict[str, tuple[object, int, object]], gate: Gate | None):
         self.learned, self.gate = learned, gate
         self.futures: list[Future] = []
         self.pending: list[Future] = []  # futures that nobody has waited for
         self.pinned_regions = 0  # number of running regions in which no call may wait
-        self.before: tuple[Any, ...] = ()
+        self.before: tuple[object, ...] = ()
         self.modes = 0
         self.latest = -1  # of the reached calls, the one that comes last in the plan
         self.jobs: list[Job[None]] = []
         self.error: BaseException | None = None
         self.inplace_pending = False
-        self.ambient: dict[torch.device, Any] = {}
+        self.ambient: dict[torch.device, torch.cuda.Stream] = {}
         self.home: torch.device | None = None
         self.order: list[int] = []
         self.tags: list[Any] = []
@@ -72,9 +73,9 @@ class LearnedSpecs:
 
     def __init__(self, max_signatures: int = 256):
         self.max_signatures = max_signatures
-        self.signatures: dict[Any, dict[str, tuple[Any, int, Any]]] = {}
+        self.signatures: dict[object, dict[str, tuple[Any, int, object]]] = {}
 
-    def lookup(self, signature: Any) -> tuple[bool, dict[str, tuple[Any, int, Any]]]:
+    def lookup(self, signature: object) -> tuple[bool, dict[str, tuple[object, int, object]]]:
         """Whether a signature is known, and what is learned of each call by its key."""
         is_known = signature in self.signatures
         if not is_known and len(self.signatures) >= self.max_signatures:
@@ -82,7 +83,7 @@ class LearnedSpecs:
         return is_known, self.signatures.setdefault(signature, {})
 
 
-def run_observed(observer: Observer, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+def run_observed(observer: Observer, op: int, run: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
     """Run a call and tell the observer."""
     observer.start(op, (args, kwargs))
     outputs = run(*args, **kwargs)

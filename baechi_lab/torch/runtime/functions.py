@@ -44,7 +44,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 _functional_call = stateless._functional_call
 
 
-def _lend(*args: Any, **kwargs: Any) -> Any:
+def _lend(*args: object, **kwargs: object) -> object:
     interceptor = running.interceptor
     if interceptor is not None and interceptor.between_layers:
         return interceptor.region("torch.func.functional_call", _functional_call, args, kwargs)

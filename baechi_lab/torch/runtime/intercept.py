@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Collection
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NoReturn
 
 import torch
 from torch import nn
@@ -25,6 +25,7 @@ from torch.nn.modules import module as every
 from torch.overrides import TorchFunctionMode
 
 from .functions import running, unwatch, watch
+from .tree import Args, Function, Kwargs
 
 WHOLE_TYPES: tuple[type[nn.Module], ...] = (nn.MultiheadAttention,)
 """Modules of torch that have children but never call them: one operator each."""
@@ -51,32 +52,32 @@ METADATA = frozenset(
 class Handler:
     """Handles the calls of one forward. The default implementation only runs them."""
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         """Called before the outermost container runs. Returns the arguments to run it with."""
         return args, kwargs
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         """Run one layer (`module`) or one function between layers (`module` is None)."""
         return run(*args, **kwargs)
 
-    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def metadata(self, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a function that reads no data."""
         return run(*args, **kwargs)
 
-    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run code that needs real tensors and must keep its place: an autograd Function, or what `subject` names."""
         return run(*args, **kwargs)
 
-    def end(self, frame: Frame, outputs: Any) -> Any:
+    def end(self, frame: Frame, outputs: object) -> object:
         """Called with the outputs of the outermost container. Returns what the caller gets."""
         return outputs
 
     def abort(self, frame: Frame, error: BaseException) -> None:
         """Called when the forward raised."""
 
-    def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+    def lone(self, name: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         """Run a layer that is called outside any forward of the model, by the user or by recomputation."""
         return run(*args, **kwargs)
 
@@ -111,17 +112,17 @@ class Intercepted:
         self.interceptor, self.name, self.module, self.original = interceptor, name, module, module.forward
         self.local = interceptor.local
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: object) -> NoReturn:
         raise TypeError(f"layer {self.name!r} is distributed; gather the model before copying or pickling it")
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> NoReturn:
         raise TypeError(f"layer {self.name!r} is distributed; gather the model before copying or pickling it")
 
 
 class LayerForward(Intercepted):
     """The `forward` of a layer."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         local = self.local
         if local.inside:
             return self.original(*args, **kwargs)
@@ -140,7 +141,7 @@ class LayerForward(Intercepted):
 class ContainerForward(Intercepted):
     """The `forward` of a module that calls layers. The outermost one opens the frame."""
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         local = self.local
         if local.inside:
             return self.original(*args, **kwargs)
@@ -181,7 +182,7 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self.handler, self.frame = handler, frame
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         kwargs = kwargs or {}
         if func in METADATA:
             return self.handler.metadata(func, args, kwargs)
@@ -201,7 +202,7 @@ class Interceptor:
     def __init__(self, model: nn.Module, layers: Collection[str], handler: Handler):
         self.model, self.handler, self.local = model, handler, _Local()
         self.layers = frozenset(layers)
-        self.installed: list[tuple[nn.Module, Any]] = []
+        self.installed: list[tuple[nn.Module, Function | None]] = []
 
     def install(self) -> Interceptor:
         """Replace the `forward` of the instances."""
@@ -222,7 +223,7 @@ class Interceptor:
                 module.forward = instance_forward
         self.installed.clear()
 
-    def run(self, name: str, forward: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> Any:
         """Run one forward of the outermost container `name`."""
         frame, local, handler = Frame(), self.local, self.handler
         frame.scopes.append(name)
@@ -240,7 +241,7 @@ class Interceptor:
         with torch._C.DisableTorchFunction():
             return handler.end(frame, outputs)
 
-    def region(self, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Pass a region between layers to the handler."""
         return self.handler.region(self.local.frame, subject, run, args, kwargs)  # type: ignore[arg-type]
 

@@ -16,7 +16,6 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -70,7 +69,7 @@ class OffloadedOptimizerState:
         optimizer.__dict__["_baechi_lent"] = self
 
     @torch.no_grad()
-    def step(self, *args: Any, **kwargs: Any) -> Any:
+    def step(self, *args: object, **kwargs: object) -> object:
         """Update all parameters once."""
         parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
         gradients = [(p, p.grad) for p in parameters if p.grad is not None]

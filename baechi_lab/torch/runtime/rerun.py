@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,9 @@ from .context import Context, Settings
 from .random import States, generator_states
 from .storage import is_plain, version, whole_storage
 from .tree import map_tensors, tensors
+
+ObserveRerun = Callable[[int, int], contextlib.AbstractContextManager[None]]
+"""From the op and the number of its run to the context of that run."""
 
 EMPTY = torch.empty(0)
 """Placeholder for a tensor among the arguments of a `CallRecord`."""
@@ -80,12 +84,12 @@ class CallRecord:
         self,
         number: int,
         op: int,
-        run: Callable[..., Any],
+        run: Callable[..., object],
         module: nn.Module | None,
         states: States | None,
         last_run: int,
-        lock: Any,
-        observer: Any,
+        lock: threading.RLock,
+        observer: ObserveRerun | None,
     ):
         self.number, self.op, self.function, self.module = number, op, run, module
         self.states, self.last_run, self.lock, self.observer = states, last_run, lock, observer
@@ -210,7 +214,12 @@ class HostedStorage:
     """A storage of call `op` that waits on the host. `shared` has the same data on the host already."""
 
     def __init__(
-        self, tensor: torch.Tensor, op: int, lock: Any, host_copier: HostCopier, shared: HostedStorage | None = None
+        self,
+        tensor: torch.Tensor,
+        op: int,
+        lock: threading.RLock,
+        host_copier: HostCopier,
+        shared: HostedStorage | None = None,
     ):
         self.device, self.dtype, self.op = tensor.device, tensor.dtype, op
         self.lock, self.host_copier = lock, host_copier
@@ -230,7 +239,7 @@ class HostedStorage:
             return self.host_copier.to_device(self.host_copy, self.device, self.op)
 
 
-def _refuse_backward(packed: Any) -> torch.Tensor:
+def _refuse_backward(packed: object) -> torch.Tensor:
     raise ExecutionError("a run that only computes activations again has no backward pass")
 
 
@@ -240,7 +249,7 @@ def _to_host(flat: torch.Tensor) -> torch.Tensor:
     return host_copy
 
 
-def _event_after_submitted(device: torch.device) -> Any:
+def _event_after_submitted(device: torch.device) -> torch.cuda.Event | None:
     """Record an event after all that was submitted to a GPU. Another GPU may read what this one sends."""
     if device.type != "cuda":
         return None
@@ -249,12 +258,12 @@ def _event_after_submitted(device: torch.device) -> Any:
     return event
 
 
-def _current_stream() -> Any:
+def _current_stream() -> object:
     return torch.cuda.current_stream() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 @contextlib.contextmanager
-def _on_stream(stream: Any) -> Iterator[None]:
+def _on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     """Run on a stream that waits for the current one. Afterwards the current stream waits for it."""
     present = torch.cuda.current_stream(stream.device)
     stream.wait_stream(present)

@@ -12,9 +12,9 @@ equal the original's up to rounding.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
+from torch.autograd.graph import Node
 
 from .tree import tensors
 
@@ -34,7 +34,7 @@ def set_aside(numbers: int) -> int:
     return first
 
 
-def inputs_of(value: Any) -> set[Any]:
+def inputs_of(value: object) -> set[Node]:
     """The autograd nodes of the tensors of `value`: where the walk through a layer's own nodes ends.
 
     If a layer writes into a view, the nodes of the base of the view belong to it too.
@@ -44,10 +44,10 @@ def inputs_of(value: Any) -> set[Any]:
     return {t.grad_fn for t in (*leaves, *bases) if t is not None and t.grad_fn is not None}
 
 
-def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
+def nodes_between(outputs: object, stop: Iterable[Node]) -> list[Node]:
     """The autograd nodes from `outputs` back to `stop` (exclusive), without leaves, oldest first."""
     visited = set(stop)
-    nodes: list[Any] = []
+    nodes: list[Node] = []
     stack = [t.grad_fn for t in tensors(outputs) if t.grad_fn is not None]
     while stack:
         node = stack.pop()
@@ -59,7 +59,7 @@ def nodes_between(outputs: Any, stop: Iterable[Any]) -> list[Any]:
     return sorted(nodes, key=lambda node: int(node._sequence_nr()))
 
 
-def renumber(outputs: Any, stop: Iterable[Any], first: int, numbers: int) -> None:
+def renumber(outputs: object, stop: Iterable[object], first: int, numbers: int) -> None:
     """Give the nodes of one layer the numbers that were reserved for it."""
     for i, node in enumerate(nodes_between(outputs, stop)):
         change = getattr(node, "_set_sequence_nr", None)

@@ -37,7 +37,7 @@ from .random import generator_states, same_states
 from .sequence import inputs_of, next_sequence_number, renumber, set_aside
 from .storage import only_views
 from .transport import HostTransport, make_transport
-from .tree import map_tensors, outline, tensors
+from .tree import Args, Function, Kwargs, map_tensors, outline, tensors
 from .waiting_calls import Threads, WaitingCall
 
 
@@ -74,7 +74,7 @@ class Session(Handler):
 
     # -- one forward ---------------------------------------------------------------------------------
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         input_tensors = list(tensors((args, kwargs)))
         for tensor in input_tensors:
             self._check_device(tensor)
@@ -91,7 +91,7 @@ class Session(Handler):
             state.home = self.output_device or (input_tensors[0].device if input_tensors else None)
         return args, kwargs
 
-    def _prepare(self, frame: Frame, state: ForwardState, args: Any, kwargs: Any) -> None:
+    def _prepare(self, frame: Frame, state: ForwardState, args: Args, kwargs: Kwargs) -> None:
         """Create a gate if this forward may follow the order: it is like an earlier one, and nothing requires code order."""
         input_outline = outline((args, kwargs))
         if frame.scopes[0] or not ordinary() or self._unplanned_hooks():
@@ -127,7 +127,7 @@ class Session(Handler):
             self.issued_warnings.add(text)
             warnings.warn(text, CodeOrderKept, stacklevel=6)
 
-    def region(self, frame: Frame, subject: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         state: ForwardState = frame.state
         state.pinned_regions += 1
         with torch._C.DisableTorchFunction():
@@ -138,7 +138,7 @@ class Session(Handler):
         finally:
             state.pinned_regions -= 1
 
-    def end(self, frame: Frame, outputs: Any) -> Any:
+    def end(self, frame: Frame, outputs: object) -> object:
         state: ForwardState = frame.state
         if state.jobs:
             if state.gate is not None and not all(state.gate.reached):
@@ -162,22 +162,20 @@ class Session(Handler):
             state.gate.release()
             state.wait_for_calls()
 
-    def lone(self, name: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module) -> Any:
+    def lone(self, name: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         layer_device = torch.device(self.plan.devices[self.plan.layer_device.get(name, 0)])
         args, kwargs = resolve((args, kwargs))
         args, kwargs = map_tensors((args, kwargs), lambda t: t.to(layer_device))
         return run(*args, **kwargs)
 
-    def metadata(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def metadata(self, run: Function, args: Args, kwargs: Kwargs) -> object:
         if self.reorders and args and type(args[0]) is Deferred:
             return self._function_of(run, args, kwargs)
         return run(*args, **kwargs)
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+    def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> Any:
         op = self.index.get(key, -1)
         state: ForwardState = frame.state
         if key in self.divisors:
@@ -209,13 +207,13 @@ class Session(Handler):
         finally:
             state.gate.submit(op)
 
-    def _is_pinned(self, state: ForwardState, module: nn.Module | None, args: Any, kwargs: Any) -> bool:
+    def _is_pinned(self, state: ForwardState, module: nn.Module | None, args: Args, kwargs: Kwargs) -> bool:
         """Whether this call must run where the code has it."""
         if state.pinned_regions or ambient() != state.before:
             return True
         return module is not None and (hooked(module) or function_modes() != state.modes)
 
-    def _submit(self, state: ForwardState, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> Any:
         """Run a call on its device: lines 4-15 of Algorithm 1."""
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
@@ -242,14 +240,14 @@ class Session(Handler):
             self.transport.inherit(state, outputs, (args, kwargs), device)
         return outputs
 
-    def _promise(self, state: ForwardState, key: str, args: Any, kwargs: Any) -> tuple[Any, int]:
+    def _promise(self, state: ForwardState, key: str, args: Args, kwargs: Kwargs) -> tuple[object, int]:
         """The learned outputs of a call, or None if shapes or numbers among its arguments differ from the learned ones."""
         spec, numbers, learned_outline = state.learned.get(key, (None, 0, None))
         if spec is None or learned_outline is None or learned_outline != outline((args, kwargs), shapes=True):
             return None, numbers
         return spec, numbers
 
-    def _learn(self, state: ForwardState, key: str, op: int, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _learn(self, state: ForwardState, key: str, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         before, drawn = next_sequence_number(), generator_states()
         outputs = self._submit(state, op, run, args, kwargs)
         # A call outside the plan is deferred only if it is a view: then nothing is lost if it runs later.
@@ -267,12 +265,12 @@ class Session(Handler):
         state: ForwardState,
         key: str,
         op: int,
-        run: Callable[..., Any],
-        args: Any,
-        kwargs: Any,
-        spec: Any,
+        run: Callable[..., object],
+        args: Args,
+        kwargs: Kwargs,
+        spec: object,
         numbers: int,
-    ) -> Any:
+    ) -> object:
         """Start a thread in which the call waits for its turn, and return stand-ins: line 1 of Algorithm 1."""
         future = Future(state.gate, op, (args, kwargs))
         device = self.plan.devices[self.plan.device[op]]
@@ -284,9 +282,7 @@ class Session(Handler):
         state.jobs.append(self.threads.start(call, state, future, self._submit))
         return defer(spec, future, self._function_of)
 
-    def _unplanned(
-        self, state: ForwardState, key: str, run: Callable[..., Any], args: Any, kwargs: Any, pinned: bool
-    ) -> Any:
+    def _unplanned(self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool) -> Any:
         """Run a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
         learned.
         """
@@ -302,7 +298,7 @@ class Session(Handler):
             return self._submit(state, -1, run, *self._await((args, kwargs)))
         first, context = set_aside(numbers), Context()
 
-        def pull() -> Any:
+        def pull() -> object:
             with context.entered(), torch._C.DisableTorchFunction():
                 arguments = resolve((args, kwargs))
                 outputs = self._submit(state, -1, run, *arguments)
@@ -311,7 +307,7 @@ class Session(Handler):
 
         return defer(spec, Future(state.gate, -1, (args, kwargs), pull), self._function_of)
 
-    def _function_of(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def _function_of(self, run: Function, args: Args, kwargs: Kwargs) -> Any:
         """Run a function of a stand-in that bypasses the interception. Metadata is known; anything else needs the data."""
         with torch._C.DisableTorchFunction():
             if run in METADATA_FUNCTIONS:
@@ -357,13 +353,13 @@ class Session(Handler):
             )
 
 
-def _viewed_by_values(run: Callable[..., Any], args: Any, kwargs: Any) -> bool:
+def _viewed_by_values(run: Function, args: Args, kwargs: Kwargs) -> bool:
     """Whether a view may depend on the values of a tensor. This is so if it takes another tensor besides its base."""
     several = len(list(tensors((args, kwargs)))) > 1
     return several and getattr(run, "__name__", "") not in ("view_as", "expand_as", "reshape_as")
 
 
-def _writes_in_place(run: Callable[..., Any], kwargs: dict[str, Any]) -> bool:
+def _writes_in_place(run: Callable[..., object], kwargs: dict[str, object]) -> bool:
     """Whether a function changes a tensor in place."""
     name = getattr(run, "__name__", "")
     ends_in_underscore = name.endswith("_") and not name.endswith("__")

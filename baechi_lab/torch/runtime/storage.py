@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -63,7 +61,7 @@ def offset_bytes(tensor: torch.Tensor) -> int:
     return tensor.storage_offset() * tensor.element_size() if tensor.layout == torch.strided else 0
 
 
-def only_views(outputs: Any, inputs: Any) -> bool:
+def only_views(outputs: object, inputs: object) -> bool:
     """Whether `outputs` has tensors and each of them shares its data with one of `inputs`."""
     input_storages = {storage_key(t) for t in tensors(inputs)}
     output_tensors = list(tensors(outputs))

@@ -22,8 +22,9 @@ from typing import Any
 
 import torch
 
+from .forward_state import ForwardState
 from .storage import storage_key, tensor_bytes, version
-from .tree import map_tensors, tensors
+from .tree import T, map_tensors, tensors
 
 
 class Tag:
@@ -34,9 +35,9 @@ class Tag:
 
     __slots__ = ("__weakref__", "copies", "device", "event", "forward_state", "op", "pending_reads", "version")
 
-    def __init__(self, state: Any, op: int, device: int, event: Any, version: int):
+    def __init__(self, state: ForwardState, op: int, device: int, event: torch.cuda.Event | None, version: int):
         self.forward_state, self.op, self.device, self.event, self.version = state, op, device, event, version
-        self.copies: dict[int, tuple[int, torch.Tensor, Any]] = {}
+        self.copies: dict[int, tuple[int, torch.Tensor, torch.cuda.Event | None]] = {}
         self.pending_reads: dict[int, int] = {}
 
 
@@ -46,22 +47,22 @@ class HostTransport:
     def __init__(self, devices: Sequence[str]):
         self.devices = [torch.device(d) for d in devices]
 
-    def begin(self, state: object) -> None:
+    def begin(self, state: ForwardState) -> None:
         """Nothing to prepare."""
 
-    def on(self, state: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+    def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:
         """The context in which a call on `device` runs; no stream to enter here."""
         return contextlib.nullcontext()
 
-    def arrive(self, state: object, value: Any, device: int) -> Any:
+    def arrive(self, state: ForwardState, value: T, device: int) -> T:
         """The tensors of `value` on `device`."""
         target = self.devices[device]
         return map_tensors(value, lambda t: t if t.device == target else t.to(target))
 
     def depart(
         self,
-        state: Any,
-        outputs: Any,
+        state: ForwardState,
+        outputs: object,
         op: int,
         device: int,
         sends: Sequence[tuple[int, int, int]],
@@ -69,17 +70,17 @@ class HostTransport:
     ) -> None:
         """Outputs are on every device already. `remote` says whether another device will read any of them."""
 
-    def release_copies(self, state: Any, value: Any, device: int) -> None:
+    def release_copies(self, state: ForwardState, value: object, device: int) -> None:
         """A planned call on `device` has run with `value`. There are no copies to free."""
 
-    def inherit(self, state: object, outputs: Any, inputs: Any, device: int) -> None:
+    def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
         """Views are where their base is."""
 
-    def home(self, state: object, value: Any) -> int | None:
+    def home(self, state: ForwardState, value: object) -> int | None:
         """The device for a function that was not planned; None because every device is equally good."""
         return None
 
-    def end(self, state: object, outputs: Any) -> Any:
+    def end(self, state: ForwardState, outputs: T) -> T:
         """Nothing to wait for."""
         return outputs
 
@@ -88,14 +89,14 @@ class TaggedTransport(HostTransport):
     """Keeps copies of a tensor in the tensor's tag until the last planned call on their device has read them."""
 
     def _expect(
-        self, state: Any, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
+        self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
     ) -> None:
         for position, device, calls in sends:
             tag = tag_of(state, output_tensors[position]) if position < len(output_tensors) else None
             if tag is not None:
                 tag.pending_reads[device] = tag.pending_reads.get(device, 0) + calls
 
-    def release_copies(self, state: Any, value: Any, device: int) -> None:
+    def release_copies(self, state: ForwardState, value: object, device: int) -> None:
         """Free copies on `device` that no other planned call will read."""
         for tag in {tag for tensor in tensors(value) if (tag := tag_of(state, tensor)) is not None}:
             if tag.pending_reads.get(device, 0) > 0:
@@ -121,17 +122,17 @@ class StreamTransport(TaggedTransport):
 
     # -- streams -------------------------------------------------------------------------------------
 
-    def compute(self, state: Any, device: int) -> torch.cuda.Stream:
+    def compute(self, state: ForwardState, device: int) -> torch.cuda.Stream:
         """The compute stream of a logical device."""
         return self.own_streams.get(device) or state.ambient[self.devices[device]]
 
-    def on(self, state: Any, device: int) -> contextlib.AbstractContextManager[Any]:
+    def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:
         return torch.cuda.stream(self.compute(state, device)) if self._cuda(device) else contextlib.nullcontext()
 
     def _cuda(self, device: int) -> bool:
         return self.devices[device].type == "cuda"
 
-    def begin(self, state: Any) -> None:
+    def begin(self, state: ForwardState) -> None:
         """Remember the caller's streams. The own streams start after what the caller has submitted so far."""
         state.ambient = {d: torch.cuda.current_stream(d) for d in set(self.devices) if d.type == "cuda"}
         for d, stream in self.own_streams.items():
@@ -139,10 +140,10 @@ class StreamTransport(TaggedTransport):
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------
 
-    def arrive(self, state: Any, value: Any, device: int) -> Any:
+    def arrive(self, state: ForwardState, value: T, device: int) -> T:
         return map_tensors(value, lambda t: self._local(state, t, device))
 
-    def _local(self, state: Any, tensor: torch.Tensor, device: int) -> torch.Tensor:
+    def _local(self, state: ForwardState, tensor: torch.Tensor, device: int) -> torch.Tensor:
         target = self.devices[device]
         if tensor.device.type != "cuda":
             with self.on(state, device):  # torch waits for copies from the host
@@ -159,8 +160,8 @@ class StreamTransport(TaggedTransport):
 
     def depart(
         self,
-        state: Any,
-        outputs: Any,
+        state: ForwardState,
+        outputs: object,
         op: int,
         device: int,
         sends: Sequence[tuple[int, int, int]],
@@ -181,7 +182,7 @@ class StreamTransport(TaggedTransport):
                 self._send(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
         self._expect(state, output_tensors, sends)
 
-    def inherit(self, state: Any, outputs: Any, inputs: Any, device: int) -> None:
+    def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
         """Tag the outputs of a function that is not planned. A view is complete when its base is; anything else is new."""
         bases = {storage_key(t): tag_of(state, t) for t in tensors(inputs)}
         for tensor in tensors(outputs):
@@ -191,7 +192,9 @@ class StreamTransport(TaggedTransport):
             elif tag_of(state, tensor) is None:
                 self._set_tag(state, tensor, Tag(state, base.op, base.device, base.event, base.version))
 
-    def _send(self, state: Any, tensor: torch.Tensor, tag: Tag, target: int) -> tuple[torch.Tensor, Any]:
+    def _send(
+        self, state: ForwardState, tensor: torch.Tensor, tag: Tag, target: int
+    ) -> tuple[torch.Tensor, torch.cuda.Event]:
         copied, copy, event = tag.copies.get(target, (-1, tensor, None))
         if copied == version(tensor):
             return copy, event
@@ -224,7 +227,7 @@ class StreamTransport(TaggedTransport):
             same = tensor.device == self.devices[target]
             return tensor.clone() if same else tensor.to(self.devices[target], non_blocking=True)
 
-    def _mark(self, stream: torch.cuda.Stream) -> Any:
+    def _mark(self, stream: torch.cuda.Stream) -> object:
         """A timing event with the index of its GPU, or None if nobody measures."""
         if self.on_send is None:
             return None
@@ -240,11 +243,11 @@ class StreamTransport(TaggedTransport):
 
     # -- tensors that no layer made ------------------------------------------------------------------
 
-    def _set_tag(self, state: Any, tensor: torch.Tensor, tag: Tag) -> None:
+    def _set_tag(self, state: ForwardState, tensor: torch.Tensor, tag: Tag) -> None:
         tensor._baechi_tag = tag  # type: ignore[attr-defined]
         state.tags.append(weakref.ref(tag))
 
-    def _adopt(self, state: Any, tensor: torch.Tensor) -> Tag:
+    def _adopt(self, state: ForwardState, tensor: torch.Tensor) -> Tag:
         """Tag an input or constant. It is complete after what the caller's stream has submitted so far."""
         event = torch.cuda.Event()
         event.record(state.ambient[tensor.device])
@@ -253,7 +256,7 @@ class StreamTransport(TaggedTransport):
         state.adopted.append(tensor)
         return tag
 
-    def home(self, state: Any, value: Any) -> int | None:
+    def home(self, state: ForwardState, value: object) -> int | None:
         """The device of the first tensor of `value`. A function that was not planned runs there."""
         for tensor in tensors(value):
             tag = tag_of(state, tensor)
@@ -261,7 +264,7 @@ class StreamTransport(TaggedTransport):
                 return tag.device if tag is not None else self.first[tensor.device]
         return None
 
-    def end(self, state: Any, outputs: Any) -> Any:
+    def end(self, state: ForwardState, outputs: T) -> T:
         """Make the caller's streams wait for the own streams. The caller may free the outputs."""
         for d, stream in self.own_streams.items():
             state.ambient[self.devices[d]].wait_stream(stream)
@@ -281,7 +284,7 @@ class StreamTransport(TaggedTransport):
         return outputs
 
 
-def tag_of(state: Any, tensor: torch.Tensor) -> Tag | None:
+def tag_of(state: ForwardState, tensor: torch.Tensor) -> Tag | None:
     """The tag that a tensor has in this forward."""
     tag: Tag | None = getattr(tensor, "_baechi_tag", None)
     return tag if tag is not None and tag.forward_state is state else None

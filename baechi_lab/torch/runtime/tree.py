@@ -12,14 +12,27 @@ import re
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import torch
 
 from ...errors import InvalidInput
 
+Args = tuple[Any, ...]
+"""Positional arguments of a call."""
 
-def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tuple[tuple[Any, ...], dict[str, Any]]:
+Kwargs = dict[str, Any]
+"""Keyword arguments of a call."""
+
+Function = Callable[..., Any]
+"""A function of torch, or the `forward` of a layer."""
+
+T = TypeVar("T")
+
+
+def as_arguments(
+    sample_inputs: object, model: torch.nn.Module | None = None
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """Positional and keyword arguments from a tensor, a tuple or list, a mapping of keywords, or `(tuple, mapping)`.
 
     A list of tensors is one argument if the model's `forward` says that it takes a list, as detectors do.
@@ -45,7 +58,7 @@ def as_arguments(sample_inputs: Any, model: torch.nn.Module | None = None) -> tu
     )
 
 
-def _is_one_argument(candidates: list[Any], model: torch.nn.Module) -> bool:
+def _is_one_argument(candidates: list[object], model: torch.nn.Module) -> bool:
     """Whether a list of tensors is one argument of `model`. Raises `InvalidInput` if `forward` may take it either way."""
     forward = getattr(type(model), "forward", None)
     if not inspect.isfunction(forward):
@@ -74,36 +87,39 @@ _LISTED = re.compile(r"(typing\.|collections\.abc\.)?(list|sequence|iterable|col
 """Annotations of a parameter that takes a list."""
 
 
-def map_tensors(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def map_tensors(value: T, change: Callable[[torch.Tensor], object]) -> T:
     """The same structure with `change` applied to every tensor; anything that holds no tensor is passed through.
 
     >>> map_tensors((torch.ones(2), [3]), lambda t: t * 2)
     (tensor([2., 2.]), [3])
     """
-    if isinstance(value, torch.Tensor):
-        return change(value)
-    if isinstance(value, tuple):
-        entries = [map_tensors(v, change) for v in value]
-        if type(value) is tuple:
-            return tuple(entries)
-        # `__new__` of a named tuple may check its fields; torch's result types (torch.return_types) take one sequence
-        return tuple.__new__(type(value), entries) if hasattr(value, "_fields") else type(value)(entries)
-    if isinstance(value, list):
-        return [map_tensors(v, change) for v in value]
-    if isinstance(value, slice):
-        return slice(*(map_tensors(v, change) for v in (value.start, value.stop, value.step)))
-    if type(value) is dict:
-        return {k: map_tensors(v, change) for k, v in value.items()}
-    if is_record(value) or isinstance(value, dict):
-        return _changed_record(value, change)
-    if _is_batch(value):
-        mapped = copy.copy(value)
-        mapped.__dict__.update({k: map_tensors(v, change) for k, v in vars(value).items()})
-        return mapped
-    return value
+    nested: Any = value
+    mapped: Any = value
+    if isinstance(nested, torch.Tensor):
+        mapped = change(nested)
+    elif isinstance(nested, tuple):
+        entries = tuple(map_tensors(v, change) for v in nested)
+        if type(nested) is tuple:
+            mapped = entries
+        elif hasattr(nested, "_fields"):  # a named tuple; its `__new__` may check its fields
+            mapped = tuple.__new__(type(nested), entries)
+        else:  # torch's result types (torch.return_types) take one sequence
+            mapped = type(nested)(entries)
+    elif isinstance(nested, list):
+        mapped = [map_tensors(v, change) for v in nested]
+    elif isinstance(nested, slice):
+        mapped = slice(*(map_tensors(v, change) for v in (nested.start, nested.stop, nested.step)))
+    elif type(nested) is dict:
+        mapped = {k: map_tensors(v, change) for k, v in nested.items()}
+    elif is_record(nested) or isinstance(nested, dict):
+        mapped = _changed_record(nested, change)
+    elif _is_batch(nested):
+        mapped = copy.copy(nested)
+        mapped.__dict__.update({k: map_tensors(v, change) for k, v in vars(nested).items()})
+    return cast(T, mapped)
 
 
-def tensors(value: Any) -> Iterator[torch.Tensor]:
+def tensors(value: object) -> Iterator[torch.Tensor]:
     """Every tensor in `value`, in a fixed order. A tensor that occurs twice is yielded twice."""
     if isinstance(value, torch.Tensor):
         yield value
@@ -119,13 +135,13 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
         yield from tensors(vars(value))
 
 
-def is_record(value: Any) -> bool:
+def is_record(value: object) -> bool:
     """Whether this is an instance of a data class of Python or attrs."""
     kind = type(value)
     return dataclasses.is_dataclass(kind) or hasattr(kind, "__attrs_attrs__")
 
 
-def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
+def parts_of(value: object) -> dict[tuple[str, object], object]:
     """The contents of a record or dict, each object once: items, fields, and other attributes of the instance."""
     items = {("item", key): entry for key, entry in value.items()} if isinstance(value, dict) else {}
     fields: Any = getattr(type(value), "__dataclass_fields__", None) or getattr(type(value), "__attrs_attrs__", ())
@@ -140,7 +156,7 @@ def parts_of(value: Any) -> dict[tuple[str, Any], Any]:
     return {**items, **{at: entry for at, entry in attributes.items() if id(entry) not in item_ids}}
 
 
-def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def _changed_record(value: object, change: Callable[[torch.Tensor], object]) -> object:
     """Copy a record or dict with `change` applied to its tensors, without running the checks of its class again."""
     if not any(True for _ in tensors(value)):
         return value
@@ -160,7 +176,7 @@ def _changed_record(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return mapped
 
 
-def _attribute_names(value: Any) -> list[str]:
+def _attribute_names(value: object) -> list[str]:
     """The attributes of an object itself, in its `__dict__` or in slots."""
     slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
     return [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]
@@ -172,7 +188,7 @@ def _slots(kind: type) -> tuple[str, ...]:
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
 
 
-def _is_batch(value: Any) -> bool:
+def _is_batch(value: object) -> bool:
     """Whether this is a plain object of tensors that can be moved, as torchvision's `ImageList` is.
 
     It has a `to`, no base class, and attributes that hide nothing. An object that keeps state, such as a cache, is none.
@@ -184,7 +200,7 @@ def _is_batch(value: Any) -> bool:
     return any(True for _ in tensors(attributes)) and outline(attributes) is not None
 
 
-def divided(batch: Any, count: int) -> list[Any]:
+def divided(batch: T, count: int) -> list[T]:
     """Split a batch along the first dimension of its tensors into `count` micro-batches of the same structure.
 
     >>> divided((torch.arange(4), {"scale": 2}), 2)
@@ -202,7 +218,7 @@ def divided(batch: Any, count: int) -> list[Any]:
     return [map_tensors(batch, lambda t, k=k: t.chunk(count)[k]) for k in range(count)]  # type: ignore[misc]
 
 
-def lists_of_images(value: Any) -> Iterator[list[torch.Tensor]]:
+def lists_of_images(value: object) -> Iterator[list[torch.Tensor]]:
     """Lists of tensors that may be one image each (channels, height, width), as detectors take them, at any depth.
 
     >>> images = [torch.ones(3, 8, 8), torch.ones(3, 8, 8)]
@@ -217,7 +233,7 @@ def lists_of_images(value: Any) -> Iterator[list[torch.Tensor]]:
             yield from lists_of_images(entry)
 
 
-def understood(value: Any) -> bool:
+def understood(value: object) -> bool:
     """Whether every tensor of `value` can be found, because no foreign object might hide one.
 
     >>> understood((torch.ones(2), {"scale": 2.0})), understood(iter([torch.ones(2)]))
@@ -226,7 +242,7 @@ def understood(value: Any) -> bool:
     return outline(value) is not None
 
 
-def outline(value: Any, shapes: bool = False) -> Hashable | None:
+def outline(value: object, shapes: bool = False) -> Hashable | None:
     """A hashable description of `value` without data, to compare it by. Returns None if it might hide a tensor.
 
     With `shapes`, only shape and dtype of tensors count, and a slice that reads a tensor's value gives None.

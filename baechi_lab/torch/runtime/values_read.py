@@ -8,8 +8,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from .tree import Args, Function, Kwargs
 
 _READERS = "item tolist numpy equal allclose is_nonzero __bool__ __int__ __float__ __index__ __complex__ __contains__ __array__"
 READERS = frozenset(_READERS.split())
@@ -45,7 +48,7 @@ class ValuesRead:
             mode.__enter__()
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         for mode in reversed(self.modes):
             mode.__exit__(*exc)
         self.enabled.__exit__(*exc)
@@ -56,7 +59,7 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.values = values
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         self.values.reads_values |= _reads(func, args)
         return func(*args, **(kwargs or {}))
 
@@ -66,13 +69,13 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.values = values
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
         self.values.reads_values |= getattr(func, "__name__", "") in READERS
         with torch._C.DisableTorchFunction():  # no other mode sees the functions of a layer
             return func(*args, **(kwargs or {}))
 
 
-def _reads(func: Any, args: Any) -> bool:
+def _reads(func: OpOverload, args: Args) -> bool:
     name = func._schema.name
     if name == _INDEX:
         return any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1])

@@ -13,7 +13,7 @@ from .deferred import Future, resolve
 from .forward_state import ForwardState
 from .gate import Gate
 from .sequence import inputs_of, renumber
-from .tree import tensors
+from .tree import Args, Function, Kwargs, tensors
 
 
 class WaitingCall(NamedTuple):
@@ -21,15 +21,15 @@ class WaitingCall(NamedTuple):
 
     key: str
     device: str
-    run: Callable[..., Any]
-    args: Any
-    kwargs: Any
+    run: Function
+    args: Args
+    kwargs: Kwargs
     spec: Any
     first: int
     numbers: int
     context: Context
 
-    def make(self, state: ForwardState, future: Future, submit: Callable[..., Any]) -> None:
+    def make(self, state: ForwardState, future: Future, submit: Callable[..., object]) -> None:
         """Wait for the turn of `future`'s op, submit the call, and store its outputs or error in `future`."""
         gate: Gate = state.gate  # type: ignore[assignment]
         gate.wait(future.op)
@@ -63,7 +63,7 @@ class Threads:
         self.max_threads = max(1, max_threads)
         self.pool: ThreadPoolExecutor | None = None
 
-    def start(self, call: WaitingCall, state: ForwardState, future: Future, submit: Callable[..., Any]) -> Job[None]:
+    def start(self, call: WaitingCall, state: ForwardState, future: Future, submit: Callable[..., object]) -> Job[None]:
         """Make the call in a thread."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(self.max_threads, thread_name_prefix="baechi")
@@ -76,7 +76,7 @@ class Threads:
             self.pool = None
 
 
-def _check_promise(key: str, spec: Any, outputs: Any) -> None:
+def _check_promise(key: str, spec: object, outputs: object) -> None:
     promised = [s for s in _flat(spec) if s is not None]
     output_tensors = list(tensors(outputs))
     if len(promised) != len(output_tensors) or not all(
@@ -88,7 +88,7 @@ def _check_promise(key: str, spec: Any, outputs: Any) -> None:
         )
 
 
-def _flat(spec: Any) -> list[Any]:
+def _flat(spec: object) -> list[Any]:
     if isinstance(spec, (tuple, list)):
         return [leaf for entry in spec for leaf in _flat(entry)]
     if isinstance(spec, dict):
