@@ -18,7 +18,6 @@ from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import Storages
-from ...simulator.schedules import Schedule
 from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
@@ -30,7 +29,7 @@ from ...torch.runtime.tree import map_tensors
 from ...torch.step import TorchStep
 from ...torch.tracing import trace
 from ..tensorflow.execution import StepResult
-from .pipelined import Cut, cut_step, run_pipeline
+from .pipelined import Cut, ScheduleOption, cut_step, run_pipeline
 from .reduction import Reduction, reduction_of
 from .timeline import Measurement
 
@@ -50,7 +49,7 @@ def execute(
     on_step: Callable[[StepResult], None] | None = None,
     transport: HostTransport | None = None,
     micro_batches: int | None = None,
-    schedule: str | Schedule | None = None,
+    schedule: ScheduleOption = None,
     pipeline: bool | None = None,
     reduction: str | None = None,
     return_gradients: bool = False,
@@ -195,7 +194,7 @@ def execute(
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
 
 
-def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: str | Schedule | None) -> bool:
+def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: ScheduleOption) -> bool:
     """Whether only a pipeline of processes can run a placement. Replicas of stages need one process each.
 
     >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
@@ -210,7 +209,7 @@ def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: str | S
     return pipeline is True or bool(placed.replicas)
 
 
-def in_flight(schedule: str | Schedule | None, micro_batches: int, devices: int) -> int:
+def in_flight(schedule: ScheduleOption, micro_batches: int, devices: int) -> int:
     """How many micro-batches the session runs at once.
 
     >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
@@ -234,9 +233,7 @@ def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
     return False
 
 
-def counted_in_session(
-    pipeline: bool | None, must: bool, schedule: str | Schedule | None, adding: Reduction
-) -> bool | None:
+def counted_in_session(pipeline: bool | None, must: bool, schedule: ScheduleOption, adding: Reduction) -> bool | None:
     """Whether to run a pipeline, for a loss with means inside the model. Only the session can replace their divisors."""
     if not adding.in_model:
         return pipeline
@@ -257,7 +254,7 @@ def _cut(
     placed: Placement,
     cluster: Cluster,
     count: int,
-    schedule: str | Schedule | None,
+    schedule: ScheduleOption,
     *,
     must: bool,
 ) -> Cut | None:

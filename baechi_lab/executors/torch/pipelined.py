@@ -31,6 +31,9 @@ from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
 from .reduction import Reduction
 
+ScheduleOption = str | Schedule | None
+"""A schedule's name, its text, or the record; None for the default."""
+
 _LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
 _LOOK = 0.2
 """Seconds between two checks whether a run must end early."""
@@ -69,7 +72,7 @@ def cut_step(
     placed: Placement,
     cluster: Cluster,
     micro_batches: int,
-    schedule: str | Schedule | None,
+    schedule: ScheduleOption,
 ) -> Cut:
     """Make the pipeline for a placement of one micro-batch's calls.
 
