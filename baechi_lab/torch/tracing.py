@@ -120,7 +120,7 @@ class _RunCall(NamedTuple):
     run: Callable[..., Any]
     module: nn.Module | None
     inputs: list[torch.Tensor]
-    made: list[torch.Tensor]
+    outputs: list[torch.Tensor]
     written: set[int]
     state_written: set[int]
     random: bool

@@ -120,7 +120,7 @@ def execute(
         pipeline = counted_in_session(pipeline, must, schedule, adding)
     cut_up = None
     if schedule is not None and pipeline is not False:
-        cut_up = _cut(
+        cut_up = _cut_if_possible(
             micro_steps[0], model, traced, step_graph, placed, run_cluster, len(micro_steps), schedule, must=must
         )
     max_in_flight = in_flight(schedule, len(micro_steps), len(set(placed.device.tolist()))) if cut_up is None else 0
@@ -156,7 +156,7 @@ def execute(
         always=bool(adding.in_model),
     )
     deadline = None if timeout is None else time.monotonic() + timeout
-    running = _Running(
+    running = _StepRunner(
         micro_steps,
         model,
         max_in_flight=max_in_flight,
@@ -166,21 +166,21 @@ def execute(
         cancel=cancel,
         on_step=on_step,
     )
-    status, message = running.go("warmup", warmup)
+    status, message = running.run_steps("warmup", warmup)
     if status == "ok":
-        status, message = running.go("measured", steps)
+        status, message = running.run_steps("measured", steps)
     measured = None
     if status == "ok":
         measurement = Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph)
         try:
-            status, message = running.go("traced", 1, measurement)
+            status, message = running.run_steps("traced", 1, measurement)
         finally:
             measurement.remove()
         if status == "ok":
             home = int(placed.device[traced.results[0]]) if traced.results else 0  # where the loss is computed
             memory_step = None
             if not measurement.on_gpus:
-                memory_step = running.observed(
+                memory_step = running.run_observed_step(
                     Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph, Storages(home))
                 )
             measured = measurement.timeline(memory_step)
@@ -246,7 +246,7 @@ def counted_in_session(pipeline: bool | None, must: bool, schedule: ScheduleOpti
     return False
 
 
-def _cut(
+def _cut_if_possible(
     step: TorchStep,
     model: nn.Module,
     traced: Trace,
@@ -280,7 +280,7 @@ def _report_steps(run: Run, on_step: Callable[[StepResult], None] | None, warmup
     return run
 
 
-class _Running:
+class _StepRunner:
     """Runs steps of one model in micro-batches, at most `max_in_flight` of them at once, and has their times and losses."""
 
     def __init__(
@@ -308,7 +308,7 @@ class _Running:
         self.outputs: list[tuple[float]] = []
         torch.manual_seed(step.seed)
 
-    def go(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:
+    def run_steps(self, phase: str, steps: int, measurement: Measurement | None = None) -> tuple[str, str]:
         """Run `steps` steps. Returns status and message."""
         for _ in range(steps):
             if self.cancel is not None and self.cancel.is_set():
@@ -337,7 +337,7 @@ class _Running:
         self.seconds.append(time.perf_counter() - start)
         self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
 
-    def observed(self, measurement: Measurement) -> Measurement:
+    def run_observed_step(self, measurement: Measurement) -> Measurement:
         """Run one more step to observe its memory. It is not reported."""
         try:
             self._run_step(measurement)

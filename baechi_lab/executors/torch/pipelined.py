@@ -35,9 +35,9 @@ ScheduleOption = str | Schedule | None
 """A schedule's name, its text, or the record; None for the default."""
 
 _LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
-_LOOK = 0.2
+_POLL_SECONDS = 0.2
 """Seconds between two checks whether a run must end early."""
-_LAST_WORDS = 5.0
+_ERROR_WAIT_SECONDS = 5.0
 """Seconds to wait for the error of the process that failed, after another process has reported a lost connection."""
 
 
@@ -151,17 +151,17 @@ def run_pipeline(
         for rank, device in enumerate(cut_up.processes)
     ]
     with tempfile.TemporaryDirectory(prefix="baechi_lab-") as folder:
-        reports, status, message = _reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
+        reports, status, message = _collect_reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
     if status != "ok":
         return Run(None, np.zeros(0), (), status, message, info={"runtime": "pipelining"})
-    return _run(reports, model, cut_up, cluster, warmup)
+    return _assemble_run(reports, model, cut_up, cluster, warmup)
 
 
-def _reports(
+def _collect_reports(
     jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, shared_pool: Pool | None
 ) -> tuple[list[Report], str, str]:
     """The reports of all processes, or status and message of a failure. Afterwards no own process is left."""
-    packed = [_packed(job) for job in jobs]
+    packed = [_pickle_job(job) for job in jobs]
     pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:
         futures = [pool.submit(run_process, data, file) for data in packed]
@@ -178,14 +178,14 @@ def _wait_for_reports(
 ) -> tuple[str, str]:
     deadline = None if timeout is None else time.monotonic() + timeout
     while True:
-        ended, running = wait(futures, timeout=_LOOK, return_when=FIRST_EXCEPTION)
-        failed = _errors(ended)
+        ended, running = wait(futures, timeout=_POLL_SECONDS, return_when=FIRST_EXCEPTION)
+        failed = _errors_of(ended)
         if failed:
             if all(
                 _LOST_CONNECTION.search(str(error)) for error in failed
             ):  # the process that failed first may still report why
-                failed = _errors(wait(futures, timeout=_LAST_WORDS).done)
-            return _failure(failed)
+                failed = _errors_of(wait(futures, timeout=_ERROR_WAIT_SECONDS).done)
+            return _status_of_errors(failed)
         if not running:
             return "ok", ""
         if cancel is not None and cancel.is_set():
@@ -194,11 +194,11 @@ def _wait_for_reports(
             return "timeout", f"the processes had not ended after {timeout:g} s"
 
 
-def _errors(futures: Iterable[Future[Report]]) -> list[BaseException]:
+def _errors_of(futures: Iterable[Future[Report]]) -> list[BaseException]:
     return [error for error in (f.exception() for f in futures) if error is not None]
 
 
-def _failure(errors: list[BaseException]) -> tuple[str, str]:
+def _status_of_errors(errors: list[BaseException]) -> tuple[str, str]:
     """The status and message of a failure. An error that a process raised itself is raised here."""
     broken = [error for error in errors if isinstance(error, BrokenExecutor)]
     own_errors = [error for error in errors if error not in broken]
@@ -212,7 +212,7 @@ def _failure(errors: list[BaseException]) -> tuple[str, str]:
     raise ExecutionError(f"a process of the pipeline failed: {text[0] if text else type(error).__name__}") from error
 
 
-def _packed(job: Job) -> bytes:
+def _pickle_job(job: Job) -> bytes:
     """Pickle a job. With cloudpickle, classes of a notebook are pickled by value."""
     try:
         try:
@@ -227,7 +227,7 @@ def _packed(job: Job) -> bytes:
         ) from error
 
 
-def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster, warmup: int) -> Run:
+def _assemble_run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster, warmup: int) -> Run:
     start = np.min([r.start_seconds for r in reports], axis=0)
     seconds = np.max([r.end_seconds for r in reports], axis=0) - start
     last = next(r for r in reports if r.losses)
@@ -239,21 +239,21 @@ def _run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster,
         "cpu_seconds": tuple(r.cpu_seconds for r in reports),
     }
     if any(r.gradients for r in reports):
-        info["gradients"] = _gradients(reports, model, cut_up)
+        info["gradients"] = _gradients_by_name(reports, model, cut_up)
     measured = np.arange(warmup, len(seconds))
     middle = int(measured[np.argsort(seconds[measured], kind="stable")[(len(measured) - 1) // 2]])
-    timeline = _timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
+    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
     return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
 
 
-def _gradients(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[np.float32]]:
+def _gradients_by_name(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[np.float32]]:
     """Parameter name -> its gradient after the first step."""
     first = {id(p): name for name, p in model.named_parameters()}
     names = {name: first[id(p)] for name, p in model.named_parameters(remove_duplicate=False)}
     return {names[name]: values for r in reports for name, values in r.gradients.items()}
 
 
-def _timeline(
+def _build_timeline(
     reports: list[Report], step: int, start: float, seconds: float, cut_up: Cut, cluster: Cluster
 ) -> Timeline:
     """The Timeline with one row per unit of the schedule; its ops are the units (`0F3`)."""

@@ -107,15 +107,15 @@ def reduction_of(
     if requested is not None:
         return reduction
     tried = micro_steps
-    if _size(model) * _size_of(step.inputs) > _SMALL:
+    if _parameter_count(model) * _element_count(step.inputs) > _SMALL:
         tried = [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
-        step, tables = _joined(step, tried), None
+        step, tables = _join_steps(step, tried), None
         with ModelSnapshot(model, step.inputs):
             batch_divisors = counter.divisors(step)
             micro_divisors = [counter.divisors(micro_step) for micro_step in tried]
         if batch_divisors is not None and None not in micro_divisors:
             tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-    if _adds_up(step, model, layers, tried, tables or [{} for _ in tried]) is False:
+    if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried]) is False:
         return Reduction(False, none)
     return reduction
 
@@ -148,11 +148,11 @@ class _Counter:
             return None
 
 
-def _size(model: nn.Module) -> int:
+def _parameter_count(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())
 
 
-def _size_of(inputs: object) -> int:
+def _element_count(inputs: object) -> int:
     return sum(t.numel() for t in tensors(inputs))
 
 
@@ -169,7 +169,7 @@ def _most_different(divisors: Sequence[Divisors | None]) -> int:
     return max(range(1, len(divisors)), key=difference)
 
 
-def _joined(step: TorchStep, micro_steps: Sequence[TorchStep]) -> TorchStep:
+def _join_steps(step: TorchStep, micro_steps: Sequence[TorchStep]) -> TorchStep:
     """The step of several micro-batches together."""
     other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in micro_steps[1:]]
     first = (micro_steps[0].inputs, micro_steps[0].targets)
@@ -179,7 +179,7 @@ def _joined(step: TorchStep, micro_steps: Sequence[TorchStep]) -> TorchStep:
     return replace(step, inputs=joined_batch[0], targets=joined_batch[1])
 
 
-def _adds_up(
+def _is_mean_or_sum(
     step: TorchStep,
     model: nn.Module,
     layers: Sequence[str],
@@ -189,7 +189,7 @@ def _adds_up(
     """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None."""
     consequence = "gradients are those of the mean"
     trials = _Trials(step, model, layers)
-    for steady in (_steady(model), in_mode(model, False)):
+    for steady in (_layers_in_evaluation(model), in_mode(model, False)):
         with steady:
             results = trials.run([(step, {}), *zip(micro_steps, tables, strict=True)])
             if results is None:
@@ -290,7 +290,7 @@ def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwarg
 
 
 @contextlib.contextmanager
-def _steady(model: nn.Module) -> Iterator[None]:
+def _layers_in_evaluation(model: nn.Module) -> Iterator[None]:
     """Put layers of torch into evaluation mode, in which they draw nothing and update no statistics. Other modules stay."""
     before = {m: m.training for m in model.modules() if type(m).__module__.startswith("torch.nn.")}
     try:

@@ -93,7 +93,7 @@ class Measurement(Observer):
         self.local = threading.local()
         self.bases: dict[int, torch.cuda.Event] = {}
         self.base_ns, self.updating_ns = 0, sys.maxsize
-        self.update_begun, self.update_over = {}, {}  # type: dict[int, Mark], dict[int, Mark]
+        self.update_start_marks, self.update_stop_marks = {}, {}  # type: dict[int, Mark], dict[int, Mark]
         self.session.observer = self
         self.transport, self.plain = self.session.transport, self.session.plain
         if storages is not None and type(self.transport) is HostTransport:
@@ -153,13 +153,13 @@ class Measurement(Observer):
     def updating(self) -> None:
         """The backward pass is over. What is allocated now belongs to no call."""
         self.updating_ns = time.perf_counter_ns()
-        self.update_begun = self._marks()
+        self.update_start_marks = self._marks()
         if self.storages is not None:
             self.storages.call(-1, self.storages.home)
 
     def updated(self) -> None:
         """The optimizer's call is over."""
-        self.update_over = self._marks()
+        self.update_stop_marks = self._marks()
 
     def finish(self) -> None:
         """The step is over. The gradients that exist belong to their parameters."""
@@ -324,8 +324,11 @@ class Measurement(Observer):
             for op, stop in self.stop_marks.items()
             if op in self.start_marks
         }
-        if self.update_over:
-            clocks = {k: (self._us(begun), self._us(self.update_over[k])) for k, begun in self.update_begun.items()}
+        if self.update_stop_marks:
+            clocks = {
+                k: (self._us(begun), self._us(self.update_stop_marks[k]))
+                for k, begun in self.update_start_marks.items()
+            }
             spans |= update_rows(self.graph, self.placement, self._clocks, clocks)
         spans |= parts_rows(self.graph, spans)
         ops = np.array(sorted(spans), dtype=np.int32)

@@ -110,10 +110,10 @@ class Divide(TorchFunctionMode):
                 tensor = args[0] if args else kwargs["input"]
                 instead = self._next(lambda: Divisor(tensor.numel() / max(outputs.numel(), 1)))
                 return outputs if instead is None else torch.sum(*args, **kwargs) / instead
-            if func in _DIVISIONS and len(args) == 2 and not kwargs and _is_number(args[1]):
+            if func in _DIVISIONS and len(args) == 2 and not kwargs and _is_scalar(args[1]):
                 instead = self._next(lambda: self._divisor(args[1]))
                 return func(args[0], args[1] if instead is None else instead)
-            if func in _RECIPROCALS and not kwargs and isinstance(args[0], torch.Tensor) and _is_number(args[0]):
+            if func in _RECIPROCALS and not kwargs and isinstance(args[0], torch.Tensor) and _is_scalar(args[0]):
                 tensor = args[0]
                 instead = self._next(lambda: self._divisor(tensor))
                 if instead is not None:
@@ -166,7 +166,7 @@ class Divide(TorchFunctionMode):
         return Divisor(float(value) if self.follows_from_batch(value) else None, True)
 
 
-def _is_number(value: object) -> bool:
+def _is_scalar(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex()
     return isinstance(value, (int, float))

@@ -157,7 +157,7 @@ class ContainerForward(Intercepted):
             scopes.pop()
 
 
-def _uncompiled(function: Any) -> None:
+def _skip_in_compiler(function: Any) -> None:
     """Make `torch.compile` skip `function` and all that it calls.
 
     A compiled graph can hold no threads, streams or stand-ins. `torch.compiler.disable` does the same, but it loads the
@@ -171,8 +171,8 @@ def _uncompiled(function: Any) -> None:
         frames.set_code_exec_strategy(function.__code__, frames._FrameExecStrategy(skip, skip))
 
 
-_uncompiled(LayerForward.__call__)
-_uncompiled(ContainerForward.__call__)
+_skip_in_compiler(LayerForward.__call__)
+_skip_in_compiler(ContainerForward.__call__)
 
 
 class FunctionMode(TorchFunctionMode):

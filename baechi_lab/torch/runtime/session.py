@@ -251,7 +251,7 @@ class Session(Handler):
         before, drawn = next_sequence_number(), generator_states()
         outputs = self._submit(state, op, run, args, kwargs)
         # A call outside the plan is deferred only if it is a view: then nothing is lost if it runs later.
-        lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _viewed_by_values(run, args, kwargs))
+        lazy = op >= 0 or (only_views(outputs, (args, kwargs)) and not _view_depends_on_values(run, args, kwargs))
         spec = spec_of(outputs) if lazy else None
         if spec is not None or op >= 0 or same_states(drawn, generator_states()):
             state.learned[key] = (spec, next_sequence_number() - before, outline((args, kwargs), shapes=True))
@@ -353,7 +353,7 @@ class Session(Handler):
             )
 
 
-def _viewed_by_values(run: Function, args: Args, kwargs: Kwargs) -> bool:
+def _view_depends_on_values(run: Function, args: Args, kwargs: Kwargs) -> bool:
     """Whether a view may depend on the values of a tensor. This is so if it takes another tensor besides its base."""
     several = len(list(tensors((args, kwargs)))) > 1
     return several and getattr(run, "__name__", "") not in ("view_as", "expand_as", "reshape_as")
