@@ -354,19 +354,19 @@ class Program(nn.Module):
         for _ in range(int(rng.integers(3, 8))):
             kind = palette.parts[rng.integers(len(palette.parts))]
             nested = depth and rng.integers(6) == 0
-            part = Program(rng, palette, depth - 1) if nested else kind(rng, palette)
-            self.parts.append(part)
+            statement = Program(rng, palette, depth - 1) if nested else kind(rng, palette)
+            self.parts.append(statement)
             # mostly of the first values, so that parts rarely depend on each other
             self.reads.append(
-                [int(min(rng.integers(values), rng.integers(values))) for _ in range(getattr(part, "takes", 1))]
+                [int(min(rng.integers(values), rng.integers(values))) for _ in range(getattr(statement, "takes", 1))]
             )
             values += 1
         self.again = int(rng.integers(len(self.parts)))
 
     def forward(self, x):
         values = [x]
-        for part, reads in zip(self.parts, self.reads, strict=True):
-            values.append(part(*(values[i] for i in reads)))
+        for statement, reads in zip(self.parts, self.reads, strict=True):
+            values.append(statement(*(values[i] for i in reads)))
         values.append(
             self.parts[self.again](*(values[i] for i in self.reads[self.again]))
         )  # the same modules once more
@@ -398,9 +398,9 @@ def attributes(model):
             if isinstance(value, (int, float)) and not isinstance(value, bool) and key != "call_super_init":
                 found_names.append(torch.tensor(float(value)))
             elif isinstance(value, (list, dict)) and not key.startswith("_") and key != "hf_device_map":
-                held = list(value.values()) if isinstance(value, dict) else value
-                found_names.extend(t.detach().clone() for t in held if isinstance(t, torch.Tensor))
-                found_names.append(torch.tensor(float(len(held))))
+                entries = list(value.values()) if isinstance(value, dict) else value
+                found_names.extend(t.detach().clone() for t in entries if isinstance(t, torch.Tensor))
+                found_names.append(torch.tensor(float(len(entries))))
             elif type(value) is torch.Tensor or (
                 isinstance(value, torch.Tensor) and not isinstance(value, nn.Parameter)
             ):
@@ -423,7 +423,7 @@ def everything(model):
 def train(model, steps, seed):
     """Outputs, gradients and states of every step of a training with updates."""
     torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)  # noqa: NPY002
-    seen = []
+    losses_and_states = []
     parameters = list(model.parameters()) or [nn.Parameter(torch.zeros(1))]  # some have none, which SGD refuses
     optimizer = torch.optim.SGD(parameters, lr=0.05)
     for step in range(steps):
@@ -431,11 +431,11 @@ def train(model, steps, seed):
         optimizer.zero_grad()
         outputs = model(x)
         outputs.square().mean().backward()
-        seen.append(
+        losses_and_states.append(
             [outputs.detach().clone(), torch.zeros(0) if x.grad is None else x.grad.clone(), *everything(model)]
         )
         optimizer.step()
-    return seen
+    return losses_and_states
 
 
 def twin(model):

@@ -63,11 +63,11 @@ def distributed(model, inputs, graph, devices=1, seed=0, **options):
 def graphs_of(graph, rng):
     yield bl.recompute(graph, "sqrt")
     yield bl.recompute(graph, drop=repeatable(graph))
-    able = repeatable(graph)
-    yield bl.recompute(graph, drop=[name for name in able if rng.random() < 0.5])
-    least, most = plans_of(graph).least, readiness_peak(graph)
+    repeatable_ops = repeatable(graph)
+    yield bl.recompute(graph, drop=[name for name in repeatable_ops if rng.random() < 0.5])
+    least, highest_peak = plans_of(graph).least, readiness_peak(graph)
     for share in (0.0, 0.4):  # the tightest budget computes some ops several times
-        yield bl.recompute(graph, budget=int(least + share * (most - least)))
+        yield bl.recompute(graph, budget=int(least + share * (highest_peak - least)))
 
 
 @pytest.mark.parametrize("name", slow(["gnmt", "bert", "resnet50", "odd"], "gnmt", "bert"))
@@ -83,14 +83,14 @@ def test_random_choices_on_random_placements_are_bit_equal(name):
     graph, plain, rng = profiled(model, inputs), copy.deepcopy(model), np.random.default_rng(0)
     expected = [train(plain, inputs), train(plain, inputs)]
     drawn = torch.get_rng_state()
-    again = 0
+    row_count = 0
     for k, changed in enumerate(graphs_of(graph, rng)):
         placed = distributed(model, inputs, changed, 1 + k % 3, k, reorder=("gpu", "global")[k % 2])
-        again += len(bl.torch.distribution(placed).plan.activation_rows)
+        row_count += len(bl.torch.distribution(placed).plan.activation_rows)
         for values in expected:
             assert same(train(placed, inputs), values)
         assert torch.equal(torch.get_rng_state(), drawn)  # running again draws nothing from the generator
-    assert again > 0
+    assert row_count > 0
 
 
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
@@ -226,13 +226,13 @@ def test_within_checkpoint_of_the_whole_model_and_without_gradients(small):
     model, x, changed = small
     placed = distributed(model, x, changed)
 
-    def whole(module):
+    def checkpointed_gradients(module):
         torch.manual_seed(1)
         module.zero_grad()
         checkpoint(module, x, use_reentrant=False).square().sum().backward()
         return [p.grad.clone() for p in module.parameters()]
 
-    assert same(whole(placed), whole(copy.deepcopy(model)))
+    assert same(checkpointed_gradients(placed), checkpointed_gradients(copy.deepcopy(model)))
     with torch.no_grad():
         torch.manual_seed(1)
         output = placed(x)
@@ -392,24 +392,24 @@ def test_offloading_saves_what_was_simulated(devices):
     x, y = torch.randn(512, 64), torch.randint(0, 3, (512,))
 
     def layers():
-        pairs = (part for _ in range(6) for part in (nn.Tanh(), nn.Linear(128, 128)))
+        pairs = (layer for _ in range(6) for layer in (nn.Tanh(), nn.Linear(128, 128)))
         return nn.Sequential(nn.Linear(64, 128), *pairs)
 
     step = bl.torch.TorchStep("layers", layers, (x,), nn.functional.cross_entropy, y)
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    graph, found = graph.replace(duration_us=np.full(graph.n, 1000.0)), []
+    graph, peaks = graph.replace(duration_us=np.full(graph.n, 1000.0)), []
     for offloaded in (graph, bl.offload(graph, cluster, share=0.5), bl.offload(graph, cluster, share=1.0)):
         device = graph.colocation // 4 % devices  # every fourth layer sends to the other device
         placed = bl.offloaded_placement(bl.Placement(device=device), offloaded, cluster)
         run = bl.torch.execute(step, placed, 1, warmup=1, cluster=cluster, graph=offloaded)
-        found.append((bl.simulate(offloaded, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
-    assert len({outputs for _, _, outputs in found}) == 1
-    (plain, plain_measured, _), *ways = found
+        peaks.append((bl.simulate(offloaded, cluster, placed).peak_bytes, run.timeline.peak_bytes, run.outputs))
+    assert len({outputs for _, _, outputs in peaks}) == 1
+    (plain, plain_measured, _), *offloaded_peaks = peaks
     assert plain_measured[:devices] == pytest.approx(plain[:devices], rel=0.01)
-    for simulated, measured, _ in ways:
+    for simulated, measured, _ in offloaded_peaks:
         assert measured[-1] == pytest.approx(simulated[-1], rel=0.01)
         assert (measured[:devices] <= 1.01 * simulated[:devices]).all()
-    simulated, measured, _ = ways[0]
+    simulated, measured, _ = offloaded_peaks[0]
     assert (plain_measured - measured)[:devices] == pytest.approx((plain - simulated)[:devices], rel=0.01)
 
 
@@ -438,8 +438,8 @@ def test_the_exported_script_computes_again_with_torch_alone(tmp_path):
         "placed_activation_policy.CallRecord.rerun = lambda self: (runs.append(self.op), again(self))[1]\n"
         "print((train.train(3), len(runs)))\n"
     )
-    losses, runs = said_by(folder, code)
-    assert runs == 3 * (changed.n - graph.n)
+    losses, rerun_ops = said_by(folder, code)
+    assert rerun_ops == 3 * (changed.n - graph.n)
     plain = bl.torch.execute(step, bl.Placement(device=[0] * graph.n), 2, warmup=0, graph=graph, cluster=cpus(1))
     assert losses == [loss for (loss,) in plain.outputs]
 

@@ -52,8 +52,8 @@ def test_three_lines(name, placer):
 def test_memory_forces_a_split_and_too_little_memory_says_what_is_needed():
     step = bl.torch.models.build("bert", **SMALL["bert"])
     graph = bl.torch.profile(step, warmup=0, runs=1)
-    whole = int(graph.persistent_bytes.sum())
-    model = bl.torch.distribute(step.model(), step.inputs, cpus(4, memory_bytes=whole), "m-sct", graph=graph)
+    model_bytes = int(graph.persistent_bytes.sum())
+    model = bl.torch.distribute(step.model(), step.inputs, cpus(4, memory_bytes=model_bytes), "m-sct", graph=graph)
     assert len(set(distribution(model).plan.device)) > 1 or distribution(model).placement.device.max() == 0
     with pytest.raises(bl.InfeasiblePlacement):
         bl.torch.distribute(step.model(), step.inputs, cpus(2, memory_bytes=100), "m-sct", graph=graph)
@@ -299,13 +299,13 @@ def test_an_error_between_layers_leaves_nothing_waiting():
     model, x = Net(), torch.randn(6, 4)
     scattered(model, (x,), seed=6)
     model(x), model(x)
-    most, expected = len(distribution(model).plan.keys), model(x).shape
+    call_count, expected = len(distribution(model).plan.keys), model(x).shape
     model.broken = True
-    for _ in range(most + 1):  # as many waiting threads would leave none for the next step
+    for _ in range(call_count + 1):  # as many waiting threads would leave none for the next step
         with pytest.raises(KeyError, match="between"):
             model(x)
     model.broken = False
-    assert model(x).shape == expected and 0 < len(set(ours()) - threads_before) <= most
+    assert model(x).shape == expected and 0 < len(set(ours()) - threads_before) <= call_count
     bl.torch.gather(model)
     assert not set(ours()) - threads_before
 
@@ -316,20 +316,20 @@ def test_hooks_on_waiting_layers_keep_code_order():
     rank = [len(traced.calls) if c.key == "br.0.0" else i for i, c in enumerate(traced.calls)]
     assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1))
     assert "br.0.0" in distribution(model).plan.waiting
-    seen = []
+    hook_calls = []
     free = next(
         c.key for c in traced.calls if c.key.startswith("br.1") and c.key not in distribution(model).plan.waiting
     )
-    handle = model.get_submodule(free).register_forward_hook(lambda m, i, o: seen.append(type(o)))
+    handle = model.get_submodule(free).register_forward_hook(lambda m, i, o: hook_calls.append(type(o)))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", CodeOrderKept)
         model(x), model(x)
-    assert seen == [torch.Tensor, torch.Tensor]
+    assert hook_calls == [torch.Tensor, torch.Tensor]
     handle.remove()
-    model.br[0][0].register_forward_hook(lambda m, i, o: seen.append(type(o)))
+    model.br[0][0].register_forward_hook(lambda m, i, o: hook_calls.append(type(o)))
     with pytest.warns(CodeOrderKept, match=r"'br\.0\.0' has hooks that the plan does not know"):
         model(x)
-    assert seen[2:] == [torch.Tensor]
+    assert hook_calls[2:] == [torch.Tensor]
     bl.torch.gather(model)
     assign(model, traced, bl.Placement(device=[0] * len(rank), order=rank), cpus(1), reorder="none")
     model(x), model(x)
@@ -370,9 +370,9 @@ def test_refusals():
         bl.torch.distribute(model, x, cpus(1), "single")
     with pytest.raises(TypeError, match="gather the model before"):
         copy.deepcopy(model)
-    other = bl.torch.profile(nn.Linear(4, 4), torch.ones(1, 4), warmup=0, runs=1)
+    other_graph = bl.torch.profile(nn.Linear(4, 4), torch.ones(1, 4), warmup=0, runs=1)
     with pytest.raises(bl.InvalidInput, match="profiled from another model"):
-        bl.torch.distribute(Branches(), x, cpus(1), "single", graph=other)
+        bl.torch.distribute(Branches(), x, cpus(1), "single", graph=other_graph)
 
 
 class Moving(HostTransport):

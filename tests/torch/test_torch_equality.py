@@ -71,7 +71,7 @@ def test_copies_between_devices_change_only_rounding(name):
         def depart(self, state, outputs, op, device, sends, remote=True):
             map_tensors(outputs, lambda t: (self.kept.append(t), self.where.__setitem__(id(t), device)))
 
-        def inherit(self, state, outputs, taken, device):
+        def inherit(self, state, outputs, inputs, device):
             self.depart(state, outputs, -1, device, ())
 
     model, inputs = case(name)

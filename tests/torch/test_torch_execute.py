@@ -38,12 +38,12 @@ def cpus(n, memory="1GB"):
 def profiled():
     """Step and graph of every benchmark model; a fixed duration per op, so that no test depends on the machine."""
     torch.set_num_threads(1)
-    made = {}
+    cache = {}
     for name, config in SMALL.items():
         step = bl.torch.models.build(name, **config)
         graph = bl.torch.profile(step, warmup=0, runs=1)
-        made[name] = step, dataclasses.replace(graph, duration_us=np.full(graph.n, 100.0))
-    return made
+        cache[name] = step, dataclasses.replace(graph, duration_us=np.full(graph.n, 100.0))
+    return cache
 
 
 def scattered(graph, devices, seed=0):
@@ -90,8 +90,8 @@ def test_measured_timeline_has_every_op_where_it_was_placed(name, profiled):
         for t, p, c in zip(graph.edge_tensor, graph.edge_source, graph.consumers, strict=True)
         if placed.device[p] != placed.device[c] and graph.tensor_names[t] != "control"
     }
-    sent = list(zip(timeline.transfers.tensor.tolist(), timeline.transfers.target.tolist(), strict=True))
-    assert set(sent) == expected and len(sent) == len(expected)
+    transfers = list(zip(timeline.transfers.tensor.tolist(), timeline.transfers.target.tolist(), strict=True))
+    assert set(transfers) == expected and len(transfers) == len(expected)
     persistent_bytes = np.bincount(placed.device, graph.persistent_bytes, minlength=3)
     assert (timeline.peak_bytes >= persistent_bytes).all()
 
@@ -114,15 +114,15 @@ def test_a_placement_of_the_calls_alone_and_a_coarse_one(profiled):
     assert bl.torch.execute(step, bl.Placement(device=np.zeros(calls, dtype=int)), 1, warmup=0).status == "ok"
     placed = bl.place(bl.optimize(graph), cpus(2), "m-etf")
     assert bl.torch.execute(step, placed, 1, warmup=0, graph=graph, cluster=cpus(2)).status == "ok"
-    again = bl.torch.execute(step, placed, 1, warmup=0)  # the graph is profiled again; its structure is the same
-    assert again.status == "ok" and len(again.timeline.op) == graph.n
+    second_run = bl.torch.execute(step, placed, 1, warmup=0)  # the graph is profiled again; its structure is the same
+    assert second_run.status == "ok" and len(second_run.timeline.op) == graph.n
 
 
 def test_time_limit_cancellation_and_bad_input(profiled):
     step, graph = profiled["bert"]
     placed = bl.Placement(device=np.zeros(graph.n, dtype=int))
-    over = bl.torch.execute(step, placed, 5, graph=graph, timeout=0.0)
-    assert over.status == "timeout" and len(over.step_seconds) == 0 and over.timeline is None
+    timed_out = bl.torch.execute(step, placed, 5, graph=graph, timeout=0.0)
+    assert timed_out.status == "timeout" and len(timed_out.step_seconds) == 0 and timed_out.timeline is None
     stop = threading.Event()
     stop.set()
     assert bl.torch.execute(step, placed, 5, graph=graph, cancel=stop).status == "cancelled"
@@ -346,10 +346,10 @@ def test_a_plan_survives_json():
 
 def test_bl_execute_and_bl_compare_take_a_torch_step(profiled):
     step, graph = profiled["bert"]
-    placed, seen = bl.Placement(device=np.zeros(graph.n, dtype=int)), []
-    run = bl.execute(step, placed, steps=2, warmup=1, graph=graph, on_step=seen.append)
-    assert run.status == "ok" and [r.phase for r in seen] == ["warmup", "measured", "measured", "traced"]
-    assert [r.outputs for r in seen] == list(run.outputs)
+    placed, reported_steps = bl.Placement(device=np.zeros(graph.n, dtype=int)), []
+    run = bl.execute(step, placed, steps=2, warmup=1, graph=graph, on_step=reported_steps.append)
+    assert run.status == "ok" and [r.phase for r in reported_steps] == ["warmup", "measured", "measured", "traced"]
+    assert [r.outputs for r in reported_steps] == list(run.outputs)
     with pytest.raises(bl.InvalidInput, match="virtual is 2; that option is for TensorFlow steps"):
         bl.execute(step, placed, graph=graph, virtual=2)
     table = bl.compare(graph, cpus(2), ["single", "m-etf"], step=step, measure=True, steps=1, progress=False)

@@ -169,9 +169,9 @@ def test_measured_timeline_and_peak():
 
     step = build("transformer", **{**SMALL["transformer"], "batch_size": 8, "width": 64, "inner": 128, "length": 32})
     graph = profile(step, device="cuda:0")
-    found = [i for i in range(graph.n) if graph.forward_of[i] < 0]
+    forward_ops = [i for i in range(graph.n) if graph.forward_of[i] < 0]
     device = np.zeros(graph.n, dtype=int)
-    for i in found:
+    for i in forward_ops:
         device[i] = int(graph.names[i].startswith("decoder"))
     for i in range(graph.n):
         if graph.forward_of[i] >= 0:
@@ -210,15 +210,15 @@ def test_autocast_and_optimizer():
             placement = random_placement(traced, groups, np.random.default_rng(0), reorder=True)
             assign(model, traced, placement, Cluster.uniform(groups), devices=["cuda:0"] * groups)
         torch.manual_seed(0)
-        seen = []
+        outputs = []
         for _ in range(4):
             optimizer.zero_grad()
             with torch.autocast("cuda", dtype=torch.bfloat16):
                 loss = step.loss(model(*inputs), *targets)
             loss.backward()
             optimizer.step()
-            seen.append(float(loss.detach()))
-        losses.append(seen)
+            outputs.append(float(loss.detach()))
+        losses.append(outputs)
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
@@ -232,7 +232,7 @@ def test_optimizer_state_waits_on_the_host(make):
     models.append(copy.deepcopy(models[0]))
     optimizers = [make(model.parameters()) for model in models]
     OffloadedOptimizerState(optimizers[1], [layer.parameters() for layer in models[1]])
-    taken = []
+    peak_bytes = []
     for _ in range(4):
         x = torch.randn(4, 512, device="cuda")
         for model, optimizer in zip(models, optimizers, strict=True):
@@ -242,13 +242,15 @@ def test_optimizer_state_waits_on_the_host(make):
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
             optimizer.step()
-            taken.append((torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before))
+            peak_bytes.append((torch.cuda.max_memory_allocated() - before, torch.cuda.memory_allocated() - before))
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b)
     states = [t for p in models[1].parameters() for t in optimizers[1].state[p].values() if t.numel() > 1]
     assert states and all(t.device.type == "cpu" and t.is_pinned() for t in states)
-    layer, kept = sum(t.nbytes for t in models[0][0].parameters()), sum(t.nbytes for t in states) // 8
-    assert taken[-1][0] <= kept + 4 * layer and taken[-1][1] == 0  # what the update of a layer takes besides
+    layer, state_bytes = sum(t.nbytes for t in models[0][0].parameters()), sum(t.nbytes for t in states) // 8
+    assert (
+        peak_bytes[-1][0] <= state_bytes + 4 * layer and peak_bytes[-1][1] == 0
+    )  # what the update of a layer takes besides
     restored_optimizer = make(models[1].parameters())
     restored_optimizer.load_state_dict(optimizers[1].state_dict())  # which are on the GPU again
     optimizers[1].load_state_dict(restored_optimizer.state_dict())

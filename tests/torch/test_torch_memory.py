@@ -30,9 +30,9 @@ def test_what_is_made_by_a_call_belongs_to_its_device():
     following = Storages(home=2)
     with following.mode():
         following.call(5, 1)
-        kept = [torch.ones(2)]
+        persistent = [torch.ones(2)]
         following.call(-1, 2)
-        kept.append(torch.ones(4))
+        persistent.append(torch.ones(4))
     assert [(interval.op, interval.device, interval.size) for interval in following.held] == [(5, 1, 8), (-1, 2, 16)]
 
 
@@ -100,13 +100,17 @@ class Cut(nn.Module):
 def test_bug_thirds_of_one_tensor_counted_as_one():
     """32 x 192 x 4 bytes in three tensors, all read again by the backward op: 3 x 8192. They lie in the whole."""
     graph = bl.torch.profile(TorchStep("cut", Cut, (torch.ones(32, 64),)), warmup=1, runs=1)
-    op, parts = graph.index["product"], graph.index["product/parts"]
+    op, parts_op = graph.index["product"], graph.index["product/parts"]
     backward_op = graph.index["scaled_dot_product_attention/backward"]
-    held = [int(graph.tensor_bytes[t]) for t in graph.outputs(parts) if backward_op in graph.tensor_consumers(t)]
-    assert held == [32 * 64 * 4] * 3
-    (whole,) = [t for t in graph.outputs(op) if graph.tensor_bytes[t] > 4]
-    assert graph.tensor_bytes[whole] == 32 * 192 * 4 and graph.tensor_consumers(whole).tolist() == [parts]
-    assert graph.reuse[parts] == VIEW and graph.colocation[parts] == graph.colocation[op]
+    third_bytes = [
+        int(graph.tensor_bytes[t]) for t in graph.outputs(parts_op) if backward_op in graph.tensor_consumers(t)
+    ]
+    assert third_bytes == [32 * 64 * 4] * 3
+    (product_tensor,) = [t for t in graph.outputs(op) if graph.tensor_bytes[t] > 4]
+    assert graph.tensor_bytes[product_tensor] == 32 * 192 * 4 and graph.tensor_consumers(product_tensor).tolist() == [
+        parts_op
+    ]
+    assert graph.reuse[parts_op] == VIEW and graph.colocation[parts_op] == graph.colocation[op]
 
 
 class Thirds(nn.Module):
@@ -224,12 +228,12 @@ def test_bug_a_received_copy_was_held_as_long_as_what_it_is_a_copy_of():
 
     step = TorchStep("late", Late, (torch.ones(32, 64),), loss=lambda y: y.square().mean())
     graph = bl.torch.profile(step, runs=1, warmup=0)
-    there = [n.startswith(("middle", "add")) and "#1" not in n for n in graph.names]
-    placed = bl.Placement(device=np.where(there, 1, 0), graph_key=graph.key)
+    on_second_device = [n.startswith(("middle", "add")) and "#1" not in n for n in graph.names]
+    placed = bl.Placement(device=np.where(on_second_device, 1, 0), graph_key=graph.key)
     line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
     memory, start = line.memory, dict(zip(line.op.tolist(), line.start_us.tolist(), strict=True))
-    gone = memory.time_us[(memory.category == 3) & (memory.device == 1) & (memory.delta == -8192)]
-    assert gone[0] <= start[graph.index["last"]]
+    freed_us = memory.time_us[(memory.category == 3) & (memory.device == 1) & (memory.delta == -8192)]
+    assert freed_us[0] <= start[graph.index["last"]]
 
 
 def test_bug_what_no_call_made_and_one_saves_was_not_counted():
@@ -249,8 +253,8 @@ def test_bug_what_no_call_made_and_one_saves_was_not_counted():
     assert {k: v for k, v in saved.items() if k.endswith(":saved") and "loss" not in k} == {"mul:saved": 128}
     placed = bl.Placement(device=np.where([n[0] in "am" for n in graph.names], 1, 0), graph_key=graph.key)
     line = bl.torch.execute(step, placed, 1, cluster=bl.Cluster.uniform(2, kind="cpu"), graph=graph).timeline
-    made = line.memory.delta[(line.memory.op < 0) & (line.memory.category == 1) & (line.memory.device == 1)]
-    assert 128 in made.tolist()  # the mask is where the product is
+    deltas = line.memory.delta[(line.memory.op < 0) & (line.memory.category == 1) & (line.memory.device == 1)]
+    assert 128 in deltas.tolist()  # the mask is where the product is
 
 
 def test_scratch_of_a_kernel_is_held_while_it_runs():

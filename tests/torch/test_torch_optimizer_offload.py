@@ -72,8 +72,8 @@ def test_results_are_those_of_the_plain_optimizer(name):
     optimizers = []
     for model in models:
         model[0].bias.requires_grad_(False)
-        first, *others = model.parameters()
-        optimizers.append(OPTIMIZERS[name]([{"params": [first], "lr": 0.02}, {"params": others}]))
+        first, *other_parameters = model.parameters()
+        optimizers.append(OPTIMIZERS[name]([{"params": [first], "lr": 0.02}, {"params": other_parameters}]))
     lent = OffloadedOptimizerState(optimizers[1], [list(model[k].parameters()) for k in (0, 2, 6)])
     brought = []
     lent.copy = lambda state, parameter: brought.append(state) or state.clone()
@@ -91,18 +91,18 @@ def test_results_are_those_of_the_plain_optimizer(name):
     assert brought
     for a, b in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(a, b) and (a.grad is None) == (b.grad is None)
-    plain, other = (optimizer.state_dict()["state"] for optimizer in optimizers)
-    assert plain.keys() == other.keys() and len(plain) >= 7
+    plain, offloaded_state = (optimizer.state_dict()["state"] for optimizer in optimizers)
+    assert plain.keys() == offloaded_state.keys() and len(plain) >= 7
     for key, state in plain.items():
         for part, value in state.items():
-            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other[key][part])), (key, part)
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(offloaded_state[key][part])), (key, part)
 
 
 def counted(optimizer):
     """How many tensors are brought at once, at most."""
-    (lent, most) = offloaded_state_of(optimizer), []
-    lent.copy = lambda state, parameter: most.append(len(lent.brought) + 1) or state.clone()
-    return most
+    (lent, parameter_counts) = offloaded_state_of(optimizer), []
+    lent.copy = lambda state, parameter: parameter_counts.append(len(lent.brought) + 1) or state.clone()
+    return parameter_counts
 
 
 def test_what_may_look_at_all_gradients_gets_all_state_at_once():
@@ -178,9 +178,9 @@ def test_nothing_without_gradients_is_touched():
     model = layers()
     optimizer = torch.optim.Adam(model.parameters())
     OffloadedOptimizerState(optimizer, [model.parameters()])
-    kept = copy.deepcopy(model.state_dict())
+    state_before = copy.deepcopy(model.state_dict())
     optimizer.step()
-    assert not optimizer.state and all(torch.equal(t, kept[name]) for name, t in model.state_dict().items())
+    assert not optimizer.state and all(torch.equal(t, state_before[name]) for name, t in model.state_dict().items())
 
 
 def test_an_optimizer_of_ones_own():

@@ -200,12 +200,12 @@ def test_release_lets_waiting_ops_go_when_a_call_never_comes():
     """Op 0 waits for op 1 on its device; the code ends without reaching op 1."""
     gate = Gate(make_order([(), ()], [1, 0], [0, 0]))
     assert not gate.reach(0)
-    done = threading.Event()
-    thread = threading.Thread(target=lambda: (gate.wait(0), gate.submit(0), done.set()), daemon=True)
+    finished = threading.Event()
+    thread = threading.Thread(target=lambda: (gate.wait(0), gate.submit(0), finished.set()), daemon=True)
     thread.start()
-    assert not done.wait(0.05)
+    assert not finished.wait(0.05)
     gate.release()
-    assert done.wait(10)
+    assert finished.wait(10)
 
 
 def test_release_keeps_dependencies_on_what_was_reached():

@@ -123,9 +123,9 @@ class Checkpointed(nn.Module):
 
 
 def pictures():
-    parts = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 3, stride=2)]
+    layers = [nn.Conv2d(3, 32, 3, padding=1), nn.BatchNorm2d(32), nn.ReLU(inplace=True), nn.Conv2d(32, 64, 3, stride=2)]
     return nn.Sequential(
-        *parts, nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 500)
+        *layers, nn.BatchNorm2d(64), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(64, 500)
     )
 
 
@@ -135,12 +135,12 @@ def frozen():
     return model
 
 
-def words(scores, wanted):
-    return functional.cross_entropy(scores.flatten(0, -2), wanted.flatten())
+def words(scores, targets):
+    return functional.cross_entropy(scores.flatten(0, -2), targets.flatten())
 
 
-def both_heads(made):
-    return made["a"].square().mean() + made["b"].logsumexp(-1).mean()
+def both_heads(outputs):
+    return outputs["a"].square().mean() + outputs["b"].logsumexp(-1).mean()
 
 
 STEPS = {
@@ -204,8 +204,8 @@ def allocated(step):
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
     levels = accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns()))
     states = [t for state in optimizer.state.values() for t in state.values() if isinstance(t, torch.Tensor)]
-    there = [*model.parameters(), *model.buffers(), *step.inputs, *step.targets, *states]
-    return max(levels) + sum(t.nbytes for t in there)
+    resident_tensors = [*model.parameters(), *model.buffers(), *step.inputs, *step.targets, *states]
+    return max(levels) + sum(t.nbytes for t in resident_tensors)
 
 
 def probabilities():
@@ -372,5 +372,5 @@ def test_a_value_that_is_read_twice_is_not_held_twice():
     graph = bl.torch.profile(step, warmup=0, runs=1)
     placed = bl.Placement(device=[0] * graph.n)
     run = bl.torch.execute(step, placed, 1, warmup=1, cluster=bl.Cluster.uniform(1, kind="cpu"), graph=graph)
-    there = (100 * 100 + 100) * 4 + 100 * 100 * 4  # parameters and the batch
-    assert run.timeline.peak_bytes[0] - there == pytest.approx(3 * 40_000, abs=1000)
+    resident_bytes = (100 * 100 + 100) * 4 + 100 * 100 * 4  # parameters and the batch
+    assert run.timeline.peak_bytes[0] - resident_bytes == pytest.approx(3 * 40_000, abs=1000)

@@ -113,11 +113,11 @@ def undivided(step):
     return float(loss.detach()), {n: p.grad.numpy() for n, p in model.named_parameters()}
 
 
-def same_gradients(found, wanted):
+def same_gradients(gradients, expected):
     """To float32 rounding: sums of four parts in another order."""
-    assert found.keys() == wanted.keys()
-    for name, values in wanted.items():
-        np.testing.assert_allclose(found[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
+    assert gradients.keys() == expected.keys()
+    for name, values in expected.items():
+        np.testing.assert_allclose(gradients[name], values, rtol=1e-5, atol=2e-6, err_msg=name)
 
 
 def cpus(n):
@@ -197,8 +197,8 @@ def test_bug_a_part_of_an_output_that_only_the_next_stage_reads_is_sent():
     """An LSTM returns a tuple; its first part is all that the next stage reads, and nothing in its own stage does."""
     model, x = Two(), torch.ones(1, 3, 2)
     stage_modules = cut(model, record(model, (x,), trace(model, x)), [0, 1], 2)
-    (sent,) = stage_modules[0].module(input_0=x)
-    assert torch.equal(stage_modules[1].module(sent)[0], model(x))
+    (output,) = stage_modules[0].module(input_0=x)
+    assert torch.equal(stage_modules[1].module(output)[0], model(x))
 
 
 class Two(nn.Module):
@@ -801,7 +801,7 @@ def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_th
     step = skipping(tied=True, optimizer=torch.optim.Adam)
     graph = profiled(step)
     cluster = cpus(2)
-    seen = []
+    reported_steps = []
     run = bl.torch.execute(
         step,
         in_stages(graph, [1, 0]),
@@ -811,19 +811,19 @@ def test_the_pipeline_trains_as_one_process_does_and_its_timeline_lies_beside_th
         cluster=cluster,
         micro_batches=4,
         schedule="1f1b",
-        on_step=seen.append,
+        on_step=reported_steps.append,
     )
     model = step.model()
     optimizer = step.optimizer(model.parameters())
     expected = [float(step.run(model, optimizer).detach()) for _ in range(3)]
     assert [loss for (loss,) in run.outputs] == pytest.approx(expected, rel=1e-5)
-    assert [s.phase for s in seen] == ["warmup", "measured", "measured"]
+    assert [s.phase for s in reported_steps] == ["warmup", "measured", "measured"]
     assert run.timeline.device[run.timeline.op_names.index("0F0")] == 1
     viz.gantt(bl.simulate(graph, cluster, in_stages(graph, [1, 0]), micro_batches=4, schedule="1f1b"), run.timeline)
-    late = bl.torch.execute(
+    timed_out = bl.torch.execute(
         step, in_stages(graph, [0, 1]), 1000, graph=graph, cluster=cluster, micro_batches=4, timeout=0.1
     )
-    assert late.status == "timeout"
+    assert timed_out.status == "timeout"
 
 
 class Tripwire(nn.Module):

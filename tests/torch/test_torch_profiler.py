@@ -85,8 +85,8 @@ def test_the_graph_is_whole(name):
     model, inputs = case(name)
     graph = profile(model, inputs, warmup=0, runs=1)
     forward = graph.forward_of < 0
-    parts = np.array([kind == "Parts" for kind in graph.op_types])
-    assert (graph.duration_us[forward & ~parts] > 0).all() and not graph.duration_us[parts].any()
+    is_parts_op = np.array([kind == "Parts" for kind in graph.op_types])
+    assert (graph.duration_us[forward & ~is_parts_op] > 0).all() and not graph.duration_us[is_parts_op].any()
     for b in np.flatnonzero(graph.forward_of >= 0):
         f = graph.forward_of[b]
         assert graph.names[b] == f"{graph.names[f]}/backward" and graph.colocation[f] == graph.colocation[b] >= 0
@@ -182,8 +182,8 @@ def test_an_in_place_layer_comes_after_everything_that_read_its_input_before():
 
         def forward(self, x):
             y = self.a(x)
-            early = self.early(y * 1.0)
-            return self.write(y) + early + y  # the last y is what `write` wrote
+            early_output = self.early(y * 1.0)
+            return self.write(y) + early_output + y  # the last y is what `write` wrote
 
     traced = trace(Net(), torch.ones(2, 4))
     index = traced.index
@@ -353,9 +353,9 @@ def test_a_checkpointed_call_computes_forward_again_in_its_backward_op(how, tick
     assert keys == [call.key for call in plain.trace.calls]
     before = Counted.runs
     Recomputed(how)(x).sum().backward()
-    again = (Counted.runs - before) // 2 - 1  # the layer is called twice
+    recomputations = (Counted.runs - before) // 2 - 1  # the layer is called twice
     # non-reentrant regions in each other: the outer one stops where it has the inputs of the inner one
-    assert again == (1 if how == (False, False) else len(how))
+    assert recomputations == (1 if how == (False, False) else len(how))
     region = np.array([len(how) * (key not in ("first", "last")) for key in keys])
     assert [call.recomputed for call in ours.trace.calls] == region.tolist()
     assert ours.forward_us.tolist() == plain.forward_us.tolist() == [1.0] * len(keys)

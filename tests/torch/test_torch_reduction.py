@@ -209,10 +209,12 @@ def test_the_loss_is_tried_in_the_mode_of_the_step_and_leaves_the_model_as_it_wa
 def test_divisors_of_micro_batches():
     """A count of 8 + 8 + 0 + 4 = 20 is 5 each; a mean of 2, 2, 0 and 1 is 5 / 4; a temperature stays."""
     counts, means = [8.0, 8.0, 0.0, 4.0], [2.0, 2.0, 0.0, 1.0]
-    whole = {"": [Divisor(20.0, True), Divisor(1.25, True), Divisor(0.07)]}
-    parts = [{"": [Divisor(c, True), Divisor(m, True), Divisor(0.07)]} for c, m in zip(counts, means, strict=True)]
-    assert replacements(whole, parts) == [{"": [5.0, 1.25, None]}] * 4
-    assert replacements(whole, [*parts[:3], {"": []}]) is None
+    batch_divisors = {"": [Divisor(20.0, True), Divisor(1.25, True), Divisor(0.07)]}
+    micro_divisors = [
+        {"": [Divisor(c, True), Divisor(m, True), Divisor(0.07)]} for c, m in zip(counts, means, strict=True)
+    ]
+    assert replacements(batch_divisors, micro_divisors) == [{"": [5.0, 1.25, None]}] * 4
+    assert replacements(batch_divisors, [*micro_divisors[:3], {"": []}]) is None
 
 
 def test_a_batch_that_does_not_divide_is_refused():

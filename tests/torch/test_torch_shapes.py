@@ -60,8 +60,8 @@ def where(m, x, h, k):
 
 
 def unique(m, x, h, k):
-    found, inverse = torch.unique((x.sum(1) * 2).long(), return_inverse=True)
-    return m.out(m.c(torch.zeros(len(found), 8).index_add(0, inverse, k))) + h.mean()
+    unique_values, inverse = torch.unique((x.sum(1) * 2).long(), return_inverse=True)
+    return m.out(m.c(torch.zeros(len(unique_values), 8).index_add(0, inverse, k))) + h.mean()
 
 
 def repeat(m, x, h, k):
@@ -85,9 +85,9 @@ def lengths(m, x, h, k):
 
 
 def experts(m, x, h, k):
-    chosen, out = h.detach()[:, :3].argmax(1), torch.zeros_like(h)
+    expert, out = h.detach()[:, :3].argmax(1), torch.zeros_like(h)
     for e in range(3):
-        rows = (chosen == e).nonzero().flatten()
+        rows = (expert == e).nonzero().flatten()
         if len(rows):
             out.index_add_(0, rows, m.experts[e](k[rows]))
     return m.out(out) + m.c(x).mean()
@@ -118,10 +118,10 @@ def in_a_layer(m, x, h, k):
 
 def packed(m, x, h, k):
     sizes = ((x[:, 0].abs() * 2).long() + 1).clamp(max=3)
-    found = nn.utils.rnn.pack_padded_sequence(
+    sequence = nn.utils.rnn.pack_padded_sequence(
         k[:, None].expand(-1, 3, -1), sizes, batch_first=True, enforce_sorted=False
     )
-    return m.out(m.c(found.data)) + h.mean()
+    return m.out(m.c(sequence.data)) + h.mean()
 
 
 def classes(m, x, h, k):

@@ -141,12 +141,14 @@ def test_positions_and_keywords_together_are_traced_profiled_and_run():
     step = bl.torch.TorchStep("scaled", Scaled, inputs, optimizer=torch.optim.SGD)
     graph = bl.torch.profile(step, runs=1, warmup=0)
     placed = bl.Placement(device=[0] * graph.n)
-    whole, parts, piped = (
+    undivided_run, session_run, piped = (
         bl.torch.execute(step, placed, 2, graph=graph, micro_batches=m, pipeline=p)
         for m, p in ((None, None), (3, False), (3, True))
     )
-    np.testing.assert_allclose(np.ravel(whole.outputs), np.ravel(parts.outputs), rtol=1e-5)
-    np.testing.assert_allclose(np.ravel(whole.outputs)[:5], np.ravel(piped.outputs), rtol=1e-5)  # no step is traced
+    np.testing.assert_allclose(np.ravel(undivided_run.outputs), np.ravel(session_run.outputs), rtol=1e-5)
+    np.testing.assert_allclose(
+        np.ravel(undivided_run.outputs)[:5], np.ravel(piped.outputs), rtol=1e-5
+    )  # no step is traced
 
 
 @pytest.mark.slow
@@ -163,15 +165,15 @@ def _exported_losses(step, folder):
     """The losses of an exported script are those of `execute`."""
     graph = bl.torch.profile(step, runs=1, warmup=0)
     placed = bl.Placement(device=[0] * graph.n)
-    made = bl.torch.export(step, placed, folder / "placed", cluster=TWO, graph=graph)
+    exported = bl.torch.export(step, placed, folder / "placed", cluster=TWO, graph=graph)
     code = "import sys; sys.modules['baechi_lab'] = None; sys.path.insert(0, '.'); import train; print(train.train(2))"
     process = subprocess.run(
-        [sys.executable, "-c", code], cwd=made, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, "-c", code], cwd=exported, capture_output=True, text=True, timeout=100, check=False
     )
     assert process.returncode == 0, process.stderr
     run = bl.torch.execute(step, placed, 1, warmup=0, cluster=TWO, graph=graph)
     np.testing.assert_allclose(ast.literal_eval(process.stdout.splitlines()[-1]), np.ravel(run.outputs), rtol=1e-5)
-    return made
+    return exported
 
 
 @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr"])
@@ -194,9 +196,9 @@ def test_sparse_gradients_and_parameters_are_profiled():
     words = nn.Sequential(nn.Embedding(10, 4, sparse=True), nn.Linear(4, 2))
     graph = bl.torch.profile(words, torch.arange(6), hardware="a100")
     assert graph.names[-1] == "0/backward"
-    held = nn.Module()
-    held.w, held.forward = nn.Parameter(torch.eye(4).to_sparse()), lambda x: torch.sparse.mm(held.w, x)
-    graph = bl.torch.profile(held, torch.ones(4, 3), mode="inference", runs=1, warmup=0)
+    holder = nn.Module()
+    holder.w, holder.forward = nn.Parameter(torch.eye(4).to_sparse()), lambda x: torch.sparse.mm(holder.w, x)
+    graph = bl.torch.profile(holder, torch.ones(4, 3), mode="inference", runs=1, warmup=0)
     assert graph.persistent_bytes.sum() == 4 * 4 + 2 * 4 * 8  # values, and two indices each
 
 
@@ -317,9 +319,10 @@ def test_hugging_face_batches_with_labels_train_and_are_exported(tmp_path):
     step = bl.torch.TorchStep("llama", build, batch, optimizer=torch.optim.SGD, mode="training")
     model = step.model()
     assert float(step.run(model).detach()) == float(model(**batch).loss.detach())
-    made = _exported_losses(step, tmp_path)
+    losses = _exported_losses(step, tmp_path)
     assert (
-        not list(made.glob("model_modeling*")) and "Needs torch and transformers." in (made / "README.md").read_text()
+        not list(losses.glob("model_modeling*"))
+        and "Needs torch and transformers." in (losses / "README.md").read_text()
     )
 
 

@@ -101,8 +101,8 @@ class Gpus(Observer):
     def current(self, device):
         stack = self.local.__dict__.get("stack", [])
         device = torch.device(device)
-        found = next((s for s in reversed(stack) if s.device == device), None)
-        return found or self.default.setdefault(device, Stream(device))
+        stream_of_device = next((s for s in reversed(stack) if s.device == device), None)
+        return stream_of_device or self.default.setdefault(device, Stream(device))
 
     def read(self, tensor, stream, what):
         data = self.data(tensor)
@@ -117,10 +117,10 @@ class Gpus(Observer):
         self.owner.setdefault(self.data(tensor), stream)
 
     # the observer
-    def start(self, op, taken):
-        self.local.taken = list(tensors(taken))
+    def start(self, op, arguments):
+        self.local.taken = list(tensors(arguments))
 
-    def stop(self, op, taken, outputs):
+    def stop(self, op, arguments, outputs):
         for tensor in self.local.taken:
             self.read(tensor, self.current(tensor.device), f"call {op}")
         for tensor in tensors(outputs):
@@ -149,12 +149,12 @@ def fake_gpus(model, homes):
         owner, _, key = name.rpartition(".")
         module = model.get_submodule(owner)
         first = memo.setdefault(id(tensor), name)
-        made = memo.get((id(tensor), "made"))
-        if made is None:
-            made = torch.empty(tensor.shape, dtype=tensor.dtype, device=homes[first])
-            made = torch.nn.Parameter(made) if isinstance(tensor, torch.nn.Parameter) else made
-            memo[id(tensor), "made"] = made
-        setattr(module, key, made)
+        fake = memo.get((id(tensor), "made"))
+        if fake is None:
+            fake = torch.empty(tensor.shape, dtype=tensor.dtype, device=homes[first])
+            fake = torch.nn.Parameter(fake) if isinstance(tensor, torch.nn.Parameter) else fake
+            memo[id(tensor), "made"] = fake
+        setattr(module, key, fake)
 
 
 def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, steps=2):
@@ -187,11 +187,11 @@ def run(monkeypatch, name, devices, seed, *, transport=Checked, reorder=True, st
         monkeypatch.setattr(WaitingCall, "make", in_fake_mode)
         session._submit = submit_alone
         Interceptor(model, plan.layers, session).install()
-        given = tuple(torch.empty(t.shape, dtype=t.dtype, device=devices[0]) for t in inputs)
-        for tensor in given:
+        device_inputs = tuple(torch.empty(t.shape, dtype=t.dtype, device=devices[0]) for t in inputs)
+        for tensor in device_inputs:
             gpus.write(tensor, gpus.current(tensor.device))
         for _ in range(steps):
-            outputs = list(tensors(model(*given)))
+            outputs = list(tensors(model(*device_inputs)))
             for tensor in outputs:
                 gpus.read(tensor, gpus.current(tensor.device), "the caller")
     session.close()

@@ -27,9 +27,9 @@ def traced(tmp_path_factory):
 
     step()
     observer = ExecutionTraceObserver().register_callback(str(folder / "execution.json"))
-    with profiler(activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer) as found:
+    with profiler(activities=[ProfilerActivity.CPU], record_shapes=True, execution_trace_observer=observer) as session:
         step()
-    found.export_chrome_trace(str(folder / "kineto.json.gz"))
+    session.export_chrome_trace(str(folder / "kineto.json.gz"))
     return folder, sum(t.nbytes for t in (*model.parameters(), inputs, labels))
 
 

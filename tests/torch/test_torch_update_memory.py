@@ -64,9 +64,9 @@ def test_bug_what_an_update_takes_while_it_runs_was_not_simulated(optimizer, spl
     """Three layers with little but parameters; layers 0 and 2 on one device, or all three."""
     step = TorchStep("three", layers, (torch.ones(2, 128),), optimizer=optimizer)
     simulated, measured = peaks(step, lambda name: int(split and name == "1"))
-    held = measured > 0
-    assert held.tolist() == [True, split]
-    assert np.abs(simulated[held] / measured[held] - 1).max() < 0.01
+    is_positive = measured > 0
+    assert is_positive.tolist() == [True, split]
+    assert np.abs(simulated[is_positive] / measured[is_positive] - 1).max() < 0.01
 
 
 def test_the_update_of_a_loop_over_parameters():
@@ -79,12 +79,12 @@ def test_the_update_of_a_loop_over_parameters():
     assert graph.names[6:11] == ("0/update", "1/update", "2/update", "0/updated", "1/updated")
     temporary = {name: int(graph.temp_bytes[op]) // WEIGHT for name, op in graph.index.items() if "/upd" in name}
     assert temporary == {"0/update": 1, "1/update": 1, "2/update": 2, "0/updated": 0, "1/updated": 0}
-    held = {
+    retained = {
         graph.names[graph.tensor_producer[t]]: int(graph.tensor_bytes[t]) // WEIGHT
         for t in range(graph.tensor_count)
         if graph.tensor_names[t] == "held"
     }
-    assert held == {"0/update": 1, "1/update": 1}
+    assert retained == {"0/update": 1, "1/update": 1}
     (peak,), _ = peaks(step, lambda name: 0, devices=1)
     assert (
         peak // WEIGHT == 3 * (1 + 1 + 2) + 3
@@ -104,14 +104,14 @@ def test_what_is_taken_of_all_parameters_before_they_are_updated():
     """10 of each of three calls from 0 to 9; then 5, 30 and 5 of one after another. The largest is updated last: 3 x 10 + 30."""
     rows = [Held(i, 10, -1, 0, 9) for i in range(3)]
     rows += [Held(i, size, -1, 1 + 2 * i, 2 + 2 * i) for i, size in enumerate((5, 30, 5))]
-    temporary, held, until, order = phases(3, rows)
+    temporary, retained, until, order = phases(3, rows)
     assert order[-1] == 1 and until.tolist() == [1, 1, 1]
-    assert temporary.tolist() == [5, 40, 5] and held.tolist() == [10, 0, 10]
+    assert temporary.tolist() == [5, 40, 5] and retained.tolist() == [10, 0, 10]
 
 
 def test_an_update_without_temporaries_holds_nothing():
-    temporary, held, _, order = phases(2, [])
-    assert temporary.tolist() == held.tolist() == [0, 0] and order == (0, 1)
+    temporary, retained, _, order = phases(2, [])
+    assert temporary.tolist() == retained.tolist() == [0, 0] and order == (0, 1)
 
 
 def test_what_no_call_makes_lies_where_it_is_made_from():
@@ -120,8 +120,8 @@ def test_what_no_call_makes_lies_where_it_is_made_from():
     following.add([first], 1)
     following.add([second], 2)
     with following.mode():
-        kept = [first * 2, *torch._foreach_sqrt([first, second]), torch.zeros(2)]
-    assert [interval.device for interval in following.held] == [1, 2, 1, 1, 2, 7] and len(kept) == 4
+        results = [first * 2, *torch._foreach_sqrt([first, second]), torch.zeros(2)]
+    assert [interval.device for interval in following.held] == [1, 2, 1, 1, 2, 7] and len(results) == 4
 
 
 class Repeated(nn.Module):
