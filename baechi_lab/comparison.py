@@ -191,11 +191,11 @@ def compare(
 def _pipeline(micro_batches: Any, schedule: Any, batch_size: Any) -> dict[str, Any]:
     """Returns the checked arguments for `bl.simulate`."""
     from .passes.unroll import micro_batch_size
-    from .simulator.pipelined import checked_pipeline
+    from .simulator.pipelined_graph import pipeline_options
 
     if batch_size is not None:
         micro_batch_size(batch_size, 1 if micro_batches is None else micro_batches)
-    return checked_pipeline(micro_batches, schedule)
+    return pipeline_options(micro_batches, schedule)
 
 
 def _check_measuring(

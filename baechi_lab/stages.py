@@ -213,9 +213,9 @@ class Simulate(Stage):
 
             SCHEDULERS.find(self.scheduler)
         if self.micro_batches is not None or self.schedule is not None:
-            from .simulator.pipelined import checked_pipeline
+            from .simulator.pipelined_graph import pipeline_options
 
-            checked_pipeline(self.micro_batches, self.schedule)
+            pipeline_options(self.micro_batches, self.schedule)
 
     def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
         from .simulator import simulate

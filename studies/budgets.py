@@ -19,7 +19,7 @@ from baechi_lab.graph import OpGraph
 from baechi_lab.graph.generators import with_backward
 from baechi_lab.memory_saving.budget import MOST_FREE, Plans
 from baechi_lab.memory_saving.integer_program import Program, Solved
-from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.memory_saving.op_sequence import Runs
 from studies.results import store
 
 OPS, SHARES, SPAN = (16, 30, 60, 100, 150, 200, 250, 300), (0.25, 0.5, 0.75), 4

@@ -83,9 +83,9 @@ MAY_NOT_KNOW = {
 ON_PURPOSE = {
     ("torch/__init__.py", "executors"),  # `bl.torch` names, when they are asked for, what lives in the stages' rooms
     ("torch/__init__.py", "exporters"),
-    ("simulator/pipelined.py", "passes"),  # micro-batches are simulated in one call, on the unrolled graph
+    ("simulator/pipelined_graph.py", "passes"),  # micro-batches are simulated in one call, on the unrolled graph
     ("simulator/bounds/pipeline.py", "passes"),
-    ("simulator/stages.py", "passes"),  # which ops are forward and backward is what `unroll` goes by
+    ("simulator/pipeline_stages.py", "passes"),  # which ops are forward and backward is what `unroll` goes by
     ("simulator/throughput.py", "passes"),  # gradients of replicas are found as `replicate` finds them
 }
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..executors.tensorflow.calibration import Calibration
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
-from ..simulator.shared import shared_memory
+from ..simulator.buffer_reuse import apply_buffer_reuse
 from .charging import crossing, wire_us, with_shared_caches
 from .executor import WAYS, Ran, in_orders
 from .updates import temporaries
@@ -52,7 +52,9 @@ def predicted_timelines(
     orders = in_orders(both, placed, graph.n, wire, ORDERS)
     lines = [_timeline(graph, both, cluster, placed.device, ran) for ran in orders]
     return [
-        shared_memory(plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies_us=HELD_US * held)
+        apply_buffer_reuse(
+            plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies_us=HELD_US * held
+        )
         for line, held in zip(lines, cycle([0] * len(WAYS) + [1] * len(WAYS)), strict=False)
     ]
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.opgraph import GROWS, OWN
-from .shared_peak import shared_peak
+from .reuse_peak import shared_peak
 
 
 def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:

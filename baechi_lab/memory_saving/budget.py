@@ -2,8 +2,8 @@
 
 Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
 (`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
-Graphs of a few ops are solved exactly over all orders (`memory_saving.orders`), those of few values in one order
-(`memory_saving.exact`). What a candidate holds is what the simulator counts, in the
+Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of few values in one order
+(`memory_saving.state_search`). What a candidate holds is what the simulator counts, in the
 order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
 """
 
@@ -20,14 +20,14 @@ from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from ..memory.peak import least_of_one_op, order_peak, readiness_order, readiness_peak
 from .chain import Chain, Table
-from .copies import with_copies
-from .exact import Search, States
-from .groups import Groups
+from .checkpoints import boundaries, segments
 from .integer_program import Program
-from .kept_ops import boundaries, segments
-from .orders import MOST_OPS, Orders
-from .repeatable import Parts
-from .runs import Runs, runs_of
+from .op_sequence import Runs, runs_of
+from .order_search import MOST_OPS, Orders
+from .recompute_groups import Groups
+from .recomputed_graph import with_copies
+from .state_search import Search, States
+from .training_graph import Parts
 
 Bools = NDArray[np.bool_]
 

@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
-from .kept_ops import held_for_backward
-from .repeatable import Parts
+from .checkpoints import held_for_backward
+from .training_graph import Parts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

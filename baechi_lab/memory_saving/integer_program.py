@@ -34,10 +34,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .memory_rows import Memory
+from .op_sequence import Runs
 from .program_columns import Columns, ProgramColumns
 from .program_rows import Answer, Rows, minus
 from .rounding import roundings
-from .runs import Runs
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -64,8 +64,8 @@ class Program(ProgramColumns):
     """The program of the groups of a graph; `once` asks for that form.
 
     >>> from baechi_lab import generators
-    >>> from baechi_lab.memory_saving.groups import Groups
-    >>> from baechi_lab.memory_saving.repeatable import Parts
+    >>> from baechi_lab.memory_saving.recompute_groups import Groups
+    >>> from baechi_lab.memory_saving.training_graph import Parts
     >>> graph = generators.with_backward(generators.chain(8, size_bytes=(1 << 20, 1 << 20)))
     >>> solved = Program(Groups(Parts(graph)), once=True).solve(6 << 20)
     >>> solved.status, solved.runs.peak <= 6 << 20

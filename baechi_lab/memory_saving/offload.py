@@ -32,7 +32,7 @@ from ..graph.opgraph import OWN, VIEW
 from ..graph.units import format_bytes
 from ..passes.base import Pass
 from ..simulator import simulate
-from .repeatable import Parts
+from .training_graph import Parts
 
 Ints = NDArray[np.int64]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from .groups import Groups
 from .program_rows import Rows, Terms
+from .recompute_groups import Groups
 
 Columns = dict[tuple[int, int], int]
 """By stage and group."""

@@ -1,10 +1,10 @@
 """Recomputation: outputs of forward ops are dropped after the forward pass and computed again when the backward pass is due.
 
-A plan is a sequence of runs (`memory_saving.runs`); each run of an op after its first becomes a copy (`name/again`), and every
+A plan is a sequence of runs (`memory_saving.op_sequence`); each run of an op after its first becomes a copy (`name/again`), and every
 reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
 control dependency, for the last of that op's inputs that the backward pass makes, since a copy that runs earlier saves no
 memory. Where there is none, at the start of the backward pass, it waits for the last forward op that is read there. Which
-ops are kept is chosen in `memory_saving.kept_ops`, plans within a budget are made in `memory_saving.budget`.
+ops are kept is chosen in `memory_saving.checkpoints`, plans within a budget are made in `memory_saving.budget`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from ..graph.units import format_bytes, parse_bytes
 from ..memory.peak import readiness_peak
 from ..passes.base import Pass
 from .budget import within
-from .copies import with_copies
-from .kept_ops import KEEP, kept_ops
-from .repeatable import Parts
-from .runs import runs_of
+from .checkpoints import KEEP, kept_ops
+from .op_sequence import runs_of
+from .recomputed_graph import with_copies
+from .training_graph import Parts
 
 Ints = NDArray[np.int64]
 
@@ -66,8 +66,8 @@ def recompute(
         drop: names of the ops whose outputs are dropped; all others are kept.
         budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
-            takes: exactly in graphs of up to 12 ops, over all orders of them (`memory_saving.orders`; where these are too
-            many, as in larger ones), of up to 12 values of forward ops, for one order (`memory_saving.exact`), on
+            takes: exactly in graphs of up to 12 ops, over all orders of them (`memory_saving.order_search`; where these are too
+            many, as in larger ones), of up to 12 values of forward ops, for one order (`memory_saving.state_search`), on
             chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two late ops
             that read it, of up to 40 ops by an integer program (`memory_saving.integer_program`); else in groups. Where the order
             of readiness would take more, control dependencies keep the order of the plan.

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from .op_sequence import Runs
 from .program_columns import ProgramColumns
-from .runs import Runs
 
 ROUNDED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of a group above which rounding drops all of it."""

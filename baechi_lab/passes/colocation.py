@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..graph import OpGraph
-from .allowed import common_allowed, spread
+from .allowed_lists import common_allowed, spread
 from .base import Pass
 
 

@@ -34,7 +34,7 @@ from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
-from .allowed import UNCLEAR, common_allowed
+from .allowed_lists import UNCLEAR, common_allowed
 from .components import components
 
 Ints = NDArray[np.int64]

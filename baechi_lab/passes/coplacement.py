@@ -14,7 +14,7 @@ from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
 from .base import Pass
 from .forward_only import backward_ops, helper_ops
-from .joining import Groups
+from .joined_ops import Groups
 
 
 @dataclass(frozen=True)

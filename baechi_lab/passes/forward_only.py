@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct, inverse, offsets
-from .allowed import with_group_lists
+from .allowed_lists import with_group_lists
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
-from .joining import Groups
+from .joined_ops import Groups
 
 Ints = NDArray[np.int64]
 

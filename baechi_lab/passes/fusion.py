@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
-from .allowed import with_group_lists
+from .allowed_lists import with_group_lists
 from .base import Pass
 from .components import components
 from .contraction import contract

@@ -154,7 +154,9 @@ def plan_sends(state: State) -> Any:
 
 
 @njit(cache=True)
-def _hold(devices: Any, log: Any, size: Any, d: int, category: int, delta: int, op: int, now: float) -> None:
+def _change_memory(
+    devices: Any, log: Any, size: Any, d: int, category: int, delta: int, op: int, now_us: float
+) -> None:
     """Change what device `d` holds; remember peak, first violation and, where there is room for one, the log."""
     if delta == 0:
         return
@@ -163,22 +165,22 @@ def _hold(devices: Any, log: Any, size: Any, d: int, category: int, delta: int, 
     if level > devices[d].peak:
         devices[d].peak = level
         if level > devices[d].limit and devices[d].broken_by < 0:
-            devices[d].broken_at, devices[d].broken_by = now, op
+            devices[d].broken_at, devices[d].broken_by = now_us, op
     k = size[1]
     if k < len(log):
-        log[k].device, log[k].category, log[k].op, log[k].time, log[k].delta = d, category, op, now, delta
+        log[k].device, log[k].category, log[k].op, log[k].time, log[k].delta = d, category, op, now_us, delta
         size[1] = k + 1
 
 
 @njit(cache=True)
-def _make_ready(i: int, now: float, ops: Any, devices: Any, ready: Ready) -> None:
+def _make_ready(i: int, now_us: float, ops: Any, devices: Any, ready: Ready) -> None:
     d = ops[i].device
-    key = ops[i].rank if ready.by_rank else now
+    key = ops[i].rank if ready.by_rank else now_us
     devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
 
 
 @njit(cache=True)
-def _arrive(t: int, d: int, now: float, state: State, ready: Ready) -> None:
+def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
     """Tensor `t` is on device `d`: its consumers there lack one input less."""
     ops, tensors, devices, consumers = state.ops, state.tensors, state.devices, state.consumers
     for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
@@ -186,7 +188,7 @@ def _arrive(t: int, d: int, now: float, state: State, ready: Ready) -> None:
         if ops[i].device == d:
             ops[i].missing -= 1
             if ops[i].missing == 0:
-                _make_ready(i, now, ops, devices, ready)
+                _make_ready(i, now_us, ops, devices, ready)
 
 
 @njit(cache=True)
@@ -210,7 +212,7 @@ def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler)
 
 
 @njit(cache=True)
-def _request_sends(t: int, now: float, links: Links, state: State, sends: Any, events: Events) -> None:
+def _request_sends(t: int, now_us: float, links: Links, state: State, sends: Any, events: Events) -> None:
     """A tensor is requested by every other device that reads it at the instant it is produced."""
     mode, latency, per_byte = links.comm, links.latency, links.per_byte
     ops, tensors, devices = state.ops, state.tensors, state.devices
@@ -219,9 +221,9 @@ def _request_sends(t: int, now: float, links: Links, state: State, sends: Any, e
     for k in range(tensors[t].first_send, tensors[t + 1].first_send):
         q = sends[k].target
         cost = latency[d, q] + per_byte[d, q] * tensors[t].size
-        start = receive = now
+        start = receive = now_us
         if mode != PARALLEL:
-            start = max(now, devices[d].out_queue)
+            start = max(now_us, devices[d].out_queue)
             devices[d].out_queue = start + cost
             # sequential: one queue per device, shared by sends and receives
             receive = max(start, devices[q].out_queue if mode == SEQUENTIAL else devices[q].in_queue)
@@ -235,7 +237,7 @@ def _request_sends(t: int, now: float, links: Links, state: State, sends: Any, e
 
 
 @njit(cache=True)
-def _release_inputs(op: int, now: float, state: State, sends: Any, log: Any, size: Any) -> None:
+def _release_inputs(op: int, now_us: float, state: State, sends: Any, log: Any, size: Any) -> None:
     """The op has ended: inputs that nobody else waits for are freed, here or as a received copy."""
     ops, tensors, devices, inputs = state.ops, state.tensors, state.devices, state.inputs
     d = ops[op].device
@@ -245,14 +247,14 @@ def _release_inputs(op: int, now: float, state: State, sends: Any, log: Any, siz
         if ops[producer].device == d:
             tensors[t].local_left -= 1
             if tensors[t].local_left == 0 and tensors[t].sends_left == 0:
-                _hold(devices, log, size, d, _OUTPUTS, -tensors[t].size, producer, now)
+                _change_memory(devices, log, size, d, _OUTPUTS, -tensors[t].size, producer, now_us)
         else:
             k = tensors[t].first_send
             while sends[k].target != d:
                 k += 1
             sends[k].copy_left -= 1
             if sends[k].copy_left == 0:
-                _hold(devices, log, size, d, _COPIES, -tensors[t].size, producer, now)
+                _change_memory(devices, log, size, d, _COPIES, -tensors[t].size, producer, now_us)
 
 
 @njit(cache=True)
@@ -265,7 +267,7 @@ def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
     for i in range(len(ops) - 1):
         ops[i].missing = ops[i + 1].first_input - ops[i].first_input
         devices[ops[i].device].ready_first += 1
-        _hold(devices, log, size, ops[i].device, _PERSISTENT, ops[i].persistent, i, 0.0)
+        _change_memory(devices, log, size, ops[i].device, _PERSISTENT, ops[i].persistent, i, 0.0)
     first = 0
     for d in range(len(devices)):
         count = devices[d].ready_first
@@ -306,9 +308,9 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
     for i in range(n):
         if ops[i].missing == 0:
             _make_ready(i, 0.0, ops, devices, ready)
-    now, turn = 0.0, 0
+    now_us, turn_number = 0.0, 0
     while True:
-        turn += 1
+        turn_number += 1
         for d in range(len(devices)):
             if devices[d].running or devices[d].ready_size == 0:
                 continue
@@ -324,36 +326,40 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
                         _enter_unit(d, devices[d].unit + 1, devices, scheduler)
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
             devices[d].running = True
-            ops[op].start, ops[op].end, ops[op].turn = now, now + ops[op].duration, turn
-            _hold(devices, log, size, d, _OUTPUTS, ops[op].made, op, now)
-            _hold(devices, log, size, d, _TEMPORARY, ops[op].temp, op, now)
+            ops[op].start, ops[op].end, ops[op].turn = now_us, now_us + ops[op].duration, turn_number
+            _change_memory(devices, log, size, d, _OUTPUTS, ops[op].made, op, now_us)
+            _change_memory(devices, log, size, d, _TEMPORARY, ops[op].temp, op, now_us)
             size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)
         if size[0] == 0:
             return sends, log[: size[1]]
-        now = event_time[0]
-        while size[0] > 0 and event_time[0] == now:
+        now_us = event_time[0]
+        while size[0] > 0 and event_time[0] == now_us:
             kind, k = event_code[0] >> _SHIFT, event_code[0] & _MASK
             size[0] = pop(event_time, event_code, 0, size[0])
             if kind == _OP_END:
                 d = ops[k].device
                 devices[d].running = False
-                _hold(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now)
-                _release_inputs(k, now, state, sends, log, size)
+                _change_memory(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now_us)
+                _release_inputs(k, now_us, state, sends, log, size)
                 for t in range(ops[k].first_output, ops[k + 1].first_output):
-                    _request_sends(t, now, links, state, sends, events)
+                    _request_sends(t, now_us, links, state, sends, events)
                     if tensors[t].local_left == 0 and tensors[t].sends_left == 0:  # nobody reads it
-                        _hold(devices, log, size, d, _OUTPUTS, -tensors[t].size, k, now)
-                    _arrive(t, d, now, state, ready)
+                        _change_memory(devices, log, size, d, _OUTPUTS, -tensors[t].size, k, now_us)
+                    _arrive(t, d, now_us, state, ready)
             elif kind == _TRANSFER_END:
                 t = sends[k].tensor
                 tensors[t].sends_left -= 1
                 if tensors[t].sends_left == 0 and tensors[t].local_left == 0:
                     producer = tensors[t].producer
-                    _hold(devices, log, size, ops[producer].device, _OUTPUTS, -tensors[t].size, producer, now)
-                _arrive(t, sends[k].target, now, state, ready)
+                    _change_memory(
+                        devices, log, size, ops[producer].device, _OUTPUTS, -tensors[t].size, producer, now_us
+                    )
+                _arrive(t, sends[k].target, now_us, state, ready)
             else:
                 t = sends[k].tensor
-                _hold(devices, log, size, sends[k].target, _COPIES, tensors[t].size, tensors[t].producer, now)
+                _change_memory(
+                    devices, log, size, sends[k].target, _COPIES, tensors[t].size, tensors[t].producer, now_us
+                )
 
 
 def run(

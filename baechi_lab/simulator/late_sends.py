@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Timeline
-from .shared import shared_memory
+from .buffer_reuse import apply_buffer_reuse
 
 
 def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
@@ -40,7 +40,7 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
         if len(sends):
             end_us[sends] = _end_of_busy_time(timeline, device, end_us[sends])
     late = dataclasses.replace(timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us))
-    return np.maximum(timeline.peak_bytes, shared_memory(graph, cluster, late).peak_bytes)
+    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, late).peak_bytes)
 
 
 def _end_of_busy_time(timeline: Timeline, device: int, time_us: NDArray[np.float64]) -> NDArray[np.float64]:

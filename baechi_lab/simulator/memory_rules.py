@@ -43,65 +43,65 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
     >>> held.peak_bytes.tolist(), [v.time_us for v in held.violations]
     ([30], [1.0])
     """
-    log = _log(*_intervals(graph, timeline))
+    log = _memory_log(*_edge_intervals(graph, timeline))
     peaks, violations = np.zeros(cluster.n, dtype=np.int64), []
     for d in range(cluster.n):
-        mine = np.flatnonzero(log.device == d)
-        level = np.cumsum(log.delta[mine])
+        device_rows = np.flatnonzero(log.device == d)
+        level = np.cumsum(log.delta[device_rows])
         peaks[d] = level.max(initial=0)
-        over = np.flatnonzero((level >= cluster.memory_bytes[d]) & (log.delta[mine] > 0))
-        if len(over):
-            violations.append(_violation(graph, cluster, d, log, int(mine[over[0]]), int(peaks[d])))
-    kept = tuple(v for v in timeline.violations if v.kind != "memory")
+        violating_rows = np.flatnonzero((level >= cluster.memory_bytes[d]) & (log.delta[device_rows] > 0))
+        if len(violating_rows):
+            violations.append(_violation(graph, cluster, d, log, int(device_rows[violating_rows[0]]), int(peaks[d])))
+    other_violations = tuple(v for v in timeline.violations if v.kind != "memory")
     return dataclasses.replace(
         timeline,
         memory=log,
         peak_bytes=peaks,
-        violations=(*kept, *violations),
+        violations=(*other_violations, *violations),
         info={**timeline.info, "memory_rule": "edges"},
     )
 
 
-def _intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], ...]:
+def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], ...]:
     """Device, begin, end, bytes, producer and category of everything held."""
     device = np.empty(graph.n, dtype=np.int64)
     start, finish = np.empty(graph.n), np.empty(graph.n)
     device[timeline.op], start[timeline.op], finish[timeline.op] = timeline.device, timeline.start_us, timeline.end_us
     source, target, size = graph.edge_source, graph.consumers, graph.tensor_bytes[graph.edge_tensor]
-    here, there = device[source], device[target]
-    remote, moved = here != there, timeline.transfers
+    source_device, target_device = device[source], device[target]
+    remote, transfers = source_device != target_device, timeline.transfers
     width = len(timeline.device_names)
     arrived = np.full(graph.tensor_count * width, np.nan)
-    arrived[moved.tensor.astype(np.int64) * width + moved.target] = moved.end_us
-    arrival = arrived[graph.edge_tensor[remote].astype(np.int64) * width + there[remote]]
-    left = start[target].copy()
-    left[remote] = arrival
+    arrived[transfers.tensor.astype(np.int64) * width + transfers.target] = transfers.end_us
+    arrival = arrived[graph.edge_tensor[remote].astype(np.int64) * width + target_device[remote]]
+    end = start[target].copy()
+    end[remote] = arrival
     return (
-        np.concatenate([here, there[remote]]),
+        np.concatenate([source_device, target_device[remote]]),
         np.concatenate([finish[source], arrival]),
-        np.concatenate([left, start[target][remote]]),
+        np.concatenate([end, start[target][remote]]),
         np.concatenate([size, size[remote]]),
         np.concatenate([source, source[remote]]),
-        np.repeat([_OUTPUTS, _COPIES], [len(here), int(remote.sum())]),
+        np.repeat([_OUTPUTS, _COPIES], [len(source_device), int(remote.sum())]),
     )
 
 
-def _log(
+def _memory_log(
     device: NDArray[Any],
-    begin: NDArray[Any],
+    start: NDArray[Any],
     end: NDArray[Any],
     size: NDArray[Any],
     op: NDArray[Any],
     kind: NDArray[Any],
 ) -> MemoryLog:
     """Changes in time order; at one instant what is freed comes first. What is held for no time leaves no trace."""
-    held = np.flatnonzero((end > begin) & (size > 0))
-    time = np.concatenate([end[held], begin[held]])
-    taken = np.repeat([0, 1], len(held))
-    order = np.lexsort((taken, time))
-    twice = np.concatenate([held, held])[order]
-    delta = np.where(taken[order] == 1, size[twice], -size[twice])
-    return MemoryLog(device[twice], time[order], kind[twice], delta, op[twice])
+    lasting = np.flatnonzero((end > start) & (size > 0))
+    time = np.concatenate([end[lasting], start[lasting]])
+    is_start = np.repeat([0, 1], len(lasting))
+    order = np.lexsort((is_start, time))
+    interval = np.concatenate([lasting, lasting])[order]
+    delta = np.where(is_start[order] == 1, size[interval], -size[interval])
+    return MemoryLog(device[interval], time[order], kind[interval], delta, op[interval])
 
 
 def _violation(graph: OpGraph, cluster: Cluster, d: int, log: MemoryLog, at: int, peak: int) -> Violation:

@@ -106,7 +106,7 @@ def longest_path(
 ) -> NDArray[np.int64]:
     """int64[k]: a longest path through the ops where `free` bool[n] is set; `weight` float64[n], `edge_weight` float64[E]."""
     cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
-    last, before = _ends(
+    last, before = _longest_path_tree(
         graph.order, np.ascontiguousarray(weight, dtype=np.float64), cost, graph.output_ptr, graph.consumer_ptr,
         graph.consumers, free,
     )  # fmt: skip
@@ -118,7 +118,7 @@ def longest_path(
 
 
 @njit(cache=True)
-def _ends(
+def _longest_path_tree(
     order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_ptr: Any, consumers: Any, free: Any
 ) -> Any:
     """The op in which a longest path ends (-1: no op is free), and for each op the one before it on its longest path."""
@@ -161,8 +161,8 @@ def rank_costs(
 
 def mean_durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[n]: mean duration over the devices that each op may use."""
-    able = allowed_devices(graph, cluster)
-    return np.where(able, durations(graph, cluster), 0.0).sum(axis=1) / able.sum(axis=1)
+    is_allowed = allowed_devices(graph, cluster)
+    return np.where(is_allowed, durations(graph, cluster), 0.0).sum(axis=1) / is_allowed.sum(axis=1)
 
 
 def mean_transfers(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:

@@ -103,7 +103,7 @@ def _missing_premises(graph: OpGraph, cluster: Cluster, rho: float) -> tuple[str
         (not graph.colocation_names, "no colocation groups"),
         (not graph.allowed_sets, "every op allowed on every device"),
     )
-    return tuple(what for holds, what in checks if not holds)
+    return tuple(premise for holds, premise in checks if not holds)
 
 
 def _achieved(graph: OpGraph, cluster: Cluster, placement: Placement | None) -> float:

@@ -36,7 +36,7 @@ def simulate_reference(
     """
     cost, rule = durations(graph, cluster), key or (lambda op, ready: ready)
     cost = cost + _overheads(graph, cluster, device)[:, None]
-    result, held = ReferenceResult(peak=[0] * cluster.n), [0] * cluster.n
+    result, held_bytes = ReferenceResult(peak=[0] * cluster.n), [0] * cluster.n
     readers: dict[tuple[int, int], int] = defaultdict(int)  # (tensor, device) -> consumers not yet done there
     sending: dict[int, int] = defaultdict(int)  # tensor -> transfers not yet done
     missing = [0] * graph.n
@@ -56,8 +56,8 @@ def simulate_reference(
         return unit is None or not any(waiting[d][: unit[i]])
 
     def hold(d: int, amount: int) -> None:
-        held[d] += amount
-        result.peak[d] = max(result.peak[d], held[d])
+        held_bytes[d] += amount
+        result.peak[d] = max(result.peak[d], held_bytes[d])
 
     def home(t: int) -> int:
         return device[graph.tensor_producer[t]]
@@ -66,19 +66,19 @@ def simulate_reference(
         if readers[t, home(t)] == 0 and sending[t] == 0:
             hold(home(t), -int(graph.tensor_bytes[t]))
 
-    def arrive(t: int, d: int, now: float) -> None:
+    def arrive(t: int, d: int, now_us: float) -> None:
         for i in graph.tensor_consumers(t).tolist():
             if device[i] == d:
                 missing[i] -= 1
                 if missing[i] == 0:
-                    heapq.heappush(ready[d], (rule(i, now), i))
+                    heapq.heappush(ready[d], (rule(i, now_us), i))
 
-    def request(t: int, d: int, now: float) -> None:
+    def request(t: int, d: int, now_us: float) -> None:
         a = home(t)
         price = float(cluster.latency_us[a, d] + cluster.us_per_byte[a, d] * graph.tensor_bytes[t])
-        start = receive = now
+        start = receive = now_us
         if cluster.comm != "parallel":
-            start = max(now, out_free[a])
+            start = max(now_us, out_free[a])
             out_free[a] = start + price
             receive = max(start, in_free[d])
             in_free[d] = receive + price
@@ -86,7 +86,7 @@ def simulate_reference(
         heapq.heappush(events, (receive, 2, t, d))
         heapq.heappush(events, (receive + price, 1, t, d))
 
-    def finish(i: int, now: float) -> None:
+    def finish(i: int, now_us: float) -> None:
         d = device[i]
         busy[d] = False
         hold(d, -int(graph.temp_bytes[i]))
@@ -100,9 +100,9 @@ def simulate_reference(
         for t in graph.outputs(i):
             for target in sorted({device[j] for j in graph.tensor_consumers(t).tolist()} - {d}):
                 sending[t] += 1
-                request(t, target, now)
+                request(t, target, now_us)
             release_output(t)
-            arrive(t, d, now)
+            arrive(t, d, now_us)
 
     for t in range(graph.tensor_count):
         for i in graph.tensor_consumers(t).tolist():
@@ -112,40 +112,40 @@ def simulate_reference(
         hold(device[i], int(graph.persistent_bytes[i]))
         if missing[i] == 0:
             heapq.heappush(ready[device[i]], (rule(i, 0.0), i))
-    now = 0.0
+    now_us = 0.0
     while True:
         for d in range(cluster.n):
             if not busy[d] and ready[d] and may_start(d, ready[d][0][1]):
                 _, i = heapq.heappop(ready[d])
                 waiting[d][unit[i] if unit else 0] -= 1
                 busy[d] = True
-                result.start[i], result.end[i] = now, now + float(cost[i, d])
+                result.start[i], result.end[i] = now_us, now_us + float(cost[i, d])
                 hold(d, int(sum(graph.tensor_bytes[t] for t in graph.outputs(i))) + int(graph.temp_bytes[i]))
                 heapq.heappush(events, (result.end[i], 0, i, 0))
         if not events:
             return result
-        now = events[0][0]
-        while events and events[0][0] == now:
-            _, kind, which, target = heapq.heappop(events)
+        now_us = events[0][0]
+        while events and events[0][0] == now_us:
+            _, kind, event_index, target = heapq.heappop(events)
             if kind == 0:
-                finish(which, now)
+                finish(event_index, now_us)
             elif kind == 1:
-                sending[which] -= 1
-                release_output(which)
-                arrive(which, target, now)
+                sending[event_index] -= 1
+                release_output(event_index)
+                arrive(event_index, target, now_us)
             else:
-                hold(target, int(graph.tensor_bytes[which]))
+                hold(target, int(graph.tensor_bytes[event_index]))
 
 
 def _overheads(graph: OpGraph, cluster: Cluster, device: Sequence[int]) -> NDArray[np.float64]:
     """Processor time of messages: the sender's on the producer, the receiver's on the first reader there."""
     extra = np.zeros(graph.n)
-    told: set[tuple[int, int]] = set()
+    charged: set[tuple[int, int]] = set()
     for i in graph.order.tolist():
         pointer, tensors = graph.inputs
         for t in tensors[pointer[i] : pointer[i + 1]].tolist():
             producer, d = int(graph.tensor_producer[t]), device[i]
-            if device[producer] != d and (t, d) not in told:
-                told.add((t, d))
+            if device[producer] != d and (t, d) not in charged:
+                charged.add((t, d))
                 extra[[producer, i]] += cluster.overhead_us[device[producer], d]
     return extra

@@ -96,17 +96,17 @@ def robustness(
     check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)
     nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)
-    chosen = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
-    state = kernel.make_state(graph, cluster, placed, chosen.rank)
+    device_choice = make_scheduler(scheduler, placed).prepare(graph, cluster, placed)
+    state = kernel.make_state(graph, cluster, placed, device_choice.rank)
     overheads = message_overheads(graph, cluster, placed.device)
-    found = np.empty((len(errors), samples))
+    makespans = np.empty((len(errors), samples))
     for e, size in enumerate(errors.tolist()):
         table, latency, per_byte = sample_costs(graph, cluster, size, samples, seed)
         for k in range(samples):
             state.ops["duration"][:-1] = table[k, np.arange(graph.n), placed.device] + overheads
-            kernel.run(state, latency[k], per_byte[k], cluster.comm, chosen, keep_log=False)
-            found[e, k] = state.ops["end"].max(initial=0.0)
-    return Robustness(errors, found, nominal)
+            kernel.run(state, latency[k], per_byte[k], cluster.comm, device_choice, keep_log=False)
+            makespans[e, k] = state.ops["end"].max(initial=0.0)
+    return Robustness(errors, makespans, nominal)
 
 
 def sample_costs(

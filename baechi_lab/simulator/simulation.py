@@ -10,11 +10,11 @@ from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
 from ..graph.arguments import check_records, refuse_replicas
 from ..graph.units import format_bytes, format_us
+from .buffer_reuse import apply_buffer_reuse
 from .kernel_run import run_kernel
 from .late_sends import late_send_peaks
 from .memory_rules import MEMORY_RULES, edge_memory
-from .pipelined import InUnits, Pipelined, pipelined
-from .shared import shared_memory
+from .pipelined_graph import InUnits, PipelinedGraph, make_pipelined_graph
 
 
 def simulate(
@@ -85,7 +85,7 @@ def simulate(
         return edge_memory(graph, cluster, timeline)
     if graph.reuse is None:
         return timeline
-    timeline = shared_memory(graph, cluster, timeline)
+    timeline = apply_buffer_reuse(graph, cluster, timeline)
     if len(timeline.transfers):
         timeline.info["late_send_peak_bytes"] = late_send_peaks(graph, cluster, timeline).tolist()
     return timeline
@@ -93,12 +93,12 @@ def simulate(
 
 def _pipelined(
     graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any, micro_batches: Any, schedule: Any
-) -> Pipelined:
+) -> PipelinedGraph:
     if schedule is not None and scheduler is not None:
         raise InvalidInput(
             f"scheduler is {scheduler!r} and schedule is {schedule!r}; a schedule leaves devices nothing to choose: give one"
         )
-    return pipelined(graph, cluster, placement, 1 if micro_batches is None else micro_batches, schedule)
+    return make_pipelined_graph(graph, cluster, placement, 1 if micro_batches is None else micro_batches, schedule)
 
 
 def makespan_and_peak(
@@ -156,12 +156,12 @@ def _timeline(
 def _violations(graph: OpGraph, cluster: Cluster, placed: Placement, devices: Any) -> tuple[Violation, ...]:
     from .validity import constraint_violations
 
-    found = list(constraint_violations(graph, cluster, placed.device))
+    violations = list(constraint_violations(graph, cluster, placed.device))
     for d in np.flatnonzero(devices["broken_by"] >= 0).tolist():
         op, time = int(devices["broken_by"][d]), float(devices["broken_at"][d])
         message = (
             f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
             f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(int(devices['peak'][d]))}"
         )
-        found.append(Violation("memory", message, d, time, op))
-    return tuple(found)
+        violations.append(Violation("memory", message, d, time, op))
+    return tuple(violations)

@@ -95,15 +95,15 @@ def throughput(
     check_records(graph=graph, cluster=cluster, placement=placement)
     check_flag("sum", sum)
     placed = placement.checked(graph, cluster.n)
-    turns = lcm(*(len(group) for group in placed.replicas))
-    each = [_loads(graph, cluster, placed.at(turn), sum) for turn in range(turns)]
+    rounds = lcm(*(len(group) for group in placed.replicas))
+    each = [_loads(graph, cluster, placed.at(round_number), sum) for round_number in range(rounds)]
     loads = {kind: np.mean([load[kind] for load in each], axis=0) for kind in each[0]}
     if micro_batches is not None:
         check_whole("micro_batches", micro_batches)
-    ring = _rings(graph, cluster, placed, micro_batches)
+    all_reduce_us = _all_reduce_us(graph, cluster, placed, micro_batches)
     for kind in loads:
         if kind != "compute":
-            loads[kind] += ring
+            loads[kind] += all_reduce_us
     return Throughput(max(float(load.max()) for load in loads.values()), loads, cluster.names)
 
 
@@ -115,22 +115,24 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
     if sum:
         dearest = np.zeros(graph.tensor_count)
         np.maximum.at(dearest, tensor, cost)
-        sent = _per_device(device[graph.tensor_producer], dearest, cluster)
-        return {"compute and transfers": compute + sent + received}
+        sent_us = _per_device(device[graph.tensor_producer], dearest, cluster)
+        return {"compute and transfers": compute + sent_us + received}
     return {"compute": compute, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
 
 
-def _rings(graph: OpGraph, cluster: Cluster, placed: Placement, micro_batches: int | None) -> NDArray[np.float64]:
+def _all_reduce_us(
+    graph: OpGraph, cluster: Cluster, placed: Placement, micro_batches: int | None
+) -> NDArray[np.float64]:
     """float64[devices]: what adding up gradients among replicas takes of a queue, per micro-batch."""
-    found = np.zeros(cluster.n)
+    queue_us = np.zeros(cluster.n)
     if not placed.replicas:
-        return found
+        return queue_us
     from ..passes.gradients import gradient_bytes, ring_us
 
-    held = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
+    device_gradient_bytes = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
     for group in placed.replicas:
-        found[list(group)] = ring_us(cluster, group, held[group[0]]) / (micro_batches or len(group))
-    return found
+        queue_us[list(group)] = ring_us(cluster, group, device_gradient_bytes[group[0]]) / (micro_batches or len(group))
+    return queue_us
 
 
 def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
@@ -148,7 +150,7 @@ def _per_device(device: NDArray[Any], us: NDArray[np.float64], cluster: Cluster)
     return np.bincount(device, us, cluster.n).astype(np.float64)
 
 
-def _queues(comm: str, sent: NDArray[np.float64], received: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
+def _queues(comm: str, sent_us: NDArray[np.float64], received: NDArray[np.float64]) -> dict[str, NDArray[np.float64]]:
     if comm == "sequential":
-        return {"queue": sent + received}
-    return {"send": sent, "receive": received} if comm == "duplex" else {}
+        return {"queue": sent_us + received}
+    return {"send": sent_us, "receive": received} if comm == "duplex" else {}

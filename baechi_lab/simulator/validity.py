@@ -19,10 +19,10 @@ from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Viol
 from ..graph.arguments import check_records
 from ..graph.columns import whole_numbers
 from ..graph.opgraph import GROWS
+from .reuse_intervals import merge_reused_intervals
 from .schedules.schedule import Schedule
-from .shared_intervals import shared_intervals
 
-_LAST_TURN = 1 << 60
+_MAX_TURN = 1 << 60
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
 
@@ -54,35 +54,39 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     check_records(graph=graph, cluster=cluster, placement=placement, timeline=timeline)
     placed = placement.checked(graph, cluster.n)
     slack = _TOLERANCE * max(timeline.makespan_us, 1.0)
-    found = list(constraint_violations(graph, cluster, placed.device))
-    found += _op_rows(graph, cluster, placed, timeline, slack)
-    if any(v.kind == "rows" for v in found):
-        return tuple(found)  # without one row per op nothing else can be judged
-    start, end = _by_op(graph, timeline)
-    found += _one_at_a_time(graph, cluster, placed, start, end, slack)
+    violations = list(constraint_violations(graph, cluster, placed.device))
+    violations += _op_violations(graph, cluster, placed, timeline, slack)
+    if any(v.kind == "rows" for v in violations):
+        return tuple(violations)  # without one row per op nothing else can be judged
+    start, end = _times_by_op(graph, timeline)
+    violations += _overlap_violations(graph, cluster, placed, start, end, slack)
     transfers = _transfer_of_edge(graph, placed, timeline)
-    found += _transfer_rows(graph, cluster, placed, timeline, end, slack)
-    found += _precedence(graph, cluster, placed, timeline, start, end, transfers, slack)
-    found += _queues(graph, cluster, placed, timeline, end, slack)
-    found += _memory(graph, cluster, placed, timeline, start, end, transfers)
-    return tuple(found)
+    violations += _transfer_violations(graph, cluster, placed, timeline, end, slack)
+    violations += _precedence_violations(graph, cluster, placed, timeline, start, end, transfers, slack)
+    violations += _queue_violations(graph, cluster, placed, timeline, end, slack)
+    violations += _memory_violations(graph, cluster, placed, timeline, start, end, transfers)
+    return tuple(violations)
 
 
 def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]) -> Iterator[Violation]:
     """Colocation and allowed devices: the rules that need no timeline."""
     grouped = np.flatnonzero(graph.colocation >= 0)
-    home = np.full(len(graph.colocation_names), -1, dtype=np.int64)
-    home[graph.colocation[grouped][::-1]] = device[grouped][::-1]  # the first member decides
-    for i in grouped[device[grouped] != home[graph.colocation[grouped]]].tolist():
+    group_device = np.full(len(graph.colocation_names), -1, dtype=np.int64)
+    group_device[graph.colocation[grouped][::-1]] = device[grouped][::-1]  # the first member decides
+    for i in grouped[device[grouped] != group_device[graph.colocation[grouped]]].tolist():
         group = graph.colocation_names[graph.colocation[i]]
-        where, there = cluster.names[device[i]], cluster.names[home[graph.colocation[i]]]
-        message = f"op {graph.names[i]!r} is on {where} but its colocation group {group!r} is on {there}"
+        device_name, group_device_name = cluster.names[device[i]], cluster.names[group_device[graph.colocation[i]]]
+        message = (
+            f"op {graph.names[i]!r} is on {device_name} but its colocation group {group!r} is on {group_device_name}"
+        )
         yield Violation("colocation", message, int(device[i]), op=i)
     if graph.allowed_sets or any(d.kind == HOST for d in cluster.devices):
         mask = allowed_devices(graph, cluster)
         for i in np.flatnonzero(~mask[np.arange(graph.n), device]).tolist():
-            able = [name for name, ok in zip(cluster.names, mask[i], strict=True) if ok]
-            message = f"op {graph.names[i]!r} is on {cluster.names[device[i]]}; it may run on {', '.join(able)}"
+            allowed_names = [name for name, ok in zip(cluster.names, mask[i], strict=True) if ok]
+            message = (
+                f"op {graph.names[i]!r} is on {cluster.names[device[i]]}; it may run on {', '.join(allowed_names)}"
+            )
             yield Violation("allowed", message, int(device[i]), op=i)
 
 
@@ -96,20 +100,20 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
         maker = int(graph.tensor_producer[t])
         home = int(placed.device[maker])
         readers = graph.tensor_consumers(t).tolist()
-        for there in {int(placed.device[i]) for i in readers} - {home}:
-            first = min((i for i in readers if placed.device[i] == there), key=place.__getitem__)
-            spent[maker] += cluster.overhead_us[home, there]
-            spent[first] += cluster.overhead_us[home, there]
+        for target in {int(placed.device[i]) for i in readers} - {home}:
+            first = min((i for i in readers if placed.device[i] == target), key=place.__getitem__)
+            spent[maker] += cluster.overhead_us[home, target]
+            spent[first] += cluster.overhead_us[home, target]
     return spent
 
 
-def _by_op(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _times_by_op(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     start, end = np.empty(graph.n), np.empty(graph.n)
     start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
     return start, end
 
 
-def _op_rows(
+def _op_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, slack: float
 ) -> Iterator[Violation]:
     rows = np.bincount(timeline.op, minlength=graph.n)
@@ -137,7 +141,7 @@ def _op_rows(
         )
 
 
-def _one_at_a_time(
+def _overlap_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], slack: float
 ) -> Iterator[Violation]:
     order = np.lexsort((end, start, placed.device))
@@ -151,9 +155,9 @@ def _one_at_a_time(
 
 def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> NDArray[np.int64]:
     """int64[E]: the transfer row that brings an edge's tensor to its consumer; -1 on one device, -2 when missing."""
-    sent = timeline.transfers
-    devices = int(max(placed.device.max(initial=0), sent.target.max(initial=0))) + 1
-    have = sent.tensor.astype(np.int64) * devices + sent.target
+    transfers = timeline.transfers
+    devices = int(max(placed.device.max(initial=0), transfers.target.max(initial=0))) + 1
+    have = transfers.tensor.astype(np.int64) * devices + transfers.target
     order = np.argsort(have, kind="stable")
     remote = placed.device[graph.edge_source] != placed.device[graph.consumers]
     want = graph.edge_tensor.astype(np.int64) * devices + placed.device[graph.consumers]
@@ -166,57 +170,60 @@ def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> 
     return row
 
 
-def _transfer_rows(
+def _transfer_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
 ) -> Iterator[Violation]:
-    sent = timeline.transfers
-    cost = cluster.latency_us[sent.source, sent.target]
-    cost = cost + cluster.us_per_byte[sent.source, sent.target] * graph.tensor_bytes[sent.tensor]
-    pair = sent.tensor.astype(np.int64) * cluster.n + sent.target
+    transfers = timeline.transfers
+    cost = cluster.latency_us[transfers.source, transfers.target]
+    cost = cost + cluster.us_per_byte[transfers.source, transfers.target] * graph.tensor_bytes[transfers.tensor]
+    pair = transfers.tensor.astype(np.int64) * cluster.n + transfers.target
     _, first = np.unique(pair, return_index=True)
-    again = np.ones(len(sent), dtype=bool)
-    again[first] = False
+    is_repeated = np.ones(len(transfers), dtype=bool)
+    is_repeated[first] = False
     used = np.isin(pair, graph.edge_tensor.astype(np.int64) * cluster.n + placed.device[graph.consumers])
     rules = (
-        (again, "is sent there twice; the receiver caches it"),
-        (sent.source != placed.device[graph.tensor_producer[sent.tensor]], "does not start where it was produced"),
-        (sent.source == sent.target, "is sent to its own device"),
+        (is_repeated, "is sent there twice; the receiver caches it"),
+        (
+            transfers.source != placed.device[graph.tensor_producer[transfers.tensor]],
+            "does not start where it was produced",
+        ),
+        (transfers.source == transfers.target, "is sent to its own device"),
         (~used, "is sent to a device where nobody reads it"),
-        (sent.start_us < end[graph.tensor_producer[sent.tensor]] - slack, "is sent before it is produced"),
-        (sent.receive_us < sent.start_us - slack, "is received before it is sent"),
-        (np.abs(sent.end_us - sent.receive_us - cost) > slack, "does not take the time that the link costs"),
+        (transfers.start_us < end[graph.tensor_producer[transfers.tensor]] - slack, "is sent before it is produced"),
+        (transfers.receive_us < transfers.start_us - slack, "is received before it is sent"),
+        (np.abs(transfers.end_us - transfers.receive_us - cost) > slack, "does not take the time that the link costs"),
     )
-    for broken, what in rules:
+    for broken, reason in rules:
         for k in np.flatnonzero(broken).tolist():
-            label = graph.tensor_label(int(sent.tensor[k]))
-            message = f"tensor {label!r} to {cluster.names[sent.target[k]]} {what}"
-            yield Violation("transfer", message, int(sent.target[k]), float(sent.start_us[k]))
+            label = graph.tensor_label(int(transfers.tensor[k]))
+            message = f"tensor {label!r} to {cluster.names[transfers.target[k]]} {reason}"
+            yield Violation("transfer", message, int(transfers.target[k]), float(transfers.start_us[k]))
 
 
-def _precedence(
+def _precedence_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
     transfer: NDArray[Any], slack: float,
 ) -> Iterator[Violation]:  # fmt: skip
-    there = end[graph.edge_source].copy()
+    arrival = end[graph.edge_source].copy()
     remote = transfer >= 0
-    there[remote] = timeline.transfers.end_us[transfer[remote]]
+    arrival[remote] = timeline.transfers.end_us[transfer[remote]]
     for e in np.flatnonzero(transfer == -2).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
         yield Violation(
             "transfer", f"tensor {label!r} never reaches op {graph.names[i]!r}", int(placed.device[i]), op=i
         )
-    for e in np.flatnonzero((start[graph.consumers] < there - slack) & (transfer != -2)).tolist():
+    for e in np.flatnonzero((start[graph.consumers] < arrival - slack) & (transfer != -2)).tolist():
         label, i = graph.tensor_label(int(graph.edge_tensor[e])), int(graph.consumers[e])
-        message = f"op {graph.names[i]!r} starts at {start[i]} us; its input {label!r} is there at {there[e]} us"
+        message = f"op {graph.names[i]!r} starts at {start[i]} us; its input {label!r} is there at {arrival[e]} us"
         yield Violation("precedence", message, int(placed.device[i]), float(start[i]), i)
     ready = np.zeros(graph.n)
-    np.maximum.at(ready, graph.consumers, there)
+    np.maximum.at(ready, graph.consumers, arrival)
     if "unit" in timeline.info:
-        yield from _units(graph, cluster, placed, timeline, start, end, ready, slack)
-    yield from _idling(graph, cluster, placed, start, end, ready, slack)
+        yield from _unit_violations(graph, cluster, placed, timeline, start, end, ready, slack)
+    yield from _idling_violations(graph, cluster, placed, start, end, ready, slack)
 
 
-def _units(
+def _unit_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
     ready: NDArray[Any], slack: float,
 ) -> Iterator[Violation]:  # fmt: skip
@@ -226,64 +233,68 @@ def _units(
         yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
         return
     lines = Schedule.parse(str(timeline.info["schedule"])).orders
-    homes = np.asarray(timeline.info.get("line_device", timeline.info["stage_device"])).tolist()
-    homes = list(dict.fromkeys(homes))
-    if len(lines) != len(homes):
-        yield Violation("order", f"the schedule has {len(lines)} lines; the pipeline has {len(homes)} devices")
+    pipeline_devices = np.asarray(timeline.info.get("line_device", timeline.info["stage_device"])).tolist()
+    pipeline_devices = list(dict.fromkeys(pipeline_devices))
+    if len(lines) != len(pipeline_devices):
+        yield Violation(
+            "order", f"the schedule has {len(lines)} lines; the pipeline has {len(pipeline_devices)} devices"
+        )
         return
     for d in range(cluster.n):
-        mine = np.flatnonzero(placed.device == d)
-        mine = mine[np.argsort(unit[mine], kind="stable")]
-        last = np.maximum.accumulate(np.r_[0.0, end[mine]])
-        before = last[np.searchsorted(unit[mine], unit[mine], side="left")]
-        for k in np.flatnonzero(start[mine] < before - slack).tolist():
-            i = int(mine[k])
+        device_ops = np.flatnonzero(placed.device == d)
+        device_ops = device_ops[np.argsort(unit[device_ops], kind="stable")]
+        last = np.maximum.accumulate(np.r_[0.0, end[device_ops]])
+        before = last[np.searchsorted(unit[device_ops], unit[device_ops], side="left")]
+        for k in np.flatnonzero(start[device_ops] < before - slack).tolist():
+            i = int(device_ops[k])
             message = (
                 f"op {graph.names[i]!r} starts at {start[i]} us; an earlier unit of its device ends at {before[k]} us"
             )
             yield Violation("order", message, d, float(start[i]), i)
-        ready[mine] = np.maximum(ready[mine], before)
-        line = lines[homes.index(d)] if d in homes else ()
-        said = [-1, *(unit.micro_batch for unit in line)]
-        for i in mine[(unit[mine] > 0) & (unit[mine] < len(said))].tolist():
-            if said[unit[i]] != graph.micro_batch[i]:
+        ready[device_ops] = np.maximum(ready[device_ops], before)
+        line = lines[pipeline_devices.index(d)] if d in pipeline_devices else ()
+        planned_batches = [-1, *(unit.micro_batch for unit in line)]
+        for i in device_ops[(unit[device_ops] > 0) & (unit[device_ops] < len(planned_batches))].tolist():
+            if planned_batches[unit[i]] != graph.micro_batch[i]:
                 message = f"op {graph.names[i]!r} runs in unit {line[unit[i] - 1]} of another micro-batch"
                 yield Violation("order", message, d, float(start[i]), i)
 
 
-def _idling(
+def _idling_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], ready: NDArray[Any],
     slack: float,
 ) -> Iterator[Violation]:  # fmt: skip
     """A device never idles while it has a ready op: no idle time lies between an op's ready time and its start."""
     for d in range(cluster.n):
-        mine = np.flatnonzero(placed.device == d)
-        mine = mine[np.lexsort((end[mine], start[mine]))]
-        busy_until = np.r_[0.0, np.maximum.accumulate(end[mine])]
-        gap = np.maximum(np.r_[start[mine], np.inf] - busy_until, 0.0)[:-1]  # idle time just before each op
+        device_ops = np.flatnonzero(placed.device == d)
+        device_ops = device_ops[np.lexsort((end[device_ops], start[device_ops]))]
+        busy_until = np.r_[0.0, np.maximum.accumulate(end[device_ops])]
+        gap = np.maximum(np.r_[start[device_ops], np.inf] - busy_until, 0.0)[:-1]  # idle time just before each op
         idle_before = np.r_[0.0, np.cumsum(gap)]
-        position = np.searchsorted(start[mine], ready[mine], side="left")  # ops that start before it is ready
-        until_ready = idle_before[position] + np.clip(ready[mine] - busy_until[position], 0.0, None)
+        position = np.searchsorted(
+            start[device_ops], ready[device_ops], side="left"
+        )  # ops that start before it is ready
+        until_ready = idle_before[position] + np.clip(ready[device_ops] - busy_until[position], 0.0, None)
         waited = idle_before[1:] - until_ready
-        for k in np.flatnonzero(waited > slack * max(len(mine), 1)).tolist():
-            i = int(mine[k])
+        for k in np.flatnonzero(waited > slack * max(len(device_ops), 1)).tolist():
+            i = int(device_ops[k])
             message = f"device {cluster.names[d]} idles {waited[k]:.6g} us although op {graph.names[i]!r} is ready"
             yield Violation("idling", message, d, float(ready[i]), i)
 
 
-def _queues(
+def _queue_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
 ) -> Iterator[Violation]:
     """Replay the requests in order of (production time, producer, tensor, destination)."""
-    sent = timeline.transfers
-    producer = graph.tensor_producer[sent.tensor]
-    took = durations(graph, cluster)[producer, sent.source] + _processor_time(graph, cluster, placed)[producer]
+    transfers = timeline.transfers
+    producer = graph.tensor_producer[transfers.tensor]
+    took = durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placed)[producer]
     order = _service_order(graph, cluster, timeline, end[producer], took == 0)
     out_free = [0.0] * cluster.n
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
     size = graph.tensor_bytes
     for k in order:
-        a, b, t = int(sent.source[k]), int(sent.target[k]), int(sent.tensor[k])
+        a, b, t = int(transfers.source[k]), int(transfers.target[k]), int(transfers.tensor[k])
         start = receive = float(end[producer[k]])
         if cluster.comm != "parallel":
             cost = float(cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * size[t])
@@ -291,12 +302,12 @@ def _queues(
             out_free[a] = start + cost
             receive = max(start, in_free[b])
             in_free[b] = receive + cost
-        if abs(sent.start_us[k] - start) > slack or abs(sent.receive_us[k] - receive) > slack:
+        if abs(transfers.start_us[k] - start) > slack or abs(transfers.receive_us[k] - receive) > slack:
             message = (
-                f"tensor {graph.tensor_label(t)!r} to {cluster.names[b]} is sent at {sent.start_us[k]} and received "
-                f"from {sent.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
+                f"tensor {graph.tensor_label(t)!r} to {cluster.names[b]} is sent at {transfers.start_us[k]} and received "
+                f"from {transfers.receive_us[k]} us; with {cluster.comm} transfers that is {start} and {receive}"
             )
-            yield Violation("transfer", message, b, float(sent.start_us[k]))
+            yield Violation("transfer", message, b, float(transfers.start_us[k]))
 
 
 def _service_order(
@@ -307,28 +318,28 @@ def _service_order(
     Ops of no duration may cause each other within one instant, so their requests are not served by index but as the
     ops ran, which depends on the scheduler: among them, the order that the queues themselves show is taken.
     """
-    sent = timeline.transfers
-    order = np.lexsort((sent.target, sent.tensor, graph.tensor_producer[sent.tensor], no_time, produced))
+    transfers = timeline.transfers
+    order = np.lexsort((transfers.target, transfers.tensor, graph.tensor_producer[transfers.tensor], no_time, produced))
     if cluster.comm == "parallel":
         return [int(k) for k in order]
     change = np.flatnonzero((np.diff(produced[order]) != 0) | (np.diff(no_time[order]) != 0)) + 1
     served: list[int] = []
     for rows in np.split(order, change):
-        served += _as_queued(rows, cluster, timeline) if len(rows) > 1 and no_time[rows[0]] else rows.tolist()
+        served += _sort_by_queues(rows, cluster, timeline) if len(rows) > 1 and no_time[rows[0]] else rows.tolist()
     return served
 
 
-def _as_queued(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> list[int]:
+def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> list[int]:
     """`rows` so that each comes after those that a queue held before it; as given where no order explains them."""
-    sent = timeline.transfers
-    held: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
+    transfers = timeline.transfers
+    queue_entries: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
     inward = "out" if cluster.comm == "sequential" else "in"
     for k in rows.tolist():
-        cost = float(sent.end_us[k] - sent.receive_us[k])
-        held["out", int(sent.source[k])].append((float(sent.start_us[k]), cost, k))
-        held[inward, int(sent.target[k])].append((float(sent.receive_us[k]), cost, k))
+        cost = float(transfers.end_us[k] - transfers.receive_us[k])
+        queue_entries["out", int(transfers.source[k])].append((float(transfers.start_us[k]), cost, k))
+        queue_entries[inward, int(transfers.target[k])].append((float(transfers.receive_us[k]), cost, k))
     before: TopologicalSorter[int] = TopologicalSorter(dict.fromkeys(rows.tolist(), ()))
-    for queue in held.values():
+    for queue in queue_entries.values():
         for (_, _, first), (_, _, second) in pairwise(sorted(queue)):
             before.add(second, first)
     try:
@@ -337,7 +348,7 @@ def _as_queued(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> 
         return [int(k) for k in rows]
 
 
-def _turns(
+def _turn_of_op(
     graph: OpGraph, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any]
 ) -> NDArray[np.int64] | None:
     """int64[n]: among ops that begin at one instant, lower ones did so first; None where what the timeline says cannot be.
@@ -347,88 +358,90 @@ def _turns(
     lasting = end > start
     if "turn" not in timeline.info:
         return np.where(lasting, graph.n, 0) + graph.position
-    turn: NDArray[np.int64] = whole_numbers("turn", timeline.info["turn"], np.int64)
-    if turn.shape != (graph.n,) or np.any((turn < 0) | (turn > _LAST_TURN)):
+    turn_of_op: NDArray[np.int64] = whole_numbers("turn", timeline.info["turn"], np.int64)
+    if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
         return None
-    order = np.lexsort((turn, start, placed.device))
+    order = np.lexsort((turn_of_op, start, placed.device))
     first, second = order[:-1], order[1:]
     together = (placed.device[first] == placed.device[second]) & (start[first] == start[second])
-    early, late = graph.edge_source, graph.consumers
-    at_once = start[early] == start[late]
-    possible = not np.any(together & ((turn[first] == turn[second]) | lasting[first]))
-    return turn if possible and np.all(turn[early[at_once]] < turn[late[at_once]]) else None
+    source, reader = graph.edge_source, graph.consumers
+    at_once = start[source] == start[reader]
+    possible = not np.any(together & ((turn_of_op[first] == turn_of_op[second]) | lasting[first]))
+    return turn_of_op if possible and np.all(turn_of_op[source[at_once]] < turn_of_op[reader[at_once]]) else None
 
 
-def _moments(
-    graph: OpGraph, sent: Transfers, start: NDArray[Any], end: NDArray[Any], turn: NDArray[np.int64]
+def _event_numbers(
+    graph: OpGraph, transfers: Transfers, start: NDArray[Any], end: NDArray[Any], turn_of_op: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], ...]:
     """When ops start and end and tensors are received from and until, as whole numbers: 0, 1, ... in order of events.
 
     What ends or arrives at an instant precedes what starts then, but an op of no time ends after it has started, and
     what that sets going is later still: at an instant comes first what was under way, then turn by turn starts and ends.
     """
-    producer = graph.tensor_producer[sent.tensor]
-    ended = np.where(end > start, -1, 2 * turn + 1)
+    producer = graph.tensor_producer[transfers.tensor]
+    end_turn = np.where(end > start, -1, 2 * turn_of_op + 1)
     within = (
-        2 * turn,
-        ended,
-        np.where(sent.receive_us > end[producer], -1, ended[producer]),
-        np.where(sent.end_us > end[producer], -1, ended[producer]),
+        2 * turn_of_op,
+        end_turn,
+        np.where(transfers.receive_us > end[producer], -1, end_turn[producer]),
+        np.where(transfers.end_us > end[producer], -1, end_turn[producer]),
     )
-    pairs = np.stack([np.concatenate([start, end, sent.receive_us, sent.end_us]), np.concatenate(within)])
+    pairs = np.stack([np.concatenate([start, end, transfers.receive_us, transfers.end_us]), np.concatenate(within)])
     moment = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
-    n, moves = graph.n, len(sent)
+    n, moves = graph.n, len(transfers)
     return tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
 
 
-def _memory(
+def _memory_violations(
     graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start_us: NDArray[Any], end_us: NDArray[Any],
     transfer: NDArray[Any],
 ) -> Iterator[Violation]:  # fmt: skip
     """Rebuild what each device holds as intervals [taken, given back) and compare with its limit."""
-    sent, home = timeline.transfers, placed.device[graph.tensor_producer]
-    turn = _turns(graph, placed, timeline, start_us, end_us)
-    if turn is None:
+    transfers, home = timeline.transfers, placed.device[graph.tensor_producer]
+    turn_of_op = _turn_of_op(graph, placed, timeline, start_us, end_us)
+    if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
-    start, end, received, arrived = _moments(graph, sent, start_us, end_us, turn)
-    gone = end[graph.tensor_producer].copy()
+    start, end, received, arrived = _event_numbers(graph, transfers, start_us, end_us, turn_of_op)
+    release = end[graph.tensor_producer].copy()
     local = transfer == -1
-    np.maximum.at(gone, graph.edge_tensor[local], end[graph.consumers[local]])
-    np.maximum.at(gone, sent.tensor, arrived)
-    copy_gone = arrived.copy()
+    np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])
+    np.maximum.at(release, transfers.tensor, arrived)
+    copy_release = arrived.copy()
     remote = transfer >= 0
-    np.maximum.at(copy_gone, transfer[remote], end[graph.consumers[remote]])
-    device = np.concatenate([placed.device, placed.device, home, sent.target])
+    np.maximum.at(copy_release, transfer[remote], end[graph.consumers[remote]])
+    device = np.concatenate([placed.device, placed.device, home, transfers.target])
     # Persistent bytes are held throughout: at the first instant too, before anything that starts then.
-    always = np.full(graph.n, -1), np.full(graph.n, len(start) * 2 + len(sent) * 2)
-    taken = np.concatenate([always[0], start, start[graph.tensor_producer], received])
-    back = np.concatenate([always[1], end, gone, copy_gone])
+    always = np.full(graph.n, -1), np.full(graph.n, len(start) * 2 + len(transfers) * 2)
+    start_event = np.concatenate([always[0], start, start[graph.tensor_producer], received])
+    release_event = np.concatenate([always[1], end, release, copy_release])
     size = np.concatenate(
-        [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[sent.tensor]]
+        [graph.persistent_bytes, graph.temp_bytes, graph.tensor_bytes, graph.tensor_bytes[transfers.tensor]]
     )
     cause = np.concatenate(
-        [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[sent.tensor]]
+        [np.arange(graph.n), np.arange(graph.n), graph.tensor_producer, graph.tensor_producer[transfers.tensor]]
     )
-    when = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], sent.receive_us])
+    start_time = np.concatenate([np.zeros(graph.n), start_us, start_us[graph.tensor_producer], transfers.receive_us])
     if graph.reuse is not None:
         grows = graph.reuse == GROWS
-        taken[: graph.n][grows], when[: graph.n][grows] = start[grows], start_us[grows]
-        moved = Transfers(
-            sent.tensor,
-            sent.source,
-            sent.target,
-            sent.start_us,
+        start_event[: graph.n][grows], start_time[: graph.n][grows] = start[grows], start_us[grows]
+        transfer_events = Transfers(
+            transfers.tensor,
+            transfers.source,
+            transfers.target,
+            transfers.start_us,
             received.astype(np.float64),
             arrived.astype(np.float64),
         )
         first = 2 * graph.n
-        size[first:], back[first:] = shared_intervals(graph, placed, moved, (start, end), size[first:], back[first:])
+        size[first:], release_event[first:] = merge_reused_intervals(
+            graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
+        )
     for d in range(cluster.n):
-        mine = np.flatnonzero((device == d) & (size > 0))
-        peak, who = _peak(taken[mine], back[mine], size[mine])
+        held = np.flatnonzero((device == d) & (size > 0))
+        peak, who = _peak_interval(start_event[held], release_event[held], size[held])
         if peak > cluster.memory_bytes[d]:
-            op, at = int(cause[mine[who]]), float(when[mine[who]])
+            op, at = int(cause[held[who]]), float(start_time[held[who]])
             message = (
                 f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
                 f"it has {int(cluster.memory_bytes[d])}"
@@ -436,12 +449,12 @@ def _memory(
             yield Violation("memory", message, d, at, op)
 
 
-def _peak(taken: NDArray[Any], back: NDArray[Any], size: NDArray[Any]) -> tuple[int, int]:
+def _peak_interval(start: NDArray[Any], release: NDArray[Any], size: NDArray[Any]) -> tuple[int, int]:
     """Highest level and the interval that reached it; what ends at a moment goes before what starts."""
     if len(size) == 0:
         return 0, -1
     change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
-    order = np.lexsort((starts, np.concatenate([back, taken])))
+    order = np.lexsort((starts, np.concatenate([release, start])))
     level = np.cumsum(change[order])
     top = int(np.argmax(level))
     return int(level[top]), int(order[top]) - len(size)

@@ -133,12 +133,12 @@ class Steps:
     @classmethod
     def of(cls, micro_batches: Any, schedule: Any, replicas: Any) -> Steps:
         """Returns the checked lists; each argument is one value or several."""
-        from ..simulator.pipelined import checked_pipeline
+        from ..simulator.pipelined_graph import pipeline_options
 
         counts = [None] if micro_batches is None else as_list("micro_batches", micro_batches)
         orders = [None] if schedule is None else as_list("schedule", schedule)
         for count, order in product(counts, orders):
-            checked_pipeline(count, order)
+            pipeline_options(count, order)
         for field, values in (("micro_batches", counts), ("schedule", orders)):
             if not values:
                 raise InvalidInput(f"{field} is empty; give at least one value to sweep over")

@@ -10,7 +10,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..placers.registry import placer_class, told_pipeline
-from ..simulator.pipelined import checked_pipeline
+from ..simulator.pipelined_graph import pipeline_options
 from .setting import GIVEN, Setting
 
 Built = tuple[str, Mapping[str, Any]]
@@ -124,7 +124,7 @@ def from_code(text: str) -> Setting:
 
 def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     """From the lines of one micro-batch and of one replica to the setting of all."""
-    checked_pipeline(fields.get("micro_batches"), fields.get("schedule"))
+    pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
     pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}

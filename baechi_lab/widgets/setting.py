@@ -90,10 +90,10 @@ class Setting:
 
     def _check_pipeline(self) -> None:
         """Refuse a schedule that does not exist, a batch that does not divide, and devices that cannot be shared out."""
-        from ..simulator.pipelined import checked_pipeline
+        from ..simulator.pipelined_graph import pipeline_options
         from ..sweeps.grid import replica_error
 
-        checked_pipeline(self.micro_batches, self.schedule)
+        pipeline_options(self.micro_batches, self.schedule)
         self.built_batch  # noqa: B018  (raises where the batch does not divide)
         check_whole("replicas", self.replicas)
         if why := replica_error(self.cluster.n, self.replicas, self.micro_batches):

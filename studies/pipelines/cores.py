@@ -10,7 +10,7 @@ import numpy as np
 
 from baechi_lab.graph import Cluster, OpGraph, Placement, Timeline
 from baechi_lab.simulator import simulate
-from baechi_lab.simulator.pipelined import pipelined
+from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 
 
 def step_us_on_cores(
@@ -29,7 +29,7 @@ def step_us_on_cores(
     """
     if cores >= cluster.n:
         return timeline.makespan_us
-    whole = pipelined(graph, cluster, placement, micro_batches, timeline.info["schedule"])
+    whole = make_pipelined_graph(graph, cluster, placement, micro_batches, timeline.info["schedule"])
     device = np.asarray(whole.placement.device)
     start = np.zeros(whole.graph.n)
     start[timeline.op] = timeline.start_us

@@ -6,7 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError
 from baechi_lab.executors.tensorflow import session, unrolling
-from baechi_lab.simulator.pipelined import pipelined
+from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 
 tf = pytest.importorskip("tensorflow")
 
@@ -77,7 +77,7 @@ def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, plain, monkey
     for module in (session, unrolling):
         monkeypatch.setattr(module, "keep_apart", lambda *given, **options: None)
     placement = bl.Placement(device=[0] * graph.n)
-    pipe = pipelined(graph, bl.Cluster.uniform(1), placement, 2, "gpipe")
+    pipe = make_pipelined_graph(graph, bl.Cluster.uniform(1), placement, 2, "gpipe")
     ordered = unrolling.unrolled_step(step, graph, placement, pipe)
     placed = session.place_graph(ordered, dict.fromkeys(pipe.graph.names, "/device:CPU:0"))
     running = session.PlacedSession(placed, session.session_config())

@@ -12,7 +12,7 @@ from baechi_lab.executors.tensorflow.accumulating import rows_tensors
 from baechi_lab.executors.tensorflow.ordering import waits_of
 from baechi_lab.executors.tensorflow.pipelining import pipelined_step
 from baechi_lab.executors.tensorflow.session import parse_graph
-from baechi_lab.simulator.pipelined import pipelined
+from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 from baechi_lab.simulator.schedules import list_schedules
 
 pytest.importorskip("tensorflow")
@@ -194,15 +194,15 @@ def test_gradients_of_weights_come_first_within_a_unit():
         forward_of=[-1, -1, 1, 1, 0, 1],
     )
     device = [0, 1, 1, 1, 0, 1]
-    one = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "1f1b")
+    one = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "1f1b")
     assert waits_of(one) == {2: [3], 4: [0]}
-    split = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "zb-h1")
+    split = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "zb-h1")
     assert waits_of(split) == {3: [2], 4: [0]}
 
 
 def test_without_a_schedule_nothing_waits():
     graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)])
-    pipe = pipelined(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]), 2)
+    pipe = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]), 2)
     assert waits_of(pipe) == {}
 
 
@@ -224,7 +224,7 @@ def test_order_has_no_circle(seed):
     stage = np.searchsorted(cut, forward, side="right")
     device = [int(stage[k if k < layers else pairs[k]]) for k in range(len(pairs))]
     for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2"):
-        pipe = pipelined(graph, bl.Cluster.uniform(3), bl.Placement(device=device), 5, schedule)
+        pipe = make_pipelined_graph(graph, bl.Cluster.uniform(3), bl.Placement(device=device), 5, schedule)
         waits, whole = waits_of(pipe), pipe.graph
         arcs = list(zip(whole.edge_source.tolist(), whole.consumers.tolist(), strict=True))
         arcs += [(k, op) for op, others in waits.items() for k in others]
@@ -352,7 +352,7 @@ def test_rows_of_looked_up_tables_are_known_by_their_readers(cases):
     """GNMT scales the rows of its tables by the clipping factor, then subtracts them: rows, indices, nothing else."""
     step, graph = cases("gnmt").step, cases("gnmt").graph
     nodes = {node.name: node for node in parse_graph(step.graph_def).node}
-    made = pipelined(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n), 2)
+    made = make_pipelined_graph(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n), 2)
     repeated = {name.rsplit("/mb", 1)[0] for name in made.graph.names if name.endswith("/mb0")}
     found = rows_tensors(nodes, [n for n in nodes if n not in repeated], repeated)
     scatters = [n for n in nodes.values() if n.op == "ResourceScatterSub"]

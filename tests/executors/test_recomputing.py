@@ -7,9 +7,9 @@ import baechi_lab as bl
 from baechi_lab.executors.tensorflow.allocations import COPIES
 from baechi_lab.executors.tensorflow.recomputing import recomputed_step
 from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.memory_saving.op_sequence import Runs
 from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.repeatable import Parts
-from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.memory_saving.training_graph import Parts
 
 tf = pytest.importorskip("tensorflow")
 

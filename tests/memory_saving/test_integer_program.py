@@ -7,13 +7,13 @@ import baechi_lab as bl
 from baechi_lab.graph.opgraph import VIEW
 from baechi_lab.memory.peak import order_peak, readiness_peak
 from baechi_lab.memory_saving.budget import Plans
-from baechi_lab.memory_saving.exact import Search, States
-from baechi_lab.memory_saving.groups import Groups, pruned
 from baechi_lab.memory_saving.integer_program import Program
+from baechi_lab.memory_saving.op_sequence import Runs
 from baechi_lab.memory_saving.program_rows import Answer, Rows
 from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.repeatable import Parts
-from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.memory_saving.recompute_groups import Groups, pruned
+from baechi_lab.memory_saving.state_search import Search, States
+from baechi_lab.memory_saving.training_graph import Parts
 from studies.budgets import skipping
 
 

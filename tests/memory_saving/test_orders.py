@@ -7,11 +7,11 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.memory.peak import order_peak
-from baechi_lab.memory_saving import orders as orders_module
-from baechi_lab.memory_saving.orders import Orders
+from baechi_lab.memory_saving import order_search as orders_module
+from baechi_lab.memory_saving.op_sequence import Runs
+from baechi_lab.memory_saving.order_search import Orders
 from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.repeatable import Parts
-from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.memory_saving.training_graph import Parts
 
 
 def sequences(graph, parts, repeats):

@@ -13,10 +13,10 @@ from baechi_lab.memory.peak import readiness_peak
 from baechi_lab.memory_saving import budget as budget_module
 from baechi_lab.memory_saving.budget import Plans
 from baechi_lab.memory_saving.chain import Chain, Table, _Plan
-from baechi_lab.memory_saving.exact import Search, States
+from baechi_lab.memory_saving.op_sequence import Runs
 from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.repeatable import Parts
-from baechi_lab.memory_saving.runs import Runs
+from baechi_lab.memory_saving.state_search import Search, States
+from baechi_lab.memory_saving.training_graph import Parts
 from baechi_lab.passes import contract
 from baechi_lab.passes.roles import BACKWARD, roles
 

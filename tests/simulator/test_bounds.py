@@ -11,10 +11,10 @@ from baechi_lab.graph import generators
 from baechi_lab.graph.kernels import compiling
 from baechi_lab.simulator.bounds import merge
 from baechi_lab.simulator.bounds.merge import forced_merges
-from baechi_lab.simulator.bounds.paid import paid_bounds
 from baechi_lab.simulator.bounds.problem import merge_problem
 from baechi_lab.simulator.bounds.propagate import propagate
-from baechi_lab.simulator.bounds.sweep import nothing_known
+from baechi_lab.simulator.bounds.sweep import no_deductions
+from baechi_lab.simulator.bounds.transfer_bounds import paid_bounds
 
 COMMS = ("parallel", "sequential", "duplex")
 
@@ -104,7 +104,7 @@ def test_compiled_and_readable_propagation_agree():
             answers = []
             for function in (propagate, propagate.py_func):
                 paid = np.zeros(len(x.before.near), np.int8)
-                known = nothing_known(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
+                known = no_deductions(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
                 fits = function(limit * x.p.sum(), x, known, 30)
                 answers.append((fits, *(found.tolist() for found in known)))
             assert answers[0] == answers[1]

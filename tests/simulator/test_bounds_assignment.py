@@ -53,7 +53,7 @@ def test_transfers_to_one_device_queue():
 
 
 def test_relaxed_ops_still_take_time(monkeypatch):
-    monkeypatch.setattr("baechi_lab.simulator.bounds.assignment.KEPT", 1)
+    monkeypatch.setattr("baechi_lab.simulator.bounds.assignment.BINARY_UNITS", 1)
     graph = OpGraph.from_edges([6.0, 6.0, 6.0, 5.0, 5.0], [])
     assert bound(graph, Cluster.uniform(2)) == pytest.approx(14.0, rel=1e-3)
 

@@ -8,11 +8,11 @@ from baechi_lab.graph import generators
 from baechi_lab.simulator.bounds import energy as bounds_energy
 from baechi_lab.simulator.bounds import probe as bounds_probe
 from baechi_lab.simulator.bounds.energy import energy_heads, window
-from baechi_lab.simulator.bounds.paid import paid_bounds
 from baechi_lab.simulator.bounds.probe import probe_heads
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.raised import raised
+from baechi_lab.simulator.bounds.raised_times import raise_heads_and_tails
 from baechi_lab.simulator.bounds.sweep import paid_heads
+from baechi_lab.simulator.bounds.transfer_bounds import paid_bounds
 
 COMMS = ("parallel", "sequential", "duplex")
 FORK_JOIN = [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)]
@@ -71,9 +71,9 @@ def test_heads_only_rise_and_stop_in_time():
     graph, cluster = generators.layered_dag(120, seed=3), Cluster.uniform(3)
     problem = merge_problem(graph, cluster, reach=False)
     head, tail = paid_heads(problem)
-    better = raised(problem, (10, 40))
+    better = raise_heads_and_tails(problem, (10, 40))
     assert np.all(better.head >= head) and np.all(better.tail >= tail)
-    stopped = raised(problem, (10, 40), seconds=0.0)
+    stopped = raise_heads_and_tails(problem, (10, 40), seconds=0.0)
     assert np.array_equal(stopped.head, head) and np.array_equal(stopped.tail, tail)
     assert bounds(graph, cluster, effort="high", time_limit=0.0).best >= paid_bounds(graph, cluster)["local-or-paid"]
 

@@ -15,7 +15,7 @@ from baechi_lab.simulator.bounds import assignment as bounds_assignment
 from baechi_lab.simulator.bounds.assignment import assignment
 from baechi_lab.simulator.bounds.merge import forced_merges
 from baechi_lab.simulator.bounds.problem import merge_problem
-from baechi_lab.simulator.bounds.raised import raised
+from baechi_lab.simulator.bounds.raised_times import raise_heads_and_tails
 from baechi_lab.simulator.paths import heads_and_tails
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -167,10 +167,12 @@ def all_bounds(graph, cluster, monkeypatch):
     found = dict(bounds(graph, cluster, effort="high", time_limit=2.0))
     problem = merge_problem(graph, cluster, reach=False)
     for zone in (2, 3, 5):
-        found |= {f"{name}, zones of {zone}": v for name, v in raised(problem, [zone, zone]).bounds.items()}
+        found |= {
+            f"{name}, zones of {zone}": v for name, v in raise_heads_and_tails(problem, [zone, zone]).bounds.items()
+        }
     table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
     ends = heads_and_tails(graph, table.min(axis=1))
-    monkeypatch.setattr(bounds_assignment, "KEPT", 3)
+    monkeypatch.setattr(bounds_assignment, "BINARY_UNITS", 3)
     found["assignment of three"] = assignment(graph, cluster, table, *ends, found["critical-path"])
     monkeypatch.undo()
     found["forced-merges from zero"] = forced_merges(graph, cluster, 0.0, np.inf, 2.0)

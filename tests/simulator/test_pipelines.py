@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.simulator.pipeline_stages import END, START, B, F, W, find_pipeline_stages
 from baechi_lab.simulator.reference import simulate_reference
 from baechi_lab.simulator.schedules import RULES
-from baechi_lab.simulator.stages import END, START, B, F, W, stages_of
 
 DATA = Path(__file__).parents[2] / "data"
 
@@ -213,8 +213,8 @@ def test_b_is_what_the_next_stage_waits_for():
             edges += [(at[f"B{layer}"], at[f"{g}{layer - 1}"], 12) for g in "BW"]
     graph = bl.OpGraph.from_edges([1.0] * 16, edges, names=names, forward_of=fo, op_types=types)
     device = np.array([0, 0, 1, 1] * 4)
-    found = stages_of(graph, cluster(2), device)
-    part = dict(zip(names, found.part.tolist(), strict=True))
+    found = find_pipeline_stages(graph, cluster(2), device)
+    part = dict(zip(names, found.phase.tolist(), strict=True))
     assert {part[f"F{k}"] for k in range(4)} == {F} and {part[f"U{k}"] for k in range(4)} == {END}
     assert [part[f"B{k}"] for k in (3, 2, 1)] == [B, B, B]
     assert {part[f"W{k}"] for k in range(4)} == {W}
@@ -231,8 +231,8 @@ def test_a_shared_weight_is_summed_at_the_end():
         [1.0] * 6, edges, names=["F0", "F1", "B1", "B0", "W1", "sum"], forward_of=[-1, -1, 1, 0, 1, 1]
     )
     placed = bl.Placement(device=[0, 1, 1, 0, 1, 1])
-    found = stages_of(graph, cluster(2), placed.device)
-    assert found.part.tolist() == [F, F, B, B, W, END]
+    found = find_pipeline_stages(graph, cluster(2), placed.device)
+    assert found.phase.tolist() == [F, F, B, B, W, END]
     run(graph, cluster(2), placed, 4, "1f1b")
 
 
@@ -244,10 +244,10 @@ def test_variables_run_first_and_updates_last():
     for g in range(len(graph.colocation_names)):
         members = np.flatnonzero(graph.colocation == g)
         device[members] = device[members[0]]
-    found = stages_of(graph, machine, device)
+    found = find_pipeline_stages(graph, machine, device)
     assert found.count == 2
-    assert {graph.op_types[i] for i in np.flatnonzero(found.part == START)} == {"Variable"}
-    assert {graph.op_types[i] for i in np.flatnonzero(found.part == END)} >= {"Update"}
+    assert {graph.op_types[i] for i in np.flatnonzero(found.phase == START)} == {"Variable"}
+    assert {graph.op_types[i] for i in np.flatnonzero(found.phase == END)} >= {"Update"}
     placed = bl.Placement(device=device)
     for schedule in ("1f1b", "zb-h1"):
         run(graph, machine, placed, 3, schedule)
@@ -255,12 +255,12 @@ def test_variables_run_first_and_updates_last():
 
 def test_several_stages_per_device_are_found():
     graph = bl.generators.pipeline([1.0] * 6, [1.0] * 6, [1.0] * 6)
-    loop = stages_of(graph, cluster(3), np.array([2, 0, 1, 2, 0, 1] * 3), "loop")
+    loop = find_pipeline_stages(graph, cluster(3), np.array([2, 0, 1, 2, 0, 1] * 3), "loop")
     assert loop.device.tolist() == [2, 0, 1, 2, 0, 1] and loop.line.tolist() == [0, 1, 2, 0, 1, 2]
     assert loop.stage.tolist() == list(range(6)) * 3
-    there_and_back = stages_of(graph, cluster(3), np.array([0, 1, 2, 2, 1, 0] * 3), "v")
+    there_and_back = find_pipeline_stages(graph, cluster(3), np.array([0, 1, 2, 2, 1, 0] * 3), "v")
     assert there_and_back.stage.tolist() == list(range(6)) * 3
-    assert stages_of(graph, cluster(6), np.arange(18) % 6, "loop").count == 6
+    assert find_pipeline_stages(graph, cluster(6), np.arange(18) % 6, "loop").count == 6
 
 
 @pytest.mark.slow
@@ -337,4 +337,4 @@ def test_labels_are_in_the_stage_that_reads_them():
     """Four stages on two devices; op 4, on device 1, comes from nowhere and is read by the last: not in stage 1."""
     graph = bl.OpGraph.from_edges([1.0] * 5, [(0, 1, 8), (1, 2, 8), (2, 3, 8), (4, 3, 8)])
     device = np.array([0, 1, 0, 1, 1])
-    assert stages_of(graph, cluster(2), device, "loop").stage.tolist() == [0, 1, 2, 3, 3]
+    assert find_pipeline_stages(graph, cluster(2), device, "loop").stage.tolist() == [0, 1, 2, 3, 3]

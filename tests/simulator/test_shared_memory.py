@@ -10,7 +10,7 @@ import baechi_lab as bl
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 from baechi_lab.memory.peak import readiness_peak
-from baechi_lab.simulator.shared import shared_memory
+from baechi_lab.simulator.buffer_reuse import apply_buffer_reuse
 
 ONE, TWO = bl.Cluster.uniform(1), bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0), comm="parallel")
 
@@ -87,8 +87,8 @@ def test_tensorflow_writes_over_a_received_copy(edges, most):
     for last in (1, 0) if len(edges) == 2 else (1,):
         graph = OpGraph.from_edges([1, 1, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN])
         line = bl.simulate(graph, TWO, bl.Placement(device=[0, 1, last]))
-        assert line.peak_bytes[1] == 80 and shared_memory(graph, TWO, line).peak_bytes[1] == 80
-        assert shared_memory(graph, TWO, line, over_copies_us=0.0).peak_bytes[1] == most
+        assert line.peak_bytes[1] == 80 and apply_buffer_reuse(graph, TWO, line).peak_bytes[1] == 80
+        assert apply_buffer_reuse(graph, TWO, line, over_copies_us=0.0).peak_bytes[1] == most
 
 
 @pytest.mark.parametrize(("after", "most"), [(0.0, 40), (3.0, 40), (3.5, 80)])
@@ -98,7 +98,7 @@ def test_only_after_a_while(after, most):
     graph = OpGraph.from_edges([1, 1, 4, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN, OWN])
     line = bl.simulate(graph, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 1, 1, 1]))
     assert line.start_us[1] == 4.0
-    assert shared_memory(graph, TWO, line, over_copies_us=after).peak_bytes[1] == most
+    assert apply_buffer_reuse(graph, TWO, line, over_copies_us=after).peak_bytes[1] == most
 
 
 def test_what_is_sent_lies_in_memory_to_send_from():

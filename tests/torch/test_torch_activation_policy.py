@@ -23,7 +23,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import ActivationsKept  # noqa: E402
 from baechi_lab.memory.peak import readiness_peak  # noqa: E402
 from baechi_lab.memory_saving.budget import plans_of  # noqa: E402
-from baechi_lab.memory_saving.repeatable import Parts  # noqa: E402
+from baechi_lab.memory_saving.training_graph import Parts  # noqa: E402
 from baechi_lab.torch.runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 

@@ -27,7 +27,7 @@ from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
 from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
-from baechi_lab.simulator.stages import B, W, stages_of  # noqa: E402
+from baechi_lab.simulator.pipeline_stages import B, W, find_pipeline_stages  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
 from baechi_lab.torch.pipelines.recording import record  # noqa: E402
 from baechi_lab.torch.pipelines.worker import actions, rebuild_output, with_transfers  # noqa: E402
@@ -559,8 +559,8 @@ def test_halves_of_a_backward_pass_are_ops_of_their_own():
     graph = bl.torch.profile(model, torch.ones(2, 4), warmup=0, runs=1, split_backward=True)
     assert graph.names == ("0", "1", "2", "2/backward", "1/backward", "0/backward", "2/backward_weights")
     assert graph.forward_of.tolist() == [-1, -1, -1, 2, 1, 0, 2] and (graph.duration_us > 0).all()
-    output = stages_of(graph, cpus(2), np.array([0, 0, 1, 1, 0, 0, 1]))
-    assert [output.part[graph.names.index(name)] for name in ("2/backward", "2/backward_weights")] == [B, W]
+    stages = find_pipeline_stages(graph, cpus(2), np.array([0, 0, 1, 1, 0, 0, 1]))
+    assert [stages.phase[graph.names.index(name)] for name in ("2/backward", "2/backward_weights")] == [B, W]
 
 
 def test_adding_to_gradients_is_timed_where_asked(monkeypatch):

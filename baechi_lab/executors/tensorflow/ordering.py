@@ -17,17 +17,17 @@ from heapq import heapify, heappop, heappush
 import numpy as np
 
 from ...passes.all_reduce import ALL_REDUCE
-from ...simulator.pipelined import Pipelined
-from ...simulator.stages import B
+from ...simulator.pipeline_stages import B
+from ...simulator.pipelined_graph import PipelinedGraph
 
 
-def waits_of(pipe: Pipelined) -> dict[int, list[int]]:
+def waits_of(pipe: PipelinedGraph) -> dict[int, list[int]]:
     """Op -> the ops that it waits for besides those that it reads, under the schedule; empty without one.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement
-    >>> from baechi_lab.simulator.pipelined import pipelined
+    >>> from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
     >>> graph = OpGraph.from_edges([1, 2, 4, 2], [(0, 1, 8), (1, 2, 8), (2, 3, 8)], forward_of=[-1, -1, 1, 0])
-    >>> pipe = pipelined(graph, Cluster.uniform(2), Placement(device=[0, 1, 1, 0]), 2, "gpipe")
+    >>> pipe = make_pipelined_graph(graph, Cluster.uniform(2), Placement(device=[0, 1, 1, 0]), 2, "gpipe")
     >>> waits_of(pipe)               # ops 0-3 are micro-batch 0, 4-7 micro-batch 1; device 0: 0F0 0F1 0B0 0B1
     {4: [0], 3: [4], 7: [3], 5: [1], 2: [5], 6: [2]}
     """
@@ -56,7 +56,7 @@ def waits_of(pipe: Pipelined) -> dict[int, list[int]]:
     return {op: waited for op, waited in left.items() if waited}
 
 
-def _inside(pipe: Pipelined) -> tuple[dict[int, list[int]], list[int]]:
+def _inside(pipe: PipelinedGraph) -> tuple[dict[int, list[int]], list[int]]:
     """Readers of every op within its own unit and device, and how many such inputs every op has."""
     graph, device, unit = pipe.graph, pipe.placement.device, np.asarray(pipe.unit)
     source, reader = graph.edge_source, graph.consumers
@@ -69,12 +69,12 @@ def _inside(pipe: Pipelined) -> tuple[dict[int, list[int]], list[int]]:
     return readers, missing
 
 
-def _urgency(pipe: Pipelined) -> list[tuple[bool, float, int]]:
+def _urgency(pipe: PipelinedGraph) -> list[tuple[bool, float, int]]:
     """By what the ops of a unit are ordered: lowest first."""
     graph, schedule, stages = pipe.graph, pipe.schedule, pipe.stages
     late = np.zeros(graph.n, dtype=np.bool_)
     if schedule is not None and stages is not None and not schedule.splits:
-        late = stages.part[np.asarray(graph.copy_of)] == B
+        late = stages.phase[np.asarray(graph.copy_of)] == B
     planned = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
     return list(zip(late.tolist(), planned.tolist(), range(graph.n), strict=True))
 

@@ -11,7 +11,7 @@ from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.step import Run, Step
-from ...simulator.pipelined import Pipelined, checked_pipeline, pipelined
+from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
 from ..inputs import batch_axes
 from .unrolling import unrolled_step
 
@@ -21,7 +21,7 @@ class PipelinedStep:
     """`step` of all micro-batches, and the records that belong to it: its unrolled graph, placement, schedule."""
 
     step: Step
-    pipe: Pipelined
+    pipe: PipelinedGraph
     micro_batches: int
 
     @property
@@ -53,7 +53,7 @@ def pipelined_step(
     """
     if not isinstance(step, Step):
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
-    checked_pipeline(micro_batches, schedule)
+    pipeline_options(micro_batches, schedule)
     count = 1 if micro_batches is None else int(micro_batches)
     if graph is None:
         from ...profilers.tensorflow.profiling import profile
@@ -63,5 +63,5 @@ def pipelined_step(
     kind = next(iter(graph.duration_by_kind), "gpu")
     there = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
-    pipe = pipelined(graph, there, placed, count, schedule)
+    pipe = make_pipelined_graph(graph, there, placed, count, schedule)
     return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes), pipe, count)

@@ -31,7 +31,7 @@ from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.bodies import writes
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...profilers.tensorflow.pairing import is_backward
-from ...simulator.pipelined import Pipelined
+from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
 from .accumulating import Sums, Tensor, argument_names, constant, made_node, rows_tensors
 from .batch_totals import BatchTotals
@@ -54,7 +54,7 @@ _STREAM = 0x27D4EB2F
 
 
 def unrolled_step(
-    step: Step, graph: OpGraph, placed: Placement, pipe: Pipelined, reduction: str | None = None,
+    step: Step, graph: OpGraph, placed: Placement, pipe: PipelinedGraph, reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
 ) -> Step:  # fmt: skip
     """The step that `pipe` makes of `step`, whose graph is `graph`, placed as `placed`.
@@ -77,7 +77,7 @@ class _Unroller:
     """One step's copies; made and used once."""
 
     def __init__(
-        self, step: Step, graph: OpGraph, placed: Placement, pipe: Pipelined, reduction: str | None,
+        self, step: Step, graph: OpGraph, placed: Placement, pipe: PipelinedGraph, reduction: str | None,
         axes: Mapping[str, int | None],
     ) -> None:  # fmt: skip
         self.source, self.graph, self.pipe = step, graph, pipe

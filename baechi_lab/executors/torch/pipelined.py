@@ -18,9 +18,9 @@ from torch import nn
 
 from ...errors import ExecutionError, InvalidInput
 from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Transfers
-from ...simulator.pipelined import pipelined
+from ...simulator.pipeline_stages import PipelineStages
+from ...simulator.pipelined_graph import make_pipelined_graph
 from ...simulator.schedules import Schedule
-from ...simulator.stages import Stages
 from ...torch.models.losses import own_loss
 from ...torch.pipelines.cutting import StageModule, cut
 from ...torch.pipelines.recording import Program, record
@@ -52,7 +52,7 @@ class Cut:
 
     stage_modules: list[StageModule]
     program: Program
-    stages: Stages
+    stages: PipelineStages
     schedule: Schedule
     micro_batches: int
     processes: tuple[int, ...]
@@ -80,7 +80,7 @@ def cut_step(
         InvalidInput: stages that form no pipeline (naming the edge that turns back), a schedule that does not fit them,
             code between layers that cannot be cut.
     """
-    pipeline = pipelined(graph, cluster, placed, micro_batches, schedule)
+    pipeline = make_pipelined_graph(graph, cluster, placed, micro_batches, schedule)
     assert pipeline.schedule is not None and pipeline.stages is not None  # noqa: S101  (a schedule was given)
     if not pipeline.stages.training:
         raise InvalidInput(f"the graph of step {step.name!r} has no backward ops; profile it with mode='training'")

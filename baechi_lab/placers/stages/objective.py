@@ -11,7 +11,7 @@ from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import simulate, throughput
-from ...simulator.pipelined import checked_pipeline
+from ...simulator.pipelined_graph import pipeline_options
 
 OBJECTIVES = ("latency", "throughput", "step")
 
@@ -40,7 +40,7 @@ class Objective(NamedTuple):
             raise UnknownNameError.of("objective", self.name, OBJECTIVES)
         check_whole("micro_batches", self.micro_batches)
         if self.name == "step":
-            checked_pipeline(self.micro_batches, self.schedule)
+            pipeline_options(self.micro_batches, self.schedule)
         if self.replicas and self.name == "latency":
             raise InvalidInput(
                 "replicas is True with objective 'latency'; replicas share micro-batches, of which 'throughput' and 'step' know"

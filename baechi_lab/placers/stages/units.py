@@ -23,7 +23,7 @@ from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.kernels.csr import distinct, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
-from ...simulator.stages import roles_in_stages
+from ...simulator.pipeline_stages import roles_in_stages
 from ..problem import groups_of
 
 

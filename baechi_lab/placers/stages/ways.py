@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ...graph import Cluster
-from ...simulator.pipelined import shape_of
+from ...simulator.pipelined_graph import schedule_shape
 from .chain import Chain, make_chain
 from .objective import Objective
 from .units import Units
@@ -38,7 +38,7 @@ def ways(objective: Objective, order: tuple[int, ...]) -> Iterator[Way]:
     >>> [way.devices for way in ways(Objective("step", schedule="interleaved-1f1b"), (0, 1))]
     [(0, 1), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1, 0, 1)]
     """
-    shape = shape_of(objective.schedule) if objective.name == "step" else "chain"
+    shape = schedule_shape(objective.schedule) if objective.name == "step" else "chain"
     if shape != "v":
         yield from (Way(order, shared, False) for shared in objective.widths)
     few = len(order) if shape != "chain" else 0

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from ...memory.peak import readiness_order
-from ...memory.shared_peak import levels
+from ...memory.reuse_peak import levels
 from ...torch.records import PARTS_TYPE
 
 

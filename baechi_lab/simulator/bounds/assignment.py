@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
 
-KEPT, TENSORS = 24, 150
+BINARY_UNITS, FOLLOWED_TENSORS = 24, 150
 """Units that are assigned, and tensors between them that are followed, the dearest."""
 
 WINDOWS = 3
@@ -67,14 +67,14 @@ def assignment(
     >>> round(assignment(three, Cluster.uniform(2), np.full((3, 2), 10.0), zeros, zeros, 15.0), 2)
     20.0
     """
-    until = working_seconds() + time_limit
+    deadline = working_seconds() + time_limit
     if cluster.n < 2 or not 0.0 < low < np.inf:
         return low
     program = _Program(graph, cluster, table, head, tail, low)
     best = low
     for _ in range(PATHS):
-        left = until - working_seconds()
-        solved = program.solve(left) if left > 0.0 else None
+        seconds_left = deadline - working_seconds()
+        solved = program.solve(seconds_left) if seconds_left > 0.0 else None
         if solved is None:
             break
         value, home, proven = solved
@@ -115,20 +115,20 @@ class _Program:
         off = ~np.eye(cluster.n, dtype=bool)
         price = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes
         self.price = np.minimum(price / scale, DEAREST)
-        self.unit = self._kept()
-        self.kept = int(self.unit.max()) + 1
-        self.pairs = self._pairs()
-        self.sent = np.unique(self.pairs[:, 0])
+        self.unit = self._number_binary_units()
+        self.unit_count = int(self.unit.max()) + 1
+        self.tensor_readers = self._tensor_readers()
+        self.sent_tensors = np.unique(self.tensor_readers[:, 0])
         devices = cluster.n
-        self.first_sent = 1 + (self.kept + 1) * devices
-        self.first_cut = self.first_sent + len(self.sent) * devices
-        self.columns = self.first_cut + len(self.pairs)
+        self.first_sent = 1 + (self.unit_count + 1) * devices
+        self.first_cut = self.first_sent + len(self.sent_tensors) * devices
+        self.columns = self.first_cut + len(self.tensor_readers)
         self.rows = _Rows()
-        self._units()
-        self._loads()
-        self._transfers()
+        self._add_unit_rows()
+        self._add_load_rows()
+        self._add_transfer_rows()
 
-    def _kept(self) -> NDArray[np.int64]:
+    def _number_binary_units(self) -> NDArray[np.int64]:
         """int64[n]: the kept unit of each op, the heaviest first; -1 where it is relaxed."""
         graph = self.graph
         count = len(graph.colocation_names)
@@ -136,102 +136,108 @@ class _Program:
         _, unit = np.unique(unit, return_inverse=True)
         traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)
         weight = np.bincount(unit, self.fastest + np.minimum(traffic, self.fastest))
-        heavy = np.argsort(-weight, kind="stable")[:KEPT]
+        heavy = np.argsort(-weight, kind="stable")[:BINARY_UNITS]
         number = np.full(len(weight), -1, dtype=np.int64)
         number[heavy] = np.arange(len(heavy))
         return number[unit]
 
-    def _pairs(self) -> NDArray[np.int64]:
+    def _tensor_readers(self) -> NDArray[np.int64]:
         """int64[m, 2]: a tensor and a kept unit that reads it, other than the kept one that makes it."""
         graph = self.graph
         source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
         far = (source >= 0) & (target >= 0) & (source != target)
         pairs = np.unique(np.stack([graph.edge_tensor[far].astype(np.int64), target[far]], axis=1), axis=0)
-        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:TENSORS]
+        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:FOLLOWED_TENSORS]
         return pairs[np.sort(dearest)]
 
-    def _x(self, unit: int, device: int) -> int:
+    def _unit_column(self, unit: int, device: int) -> int:
         return 1 + unit * self.cluster.n + device
 
-    def _maker(self, tensor: int) -> int:
+    def _producer_unit(self, tensor: int) -> int:
         return int(self.unit[self.graph.tensor_producer[tensor]])
 
-    def _units(self) -> None:
+    def _add_unit_rows(self) -> None:
         devices = range(self.cluster.n)
-        for k in range(self.kept):
-            self.rows.add([self._x(k, d) for d in devices], [1.0] * len(devices), 1.0, 1.0)
-        held = np.bincount(self.unit[self.unit >= 0], self.graph.persistent_bytes[self.unit >= 0], self.kept)
+        for k in range(self.unit_count):
+            self.rows.add([self._unit_column(k, d) for d in devices], [1.0] * len(devices), 1.0, 1.0)
+        unit_bytes = np.bincount(
+            self.unit[self.unit >= 0], self.graph.persistent_bytes[self.unit >= 0], self.unit_count
+        )
         limit = self.cluster.memory_bytes.astype(np.float64)
         for d in devices:
-            if held.sum() > limit[d]:
-                self.rows.add([self._x(k, d) for k in range(self.kept)], held / limit[d], -np.inf, 1.0)
+            if unit_bytes.sum() > limit[d]:
+                self.rows.add(
+                    [self._unit_column(k, d) for k in range(self.unit_count)], unit_bytes / limit[d], -np.inf, 1.0
+                )
 
-    def _loads(self) -> None:
+    def _add_load_rows(self) -> None:
         """Rules 3 and 4; the first window is the whole step, which relaxed work shares."""
-        kept, relaxed = self.unit >= 0, self.unit < 0
+        binary, relaxed = self.unit >= 0, self.unit < 0
         devices = self.cluster.n
-        shares = [self._x(self.kept, d) for d in range(devices)]
+        shares = [self._unit_column(self.unit_count, d) for d in range(devices)]
         self.rows.add(shares, [1.0] * devices, float(self.fastest[relaxed].sum()), np.inf)
-        levels = [_levels(times[kept]) for times in (self.head, self.tail)]
+        levels = [_levels(times[binary]) for times in (self.head, self.tail)]
         for a in levels[0]:
             for b in levels[1]:
-                inside = kept & (self.head >= a) & (self.tail >= b)
+                inside = binary & (self.head >= a) & (self.tail >= b)
                 if not inside.any():
                     continue
                 first, last = self.head[inside].min(), self.tail[inside].min()
-                whole = a == levels[0][0] and b == levels[1][0]
+                is_whole_step = a == levels[0][0] and b == levels[1][0]
                 for d in range(devices):
                     cost = np.where(np.isfinite(self.table[inside, d]), self.table[inside, d], 0.0)
-                    load = np.bincount(self.unit[inside], cost, self.kept)
-                    columns = [self._x(k, d) for k in range(self.kept)]
+                    load = np.bincount(self.unit[inside], cost, self.unit_count)
+                    columns = [self._unit_column(k, d) for k in range(self.unit_count)]
                     self.rows.add([0, *columns], [-1.0, *load], -np.inf, -float(first + last))
-                    if whole:
+                    if is_whole_step:
                         self.rows.add([0, *columns, shares[d]], [-1.0, *load, 1.0], -np.inf, 0.0)
 
-    def _transfers(self) -> None:
+    def _add_transfer_rows(self) -> None:
         """Rule 5."""
         devices = self.cluster.n
-        for m, (t, k) in enumerate(self.pairs.tolist()):
-            place = int(np.searchsorted(self.sent, t))
+        for m, (t, k) in enumerate(self.tensor_readers.tolist()):
+            place = int(np.searchsorted(self.sent_tensors, t))
             for d in range(devices):
-                ends = [self._x(k, d), self._x(self._maker(t), d)]
-                self.rows.add([self.first_sent + place * devices + d, *ends], [1.0, -1.0, 1.0], 0.0, np.inf)
-                self.rows.add([self.first_cut + m, *ends], [1.0, -1.0, 1.0], 0.0, np.inf)
-        if self.cluster.comm == "parallel" or not len(self.sent):
+                reader_and_producer = [self._unit_column(k, d), self._unit_column(self._producer_unit(t), d)]
+                self.rows.add(
+                    [self.first_sent + place * devices + d, *reader_and_producer], [1.0, -1.0, 1.0], 0.0, np.inf
+                )
+                self.rows.add([self.first_cut + m, *reader_and_producer], [1.0, -1.0, 1.0], 0.0, np.inf)
+        if self.cluster.comm == "parallel" or not len(self.sent_tensors):
             return
-        maker = self.graph.tensor_producer[self.sent]
-        begin = float((self.head + self.fastest)[maker].min())
-        mine = np.isin(self.graph.edge_tensor, self.sent)
-        end = float((self.fastest + self.tail)[self.graph.consumers[mine]].min())
-        cost = self.price[self.sent]
-        sent = self.first_sent + np.arange(len(self.sent))[:, None] * devices + np.arange(devices)
+        producer = self.graph.tensor_producer[self.sent_tensors]
+        earliest_end = float((self.head + self.fastest)[producer].min())
+        is_sent = np.isin(self.graph.edge_tensor, self.sent_tensors)
+        end = float((self.fastest + self.tail)[self.graph.consumers[is_sent]].min())
+        cost = self.price[self.sent_tensors]
+        sent_columns = self.first_sent + np.arange(len(self.sent_tensors))[:, None] * devices + np.arange(devices)
         for d in range(devices):  # nothing to send: begin + end <= T holds on the path of any of the tensors
-            self.rows.add([0, *sent[:, d]], [-1.0, *cost], -np.inf, -(begin + end))
+            self.rows.add([0, *sent_columns[:, d]], [-1.0, *cost], -np.inf, -(earliest_end + end))
         times = 2.0 if self.cluster.comm == "sequential" else 1.0
         total = times * np.repeat(cost, devices) / devices
-        self.rows.add([0, *sent.ravel()], [-1.0, *total], -np.inf, -(begin + end))
+        self.rows.add([0, *sent_columns.ravel()], [-1.0, *total], -np.inf, -(earliest_end + end))
 
     def add_path(self, home: NDArray[np.int64], bound: float) -> bool:
         """Rule 6 for the longest path when kept units are at `home` int64[kept]; False where it is within the bound."""
-        graph, place = self.graph, {(t, k): m for m, (t, k) in enumerate(self.pairs.tolist())}
+        graph, place = self.graph, {(t, k): m for m, (t, k) in enumerate(self.tensor_readers.tolist())}
         unit, pointer, producers = self.unit, *graph.inputs
-        end, came = np.zeros(graph.n), np.full(graph.n, -1, dtype=np.int64)
+        end, via_edge = np.zeros(graph.n), np.full(graph.n, -1, dtype=np.int64)
         for v in graph.order.tolist():
-            begin = 0.0
+            start = 0.0
             for e in range(pointer[v], pointer[v + 1]):
                 t = int(producers[e])
                 u = int(graph.tensor_producer[t])
                 m = place.get((t, int(unit[v])))
                 cut = m is not None and home[unit[u]] != home[unit[v]]
-                if (arrives := end[u] + (self.price[t] if cut else 0.0)) > begin:
-                    begin, came[v] = arrives, e
-            end[v] = begin + self.fastest[v]
+                if (arrival := end[u] + (self.price[t] if cut else 0.0)) > start:
+                    start, via_edge[v] = arrival, e
+            end[v] = start + self.fastest[v]
         if end.max(initial=0.0) <= bound / self.scale * (1.0 + 1e-6):
             return False
         v, length, cuts = int(end.argmax()), 0.0, []
         while v >= 0:
             length += self.fastest[v]
-            t = int(producers[came[v]]) if came[v] >= 0 else -1
+            t = int(producers[via_edge[v]]) if via_edge[v] >= 0 else -1
             if t >= 0 and (t, int(unit[v])) in place:
                 cuts.append((place[t, int(unit[v])], self.price[t]))
             v = int(graph.tensor_producer[t]) if t >= 0 else -1
@@ -249,26 +255,28 @@ class _Program:
         matrix = coo_array((rows.value, (rows.row, rows.column)), shape=(len(rows.low), self.columns)).tocsr()
         highest = np.ones(self.columns)
         highest[0] = highest[self.first_sent - devices : self.first_sent] = np.inf
-        for k in range(self.kept):
-            able = np.isfinite(self.table[self.unit == k]).all(axis=0)
-            highest[self._x(k, 0) : self._x(k, devices)] = able & ((np.arange(devices) <= k) | ~self._alike())
-        whole = np.zeros(self.columns)
-        whole[1 : 1 + self.kept * devices] = 1
-        goal = np.zeros(self.columns)
-        goal[0] = 1.0
-        found = milp(
-            goal, integrality=whole, bounds=Bounds(np.zeros(self.columns), highest),
+        for k in range(self.unit_count):
+            is_allowed = np.isfinite(self.table[self.unit == k]).all(axis=0)
+            highest[self._unit_column(k, 0) : self._unit_column(k, devices)] = is_allowed & (
+                (np.arange(devices) <= k) | ~self._devices_alike()
+            )
+        integrality = np.zeros(self.columns)
+        integrality[1 : 1 + self.unit_count * devices] = 1
+        objective = np.zeros(self.columns)
+        objective[0] = 1.0
+        solution = milp(
+            objective, integrality=integrality, bounds=Bounds(np.zeros(self.columns), highest),
             constraints=LinearConstraint(matrix, rows.low, rows.high), options={"time_limit": seconds},
         )  # fmt: skip
-        proven = getattr(found, "mip_dual_bound", None)
-        if found.status not in (0, 1) or proven is None or not np.isfinite(proven):
+        proven = getattr(solution, "mip_dual_bound", None)
+        if solution.status not in (0, 1) or proven is None or not np.isfinite(proven):
             return None  # infeasible: no packing exists, which placers prove; or no time for a first bound
-        if found.x is None:
-            return float(proven) * self.scale * SAFE, np.zeros(self.kept, dtype=np.int64), False
-        home = found.x[1 : 1 + self.kept * devices].reshape(self.kept, devices).argmax(axis=1)
-        return float(proven) * self.scale * SAFE, home, found.status == 0
+        if solution.x is None:
+            return float(proven) * self.scale * SAFE, np.zeros(self.unit_count, dtype=np.int64), False
+        home = solution.x[1 : 1 + self.unit_count * devices].reshape(self.unit_count, devices).argmax(axis=1)
+        return float(proven) * self.scale * SAFE, home, solution.status == 0
 
-    def _alike(self) -> bool:
+    def _devices_alike(self) -> bool:
         memory = self.cluster.memory_bytes
         return bool(np.all(self.table == self.table[:, :1]) and np.all(memory == memory[0]))
 

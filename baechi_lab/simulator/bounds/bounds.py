@@ -16,10 +16,10 @@ from ...graph.kernels.jit import HAS_NUMBA
 from ..paths import heads_and_tails
 from .assignment import assignment
 from .merge import forced_merges
-from .paid import paid_bounds
 from .pipeline import period_bounds, step_bounds
 from .problem import REACH_OPS, merge_problem
-from .raised import raised
+from .raised_times import raise_heads_and_tails
+from .transfer_bounds import paid_bounds
 
 EFFORTS = ("normal", "high")
 
@@ -66,7 +66,7 @@ def bounds(
     - `group`: a colocation group runs on one device, one op after the other, between its earliest start and
       the least that must follow.
     - `memory-cut`: where no device holds a connected part of the graph, some edge of it must be paid for.
-    - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`bounds.paid`).
+    - `local-or-paid`: every producer either runs on its reader's device or its transfer is paid (`bounds.transfer_bounds`).
     - `staggered-work`: work, with the time for which devices wait for their first and after their last op.
     - `probed-path`: the longest path with heads and tails for which whole neighbourhoods are local or paid (`bounds.probe`).
     - `energy`: the same, with the work of all ancestors and all descendants shared by all devices (`bounds.energy`).
@@ -114,7 +114,7 @@ def bounds(
     fastest = table.min(axis=1)
     head, tail = heads_and_tails(graph, fastest)
     work = _work(table, cluster.speed)
-    found = Bounds({
+    lower_bounds = Bounds({
         "critical-path": float((head + fastest + tail).max()),
         "work": work,
         "restricted-work": max([work, *_restricted_work(graph, cluster, table)]),
@@ -123,16 +123,22 @@ def bounds(
         **paid_bounds(graph, cluster),
     })  # fmt: skip
     if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
-        until = working_seconds() + time_limit
+        deadline = working_seconds() + time_limit
         share = RAISE_SHARE[graph.n > REACH_OPS]
-        better = raised(merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit)
-        found.update(better.bounds)
+        raised_times = raise_heads_and_tails(
+            merge_problem(graph, cluster, reach=False), ZONES[effort], share * time_limit
+        )
+        lower_bounds.update(raised_times.bounds)
         if effort == "high":
-            most = ASSIGN_SHARE * time_limit
-            found["assignment"] = assignment(graph, cluster, table, better.head, better.tail, found.best, most)
-            left, start = until - working_seconds(), (better.head, better.tail)
-            found["forced-merges"] = forced_merges(graph, cluster, found.best, np.inf, left, start=start)
-    return found
+            assignment_seconds = ASSIGN_SHARE * time_limit
+            lower_bounds["assignment"] = assignment(
+                graph, cluster, table, raised_times.head, raised_times.tail, lower_bounds.best, assignment_seconds
+            )
+            seconds_left, start = deadline - working_seconds(), (raised_times.head, raised_times.tail)
+            lower_bounds["forced-merges"] = forced_merges(
+                graph, cluster, lower_bounds.best, np.inf, seconds_left, start=start
+            )
+    return lower_bounds
 
 
 def _work(table: NDArray[Any], speed: NDArray[Any]) -> float:
@@ -149,12 +155,12 @@ def _restricted_work(graph: OpGraph, cluster: Cluster, table: NDArray[Any]) -> l
     mask = np.isfinite(table)
     if mask.all():
         return []
-    found = []
+    bounds_per_subset = []
     for only in np.unique(mask, axis=0):
         ops = ~np.any(mask & ~only, axis=1)  # may run on these devices alone
         if not only.all() and ops.any():
-            found.append(_work(table[np.ix_(ops, only)], cluster.speed[only]))
-    return found
+            bounds_per_subset.append(_work(table[np.ix_(ops, only)], cluster.speed[only]))
+    return bounds_per_subset
 
 
 def _group(graph: OpGraph, table: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> float:
@@ -187,14 +193,14 @@ def _memory_cut(
         return 0.0
     source, target = graph.edge_source, graph.consumers
     edges = coo_array((np.ones(len(source), dtype=np.int8), (source, target)), shape=(graph.n, graph.n))
-    parts, part = connected_components(edges, directed=False)
-    held = np.bincount(part, graph.persistent_bytes, parts)
+    component_count, component = connected_components(edges, directed=False)
+    component_bytes = np.bincount(component, graph.persistent_bytes, component_count)
     off = ~np.eye(cluster.n, dtype=bool)
     cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
     through = (head + fastest)[source] + cost + (fastest + tail)[target]
     colocated = (graph.colocation[source] >= 0) & (graph.colocation[source] == graph.colocation[target])
     through[colocated] = np.inf  # never cut
-    least = np.full(parts, np.inf)
-    np.minimum.at(least, part[source], through)
-    paid = least[(held > cluster.memory_bytes.max()) & np.isfinite(least)]
+    least = np.full(component_count, np.inf)
+    np.minimum.at(least, component[source], through)
+    paid = least[(component_bytes > cluster.memory_bytes.max()) & np.isfinite(least)]
     return float(paid.max(initial=0.0))

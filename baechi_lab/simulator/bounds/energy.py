@@ -68,7 +68,7 @@ def share(first: int, last: int, x: MergeProblem, position: Any, head: Any) -> N
     in_ptr, in_near, _, _ = x.before
     out_ptr, out_near, _, _ = x.after
     path = np.empty(n)  # by position; negative: no ancestor
-    begin, work, after = np.empty(n), np.empty(n), np.empty(n)
+    release, work, after = np.empty(n), np.empty(n), np.empty(n)
     for k in range(first, last):
         v = order[k]
         for e in range(in_ptr[v], in_ptr[v + 1]):
@@ -85,27 +85,27 @@ def share(first: int, last: int, x: MergeProblem, position: Any, head: Any) -> N
                     longest = max(longest, path[j] + p[out_near[e]])
             path[i] = longest
             if longest >= 0.0 and p[u] > 0.0:
-                begin[count], work[count], after[count] = head[u], p[u], longest
+                release[count], work[count], after[count] = head[u], p[u], longest
                 total += p[u]
                 count += 1
         if count > devices:
-            head[v] = max(head[v], heaviest(begin, work, after, count, devices, GRID))
+            head[v] = max(head[v], heaviest(release, work, after, count, devices, GRID))
 
 
 @njit(cache=True)
-def heaviest(begin: Any, work: Any, after: Any, count: int, devices: int, grid: int) -> float:
+def heaviest(release: Any, work: Any, after: Any, count: int, devices: int, grid: int) -> float:
     """Largest a + b + (work with begin >= a and after >= b) / devices over the cells of a grid."""
     if count == 0:
         return 0.0
     mass, row, column = np.zeros((grid, grid)), np.full(grid, np.inf), np.full(grid, np.inf)
-    down = grid / max(begin[:count].max() * (1.0 + 1e-9), 1e-300)
-    right = grid / max(after[:count].max() * (1.0 + 1e-9), 1e-300)
+    row_scale = grid / max(release[:count].max() * (1.0 + 1e-9), 1e-300)
+    column_scale = grid / max(after[:count].max() * (1.0 + 1e-9), 1e-300)
     for i in range(count):
         if work[i] <= 0.0:
             continue
-        a, b = min(int(begin[i] * down), grid - 1), min(int(after[i] * right), grid - 1)
+        a, b = min(int(release[i] * row_scale), grid - 1), min(int(after[i] * column_scale), grid - 1)
         mass[a, b] += work[i]
-        row[a], column[b] = min(row[a], begin[i]), min(column[b], after[i])
+        row[a], column[b] = min(row[a], release[i]), min(column[b], after[i])
     for a in range(grid - 2, -1, -1):
         row[a], column[a] = min(row[a], row[a + 1]), min(column[a], column[a + 1])
     best = 0.0

@@ -37,7 +37,7 @@ from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
 from .problem import MergeProblem, merge_problem
 from .propagate import IMPOSSIBLE, OPEN, propagate
-from .sweep import nothing_known, paid_heads
+from .sweep import no_deductions, paid_heads
 from .units import join, root
 
 __all__ = ["forced_merges", "merge_problem", "paid_heads"]
@@ -109,13 +109,13 @@ def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], 
 
 def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
-    known, last = nothing_known(unit, paid, head, tail), working_seconds()
+    deductions, last_seconds = no_deductions(unit, paid, head, tail), working_seconds()
     for _ in range(ROUNDS):
-        state = propagate(limit, x, known, 1)
-        now = working_seconds()
-        if state != OPEN or now + (now - last) > until:
+        state = propagate(limit, x, deductions, 1)
+        now_seconds = working_seconds()
+        if state != OPEN or now_seconds + (now_seconds - last_seconds) > until:
             break
-        last = now
+        last_seconds = now_seconds
     return state != IMPOSSIBLE
 
 

@@ -38,20 +38,22 @@ def step_bounds(
     >>> step_bounds(chain, Cluster.uniform(2), 5)["same-device"]    # 2 + 3 + 5 * 4
     25.0
     """
-    whole = unroll(graph, micro_batches, placement)
-    if whole.n == 0:
+    step_graph = unroll(graph, micro_batches, placement)
+    if step_graph.n == 0:
         return {"all-work": 0.0}
-    table = np.where(allowed_devices(whole, cluster), durations(whole, cluster), np.inf)
-    head, tail = heads_and_tails(whole, table.min(axis=1))
+    table = np.where(allowed_devices(step_graph, cluster), durations(step_graph, cluster), np.inf)
+    head, tail = heads_and_tails(step_graph, table.min(axis=1))
     speed = cluster.speed
     weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
-    found = {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights)}
+    lower_bounds = {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights)}
     if placement is None or not placement.replicas:
-        unit = _together(whole)
+        unit = _same_device_unit(step_graph)
         count = int(unit.max()) + 1
         total = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1).min(axis=1)
-        found["same-device"] = float((_least(unit, head, count) + total + _least(unit, tail, count)).max())
-    return found if placement is None else found | _placed(whole, cluster, placement)
+        lower_bounds["same-device"] = float(
+            (_least_per_unit(unit, head, count) + total + _least_per_unit(unit, tail, count)).max()
+        )
+    return lower_bounds if placement is None else lower_bounds | _placed_bounds(step_graph, cluster, placement)
 
 
 def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
@@ -69,7 +71,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
         return {"all-work": 0.0}
     table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
     weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
-    unit = _together(graph)
+    unit = _same_device_unit(graph)
     total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)
     return {
         "all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights),
@@ -77,26 +79,26 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     }
 
 
-def _together(graph: OpGraph) -> NDArray[np.int64]:
+def _same_device_unit(graph: OpGraph) -> NDArray[np.int64]:
     """int64[n]: colocation group, or else the original op; renumbered without gaps."""
-    own = np.arange(graph.n) if graph.copy_of is None else graph.copy_of
+    original_op = np.arange(graph.n) if graph.copy_of is None else graph.copy_of
     groups = len(graph.colocation_names)
-    return np.unique(np.where(graph.colocation >= 0, graph.colocation, groups + own), return_inverse=True)[1]
+    return np.unique(np.where(graph.colocation >= 0, graph.colocation, groups + original_op), return_inverse=True)[1]
 
 
-def _least(unit: NDArray[Any], values: NDArray[Any], count: int) -> NDArray[np.float64]:
-    found = np.full(count, np.inf)
-    np.minimum.at(found, unit, values)
-    return found
+def _least_per_unit(unit: NDArray[Any], values: NDArray[Any], count: int) -> NDArray[np.float64]:
+    least = np.full(count, np.inf)
+    np.minimum.at(least, unit, values)
+    return least
 
 
-def _placed(whole: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, float]:
-    device = placement.checked(whole, cluster.n).device
-    took = placed_durations(whole, cluster, device)
-    a, b = device[whole.edge_source], device[whole.consumers]
-    cost = cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * whole.tensor_bytes[whole.edge_tensor]
-    head, tail = heads_and_tails(whole, took, cost)
+def _placed_bounds(step_graph: OpGraph, cluster: Cluster, placement: Placement) -> dict[str, float]:
+    device = placement.checked(step_graph, cluster.n).device
+    took = placed_durations(step_graph, cluster, device)
+    a, b = device[step_graph.edge_source], device[step_graph.consumers]
+    cost = cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * step_graph.tensor_bytes[step_graph.edge_tensor]
+    head, tail = heads_and_tails(step_graph, took, cost)
     load = np.bincount(device, took, cluster.n)
     used = np.bincount(device, minlength=cluster.n) > 0
-    bound = (_least(device, head, cluster.n) + load + _least(device, tail, cluster.n))[used]
+    bound = (_least_per_unit(device, head, cluster.n) + load + _least_per_unit(device, tail, cluster.n))[used]
     return {"device-load": float(bound.max()), "placed-path": float((head + took + tail).max())}

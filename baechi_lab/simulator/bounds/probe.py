@@ -54,7 +54,7 @@ FIRST = 1 / 64
 FORKS = 3
 """Ops per zone whose device is asked for separately."""
 
-ANYWHERE, HERE, ELSEWHERE = 0, 1, 2
+ANYWHERE, SAME_DEVICE, OTHER_DEVICE = 0, 1, 2
 
 CLOSE = 1e-4
 """Relative width at which the bisection stops."""
@@ -121,27 +121,27 @@ class Zone(NamedTuple):
 
 
 @njit(cache=True)
-def probe(first: int, last: int, graph: Upstream, most: int, devices: int) -> None:
-    """Raise the heads of the ops at the positions `first` to `last` - 1 of the order, with zones of `most` ops."""
+def probe(first: int, last: int, graph: Upstream, zone_size: int, devices: int) -> None:
+    """Raise the heads of the ops at the positions `first` to `last` - 1 of the order, with zones of `zone_size` ops."""
     order, p, pointer, near, head = graph.order, graph.p, graph.pointer, graph.near, graph.head
     n = len(p)
-    slot, zone, forks = np.full(n, -1, np.int64), np.empty(most, np.int64), np.empty(FORKS, np.int64)
-    work = np.empty((7, most))
-    asked = Zone(zone, slot, np.empty(most), work, np.empty((4, most), np.bool_))
+    slot, zone, forks = np.full(n, -1, np.int64), np.empty(zone_size, np.int64), np.empty(FORKS, np.int64)
+    work = np.empty((7, zone_size))
+    zone_state = Zone(zone, slot, np.empty(zone_size), work, np.empty((4, zone_size), np.bool_))
     waiting = (np.empty(n), np.empty(n, np.int64), np.full(n, -1, np.int64))
     for k in range(first, last):
         v = order[k]
         for e in range(pointer[v], pointer[v + 1]):
             head[v] = max(head[v], head[near[e]] + p[near[e]])
-        size = _fill_zone(k, graph, asked, waiting)
+        size = _fill_zone(k, graph, zone_state, waiting)
         for a in range(1, size):
             work[0, size - 1 - a], work[1, size - 1 - a] = head[zone[a]], p[zone[a]]
         low, high = head[v], serial_end(work[0], work[1], size - 1) if size > 2 else 0.0
         if high - low > CLOSE * high:
             count = 0
             if pointer[v + 1] - pointer[v] > 1:
-                count = _choose_forks(size, graph, asked, forks)
-            head[v] = _bisect(low, high, size, graph, asked, forks[:count], devices)
+                count = _choose_forks(size, graph, zone_state, forks)
+            head[v] = _bisect(low, high, size, graph, zone_state, forks[:count], devices)
         for a in range(size):
             slot[zone[a]] = -1
 
@@ -158,9 +158,9 @@ def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, for
             if proven >= guess:
                 break
             split = np.inf
-            for where in (HERE, ELSEWHERE):
+            for assumption in (SAME_DEVICE, OTHER_DEVICE):
                 if split > proven:
-                    split = min(split, _earliest(guess, where, f, size, graph, zone, devices))
+                    split = min(split, _earliest(guess, assumption, f, size, graph, zone, devices))
             proven = max(proven, split)
         low = max(low, min(proven, guess))
         if proven < guess:
@@ -203,13 +203,19 @@ def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Any) -> int:
 
 
 @njit(cache=True)
-def _fill_zone(k: int, graph: Upstream, asked: Zone, heap: Any) -> int:
+def _fill_zone(k: int, graph: Upstream, zone_state: Zone, heap: Any) -> int:
     """The op at position `k` and its last ancestors, last first, with longest paths `tau`; returns how many."""
     order, position, p, pointer, near = graph.order, graph.position, graph.p, graph.pointer, graph.near
-    zone, slot, tau, (keys, codes, seen), most = asked.op, asked.slot, asked.tau, heap, len(asked.op)
+    zone, slot, tau, (keys, codes, visited_by), zone_size = (
+        zone_state.op,
+        zone_state.slot,
+        zone_state.tau,
+        heap,
+        len(zone_state.op),
+    )
     size, waiting = 0, push(keys, codes, 0, 0, float(-k), k)
-    seen[k] = k
-    while waiting > 0 and size < most:
+    visited_by[k] = k
+    while waiting > 0 and size < zone_size:
         at = codes[0]
         waiting = pop(keys, codes, 0, waiting)
         w = order[at]
@@ -217,8 +223,8 @@ def _fill_zone(k: int, graph: Upstream, asked: Zone, heap: Any) -> int:
         size += 1
         for e in range(pointer[w], pointer[w + 1]):
             at = position[near[e]]
-            if seen[at] != k:
-                seen[at] = k
+            if visited_by[at] != k:
+                visited_by[at] = k
                 waiting = push(keys, codes, 0, waiting, float(-at), at)
     for a in range(size):
         w = zone[a]
@@ -231,55 +237,65 @@ def _fill_zone(k: int, graph: Upstream, asked: Zone, heap: Any) -> int:
 
 
 @njit(cache=True)
-def _earliest(limit: float, where: int, fork: int, size: int, graph: Upstream, asked: Zone, devices: int) -> float:
+def _earliest(
+    limit: float, assumption: int, fork: int, size: int, graph: Upstream, zone_state: Zone, devices: int
+) -> float:
     """Infinite if the first op of the zone cannot start before `limit`, otherwise a proven earliest start below it.
 
-    `where` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
+    `assumption` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
     """
-    p, unit, zone, tau, work, can = graph.p, graph.unit, asked.op, asked.tau, asked.work, asked.can
-    here, there, pay, release, length, own, other = work[0], work[1], work[2], work[3], work[4], work[5], work[6]
+    p, unit, zone, tau, work, can = graph.p, graph.unit, zone_state.op, zone_state.tau, zone_state.work, zone_state.can
+    start_on_device, start_elsewhere, pay, release, length, start_with_fork, start_without_fork = (
+        work[0],
+        work[1],
+        work[2],
+        work[3],
+        work[4],
+        work[5],
+        work[6],
+    )
     local, remote, with_fork, without = can[0], can[1], can[2], can[3]
     for a in range(size):
         local[a] = with_fork[a] = without[a] = True
         remote[a] = unit[zone[a]] != unit[zone[0]]
-    if where == HERE:
+    if assumption == SAME_DEVICE:
         remote[fork] = False
-    if where == ELSEWHERE:
+    if assumption == OTHER_DEVICE:
         local[fork] = without[fork] = with_fork[0] = False
         if not remote[fork]:
             return np.inf
     proven = 0.0
     for _ in range(ROUNDS):
-        _pay(size, graph, asked, local, remote, pay)
-        _starts(size, graph, asked, local, remote, here, there)
-        if here[0] >= limit:
+        _pay(size, graph, zone_state, local, remote, pay)
+        _starts(size, graph, zone_state, local, remote, start_on_device, start_elsewhere)
+        if start_on_device[0] >= limit:
             return np.inf
-        changed, count, proven = False, 0, max(proven, here[0])
+        changed, count, proven = False, 0, max(proven, start_on_device[0])
         for a in range(size - 1, 0, -1):  # nearly by release
             u = zone[a]
-            if remote[a] and there[a] + p[u] + pay[a] >= limit:
+            if remote[a] and start_elsewhere[a] + p[u] + pay[a] >= limit:
                 remote[a], changed = False, True
-            if local[a] and here[a] + p[u] + tau[a] >= limit:
+            if local[a] and start_on_device[a] + p[u] + tau[a] >= limit:
                 local[a], changed = False, True
             if not remote[a]:
                 if not local[a]:
                     return np.inf
-                release[count], length[count] = here[a], p[u]
+                release[count], length[count] = start_on_device[a], p[u]
                 count += 1
         proven = max(proven, serial_end(release, length, count))
-        if where == ELSEWHERE and proven < limit:
+        if assumption == OTHER_DEVICE and proven < limit:
             for a in range(size - 1, 0, -1):
                 if not remote[a]:
                     with_fork[a] = False
                 elif not local[a] and devices == 2:
                     without[a] = False
-            _starts(size, graph, asked, with_fork, without, own, other)
+            _starts(size, graph, zone_state, with_fork, without, start_with_fork, start_without_fork)
             count, least = 0, np.inf
             for a in range(size - 1, 0, -1):
                 u = zone[a]
-                if without[a] and other[a] + p[u] + tau[a] >= limit:
+                if without[a] and start_without_fork[a] + p[u] + tau[a] >= limit:
                     without[a], changed = False, True
-                if with_fork[a] and own[a] + p[u] + pay[a] >= limit:
+                if with_fork[a] and start_with_fork[a] + p[u] + pay[a] >= limit:
                     with_fork[a], changed = False, True
                 if not with_fork[a]:
                     if not without[a]:
@@ -289,7 +305,7 @@ def _earliest(limit: float, where: int, fork: int, size: int, graph: Upstream, a
                 if not without[a]:
                     if local[a]:
                         local[a], changed = False, True
-                    release[count], length[count] = own[a], p[u]
+                    release[count], length[count] = start_with_fork[a], p[u]
                     least = min(least, pay[a])
                     count += 1
             if count > 0:
@@ -302,16 +318,16 @@ def _earliest(limit: float, where: int, fork: int, size: int, graph: Upstream, a
 
 
 @njit(cache=True)
-def _pay(size: int, graph: Upstream, asked: Zone, local: Any, remote: Any, pay: Any) -> None:
+def _pay(size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, pay: Any) -> None:
     """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of the first."""
     p, pointer, near, cost, zone, slot, tau = (
         graph.p,
         graph.pointer,
         graph.near,
         graph.cost,
-        asked.op,
-        asked.slot,
-        asked.tau,
+        zone_state.op,
+        zone_state.slot,
+        zone_state.tau,
     )
     pay[:size] = 0.0
     for a in range(size):
@@ -327,24 +343,29 @@ def _pay(size: int, graph: Upstream, asked: Zone, local: Any, remote: Any, pay: 
 
 
 @njit(cache=True)
-def _starts(size: int, graph: Upstream, asked: Zone, local: Any, remote: Any, here: Any, there: Any) -> None:
+def _starts(
+    size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, start_on_device: Any, start_elsewhere: Any
+) -> None:
     """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
     p, head, pointer, near, cost, zone, slot = (
-        graph.p, graph.head, graph.pointer, graph.near, graph.cost, asked.op, asked.slot,
+        graph.p, graph.head, graph.pointer, graph.near, graph.cost, zone_state.op, zone_state.slot,
     )  # fmt: skip
     for a in range(size - 1, -1, -1):
         u = zone[a]
-        here[a] = there[a] = head[u]
+        start_on_device[a] = start_elsewhere[a] = head[u]
         for e in range(pointer[u], pointer[u + 1]):
             w = near[e]
             s = slot[w]
             if s < 0:
-                here[a], there[a] = max(here[a], head[w] + p[w]), max(there[a], head[w] + p[w])
+                start_on_device[a], start_elsewhere[a] = (
+                    max(start_on_device[a], head[w] + p[w]),
+                    max(start_elsewhere[a], head[w] + p[w]),
+                )
                 continue
-            mine, other = here[s] + p[w], there[s] + p[w]
-            here[a] = max(here[a], min(mine, other + cost[e]))
-            there[a] = max(there[a], min(other, mine + cost[e]))
+            end_on_device, end_elsewhere = start_on_device[s] + p[w], start_elsewhere[s] + p[w]
+            start_on_device[a] = max(start_on_device[a], min(end_on_device, end_elsewhere + cost[e]))
+            start_elsewhere[a] = max(start_elsewhere[a], min(end_elsewhere, end_on_device + cost[e]))
         if not local[a]:
-            here[a] = np.inf
+            start_on_device[a] = np.inf
         if not remote[a]:
-            there[a] = np.inf
+            start_elsewhere[a] = np.inf

@@ -36,7 +36,7 @@ class MergeProblem(NamedTuple):
 
     order: Any
     p: Any
-    held: Any
+    persistent_bytes: Any
     before: Edges
     after: Edges
     unit: Any
@@ -84,10 +84,10 @@ def _reach(graph: OpGraph, source: NDArray[np.int32], target: NDArray[np.int32])
     n = graph.n
     if n > REACH_OPS:
         return np.zeros((0, 0), dtype=np.uint8)
-    found = np.zeros((n, n), dtype=np.uint8)
+    is_ancestor = np.zeros((n, n), dtype=np.uint8)
     pointer, by_target = offsets(target, n), np.argsort(target, kind="stable")
     for v in graph.order.tolist():
         for u in source[by_target[pointer[v] : pointer[v + 1]]].tolist():
-            found[v] |= found[u]
-            found[v, u] = 1
-    return found
+            is_ancestor[v] |= is_ancestor[u]
+            is_ancestor[v, u] = 1
+    return is_ancestor

@@ -22,37 +22,37 @@ from .problem import MergeProblem
 @njit(cache=True)
 def staggered(x: MergeProblem, unit: Any, head: Any, tail: Any) -> float:
     """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
-    begin = _by_unit(alone(x, False, unit, head), x.p, unit)
-    finish = _by_unit(alone(x, True, unit, tail), x.p, unit)
+    release = _by_unit(first_starts(x, False, unit, head), x.p, unit)
+    finish = _by_unit(first_starts(x, True, unit, tail), x.p, unit)
     total, least = x.p.sum(), np.inf
-    for m in range(min(x.devices, len(begin))):
-        total += begin[m] + finish[m]
+    for m in range(min(x.devices, len(release))):
+        total += release[m] + finish[m]
         least = min(least, total / (m + 1))
-    return least if len(begin) > 0 else 0.0
+    return least if len(release) > 0 else 0.0
 
 
 @njit(cache=True)
-def _by_unit(found: Any, p: Any, unit: Any) -> Any:
+def _by_unit(starts: Any, p: Any, unit: Any) -> Any:
     """The smallest value of each unit with work, ascending."""
     n = len(p)
     least, busy = np.full(n, np.inf), np.zeros(n, np.bool_)
     for i in range(n):
         if p[i] > 0.0:
             busy[unit[i]] = True
-            least[unit[i]] = min(least[unit[i]], found[i])
+            least[unit[i]] = min(least[unit[i]], starts[i])
     return np.sort(least[busy])
 
 
 @njit(cache=True)
-def alone(x: MergeProblem, backwards: bool, unit: Any, head: Any) -> Any:
+def first_starts(x: MergeProblem, backwards: bool, unit: Any, head: Any) -> Any:
     """float64[n]: earliest start of each op if nothing of positive duration ran on its device before (infinite: never)."""
     order, p, n = x.order, x.p, len(x.p)
     pointer, near, cost, _ = x.after if backwards else x.before
-    found = head.copy()
+    starts = head.copy()
     for k in range(n):
         v = order[n - 1 - k] if backwards else order[k]
         for e in range(pointer[v], pointer[v + 1]):
             u = near[e]
             remote = head[u] + p[u] + cost[e] if unit[u] != unit[v] else np.inf
-            found[v] = max(found[v], remote if p[u] > 0.0 else min(remote, found[u]))
-    return found
+            starts[v] = max(starts[v], remote if p[u] > 0.0 else min(remote, starts[u]))
+    return starts

@@ -15,7 +15,7 @@ BIG = 48
 """Units that are compared pair by pair: the heaviest ones."""
 
 
-class Known(NamedTuple):
+class Deductions(NamedTuple):
     """What is known so far, for one assumed makespan.
 
     `unit` int32[n], a union-find; `paid` int8[E], 1 where an edge is known to cross devices; `head`, `tail` float64[n];
@@ -27,34 +27,37 @@ class Known(NamedTuple):
     head: Any
     tail: Any
     big: Any
-    apart: Any
+    separated: Any
 
 
-def nothing_known(unit: NDArray[Any], paid: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> Known:
+def no_deductions(unit: NDArray[Any], paid: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> Deductions:
     """Before the first round no pair of units is known to be apart."""
-    return Known(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
+    return Deductions(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
 
 
 def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Heads and tails float64[n] by rules 1 and 5 alone, which hold for every makespan."""
     n, reach = len(problem.p), np.zeros((0, 0), np.uint8)
     unit, paid = problem.unit.copy(), np.zeros(len(problem.before.near), np.int8)
-    known, x = nothing_known(unit, paid, np.zeros(n), np.zeros(n)), problem._replace(ancestors=reach, descendants=reach)
+    deductions, x = (
+        no_deductions(unit, paid, np.zeros(n), np.zeros(n)),
+        problem._replace(ancestors=reach, descendants=reach),
+    )
     units = group_units(unit)
-    sweep(x, False, known, units)
-    sweep(x, True, known, units)
-    return known.head, known.tail
+    sweep(x, False, deductions, units)
+    sweep(x, True, deductions, units)
+    return deductions.head, deductions.tail
 
 
 @njit(cache=True)
-def sweep(x: MergeProblem, backwards: bool, known: Known, units: Any) -> bool:
+def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: Any) -> bool:
     """Raise heads (backwards: tails) by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose.
 
     `units` are the members of each unit, as `group_units` gives them.
     """
     order, p, queued, (mates_ptr, mates) = x.order, x.p, x.queued, units
-    unit, paid, big, apart = known.unit, known.paid, known.big, known.apart
-    head, reach = (known.tail, x.descendants) if backwards else (known.head, x.ancestors)
+    unit, paid, big, separated = deductions.unit, deductions.paid, deductions.big, deductions.separated
+    head, reach = (deductions.tail, x.descendants) if backwards else (deductions.head, x.ancestors)
     pointer, near, cost, edge = x.after if backwards else x.before
     n = len(p)
     rose = False
@@ -68,9 +71,9 @@ def sweep(x: MergeProblem, backwards: bool, known: Known, units: Any) -> bool:
     for k in range(n):
         v = order[n - 1 - k] if backwards else order[k]
         best, local, free = head[v], 0, 0
-        mine = unit[v]
-        if len(reach) > 0 and mates_ptr[mine + 1] - mates_ptr[mine] > 1:
-            for e in range(mates_ptr[mine], mates_ptr[mine + 1]):
+        own_unit = unit[v]
+        if len(reach) > 0 and mates_ptr[own_unit + 1] - mates_ptr[own_unit] > 1:
+            for e in range(mates_ptr[own_unit], mates_ptr[own_unit + 1]):
                 u = mates[e]
                 if reach[v, u]:
                     release[local], length[local] = head[u], p[u]
@@ -79,13 +82,13 @@ def sweep(x: MergeProblem, backwards: bool, known: Known, units: Any) -> bool:
             u = near[e]
             ended = head[u] + p[u]
             best = max(best, ended)
-            if unit[u] == mine:
+            if unit[u] == own_unit:
                 if len(reach) == 0:
                     release[local], length[local] = head[u], p[u]
                     local += 1
                 continue
-            a, b = big[unit[u]], big[mine]
-            if paid[edge[e]] or (a >= 0 and b >= 0 and apart[a, b]):
+            a, b = big[unit[u]], big[own_unit]
+            if paid[edge[e]] or (a >= 0 and b >= 0 and separated[a, b]):
                 best = max(best, ended + cost[e])
                 continue
             open_key[free], open_node[free] = ended + cost[e], e

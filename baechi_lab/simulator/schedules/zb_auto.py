@@ -50,12 +50,12 @@ class ZbAuto(ScheduleRule):
 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
     line, zero, m = _line(setting), np.zeros(setting.stages), setting.micro_batches
-    free = _Choice(zero, zero, np.full(setting.stages, m))
+    free = _Tuning(zero, zero, np.full(setting.stages, m))
     for rule in (ZbH1(), ZbH2()):
         orders = rule.orders(setting)
         if _fits(setting, orders):
-            yield _planned(line, free, _codes(orders))[0], orders
-    yield _searched(line)
+            yield _evaluate(line, free, _codes(orders))[0], orders
+    yield _search_order(line)
 
 
 class _Line(NamedTuple):
@@ -75,7 +75,7 @@ def _line(setting: Setting) -> _Line:
 
 
 @dataclass(frozen=True, eq=False)
-class _Choice:
+class _Tuning:
     """What each device goes by, [p] each: see the module's text; `ahead` is the forwards before their Bs at most."""
 
     patience: Floats
@@ -83,37 +83,37 @@ class _Choice:
     ahead: NDArray[Any]
     tail: int = 0
 
-    def on(self, device: int, patience: float, hold: float, ahead: int) -> _Choice:
+    def on(self, device: int, patience: float, hold: float, ahead: int) -> _Tuning:
         """The same, changed on one device."""
-        choice = _Choice(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
+        choice = _Tuning(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
         choice.patience[device], choice.hold[device], choice.ahead[device] = patience, hold, max(ahead, 1)
         return choice
 
 
-def _searched(line: _Line) -> tuple[float, Orders]:
+def _search_order(line: _Line) -> tuple[float, Orders]:
     """The best choice that is the same on all devices, then changed device by device, then on several at random."""
     p, m = line.costs.shape[1], line.batches
     from_end = p - 1 - np.arange(p)
     aheads = [np.full(p, m), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
     alike = [
-        _Choice(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
+        _Tuning(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
     ]
-    best = sorted(((_planned(line, c)[0], k) for k, c in enumerate(alike)))[:5]
+    best = sorted(((_evaluate(line, c)[0], k) for k, c in enumerate(alike)))[:5]
     halves = [
-        _Choice(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
+        _Tuning(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
         for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
     ]
-    cost, choice = min(((_planned(line, c)[0], c) for c in halves), key=lambda found: found[0])
+    cost, tuning = min(((_evaluate(line, c)[0], c) for c in halves), key=lambda changed_cost: changed_cost[0])
     rng = np.random.default_rng(0)
     for k in range(0 if p == 1 else min(_WORK // (3 * m * p * p) + 1, _TRIES)):
-        changed = choice
+        changed = tuning
         for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
             ahead = int(changed.ahead[d] + rng.integers(-1, 2))
             changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
-        found = _planned(line, changed)[0]
-        if found < cost * (1 - 1e-12):
-            cost, choice = found, changed
-    cost, code = _planned(line, choice)
+        changed_cost = _evaluate(line, changed)[0]
+        if changed_cost < cost * (1 - 1e-12):
+            cost, tuning = changed_cost, changed
+    cost, code = _evaluate(line, tuning)
     return cost, _orders(code)
 
 
@@ -136,7 +136,7 @@ def _codes(orders: Orders) -> NDArray[np.int8]:
     return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
 
 
-def _planned(line: _Line, choice: _Choice, fixed_order: NDArray[np.int8] | None = None) -> tuple[float, Any]:
+def _evaluate(line: _Line, choice: _Tuning, fixed_order: NDArray[np.int8] | None = None) -> tuple[float, Any]:
     """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `fixed_order`."""
     patience, hold, ahead, tail = choice.patience, choice.hold, choice.ahead.astype(np.int64), choice.tail
     fixed_order = np.zeros((0, 0), dtype=np.int8) if fixed_order is None else fixed_order

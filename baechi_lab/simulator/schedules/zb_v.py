@@ -40,17 +40,17 @@ class _Order(list[tuple[int, str, int]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self.done: dict[tuple[int, str], int] = {}
+        self.unit_counts: dict[tuple[int, str], int] = {}
 
     def count(self, stage: int, kind: str) -> int:  # type: ignore[override]
         """Units of this stage and kind so far."""
-        return self.done.get((stage, kind), 0)
+        return self.unit_counts.get((stage, kind), 0)
 
     def add(self, stage: int, kinds: str) -> None:
         """One unit of each kind, in turn."""
         for kind in kinds:
             self.append((stage, kind, self.count(stage, kind)))
-            self.done[stage, kind] = self.count(stage, kind) + 1
+            self.unit_counts[stage, kind] = self.count(stage, kind) + 1
 
 
 def _device(d: int, p: int, count: int) -> list[tuple[int, str, int]]:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
-from .runs import Runs
+from .op_sequence import Runs
 
 Ints = NDArray[np.int64]
 

@@ -17,9 +17,9 @@ from ..passes.all_reduce import ALL_REDUCE
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
 from .kernel_run import simulated_peak
+from .pipeline_stages import END, START, B, F, PipelineStages, W, find_pipeline_stages
 from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
 from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, is_schedule_text, make_rule, make_schedule
-from .stages import END, START, B, F, Stages, W, stages_of
 
 Ints = NDArray[np.int64]
 
@@ -27,7 +27,7 @@ _RETRIES = 5
 
 
 @dataclass(frozen=True, eq=False)
-class Pipelined:
+class PipelinedGraph:
     """An unrolled graph with its placement, and under a schedule the unit of every op.
 
     `unit` int32[n]: position of the op's unit in the order of its device (0: what runs before all micro-batches).
@@ -37,7 +37,7 @@ class Pipelined:
     graph: OpGraph
     placement: Placement
     schedule: Schedule | None = None
-    stages: Stages | None = None
+    stages: PipelineStages | None = None
     unit: NDArray[np.int32] | None = None
     line_device: tuple[int, ...] = ()
 
@@ -53,9 +53,9 @@ class Pipelined:
         }  # fmt: skip
 
 
-def pipelined(
+def make_pipelined_graph(
     graph: OpGraph, cluster: Cluster, placement: Placement, micro_batches: Any, schedule: Any = None
-) -> Pipelined:
+) -> PipelinedGraph:
     """Unroll `graph`; with a schedule, find the stages of the placement and the units of all ops.
 
     `schedule`: a name, a rule, a `Schedule` or its text; None lets devices choose as they do without micro-batches.
@@ -64,176 +64,197 @@ def pipelined(
     """
     check_micro_batches(micro_batches)
     placed = placement.checked(graph, cluster.n)
-    whole = _unrolled(graph, micro_batches, placed)
+    step_graph = _unrolled(graph, micro_batches, placed)
     if schedule is None:
-        return Pipelined(whole, placed.on(whole))
-    chosen = _chosen(schedule)
-    rule = None if isinstance(chosen, Schedule) else chosen
-    stages = stages_of(graph, cluster, placed.device, shape_of(chosen))
+        return PipelinedGraph(step_graph, placed.on(step_graph))
+    order_or_rule = _schedule_or_rule(schedule)
+    rule = None if isinstance(order_or_rule, Schedule) else order_or_rule
+    stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
     if rule is None:
-        made: Schedule = chosen  # type: ignore[assignment]
-        made.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
+        order: Schedule = order_or_rule  # type: ignore[assignment]
+        order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
-        made = _made(rule, graph, cluster, placed, stages, micro_batches)
-    check_units(graph, stages, made)
+        order = _make_order(rule, graph, cluster, placed, stages, micro_batches)
+    check_units(graph, stages, order)
     groups = {group[0]: group for group in placed.replicas}
-    lines = tuple(d for first in _homes(stages) for d in groups.get(first, (first,)))
-    return Pipelined(whole, placed.on(whole), made, stages, _units(whole, stages, made), lines)
+    lines = tuple(d for first in _pipeline_devices(stages) for d in groups.get(first, (first,)))
+    return PipelinedGraph(
+        step_graph, placed.on(step_graph), order, stages, _number_units(step_graph, stages, order), lines
+    )
 
 
-_LAST: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()
+_LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()
 """The last step that each graph was unrolled to: a search simulates the same one thousands of times."""
 
 
 def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
     if placed.replicas:
         return unroll(graph, micro_batches, placed)
-    count, whole = _LAST.get(graph, (0, graph))
+    count, step_graph = _LAST_UNROLLED.get(graph, (0, graph))
     if count != micro_batches:
-        whole = unroll(graph, micro_batches)
-        _LAST[graph] = int(micro_batches), whole
-    return whole
+        step_graph = unroll(graph, micro_batches)
+        _LAST_UNROLLED[graph] = int(micro_batches), step_graph
+    return step_graph
 
 
-def checked_pipeline(micro_batches: Any, schedule: Any) -> dict[str, Any]:
+def pipeline_options(micro_batches: Any, schedule: Any) -> dict[str, Any]:
     """What is given of both, by name; refuses a count below 1 and a schedule that does not exist.
 
-    >>> checked_pipeline(8, None)
+    >>> pipeline_options(8, None)
     {'micro_batches': 8}
     """
-    given: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if micro_batches is not None:
         check_micro_batches(micro_batches)
-        given["micro_batches"] = micro_batches
+        options["micro_batches"] = micro_batches
     if schedule is not None:
-        given["schedule"] = schedule
+        options["schedule"] = schedule
         if not is_schedule_text(schedule) and not isinstance(schedule, Schedule):
             make_rule(schedule)
-    return given
+    return options
 
 
-def _homes(stages: Stages) -> list[int]:
+def _pipeline_devices(stages: PipelineStages) -> list[int]:
     """The devices of the pipeline, counted along it; of replicas the first."""
     return list(dict.fromkeys(stages.device.tolist()))
 
 
-def _replicas(placed: Placement, stages: Stages) -> tuple[int, ...]:
+def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
     """How many devices share the work of each device of the pipeline."""
     width = {group[0]: len(group) for group in placed.replicas}
-    return tuple(width.get(d, 1) for d in _homes(stages))
+    return tuple(width.get(d, 1) for d in _pipeline_devices(stages))
 
 
-def _chosen(schedule: Any) -> Schedule | ScheduleRule:
+def _schedule_or_rule(schedule: Any) -> Schedule | ScheduleRule:
     """The order that is given or written down, or the rule of that name."""
     if is_schedule_text(schedule):
         return Schedule.parse(schedule)
     return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
 
 
-def shape_of(schedule: Any) -> str:
+def schedule_shape(schedule: Any) -> str:
     """How the stages lie on the devices under a schedule, one of `SHAPES`: as its rule says, or as a given order has them.
 
     Lines of the same stages are replicas. Raises `InvalidInput` for what is no schedule.
 
-    >>> shape_of("1f1b"), shape_of("zb-v")
+    >>> schedule_shape("1f1b"), schedule_shape("zb-v")
     ('chain', 'v')
     """
-    chosen = _chosen(schedule)
-    if not isinstance(chosen, Schedule):
-        return chosen.shape
-    lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in chosen.orders))
-    home = {stage: d for d, line in enumerate(lines) for stage in line}
-    several = len(home) > len(lines)
-    if several and home.get(len(lines)) == len(lines) - 1:
+    order_or_rule = _schedule_or_rule(schedule)
+    if not isinstance(order_or_rule, Schedule):
+        return order_or_rule.shape
+    lines = list(dict.fromkeys(frozenset(unit.stage for unit in order) for order in order_or_rule.orders))
+    line_of_stage = {stage: d for d, line in enumerate(lines) for stage in line}
+    several = len(line_of_stage) > len(lines)
+    if several and line_of_stage.get(len(lines)) == len(lines) - 1:
         return "v"
     return "loop" if several else "chain"
 
 
-def _made(
-    rule: ScheduleRule, graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, count: int
+def _make_order(
+    rule: ScheduleRule, graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, count: int
 ) -> Schedule:
-    setting = setting_of(graph, cluster, placed, stages, count, room=isinstance(rule, ZbAuto))
-    made = make_schedule(rule, setting)
-    return _within_memory(rule, setting, made, graph, cluster, placed, stages) if isinstance(rule, ZbAuto) else made
+    setting = make_setting(graph, cluster, placed, stages, count, with_memory=isinstance(rule, ZbAuto))
+    order = make_schedule(rule, setting)
+    return _fit_into_memory(rule, setting, order, graph, cluster, placed, stages) if isinstance(rule, ZbAuto) else order
 
 
-def _within_memory(
-    rule: ScheduleRule, setting: Setting, made: Schedule, graph: OpGraph, cluster: Cluster, placed: Placement,
-    stages: Stages,
+def _fit_into_memory(
+    rule: ScheduleRule, setting: Setting, order: Schedule, graph: OpGraph, cluster: Cluster, placed: Placement,
+    stages: PipelineStages,
 ) -> Schedule:  # fmt: skip
     """The room of a setting leaves out copies under way: where a step exceeds memory, try again with less room.
 
     After `_RETRIES` the order that exceeds it least.
     """
     group_of = {group[0]: list(group) for group in placed.replicas}
-    found: list[tuple[int, int, Schedule]] = []
+    attempts: list[tuple[int, int, Schedule]] = []
     for attempt in range(_RETRIES):
-        step = pipelined(graph, cluster, placed, setting.micro_batches, made)
+        step = make_pipelined_graph(graph, cluster, placed, setting.micro_batches, order)
         peak = simulated_peak(step.graph, cluster, step.placement, InUnits(step))
-        over = np.zeros(setting.devices)
+        excess_bytes = np.zeros(setting.devices)
         above = peak - cluster.memory_bytes
-        over[stages.line] = [above[group_of.get(d, [d])].max() for d in stages.device.tolist()]
-        found.append((int(np.maximum(over, 0).sum()), attempt, made))
-        if not np.any(over > 0):
+        excess_bytes[stages.line] = [above[group_of.get(d, [d])].max() for d in stages.device.tolist()]
+        attempts.append((int(np.maximum(excess_bytes, 0).sum()), attempt, order))
+        if not np.any(excess_bytes > 0):
             break
-        setting = replace(setting, room_bytes=np.maximum(setting.room_bytes - np.maximum(over, 0), 0))
-        made = make_schedule(rule, setting)
-    return min(found)[2]
+        setting = replace(setting, room_bytes=np.maximum(setting.room_bytes - np.maximum(excess_bytes, 0), 0))
+        order = make_schedule(rule, setting)
+    return min(attempts)[2]
 
 
 # -- what a schedule is told ------------------------------------------------------------------------------------------
 
 
-def setting_of(
-    graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, micro_batches: int, room: bool = True
+def make_setting(
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    stages: PipelineStages,
+    micro_batches: int,
+    with_memory: bool = True,
 ) -> Setting:
-    """Costs of the stages; `room` False leaves out memory, for schedules that do not look at it."""
+    """Costs of the stages; `with_memory` False leaves out memory, for schedules that do not look at it."""
     device, s = placed.device, stages.count
     took = placed_durations(graph, cluster, device)
-    part, stage = stages.part, stages.stage
+    phase, stage = stages.phase, stages.stage
 
     def total(kind: int) -> NDArray[np.float64]:
-        mine = part == kind
-        return np.bincount(stage[mine], took[mine], s).astype(np.float64)
+        in_phase = phase == kind
+        return np.bincount(stage[in_phase], took[in_phase], s).astype(np.float64)
 
-    send, back = _sends(graph, cluster, device, stages)
-    held, kept = _held(graph, device, stages)
-    free = _room(graph, cluster, placed, stages, held) if room else np.full(len(set(stages.line.tolist())), np.inf)
+    send_us, return_us = _transfer_times(graph, cluster, device, stages)
+    held_bytes, kept_bytes = _activation_bytes(graph, device, stages)
+    room_bytes = (
+        _activation_room(graph, cluster, placed, stages, held_bytes)
+        if with_memory
+        else np.full(len(set(stages.line.tolist())), np.inf)
+    )
     return Setting(
-        tuple(stages.line.tolist()), int(micro_batches), total(F), total(B), total(W), send, back, held, kept, free,
-        stages.training, _replicas(placed, stages),
-    )  # fmt: skip
+        stage_device=tuple(stages.line.tolist()),
+        micro_batches=int(micro_batches),
+        forward_us=total(F),
+        input_us=total(B),
+        weight_us=total(W),
+        send_us=send_us,
+        return_us=return_us,
+        held_bytes=held_bytes,
+        kept_bytes=kept_bytes,
+        room_bytes=room_bytes,
+        training=stages.training,
+        replicas=_replicas(placed, stages),
+    )
 
 
-def _sends(graph: OpGraph, cluster: Cluster, device: NDArray[Any], stages: Stages) -> tuple[Any, Any]:
+def _transfer_times(graph: OpGraph, cluster: Cluster, device: NDArray[Any], stages: PipelineStages) -> tuple[Any, Any]:
     """float64[S - 1] each: microseconds from a stage to the next and back; the dearest tensor, or the sum in queues."""
-    send, back = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
+    send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
     a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
     edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
     x, y = device[graph.edge_source[edges]], device[graph.consumers[edges]]
     cost = cluster.latency_us[x, y] + cluster.us_per_byte[x, y] * graph.tensor_bytes[graph.edge_tensor[edges]]
     _, first = np.unique(np.stack([graph.edge_tensor[edges], b[edges]], axis=1), axis=0, return_index=True)
     join = np.maximum if cluster.comm == "parallel" else np.add
-    for side, ahead in ((send, True), (back, False)):
-        chosen = first[(a[edges[first]] < b[edges[first]]) == ahead]
-        join.at(side, np.minimum(a, b)[edges[chosen]], cost[chosen])
-    return send, back
+    for side, ahead in ((send_us, True), (return_us, False)):
+        rows = first[(a[edges[first]] < b[edges[first]]) == ahead]
+        join.at(side, np.minimum(a, b)[edges[rows]], cost[rows])
+    return send_us, return_us
 
 
-def _held(graph: OpGraph, device: NDArray[Any], stages: Stages) -> tuple[Any, Any]:
+def _activation_bytes(graph: OpGraph, device: NDArray[Any], stages: PipelineStages) -> tuple[Any, Any]:
     """float64[S] each: bytes that a stage holds of a micro-batch after its F, and between its B and its W."""
-    held, kept = np.zeros(stages.count), np.zeros(stages.count)
-    part, stage = stages.part, stages.stage
+    held_bytes, kept_bytes = np.zeros(stages.count), np.zeros(stages.count)
+    phase, stage = stages.phase, stages.stage
     # A tensor is on its producer's device from that unit on, and on a reader's device from the reader's first unit on.
     producer = graph.tensor_producer
-    own = np.stack([np.arange(graph.tensor_count), device[producer], part[producer], stage[producer]], axis=1)
+    produced = np.stack([np.arange(graph.tensor_count), device[producer], phase[producer], stage[producer]], axis=1)
     reads = np.stack(
-        [graph.edge_tensor, device[graph.consumers], part[graph.consumers], stage[graph.consumers]], axis=1
+        [graph.edge_tensor, device[graph.consumers], phase[graph.consumers], stage[graph.consumers]], axis=1
     )
-    reads = reads[(part[graph.edge_source] == F) | (part[graph.edge_source] == B)]
-    uses = np.concatenate([own[(part[producer] == F) | (part[producer] == B)], reads]).astype(np.int64)
+    reads = reads[(phase[graph.edge_source] == F) | (phase[graph.edge_source] == B)]
+    uses = np.concatenate([produced[(phase[producer] == F) | (phase[producer] == B)], reads]).astype(np.int64)
     if not len(uses):
-        return held, kept
+        return held_bytes, kept_bytes
     uses = uses[uses[:, 3] >= 0]
     key = (uses[:, 0] * (int(device.max()) + 1) + uses[:, 1]) * stages.count + uses[:, 3]
     groups, inverse = np.unique(key, return_inverse=True)
@@ -241,41 +262,43 @@ def _held(graph: OpGraph, device: NDArray[Any], stages: Stages) -> tuple[Any, An
     np.minimum.at(low, inverse, uses[:, 2])
     np.maximum.at(high, inverse, uses[:, 2])
     size, s = graph.tensor_bytes[groups // stages.count // (int(device.max()) + 1)], groups % stages.count
-    np.add.at(held, s, np.where((low == F) & (high > F), size, 0))
-    np.add.at(kept, s, np.where((low <= B) & (high == W), size, 0))
-    return held, kept
+    np.add.at(held_bytes, s, np.where((low == F) & (high > F), size, 0))
+    np.add.at(kept_bytes, s, np.where((low <= B) & (high == W), size, 0))
+    return held_bytes, kept_bytes
 
 
-def _room(graph: OpGraph, cluster: Cluster, placed: Placement, stages: Stages, held: Any) -> NDArray[np.float64]:
+def _activation_room(
+    graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, held_bytes: Any
+) -> NDArray[np.float64]:
     """float64[p]: bytes for activations: the limit less what one micro-batch takes besides those that it holds."""
     peak = simulated_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
     line = stages.line
-    room = np.zeros(int(line.max(initial=-1)) + 1)
-    own = np.bincount(line, held, len(room))
-    for d, where in zip(line.tolist(), stages.device.tolist(), strict=True):
-        room[d] = float(cluster.memory_bytes[where] - peak[where]) + own[d]
-    return np.maximum(room, 0.0)
+    room_bytes = np.zeros(int(line.max(initial=-1)) + 1)
+    stage_bytes = np.bincount(line, held_bytes, len(room_bytes))
+    for d, cluster_device in zip(line.tolist(), stages.device.tolist(), strict=True):
+        room_bytes[d] = float(cluster.memory_bytes[cluster_device] - peak[cluster_device]) + stage_bytes[d]
+    return np.maximum(room_bytes, 0.0)
 
 
 # -- from a schedule to what devices follow ---------------------------------------------------------------------------
 
 
-def _kind(part: int, splits: bool) -> str:
+def _unit_kind(phase: int, splits: bool) -> str:
     """The unit that a part belongs to: without W units, the whole backward pass is B."""
-    return "F" if part == F else "W" if part == W and splits else "B"
+    return "F" if phase == F else "W" if phase == W and splits else "B"
 
 
-def check_units(graph: OpGraph, stages: Stages, schedule: Schedule) -> None:
+def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> None:
     """Dry run with what the ops of every unit really read, which may be more than a chain of stages demands.
 
     Raises `InvalidInput` when the schedule blocks itself.
     """
     a, b = graph.edge_source, graph.consumers
     inside = (stages.stage[a] >= 0) & (stages.stage[b] >= 0)
-    pairs = np.stack([stages.stage[a], stages.part[a], stages.stage[b], stages.part[b]], axis=1)[inside]
+    pairs = np.stack([stages.stage[a], stages.phase[a], stages.stage[b], stages.phase[b]], axis=1)[inside]
     needs: dict[tuple[int, str], set[tuple[int, str]]] = {}
-    for s, part, t, reader in np.unique(pairs, axis=0).tolist():
-        source, target = (s, _kind(part, schedule.splits)), (t, _kind(reader, schedule.splits))
+    for s, phase, t, reader in np.unique(pairs, axis=0).tolist():
+        source, target = (s, _unit_kind(phase, schedule.splits)), (t, _unit_kind(reader, schedule.splits))
         if source != target:
             needs.setdefault(target, set()).add(source)
     units = {(u.stage, u.kind) for order in schedule.orders for u in order}
@@ -287,9 +310,9 @@ def check_units(graph: OpGraph, stages: Stages, schedule: Schedule) -> None:
     )
 
 
-def _units(whole: OpGraph, stages: Stages, schedule: Schedule) -> NDArray[np.int32]:
+def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> NDArray[np.int32]:
     """int32[n]: the position of every op's unit on its device: 0 first, then the schedule's, then what runs last."""
-    origin, batch = np.asarray(whole.copy_of), np.asarray(whole.micro_batch)
+    origin, batch = np.asarray(step_graph.copy_of), np.asarray(step_graph.micro_batch)
     count = int(batch.max(initial=-1)) + 1
     splits = schedule.splits
     position = np.zeros((stages.count, 5, max(count, 1)), dtype=np.int64)
@@ -298,17 +321,17 @@ def _units(whole: OpGraph, stages: Stages, schedule: Schedule) -> NDArray[np.int
             position[unit.stage, 1 + KINDS.index(unit.kind), unit.micro_batch] = k
     if not splits:
         position[:, W] = position[:, B]
-    part, stage = stages.part[origin].astype(np.int64), stages.stage[origin]
-    added = np.array([t == ACCUMULATE for t in whole.op_types], dtype=np.bool_)
-    part[np.array([t == ALL_REDUCE for t in whole.op_types], dtype=np.bool_)] = END
-    part[added & (part == B)] = W
+    phase, stage = stages.phase[origin].astype(np.int64), stages.stage[origin]
+    added = np.array([t == ACCUMULATE for t in step_graph.op_types], dtype=np.bool_)
+    phase[np.array([t == ALL_REDUCE for t in step_graph.op_types], dtype=np.bool_)] = END
+    phase[added & (phase == B)] = W
     if stages.training:
-        part[added & (part == F)] = W
+        phase[added & (phase == F)] = W
     last = 1 + max((len(order) for order in schedule.orders), default=0)
-    found = np.where(part == END, last, 0)
-    inside = (part != START) & (part != END)
-    found[inside] = position[stage[inside], part[inside], batch[inside]]
-    return found.astype(np.int32)
+    unit_position = np.where(phase == END, last, 0)
+    inside = (phase != START) & (phase != END)
+    unit_position[inside] = position[stage[inside], phase[inside], batch[inside]]
+    return unit_position.astype(np.int32)
 
 
 @dataclass(frozen=True)
@@ -320,7 +343,7 @@ class InUnits:
     one call.
     """
 
-    pipeline: Pipelined
+    pipeline: PipelinedGraph
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
         """The arrays by which devices choose."""
@@ -328,7 +351,7 @@ class InUnits:
         schedule, stages = self.pipeline.schedule, self.pipeline.stages
         urgent = np.zeros(graph.n, dtype=np.int64)
         if schedule is not None and stages is not None and not schedule.splits:
-            urgent = (stages.part[np.asarray(graph.copy_of)] == B).astype(np.int64)
+            urgent = (stages.phase[np.asarray(graph.copy_of)] == B).astype(np.int64)
         planned = np.zeros(graph.n) if placement.rank is None else placement.rank
         order = np.lexsort((np.arange(graph.n), planned, urgent, unit))
         rank = np.empty(graph.n)

@@ -1,6 +1,6 @@
 """`OpGraph.reuse` for `bl.check`: what is held as intervals, merged where outputs lie in the memory of inputs.
 
-Written from the rules of docs/simulated-time.md, apart from `simulator.shared`, which counts uses event by event.
+Written from the rules of docs/simulated-time.md, apart from `simulator.buffer_reuse`, which counts uses event by event.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ from ..graph import OpGraph, Placement, Transfers
 from ..graph.opgraph import OVERWRITES, VIEW
 
 
-def shared_intervals(
-    graph: OpGraph, placed: Placement, sent: Transfers, times: tuple[NDArray[Any], NDArray[Any]], size: NDArray[Any],
-    back: NDArray[Any],
+def merge_reused_intervals(
+    graph: OpGraph, placed: Placement, transfers: Transfers, times: tuple[NDArray[Any], NDArray[Any]], size: NDArray[Any],
+    release: NDArray[Any],
 ) -> tuple[NDArray[Any], NDArray[Any]]:  # fmt: skip
     """Sizes and ends of tensors and copies where outputs lie in inputs: all but the first of each have size 0."""
     (start, end), device = times, placed.device.tolist()
     row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}
-    copies = zip(sent.tensor.tolist(), sent.target.tolist(), strict=True)
+    copies = zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True)
     row |= {copy: graph.tensor_count + k for k, copy in enumerate(copies)}
     uses: list[list[tuple[float, int]]] = [[] for _ in size]  # (until when, for which op)
     for (t, d), k in row.items():
         uses[k] += [(float(end[r]), r) for r in graph.tensor_consumers(t).tolist() if device[r] == d]
-    for t, until in zip(sent.tensor.tolist(), sent.end_us.tolist(), strict=True):
+    for t, until in zip(transfers.tensor.tolist(), transfers.end_us.tolist(), strict=True):
         uses[t].append((until, -1))
-    leaves = set(sent.tensor.tolist())
+    leaves = set(transfers.tensor.tolist())
     members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
-    tensors, size, back = graph.tensor_bytes, size.copy(), back.copy()
+    tensors, size, release = graph.tensor_bytes, size.copy(), release.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
     for op in sorted(
         np.flatnonzero((reuse == VIEW) | (reuse == OVERWRITES)).tolist(), key=lambda i: (start[i], graph.position[i])
@@ -53,6 +53,6 @@ def shared_intervals(
                 members[t].append(t)  # type: ignore[union-attr]
             elif reuse[op] == VIEW:
                 members[t], size[t] = None, 0
-    for together in {id(m): m for m in members if m is not None}.values():
-        back[together[0]], size[together[1:]] = back[together].max(), 0
-    return size, back
+    for buffer_rows in {id(m): m for m in members if m is not None}.values():
+        release[buffer_rows[0]], size[buffer_rows[1:]] = release[buffer_rows].max(), 0
+    return size, release

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..graph import CONTROL_BYTES
 from ..graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 from ..memory.peak import least_of_one_op
-from .repeatable import Parts
+from .training_graph import Parts
 
 MOST_OPS = 12
 """Ops of the graphs that are small enough for it."""
@@ -149,7 +149,7 @@ class Orders:
                     yield Run(op, need, self.us[op] if again else 0.0, after)
 
     def _made(self, held: set[Buffer], op: int, read: list[int], made: list[int], last: set[int]) -> list[set[Buffer]]:
-        """What may be held with what an op makes, by the rules of `memory.shared_peak`."""
+        """What may be held with what an op makes, by the rules of `memory.reuse_peak`."""
         ways = [held]
         for tensor in made:
             ways = [(way - {old}) | {new} for way in ways for old, new in self._places(way, op, tensor, read, last)]

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from .allowed import UNCLEAR, Meets
+from .allowed_lists import UNCLEAR, Meets
 
 
 class Groups:

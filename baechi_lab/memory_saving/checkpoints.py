@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError, UnknownOpError
 from ..graph import OpGraph
-from .repeatable import Parts
+from .training_graph import Parts
 
 Bools = NDArray[np.bool_]
 

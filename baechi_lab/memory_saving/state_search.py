@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
-from .repeatable import Parts
+from .training_graph import Parts
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 
 from ..graph.opgraph import VIEW
 from .chain import Chain
-from .kept_ops import held_for_backward
-from .repeatable import Parts
-from .runs import Runs
+from .checkpoints import held_for_backward
+from .op_sequence import Runs
+from .training_graph import Parts
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]

@@ -8,17 +8,17 @@ import numpy as np
 
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
-from .sweep import BIG, Known
+from .sweep import BIG, Deductions
 
 SLACK = 1e-9
 """Relative rounding error allowed before a contradiction counts."""
 
 
 @njit(cache=True)
-def compare(limit: float, x: MergeProblem, known: Known, units: Any) -> bool:
-    """Rules 3, 4 and 7: fills `known.big` (root -> row, -1) and `known.apart`; False on a contradiction."""
-    p, held, memory, (pointer, members) = x.p, x.held, x.memory, units
-    head, tail, big, apart = known.head, known.tail, known.big, known.apart
+def compare(limit: float, x: MergeProblem, deductions: Deductions, units: Any) -> bool:
+    """Rules 3, 4 and 7: fills `deductions.big` (root -> row, -1) and `deductions.separated`; False on a contradiction."""
+    p, persistent_bytes, memory, (pointer, members) = x.p, x.persistent_bytes, x.memory, units
+    head, tail, big, separated = deductions.head, deductions.tail, deductions.big, deductions.separated
     n = len(p)
     load = np.zeros(n)
     for u in range(n):
@@ -27,32 +27,38 @@ def compare(limit: float, x: MergeProblem, known: Known, units: Any) -> bool:
             load[u] += p[members[e]]
     tallest = np.argsort(-load)
     count = 0
-    roots, begin, finish, size = np.empty(BIG, np.int64), np.empty(BIG), np.empty(BIG), np.empty(BIG)
+    roots, release, finish, size = np.empty(BIG, np.int64), np.empty(BIG), np.empty(BIG), np.empty(BIG)
     for u in tallest:
         if load[u] <= 0.0:
             break
-        mine = members[pointer[u] : pointer[u + 1]]
-        if len(mine) > 1:
-            if one_machine(mine, head, p, tail) > limit * (1.0 + SLACK):
+        own_members = members[pointer[u] : pointer[u + 1]]
+        if len(own_members) > 1:
+            if one_machine(own_members, head, p, tail) > limit * (1.0 + SLACK):
                 return False
-            if held[mine].sum() > memory:
+            if persistent_bytes[own_members].sum() > memory:
                 return False
         if count < BIG:
             big[u], roots[count] = count, u
-            begin[count], finish[count], size[count] = head[mine].min(), tail[mine].min(), held[mine].sum()
+            release[count], finish[count], size[count] = (
+                head[own_members].min(),
+                tail[own_members].min(),
+                persistent_bytes[own_members].sum(),
+            )
             count += 1
-    apart[:, :] = False
+    separated[:, :] = False
     for a in range(count):
         for b in range(a + 1, count):
             u, w = roots[a], roots[b]
             work = load[u] + load[w]
-            far = work + min(begin[a], begin[b]) + min(finish[a], finish[b]) > limit * (1.0 + SLACK)
-            far = far or size[a] + size[b] > memory
-            if not far and work > 0.3 * limit:
-                both = np.concatenate((members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]]))
-                far = one_machine(both, head, p, tail) > limit * (1.0 + SLACK)
-            apart[a, b] = apart[b, a] = far
-    return not _too_many_apart(apart, count, x.devices)
+            is_separated = work + min(release[a], release[b]) + min(finish[a], finish[b]) > limit * (1.0 + SLACK)
+            is_separated = is_separated or size[a] + size[b] > memory
+            if not is_separated and work > 0.3 * limit:
+                joint_members = np.concatenate(
+                    (members[pointer[u] : pointer[u + 1]], members[pointer[w] : pointer[w + 1]])
+                )
+                is_separated = one_machine(joint_members, head, p, tail) > limit * (1.0 + SLACK)
+            separated[a, b] = separated[b, a] = is_separated
+    return not _exceeds_devices(separated, count, x.devices)
 
 
 @njit(cache=True)
@@ -60,17 +66,17 @@ def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
     """Preemptive one-machine bound: the op with the longest tail among the released ones runs first."""
     count = len(members)
     by_release = np.argsort(head[members])
-    left = np.empty(count)
+    remaining_us = np.empty(count)
     active = np.zeros(count, np.bool_)
     for a in range(count):
-        left[a] = p[members[a]]
-    now, bound, following, remaining = 0.0, 0.0, 0, count
+        remaining_us[a] = p[members[a]]
+    now_us, bound, following, remaining = 0.0, 0.0, 0, count
     waiting = 0
     heap = np.empty(count, np.int64)
     while remaining > 0:
         if waiting == 0:
-            now = max(now, head[members[by_release[following]]])
-        while following < count and head[members[by_release[following]]] <= now:
+            now_us = max(now_us, head[members[by_release[following]]])
+        while following < count and head[members[by_release[following]]] <= now_us:
             a = by_release[following]
             active[a] = True
             z = waiting  # heap by longest tail
@@ -82,11 +88,11 @@ def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
             following += 1
         a = heap[0]
         until = head[members[by_release[following]]] if following < count else np.inf
-        run = min(left[a], until - now)
-        now += run
-        left[a] -= run
-        if now < until or left[a] <= 0.0:
-            bound = max(bound, now + tail[members[a]])
+        run = min(remaining_us[a], until - now_us)
+        now_us += run
+        remaining_us[a] -= run
+        if now_us < until or remaining_us[a] <= 0.0:
+            bound = max(bound, now_us + tail[members[a]])
             remaining -= 1
             waiting -= 1
             b = heap[waiting]
@@ -106,18 +112,18 @@ def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
 
 
 @njit(cache=True)
-def _too_many_apart(apart: Any, count: int, devices: int) -> bool:
+def _exceeds_devices(separated: Any, count: int, devices: int) -> bool:
     """Whether greedy search finds more than `devices` units that are apart pair by pair."""
-    chosen = np.empty(BIG, np.int64)
+    clique = np.empty(BIG, np.int64)
     for first in range(count):
         size = 1
-        chosen[0] = first
+        clique[0] = first
         for b in range(count):
             fits = b != first
             for a in range(size):
-                fits = fits and apart[chosen[a], b]
+                fits = fits and separated[clique[a], b]
             if fits:
-                chosen[size] = b
+                clique[size] = b
                 size += 1
                 if size > devices:
                     return True

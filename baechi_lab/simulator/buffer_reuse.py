@@ -30,7 +30,9 @@ from ..graph.units import format_bytes, format_us
 from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, state_for, uses_of, walk
 
 
-def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf) -> Timeline:
+def apply_buffer_reuse(
+    graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf
+) -> Timeline:
     """The same ops and transfers with memory, peaks and memory violations by the buffers that `graph.reuse` tells of.
 
     With `over_copies_us` ops that start so long after a received copy is there write over it as well, which is no rule of the
@@ -41,60 +43,62 @@ def shared_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_
     >>> simulate(graph, Cluster.uniform(1), Placement(device=[0, 0, 0])).peak_bytes.tolist()  # not 60
     [30]
     """
-    log = _log(graph, timeline, over_copies_us)
+    log = _memory_log(graph, timeline, over_copies_us)
     peaks = np.zeros(cluster.n, dtype=np.int64)
     violations = [v for v in timeline.violations if v.kind != "memory"]
     for d in range(cluster.n):
-        mine = np.flatnonzero(log.device == d)
-        level = np.cumsum(log.delta[mine])
+        device_rows = np.flatnonzero(log.device == d)
+        level = np.cumsum(log.delta[device_rows])
         peaks[d] = level.max(initial=0)
-        over = np.flatnonzero((level > cluster.memory_bytes[d]) & (log.delta[mine] > 0))
-        if len(over):
-            violations.append(_violation(graph, cluster, d, log, int(mine[over[0]]), int(peaks[d])))
+        violating_rows = np.flatnonzero((level > cluster.memory_bytes[d]) & (log.delta[device_rows] > 0))
+        if len(violating_rows):
+            violations.append(_violation(graph, cluster, d, log, int(device_rows[violating_rows[0]]), int(peaks[d])))
     return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
 
 
-def _log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog:
+def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog:
     """The changes, in order of events."""
     place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
     place[timeline.op] = timeline.device
     uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
-    time, what, index = _events(graph, timeline)
-    state = state_for(uses, what, index)
-    rows = walk(uses, state, time, what, index)
+    time, kind, index = _ordered_events(graph, timeline)
+    state = state_for(uses, kind, index)
+    rows = walk(uses, state, time, kind, index)
     lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
-    before: tuple[Any, ...] = (
+    initial: tuple[Any, ...] = (
         place[lasting], np.zeros(len(lasting)), np.full(len(lasting), PERSISTENT), graph.persistent_bytes[lasting], lasting,
     )  # fmt: skip
-    columns = zip(before, (state.device, state.time, state.log_category, state.delta, state.op), strict=True)
-    return MemoryLog(*(np.concatenate([first, then[:rows]]) for first, then in columns))
+    columns = zip(initial, (state.device, state.time, state.log_category, state.delta, state.op), strict=True)
+    return MemoryLog(*(np.concatenate([initial_column, changes[:rows]]) for initial_column, changes in columns))
 
 
-def _events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
     """(time, what, index) in order. At one instant: what ends or arrives, then turn by turn what starts.
 
     What takes no time ends with its turn, and its messages begin with that end.
     """
-    sent = line.transfers
-    turn, producer = _turns(graph, line), graph.tensor_producer[sent.tensor]
+    transfers = line.transfers
+    turn_of_op, producer = _turn_of_op(graph, line), graph.tensor_producer[transfers.tensor]
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
-    late = np.where(end > start, -1.0, turn + 0.5)  # when an op gives back, within the instant at which it ends
-    ops, moves = len(line.op), len(sent)
-    time = np.concatenate([line.start_us, line.end_us, sent.receive_us, sent.end_us])
-    what = np.repeat([START, END, RECEIVE, ARRIVED], [ops, ops, moves, moves])
+    release_turn = np.where(
+        end > start, -1.0, turn_of_op + 0.5
+    )  # when an op gives back, within the instant at which it ends
+    ops, moves = len(line.op), len(transfers)
+    time = np.concatenate([line.start_us, line.end_us, transfers.receive_us, transfers.end_us])
+    kind = np.repeat([START, END, RECEIVE, ARRIVED], [ops, ops, moves, moves])
     index = np.concatenate([line.op, line.op, np.arange(moves), np.arange(moves)])
-    sent_at, made_at = late[producer], end[producer]
+    sent_at, made_at = release_turn[producer], end[producer]
     within = np.concatenate([
-        turn[line.op], late[line.op], np.where(sent.receive_us > made_at, -1.0, sent_at),
-        np.where(sent.end_us > made_at, -1.0, sent_at),
+        turn_of_op[line.op], release_turn[line.op], np.where(transfers.receive_us > made_at, -1.0, sent_at),
+        np.where(transfers.end_us > made_at, -1.0, sent_at),
     ])  # fmt: skip
     gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
-    order = np.lexsort((what, gives, within, time))
-    return time[order], what[order], index[order]
+    order = np.lexsort((kind, gives, within, time))
+    return time[order], kind[order], index[order]
 
 
-def _turns(graph: OpGraph, line: Timeline) -> NDArray[Any]:
+def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[Any]:
     """Per op: among those that begin at one instant, lower ones did so first."""
     if "turn" in line.info:
         return np.asarray(line.info["turn"])

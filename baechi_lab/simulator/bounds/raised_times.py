@@ -19,7 +19,7 @@ PROBE_SHARE = 0.6
 """Of the time, for probes; small zones come first."""
 
 
-class Raised(NamedTuple):
+class RaisedTimes(NamedTuple):
     """Valid heads and tails float64[n] and the bounds that follow from them, by name."""
 
     head: NDArray[np.float64]
@@ -27,13 +27,13 @@ class Raised(NamedTuple):
     bounds: dict[str, float]
 
 
-def raised(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> Raised:
+def raise_heads_and_tails(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf) -> RaisedTimes:
     """Raise the heads of `paid_heads` by probing with each size of zone in turn, then by energy.
 
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem
     >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
-    >>> round(raised(merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0))), [40]).bounds["probed-path"], 1)
+    >>> round(raise_heads_and_tails(merge_problem(graph, Cluster.uniform(2, link=Link(4.0, 0.0))), [40]).bounds["probed-path"], 1)
     15.0
     """
     x, began = problem, working_seconds()
@@ -44,4 +44,4 @@ def raised(problem: MergeProblem, zones: Sequence[int], seconds: float = np.inf)
     energy_heads(x, head, tail, began + seconds)
     last = staggered(x, x.unit, head, tail)
     energy = max(float((head + x.p + tail).max()), window(x, head, tail), last)
-    return Raised(head, tail, {"probed-path": probed, "energy": energy})
+    return RaisedTimes(head, tail, {"probed-path": probed, "energy": energy})
