@@ -17,9 +17,9 @@ import numpy as np
 
 from baechi_lab.graph import OpGraph
 from baechi_lab.graph.generators import with_backward
-from baechi_lab.memory_saving.budget import MOST_FREE, Plans
-from baechi_lab.memory_saving.integer_program import Program, Solved
-from baechi_lab.memory_saving.op_sequence import Runs
+from baechi_lab.memory_saving.budget import MOST_FREE, RecomputePlans
+from baechi_lab.memory_saving.integer_program import Program, ProgramPlan
+from baechi_lab.memory_saving.op_sequence import OpSequence
 from studies.results import store
 
 OPS, SHARES, SPAN = (16, 30, 60, 100, 150, 200, 250, 300), (0.25, 0.5, 0.75), 4
@@ -40,11 +40,11 @@ def skipping(ops: int, span: int = SPAN, seed: int = 0) -> OpGraph:
 
 def measure(graph: OpGraph, shares: Sequence[float], time_limit: float) -> Iterator[dict[str, Any]]:
     """A row per budget; work is told as a part of the step."""
-    plans, step_us = Plans(graph), float(graph.duration_us.sum())
-    most = plans.peak(plans.simple[0])
+    plans, step_us = RecomputePlans(graph), float(graph.duration_us.sum())
+    most = plans.peak(plans.simple_plans[0])
     for share in shares:
-        budget = int(plans.least + share * (most - plans.least))
-        fits = [plans.of_chain(table, budget) for table in plans.chains]
+        budget = int(plans.least_bytes + share * (most - plans.least_bytes))
+        fits = [plans.best_of_chain(table, budget) for table in plans.chains]
         row: dict[str, Any] = {
             "ops": plans.groups.count,
             "stages": plans.groups.stages,
@@ -59,13 +59,13 @@ def measure(graph: OpGraph, shares: Sequence[float], time_limit: float) -> Itera
         yield row
 
 
-def _part(runs: Runs | None, step_us: float) -> float | None:
+def _part(runs: OpSequence | None, step_us: float) -> float | None:
     return None if runs is None else round(runs.work_us / step_us, 5)
 
 
-def _row(solved: Solved, step_us: float) -> dict[str, Any]:
+def _row(solved: ProgramPlan, step_us: float) -> dict[str, Any]:
     return {
-        "repeated": _part(solved.runs, step_us), "bound": round(solved.bound_us / step_us, 5),
+        "repeated": _part(solved.plan, step_us), "bound": round(solved.bound_us / step_us, 5),
         "status": solved.status, "seconds": round(solved.seconds, 1),
     }  # fmt: skip
 

@@ -104,7 +104,7 @@ def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
 
 
 @njit(cache=True)
-def walk(uses: Uses, state: State, time: Any, event_kind: Any, index: Any) -> int:
+def apply_events(uses: Uses, state: State, time: Any, event_kind: Any, index: Any) -> int:
     """Follow the events; the number of rows of the log that were written."""
     for k in range(len(event_kind)):
         at = index[k]
@@ -134,10 +134,10 @@ def _start(uses: Uses, state: State, time: float, op: int) -> None:
     for tensor in range(uses.outputs[op], uses.outputs[op + 1]):
         buffer = NONE
         if uses.size[tensor] and uses.reuse[op] == VIEW:
-            buffer = _viewed(uses, state, op, tensor)
+            buffer = _viewed_buffer(uses, state, op, tensor)
         elif uses.size[tensor] and uses.reuse[op] == OVERWRITES:
-            buffer = _written_over(uses, state, time, op, tensor)
-        if buffer == NONE and not (uses.reuse[op] == VIEW and _lasting(uses, state, op, tensor)):
+            buffer = _overwritten_buffer(uses, state, time, op, tensor)
+        if buffer == NONE and not (uses.reuse[op] == VIEW and _views_persistent(uses, state, op, tensor)):
             buffer = _new_buffer(uses, state, tensor, OUTPUTS)
             _log(state, device, time, OUTPUTS, uses.size[tensor], op)
         state.buffer[tensor] = buffer
@@ -156,7 +156,7 @@ def _end(uses: Uses, state: State, time: float, op: int) -> None:
 
 
 @njit(cache=True)
-def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
+def _viewed_buffer(uses: Uses, state: State, op: int, tensor: int) -> int:
     """The buffer of the smallest input that is here and at least as large."""
     best = NONE
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
@@ -168,7 +168,7 @@ def _viewed(uses: Uses, state: State, op: int, tensor: int) -> int:
 
 
 @njit(cache=True)
-def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -> int:
+def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: int) -> int:
     """The buffer of the first input of the same size that only this op still needs, and that was made here or may be a copy.
 
     What is sent needs memory fit for that, which is that of inputs that are sent, and of copies.
@@ -191,7 +191,7 @@ def _written_over(uses: Uses, state: State, time: float, op: int, tensor: int) -
 
 
 @njit(cache=True)
-def _lasting(uses: Uses, state: State, op: int, tensor: int) -> bool:
+def _views_persistent(uses: Uses, state: State, op: int, tensor: int) -> bool:
     """Whether a view of no buffer is one of persistent bytes: it reads such a view, or nothing that is as large."""
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         if uses.size[uses.tensors[e]] >= uses.size[tensor] and _buffer_of_input(uses, state, e) != NONE:

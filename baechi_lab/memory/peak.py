@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.opgraph import GROWS, OWN
-from .reuse_peak import shared_peak
+from .reuse_peak import reuse_peak
 
 
 def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:
@@ -32,8 +32,8 @@ def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -
     change = np.zeros(graph.n + 1, dtype=np.int64)
     np.add.at(change, position[graph.tensor_producer], graph.tensor_bytes)
     np.add.at(change, last + 1, -graph.tensor_bytes)
-    held = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order if order is None else order]
-    return int(graph.persistent_bytes.sum() + held.max())
+    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order if order is None else order]
+    return int(graph.persistent_bytes.sum() + live_bytes.max())
 
 
 def readiness_peak(graph: OpGraph) -> int:
@@ -51,24 +51,24 @@ def readiness_peak(graph: OpGraph) -> int:
 
 def order_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
     """Peak bytes when one device runs every op in `order`, int64[n]; outputs may lie in inputs (`OpGraph.reuse`)."""
-    return (single_device_peak if graph.reuse is None else shared_peak)(graph, order)
+    return (single_device_peak if graph.reuse is None else reuse_peak)(graph, order)
 
 
 def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
     """int64[n]: the ops as one device runs them first in first out."""
     pointer, successor = (a.tolist() for a in graph.successors)
     open_inputs = np.diff(graph.predecessors[0]).tolist()
-    us, now, found = graph.duration_us.tolist(), 0.0, []
+    us, now_us, order = graph.duration_us.tolist(), 0.0, []
     ready: list[tuple[float, int]] = [(0.0, op) for op in range(graph.n) if open_inputs[op] == 0]
     while ready:
         _, op = heappop(ready)
-        found.append(op)
-        now += us[op]
+        order.append(op)
+        now_us += us[op]
         for reader in successor[pointer[op] : pointer[op + 1]]:
             open_inputs[reader] -= 1
             if open_inputs[reader] == 0:
-                heappush(ready, (now, reader))
-    return np.array(found, dtype=np.int64)
+                heappush(ready, (now_us, reader))
+    return np.array(order, dtype=np.int64)
 
 
 def least_of_one_op(graph: OpGraph) -> int:
@@ -78,12 +78,12 @@ def least_of_one_op(graph: OpGraph) -> int:
     >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads
     (55, 35)
     """
-    need, size, grows = graph.temp_bytes.copy(), graph.tensor_bytes, np.zeros(graph.n, dtype=np.bool_)
+    needed_bytes, size, grows = graph.temp_bytes.copy(), graph.tensor_bytes, np.zeros(graph.n, dtype=np.bool_)
     if graph.reuse is not None:
         grows = graph.reuse == GROWS
         size = np.where((grows | (graph.reuse == OWN))[graph.tensor_producer], size, 0)
-    np.add.at(need, graph.tensor_producer, size)
-    np.add.at(need, graph.consumers, size[graph.edge_tensor])
+    np.add.at(needed_bytes, graph.tensor_producer, size)
+    np.add.at(needed_bytes, graph.consumers, size[graph.edge_tensor])
     growing = np.where(grows, graph.persistent_bytes, 0)
-    held = int(graph.persistent_bytes.sum())
-    return max(held, held - int(growing.sum()) + int((need + growing).max(initial=0)))
+    persistent = int(graph.persistent_bytes.sum())
+    return max(persistent, persistent - int(growing.sum()) + int((needed_bytes + growing).max(initial=0)))

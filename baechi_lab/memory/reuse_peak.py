@@ -11,33 +11,33 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.opgraph import GROWS
-from .buffers import END, START, state_for, uses_of, walk
+from .buffers import END, START, apply_events, state_for, uses_of
 
 
-def shared_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
+def reuse_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
     """Peak bytes of running the ops of a graph with `reuse` in `order`, int64[n]. O(ops + edges).
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[0, 1, 0])
-    >>> shared_peak(graph, graph.order)  # op 1 writes over what it reads
+    >>> reuse_peak(graph, graph.order)  # op 1 writes over what it reads
     30
     """
-    held = int(graph.persistent_bytes[graph.reuse != GROWS].sum())
-    return held + int(levels(graph, order).max(initial=0))
+    persistent = int(graph.persistent_bytes[graph.reuse != GROWS].sum())
+    return persistent + int(live_bytes_per_op(graph, order).max(initial=0))
 
 
-def levels(graph: OpGraph, order: NDArray[np.int64]) -> NDArray[np.int64]:
+def live_bytes_per_op(graph: OpGraph, order: NDArray[np.int64]) -> NDArray[np.int64]:
     """int64[n]: bytes that one device holds while each op runs in `order`, without persistent ones that do not grow.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[9, 9, 0], reuse=[0, 3, 0])
-    >>> levels(graph, graph.order).tolist()  # the second op takes its persistent bytes when it starts
+    >>> live_bytes_per_op(graph, graph.order).tolist()  # the second op takes its persistent bytes when it starts
     [30, 59, 29]
     """
     none = np.zeros(0, dtype=np.int32)
     uses = uses_of(graph, np.zeros(graph.n, dtype=np.int64), none, none)
-    index, what = np.repeat(order, 2), np.tile([START, END], len(order))
-    state = state_for(uses, what, index)
-    rows = walk(uses, state, np.arange(len(index), dtype=np.float64), what, index)
+    index, kind = np.repeat(order, 2), np.tile([START, END], len(order))
+    state = state_for(uses, kind, index)
+    rows = apply_events(uses, state, np.arange(len(index), dtype=np.float64), kind, index)
     changes = np.bincount(state.time[:rows].astype(np.int64), state.delta[:rows], minlength=len(index))
-    found = np.empty(graph.n, dtype=np.int64)
-    found[order] = np.cumsum(changes.astype(np.int64))[::2]  # after each start
-    return found
+    live_bytes = np.empty(graph.n, dtype=np.int64)
+    live_bytes[order] = np.cumsum(changes.astype(np.int64))[::2]  # after each start
+    return live_bytes

@@ -11,14 +11,14 @@ it; what follows the last of these stages is no gap, and only groups that run ag
     K[t + 1, i] <= K[t, i] + E[t, i]                                                                (1)
     K[t, i] + M[t, i] <= 1, = 1 in the stage that ends the gap                                      (2)
     R[t, j] <= K[t, i] + M[t, i] + E[t, i]    for every group i that j reads                        (3)
-    B[t, i, j] >= R[t, k] for readers k >= j of i, and what is held of i in the late ops of t       (4)
+    B[t, i, j] >= R[t, k] for readers k >= j of i, and what is held of i in the backward ops of t       (4)
     H[t, x] >= H[t + 1, x], R[t, i] for groups i that read x, which no plan drops                   (5)
 
 and the repeated microseconds, those of M at the end of every gap and of E, are the least. While group j runs, and after it
-in the late ops, the bytes of K + M before i has run, those of B after it, those of H and of what is there besides are at
+in the backward ops, the bytes of K + M before i has run, those of B after it, those of H and of what is there besides are at
 most the budget; so they are in the forward pass, which runs each group once, holds what it reads later on, and decides K of
 stage 0. S = K + M[t - 1] and R are the variables of the paper, so the program has the same plans: all that repeat nothing
-before the first late op. Bytes come from below, by (4), instead of from what is freed, and what is held for good has
+before the first backward op. Bytes come from below, by (4), instead of from what is freed, and what is held for good has
 variables of its own: that makes the relaxation tight.
 
 The form `once` has only the plans in which a group runs at most once again per gap and is then held: K is the same throughout a
@@ -33,11 +33,11 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .memory_rows import Memory
-from .op_sequence import Runs
+from .memory_rows import MemoryRows
+from .op_sequence import OpSequence
 from .program_columns import Columns, ProgramColumns
 from .program_rows import Answer, Rows, minus
-from .rounding import roundings
+from .rounding import round_plans
 
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
@@ -50,10 +50,10 @@ MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
 
 
 @dataclass(frozen=True, eq=False)
-class Solved:
+class ProgramPlan:
     """A plan, None where none was found; no plan of the program repeats less than `bound_us`; `status` as the solver has it."""
 
-    runs: Runs | None
+    plan: OpSequence | None
     bound_us: float
     status: str
     seconds: float
@@ -64,11 +64,11 @@ class Program(ProgramColumns):
     """The program of the groups of a graph; `once` asks for that form.
 
     >>> from baechi_lab import generators
-    >>> from baechi_lab.memory_saving.recompute_groups import Groups
-    >>> from baechi_lab.memory_saving.training_graph import Parts
+    >>> from baechi_lab.memory_saving.recompute_groups import RecomputeGroups
+    >>> from baechi_lab.memory_saving.training_graph import TrainingGraph
     >>> graph = generators.with_backward(generators.chain(8, size_bytes=(1 << 20, 1 << 20)))
-    >>> solved = Program(Groups(Parts(graph)), once=True).solve(6 << 20)
-    >>> solved.status, solved.runs.peak <= 6 << 20
+    >>> solved = Program(RecomputeGroups(TrainingGraph(graph)), once=True).solve(6 << 20)
+    >>> solved.status, solved.plan.peak <= 6 << 20
     ('Optimal', True)
     """
 
@@ -78,18 +78,18 @@ class Program(ProgramColumns):
         rows = self.add_columns()
         for i in range(self.groups.count):
             for t in range(self.until[i] + 1):
-                self._held(rows, t, i)
+                self._add_held_rows(rows, t, i)
                 for j in self.groups.readers[i]:
-                    self._read(rows, t, i, j)
-        Memory(self, rows, budget).add()
+                    self._add_read_rows(rows, t, i, j)
+        MemoryRows(self, rows, budget).add()
         return rows
 
-    def _held(self, rows: Rows, t: int, i: int) -> None:
+    def _add_held_rows(self, rows: Rows, t: int, i: int) -> None:
         """(1) and (2), and that M never falls."""
         within = self.in_gap(t, i)
-        if within and t > self.begin[i][t]:
+        if within and t > self.gap_begin[i][t]:
             rows.add([(self.M[t, i], 1.0), (self.M[t - 1, i], -1.0)], 0.0)
-        if self.ends(t, i):
+        if self.ends_gap(t, i):
             rows.add([(self.K[t, i], 1.0), (self.M[t, i], 1.0)], 1.0, 1.0)
             return
         if within and not self.once:
@@ -98,72 +98,76 @@ class Program(ProgramColumns):
             extra = [(self.E[t, i], 1.0)] if (t, i) in self.E else []
             rows.add([(self.K[t, i], 1.0), *extra, (self.K[t + 1, i], -1.0)], 0.0)
 
-    def _read(self, rows: Rows, t: int, i: int, j: int) -> None:
+    def _add_read_rows(self, rows: Rows, t: int, i: int, j: int) -> None:
         """(3) for group j that reads i; in the form `once` of all runs of j since the gaps of both began."""
-        run = self.runs(t, j)
-        if not run or self.ends(t, i):
+        run = self.run_terms(t, j)
+        if not run or self.ends_gap(t, i):
             return
         if self.once and self.in_gap(t, i) and self.in_gap(t, j):
-            first = self.begin[i][t]
+            first = self.gap_begin[i][t]
             run = [(self.M[t, j], 1.0)]
-            if self.begin[j][t] < first:
+            if self.gap_begin[j][t] < first:
                 run.append((self.M[first - 1, j], -1.0))
-        there = [(column[t, i], 1.0) for column in (self.K, self.M, self.E) if (t, i) in column]
-        rows.add([*there, *minus(run)], 0.0)
+        held_terms = [(column[t, i], 1.0) for column in (self.K, self.M, self.E) if (t, i) in column]
+        rows.add([*held_terms, *minus(run)], 0.0)
 
     # -- solving -------------------------------------------------------------------------------------
 
-    def solve(self, budget: int, time_limit: float | None = None, start: Solved | None = None) -> Solved:
+    def solve(self, budget: int, time_limit: float | None = None, start: ProgramPlan | None = None) -> ProgramPlan:
         """The plan of least work that holds at most `budget` bytes on one device, persistent ones included.
 
         `start` is what the form `once` found, to begin with. When most of `time_limit`, in seconds, is over without a plan, the
         relaxation is rounded in what is left.
         """
-        room = budget - int(self.groups.parts.graph.persistent_bytes.sum())
-        if self.groups.count == 0 or room < 0:
-            return Solved(None, 0.0, "Infeasible", 0.0)
-        rows = self._build(room)
-        whole = None if time_limit is None else time_limit * (1.0 - ROUNDING)
-        answer = rows.solve(whole, start=None if start is None else self._columns_of(start))
+        budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
+        if self.groups.count == 0 or budget_without_persistent < 0:
+            return ProgramPlan(None, 0.0, "Infeasible", 0.0)
+        rows = self._build(budget_without_persistent)
+        solver_seconds = None if time_limit is None else time_limit * (1.0 - ROUNDING)
+        answer = rows.solve(solver_seconds, start=None if start is None else self._columns_of(start))
         if answer.values is None and answer.status != INFEASIBLE:
-            return self._rounded(budget, answer, time_limit)
+            return self._solve_rounded(budget, answer, time_limit)
         if answer.values is None:
-            return Solved(None, answer.bound, answer.status, answer.seconds)
+            return ProgramPlan(None, answer.bound, answer.status, answer.seconds)
         values = {
-            (kind, *key): float(answer.values[column]) for kind, found in self.kinds() for key, column in found.items()
+            (kind, *key): float(answer.values[column])
+            for kind, columns in self.kinds()
+            for key, column in columns.items()
         }
-        runs = self.groups.sequence(self._again(answer.values))
-        return Solved(runs, answer.bound, answer.status, answer.seconds, values)
+        plan = self.groups.sequence(self._repeated_groups(answer.values))
+        return ProgramPlan(plan, answer.bound, answer.status, answer.seconds, values)
 
     def kinds(self) -> tuple[tuple[str, Columns], ...]:
         """The columns of all plans by stage and group."""
         return ("K", self.K), ("M", self.M), ("E", self.E)
 
-    def _columns_of(self, start: Solved) -> dict[int, float]:
+    def _columns_of(self, start: ProgramPlan) -> dict[int, float]:
         return {
-            column: start.values.get((kind, *key), 0.0) for kind, found in self.kinds() for key, column in found.items()
+            column: start.values.get((kind, *key), 0.0)
+            for kind, columns in self.kinds()
+            for key, column in columns.items()
         }
 
-    def _again(self, values: Floats) -> Bools:
+    def _repeated_groups(self, values: Floats) -> Bools:
         """bool[stages, groups]: which groups run again, by the values of the columns."""
-        found = np.zeros((self.groups.stages, self.groups.count), dtype=np.bool_)
+        is_repeated = np.zeros((self.groups.stages, self.groups.count), dtype=np.bool_)
         for t, i in {**self.M, **self.E}:
-            found[t, i] = sum(value * values[column] for column, value in self.runs(t, i)) > 0.5
-        return found
+            is_repeated[t, i] = sum(value * values[column] for column, value in self.run_terms(t, i)) > 0.5
+        return is_repeated
 
-    def _rounded(self, budget: int, answer: Answer, time_limit: float | None) -> Solved:
+    def _solve_rounded(self, budget: int, answer: Answer, time_limit: float | None) -> ProgramPlan:
         """A plan from the relaxation (section 5 of the paper), of budgets that leave something free: groups of which a share
         runs again are dropped, and run when they are due. Half of the time is for the budget itself, which gives the bound."""
         bound, seconds = answer.bound, answer.seconds
-        room = budget - int(self.groups.parts.graph.persistent_bytes.sum())
-        for turn, margin in enumerate(MARGINS):
-            limit = None if time_limit is None else time_limit * ROUNDING / 2 ** (turn + 1)
-            relaxed = self._build(room * (1.0 - margin)).solve(limit, integer=False)
+        budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
+        for step, margin in enumerate(MARGINS):
+            limit = None if time_limit is None else time_limit * ROUNDING / 2 ** (step + 1)
+            relaxed = self._build(budget_without_persistent * (1.0 - margin)).solve(limit, integer=False)
             seconds += relaxed.seconds
             if relaxed.values is None:
                 break
             bound = max(bound, relaxed.bound) if margin == 0.0 else bound
-            fits = [runs for runs in roundings(self, relaxed.values) if runs.peak <= budget]
+            fits = [plan for plan in round_plans(self, relaxed.values) if plan.peak <= budget]
             if fits:
-                return Solved(min(fits, key=lambda runs: runs.work_us), bound, "Rounded", seconds)
-        return Solved(None, bound, "Rounded", seconds)
+                return ProgramPlan(min(fits, key=lambda plan: plan.work_us), bound, "Rounded", seconds)
+        return ProgramPlan(None, bound, "Rounded", seconds)

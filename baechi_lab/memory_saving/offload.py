@@ -32,7 +32,7 @@ from ..graph.opgraph import OWN, VIEW
 from ..graph.units import format_bytes
 from ..passes.base import Pass
 from ..simulator import simulate
-from .training_graph import Parts
+from .training_graph import TrainingGraph
 
 Ints = NDArray[np.int64]
 
@@ -83,33 +83,33 @@ def offload(
     """
     device = host_of(cluster, host)
     link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
-    others = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
-    chosen = Offload(
+    other_kinds = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
+    offload_pass = Offload(
         cluster.names[device], link.latency_us, link.us_per_byte, None if ops is None else names_of(ops), share, state, lead,
-        others,
+        other_kinds,
     )  # fmt: skip
-    chosen.check()
-    moved = chosen.apply(graph)
-    if moved is graph:
+    offload_pass.check()
+    offloaded = offload_pass.apply(graph)
+    if offloaded is graph:
         return graph
-    before, after = _peaks(graph, moved, cluster)
+    before, after = _peaks_with_and_without(graph, offloaded, cluster)
     if after <= before:
-        return moved
-    asked = ops is not None or state
+        return offloaded
+    is_explicit = ops is not None or state
     warnings.warn(
         f"offloading saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(after)}, and "
-        f"{format_bytes(before)} without" + ("" if asked else "; the graph is returned as it was"),
+        f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
         stacklevel=2,
     )
-    return moved if asked else graph
+    return offloaded if is_explicit else graph
 
 
-def _peaks(graph: OpGraph, moved: OpGraph, cluster: Cluster) -> tuple[int, int]:
-    """Simulated bytes that one device beside the host holds at most, as the graph is and with what `moved` has on the host."""
+def _peaks_with_and_without(graph: OpGraph, offloaded: OpGraph, cluster: Cluster) -> tuple[int, int]:
+    """Simulated bytes that one device beside the host holds at most, as the graph is and with what `offloaded` has on the host."""
     device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
     placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
-    with_host = offloaded_placement(placement, moved, cluster)
-    lines = simulate(graph, cluster, placement), simulate(moved, cluster, with_host)
+    with_host = offloaded_placement(placement, offloaded, cluster)
+    lines = simulate(graph, cluster, placement), simulate(offloaded, cluster, with_host)
     return int(lines[0].peak_bytes[device]), int(lines[1].peak_bytes[device])
 
 
@@ -166,8 +166,8 @@ class Offload(Pass):
             value = getattr(self, key)
             number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
             if not (number and 0 <= value <= high):
-                wanted = "from 0 to 1" if high == 1 else "of at least 0"
-                raise InvalidInput(f"{key} is {value!r:.60}; it must be a number {wanted}")
+                allowed_range = "from 0 to 1" if high == 1 else "of at least 0"
+                raise InvalidInput(f"{key} is {value!r:.60}; it must be a number {allowed_range}")
         super().check()
 
     def apply(self, graph: OpGraph) -> OpGraph:
@@ -175,67 +175,73 @@ class Offload(Pass):
             raise InvalidInput(f"graph is a {type(graph).__name__}; it must be an OpGraph")
         if graph.group_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is coarse; offload in the graph that it was made from")
-        return _Offloading(graph, self).result()
+        return _OffloadBuilder(graph, self).build()
 
 
-class _Offloading:
+class _OffloadBuilder:
     """Ops and reads to add, as lists that grow; tensors of new ops follow those of the graph."""
 
     def __init__(self, graph: OpGraph, params: Offload):
-        self.graph, self.params, self.parts = graph, params, Parts(graph)
-        ran = graph.duration_us[self.parts.ordered]
-        self.ends = np.cumsum(ran)
-        self.begins = self.ends - ran
+        self.graph, self.params, self.training = graph, params, TrainingGraph(graph)
+        duration_us = graph.duration_us[self.training.ordered]
+        self.end_us = np.cumsum(duration_us)
+        self.begin_us = self.end_us - duration_us
         self.names, self.types, self.bytes = [], [], []  # type: list[str], list[str], list[int]
-        self.made: list[tuple[int, int, str]] = []  # producer, bytes, name of each new tensor
+        self.new_tensors: list[tuple[int, int, str]] = []  # producer, bytes, name of each new tensor
         self.reads: list[tuple[int, int]] = []  # (tensor, reader); tensors of the graph first
         self.dropped = np.zeros(
             graph.edge_count, dtype=np.bool_
         )  # edges of the graph that read the host's copy instead
-        self.moved = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
+        self.moved_bytes = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
         self.temporary, self.size = graph.temp_bytes.copy(), graph.tensor_bytes.copy()
         self.layers: list[int] = []  # updates that keep their state themselves
 
-    def result(self) -> OpGraph:
-        for tensor in self._tensors():
+    def build(self) -> OpGraph:
+        for tensor in self._choose_tensors():
             self._offload(tensor)
         if self.params.state:
-            for op, updates in self._states():
+            for op, updates in self._find_states():
                 self._move_state(op, updates)
-        return self._graph() if self.names else self.graph
+        return self._make_graph() if self.names else self.graph
 
-    def _tensors(self) -> list[int]:
+    def _choose_tensors(self) -> list[int]:
         """The tensors to offload, those that wait longest first."""
-        graph, parts = self.graph, self.parts
+        graph, training = self.graph, self.training
         size = graph.tensor_bytes
-        late = parts.late[graph.consumers]
-        first, last = np.full(graph.tensor_count, graph.n), parts.rank[graph.tensor_producer].copy()
-        np.minimum.at(first, graph.edge_tensor[late], parts.rank[graph.consumers[late]])
-        np.maximum.at(last, graph.edge_tensor[~late], parts.rank[graph.consumers[~late]])
+        is_backward = training.is_backward[graph.consumers]
+        first, last = np.full(graph.tensor_count, graph.n), training.rank[graph.tensor_producer].copy()
+        np.minimum.at(first, graph.edge_tensor[is_backward], training.rank[graph.consumers[is_backward]])
+        np.maximum.at(last, graph.edge_tensor[~is_backward], training.rank[graph.consumers[~is_backward]])
         producer = graph.tensor_producer
-        able = (first < graph.n) & (size > CONTROL_BYTES) & ~parts.late[producer] & ~parts.setup[producer]
-        waits = self.begins[np.minimum(first, graph.n - 1)] - self.ends[last]
-        able &= waits > 2 * self._transfer_us(size) if self.params.ops is None else self._named(able)[producer]
-        chosen = np.flatnonzero(able)
-        chosen = chosen[np.lexsort((chosen, -waits[chosen]))]
-        held = np.cumsum(size[chosen])
-        limit = self.params.share * float(held[-1]) if len(held) else 0.0
-        return chosen[held <= max(limit, float(held[0]) if limit else 0.0)].tolist()
+        may_offload = (
+            (first < graph.n) & (size > CONTROL_BYTES) & ~training.is_backward[producer] & ~training.setup[producer]
+        )
+        waits = self.begin_us[np.minimum(first, graph.n - 1)] - self.end_us[last]
+        may_offload &= (
+            waits > 2 * self._transfer_us(size)
+            if self.params.ops is None
+            else self._ops_asked_for(may_offload)[producer]
+        )
+        tensors = np.flatnonzero(may_offload)
+        tensors = tensors[np.lexsort((tensors, -waits[tensors]))]
+        total_bytes = np.cumsum(size[tensors])
+        limit = self.params.share * float(total_bytes[-1]) if len(total_bytes) else 0.0
+        return tensors[total_bytes <= max(limit, float(total_bytes[0]) if limit else 0.0)].tolist()
 
-    def _named(self, able: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """bool[n]: the ops that were asked for; each must make a tensor of those that are `able` to be offloaded."""
-        graph, found = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
+    def _ops_asked_for(self, may_offload: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """bool[n]: the ops that were asked for; each must make a tensor of those that are `may_offload` to be offloaded."""
+        graph, is_named = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
         for name in self.params.ops or ():
             if not isinstance(name, str) or name not in graph.index:
                 raise UnknownOpError(f"ops names op {name!r:.60}, which graph {graph.name!r} does not have")
             op = graph.index[name]
-            if not able[graph.output_ptr[op] : graph.output_ptr[op + 1]].any():
+            if not may_offload[graph.output_ptr[op] : graph.output_ptr[op + 1]].any():
                 raise InvalidInput(f"op {name!r} in ops cannot be offloaded: {self._why_not(op)}")
-            found[op] = True
-        return found
+            is_named[op] = True
+        return is_named
 
     def _why_not(self, op: int) -> str:
-        if self.parts.late[op] or self.parts.setup[op]:
+        if self.training.is_backward[op] or self.training.setup[op]:
             return "it is no forward op"
         return f"the backward pass reads nothing of it that is larger than {CONTROL_BYTES} bytes"
 
@@ -244,90 +250,90 @@ class _Offloading:
 
     def _trigger(self, reader: int, size: int) -> int:
         """The last op that ends `lead` transfers before `reader` begins."""
-        at = self.begins[self.parts.rank[reader]] - self.params.lead * float(self._transfer_us(size))
-        rank = min(int(np.searchsorted(self.ends, at, side="right")) - 1, int(self.parts.rank[reader]) - 1)
-        return int(self.parts.ordered[max(rank, 0)])
+        at = self.begin_us[self.training.rank[reader]] - self.params.lead * float(self._transfer_us(size))
+        rank = min(int(np.searchsorted(self.end_us, at, side="right")) - 1, int(self.training.rank[reader]) - 1)
+        return int(self.training.ordered[max(rank, 0)])
 
-    def _add(self, name: str, op_type: str, persistent: int = 0) -> int:
+    def _add_op(self, name: str, op_type: str, persistent: int = 0) -> int:
         self.names.append(name)
         self.types.append(op_type)
         self.bytes.append(persistent)
         return self.graph.n + len(self.names) - 1
 
-    def _tensor(self, producer: int, size: int, name: str) -> int:
-        self.made.append((producer, size, name))
-        return self.graph.tensor_count + len(self.made) - 1
+    def _add_tensor(self, producer: int, size: int, name: str) -> int:
+        self.new_tensors.append((producer, size, name))
+        return self.graph.tensor_count + len(self.new_tensors) - 1
 
-    def _wait(self, before: int, after: int) -> None:
-        self.reads.append((self._tensor(before, 0, f"wait{len(self.made)}"), after))
+    def _add_wait(self, before: int, after: int) -> None:
+        self.reads.append((self._add_tensor(before, 0, f"wait{len(self.new_tensors)}"), after))
 
     def _offload(self, tensor: int) -> None:
-        graph, parts = self.graph, self.parts
+        graph, training = self.graph, self.training
         edges = np.arange(graph.consumer_ptr[tensor], graph.consumer_ptr[tensor + 1])
-        edges = edges[parts.late[graph.consumers[edges]]]
+        edges = edges[training.is_backward[graph.consumers[edges]]]
         readers = graph.consumers[edges]
-        first = int(readers[parts.rank[readers].argmin()])
+        first = int(readers[training.rank[readers].argmin()])
         producer, size = int(graph.tensor_producer[tensor]), int(graph.tensor_bytes[tensor])
         label = graph.tensor_names[tensor] if tensor > graph.output_ptr[producer] else ""
         mark = "." if label.isdigit() else ":"  # TensorFlow's names have no colon
-        op = self._add(f"{graph.names[producer]}{mark if label else ''}{label}/offloaded", OFFLOADED)
+        op = self._add_op(f"{graph.names[producer]}{mark if label else ''}{label}/offloaded", OFFLOADED)
         self.reads.append((tensor, op))
         if (trigger := self._trigger(first, size)) != producer:
-            self._wait(trigger, op)
-        back = self._tensor(op, size, "0")
-        self.reads += [(back, int(reader)) for reader in readers]
+            self._add_wait(trigger, op)
+        fetched = self._add_tensor(op, size, "0")
+        self.reads += [(fetched, int(reader)) for reader in readers]
         self.dropped[edges] = True
 
-    def _states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
+    def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
         """Ops that hold bytes which updates alone read, and these updates; an update that holds its own is both."""
-        graph, parts = self.graph, self.parts
+        graph, training = self.graph, self.training
         pointer, successor = graph.successors
         for op in np.flatnonzero(graph.persistent_bytes > CONTROL_BYTES).tolist():
             readers = successor[pointer[op] : pointer[op + 1]]
-            if parts.setup[op] and len(readers) and parts.update[readers].all():
+            if training.setup[op] and len(readers) and training.update[readers].all():
                 yield op, readers
             elif graph.op_types[op] == LAYER_UPDATE:
                 yield op, np.array([op])
 
     def _move_state(self, op: int, readers: NDArray[np.int32]) -> None:
         graph = self.graph
-        first = int(readers[self.parts.rank[readers].argmin()])
-        last = int(readers[self.parts.rank[readers].argmax()])
+        first = int(readers[self.training.rank[readers].argmin()])
+        last = int(readers[self.training.rank[readers].argmax()])
         size = int(graph.persistent_bytes[op])
-        state = self._add(f"{graph.names[op]}/state", STATE, size)
-        stored = self._add(f"{graph.names[op]}/stored", STORED)
+        state = self._add_op(f"{graph.names[op]}/state", STATE, size)
+        stored = self._add_op(f"{graph.names[op]}/stored", STORED)
         if op in readers:
-            self._updated_in_turn(op, state)
+            self._order_layer_update(op, state)
         else:
-            self._wait(self._trigger(first, size), state)
-        back = self._tensor(state, size, "0")
-        self.reads += [(back, int(reader)) for reader in readers]
-        self.reads.append((self._tensor(last, size, f"state{len(self.made)}"), stored))
-        self.moved[op] = size
+            self._add_wait(self._trigger(first, size), state)
+        fetched = self._add_tensor(state, size, "0")
+        self.reads += [(fetched, int(reader)) for reader in readers]
+        self.reads.append((self._add_tensor(last, size, f"state{len(self.new_tensors)}"), stored))
+        self.moved_bytes[op] = size
 
-    def _updated_in_turn(self, op: int, state: int) -> None:
+    def _order_layer_update(self, op: int, state: int) -> None:
         """The update of a layer takes what it holds for itself; its state waits for the layer before, the first as updates do."""
         graph = self.graph
         if self.layers:
-            self._wait(self.layers[-1], state)
+            self._add_wait(self.layers[-1], state)
         else:
             pointer, tensors = graph.inputs
             self.reads += [(tensor, state) for tensor in tensors[pointer[op] : pointer[op + 1]].tolist()]
         self.layers.append(op)
-        made = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
-        held = made[self.size[made] > CONTROL_BYTES]
-        self.temporary[op] += self.size[held].sum()
-        self.size[held] = CONTROL_BYTES
+        outputs = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
+        data_outputs = outputs[self.size[outputs] > CONTROL_BYTES]
+        self.temporary[op] += self.size[data_outputs].sum()
+        self.size[data_outputs] = CONTROL_BYTES
 
-    def _graph(self) -> OpGraph:
+    def _make_graph(self) -> OpGraph:
         graph, added = self.graph, len(self.names)
-        taken, names = set(graph.names), []
+        used_names, names = set(graph.names), []
         for name in self.names:
-            while name in taken:
+            while name in used_names:
                 name += "'"
-            taken.add(name)
+            used_names.add(name)
             names.append(name)
-        column = lambda old, fill: np.concatenate([old, np.full(added, fill, dtype=np.asarray(old).dtype)])  # noqa: E731
+        column = lambda values, fill: np.concatenate([values, np.full(added, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
         elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
         return OpGraph(
             names=(*graph.names, *names),
@@ -335,7 +341,7 @@ class _Offloading:
             duration_us=column(graph.duration_us, 0.0),
             duration_by_kind={kind: column(us, 0.0) for kind, us in graph.duration_by_kind.items()},
             temp_bytes=column(self.temporary, 0),
-            persistent_bytes=np.concatenate([graph.persistent_bytes - self.moved, self.bytes]),
+            persistent_bytes=np.concatenate([graph.persistent_bytes - self.moved_bytes, self.bytes]),
             allowed=column(np.where(graph.allowed < 0, elsewhere, graph.allowed), len(graph.allowed_sets)),
             allowed_sets=(
                 *graph.allowed_sets,
@@ -354,19 +360,19 @@ class _Offloading:
         """What goes back from the host lies in what it was sent, or in the state that it keeps."""
         if self.graph.reuse is None:
             return None
-        found = np.concatenate([self.graph.reuse, [OWN if made == STORED else VIEW for made in self.types]])
-        found[self.layers] = VIEW
-        return found
+        reuse = np.concatenate([self.graph.reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
+        reuse[self.layers] = VIEW
+        return reuse
 
     def _edges(self) -> dict[str, Any]:
         """Producer, bytes, names and readers of all tensors, ordered by producer."""
         graph, total = self.graph, np.int64(self.graph.n + len(self.names))
-        producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.made]]).astype(np.int64)
-        size = np.concatenate([self.size, [m[1] for m in self.made]]).astype(np.int64)
-        labels = [*graph.tensor_names, *(m[2] for m in self.made)]
-        kept = ~self.dropped
-        tensor = np.concatenate([graph.edge_tensor[kept], [r[0] for r in self.reads]]).astype(np.int64)
-        reader = np.concatenate([graph.consumers[kept], [r[1] for r in self.reads]]).astype(np.int64)
+        producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
+        size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
+        labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
+        is_kept = ~self.dropped
+        tensor = np.concatenate([graph.edge_tensor[is_kept], [r[0] for r in self.reads]]).astype(np.int64)
+        reader = np.concatenate([graph.consumers[is_kept], [r[1] for r in self.reads]]).astype(np.int64)
         order = np.argsort(producer, kind="stable")
         number = np.empty(len(order), dtype=np.int64)
         number[order] = np.arange(len(order))

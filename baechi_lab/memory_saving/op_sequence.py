@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES
-from .training_graph import Parts
+from .training_graph import TrainingGraph
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -21,21 +21,21 @@ Bools = NDArray[np.bool_]
 NEVER = np.iinfo(np.int64).max
 
 
-class Runs:
+class OpSequence:
     """A sequence of ops, int64[runs]; every op of the graph is in it, and after what it reads.
 
     - `first`: bool[runs], the first run of its op.
     - `node`: int64[runs], the op's index for first runs; copies are numbered from n on, as `copies` lists them.
 
     >>> from baechi_lab import OpGraph
-    >>> parts = Parts(OpGraph.from_edges([1, 1], [(0, 1, 8)], temp_bytes=[0, 5]))
-    >>> Runs(parts, np.array([0, 1])).peak
+    >>> training = TrainingGraph(OpGraph.from_edges([1, 1], [(0, 1, 8)], temp_bytes=[0, 5]))
+    >>> OpSequence(training, np.array([0, 1])).peak
     13
     """
 
-    def __init__(self, parts: Parts, ops: Ints):
-        self.parts, self.graph = parts, parts.graph
-        self.ops = updates_last(parts, np.asarray(ops, dtype=np.int64))
+    def __init__(self, training: TrainingGraph, ops: Ints):
+        self.training, self.graph = training, training.graph
+        self.ops = delay_updates(training, np.asarray(ops, dtype=np.int64))
         place = np.arange(len(self.ops))
         self.start = np.full(self.graph.n, len(self.ops), dtype=np.int64)  # position of the first run of each op
         np.minimum.at(self.start, self.ops, place)
@@ -48,10 +48,10 @@ class Runs:
         """Positions of the runs that are copies: the second runs of all ops, then the third ones, each in topological order."""
         by_op = np.argsort(self.ops, kind="stable")
         same = np.searchsorted(self.ops[by_op], self.ops[by_op])  # where the runs of the op begin
-        turn = np.empty(len(by_op), dtype=np.int64)
-        turn[by_op] = np.arange(len(by_op)) - same
-        order = np.lexsort((self.parts.rank[self.ops], turn))
-        return order[turn[order] > 0]
+        run_number = np.empty(len(by_op), dtype=np.int64)
+        run_number[by_op] = np.arange(len(by_op)) - same
+        order = np.lexsort((self.training.rank[self.ops], run_number))
+        return order[run_number[order] > 0]
 
     @cached_property
     def reads(self) -> tuple[Ints, Ints, Ints]:
@@ -63,12 +63,12 @@ class Runs:
         step = np.arange(len(reader)) - np.repeat(np.cumsum(count) - count, count)
         tensor = tensors[pointer[self.ops[reader]] + step].astype(np.int64)
         producer = graph.tensor_producer[tensor].astype(np.int64)
-        known = np.sort(self.ops * total + np.arange(total))
-        latest = known[np.searchsorted(known, producer * total + reader) - 1] % total if len(reader) else reader
+        run_keys = np.sort(self.ops * total + np.arange(total))
+        latest = run_keys[np.searchsorted(run_keys, producer * total + reader) - 1] % total if len(reader) else reader
         data = graph.tensor_bytes[tensor] > CONTROL_BYTES
-        made = np.where(data, latest, self.start[producer])
-        kept = (graph.tensor_bytes[tensor] != CONTROL_BYTES) | self.first[reader]
-        return tensor[kept], made[kept], reader[kept]
+        source_run = np.where(data, latest, self.start[producer])
+        is_read = (graph.tensor_bytes[tensor] != CONTROL_BYTES) | self.first[reader]
+        return tensor[is_read], source_run[is_read], reader[is_read]
 
     @cached_property
     def peak(self) -> int:
@@ -77,18 +77,18 @@ class Runs:
         if total == 0:
             return 0
         count = np.diff(graph.output_ptr)[self.ops]
-        begin = np.cumsum(count) - count  # number of the first output of each run
+        first_output = np.cumsum(count) - count  # number of the first output of each run
         maker = np.repeat(np.arange(total), count)
-        tensor = graph.output_ptr[self.ops[maker]] + np.arange(len(maker)) - begin[maker]
+        tensor = graph.output_ptr[self.ops[maker]] + np.arange(len(maker)) - first_output[maker]
         size = np.where(self.first[maker] | (graph.tensor_bytes[tensor] > CONTROL_BYTES), graph.tensor_bytes[tensor], 0)
         last = maker.copy()
-        read, made, reader = self.reads
-        np.maximum.at(last, begin[made] + read - graph.output_ptr[self.ops[made]], reader)
+        read, source_run, reader = self.reads
+        np.maximum.at(last, first_output[source_run] + read - graph.output_ptr[self.ops[source_run]], reader)
         change = np.zeros(total + 1, dtype=np.int64)
         np.add.at(change, maker, size)
         np.add.at(change, last + 1, -size)
-        held = np.cumsum(change[:-1]) + graph.temp_bytes[self.ops]
-        return int(graph.persistent_bytes.sum() + held.max())
+        live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[self.ops]
+        return int(graph.persistent_bytes.sum() + live_bytes.max())
 
     @property
     def work_us(self) -> float:
@@ -109,51 +109,53 @@ class Runs:
         """
         pointer, predecessor = self.graph.predecessors
         before = predecessor[pointer[reader] : pointer[reader + 1]]
-        late = before[self.parts.late[before]]
-        candidates = late if len(late) else before
+        backward_inputs = before[self.training.is_backward[before]]
+        candidates = backward_inputs if len(backward_inputs) else before
         if not len(candidates):  # it reads nothing: what ran before it
             return int(self.ops[np.flatnonzero(self.first[: self.start[reader]])[-1]])
         return int(candidates[self.start[candidates].argmax()])
 
 
-def updates_last(parts: Parts, ops: Ints) -> Ints:
+def delay_updates(training: TrainingGraph, ops: Ints) -> Ints:
     """`ops` where an update of a variable that a later copy reads, and all that follows from it, comes last."""
-    graph = parts.graph
+    graph = training.graph
     start = np.full(graph.n, len(ops), dtype=np.int64)
     np.minimum.at(start, ops, np.arange(len(ops)))
     end = np.full(graph.n, -1, dtype=np.int64)
     np.maximum.at(end, ops, np.arange(len(ops)))
-    moved = np.zeros(graph.n, dtype=np.bool_)
+    is_delayed = np.zeros(graph.n, dtype=np.bool_)
     for op in np.flatnonzero(end > start).tolist():
-        for update in parts.updates_read.get(op, ()):
-            moved[update] |= start[update] < end[op]
-    if not moved.any():
+        for update in training.updates_read.get(op, ()):
+            is_delayed[update] |= start[update] < end[op]
+    if not is_delayed.any():
         return ops
     pointer, successor = (a.tolist() for a in graph.successors)
     for op in graph.order.tolist():
-        if moved[op]:
-            moved[successor[pointer[op] : pointer[op + 1]]] = True
-    return np.concatenate([ops[~moved[ops]], ops[moved[ops]]])
+        if is_delayed[op]:
+            is_delayed[successor[pointer[op] : pointer[op + 1]]] = True
+    return np.concatenate([ops[~is_delayed[ops]], ops[is_delayed[ops]]])
 
 
-def runs_of(parts: Parts, kept: Bools) -> Runs:
-    """The sequence in which every op that is not kept runs at most once again, right before the first late op that needs it.
+def recompute_sequence(training: TrainingGraph, is_kept: Bools) -> OpSequence:
+    """The sequence in which every op that is not kept runs at most once again, right before the first backward op that needs it.
 
-    `kept` is bool[n]; ops that may not be repeated are kept in any case.
+    `is_kept` is bool[n]; ops that may not be repeated are kept in any case.
     """
-    due = due_with(parts, parts.may_repeat & ~kept)
-    copied = parts.ordered[due[parts.ordered] < NEVER]
-    ops = np.concatenate([copied, parts.ordered])
-    when = np.concatenate([due[copied], parts.rank[parts.ordered]])
-    return Runs(parts, ops[np.argsort(when, kind="stable")])
+    due = first_backward_rank(training, training.may_repeat & ~is_kept)
+    copied = training.ordered[due[training.ordered] < NEVER]
+    ops = np.concatenate([copied, training.ordered])
+    place = np.concatenate([due[copied], training.rank[training.ordered]])
+    return OpSequence(training, ops[np.argsort(place, kind="stable")])
 
 
-def due_with(parts: Parts, dropped: Bools) -> Ints:
-    """int64[n]: rank of the first late op that needs a dropped op's copy, `NEVER` where none does or it is kept."""
-    due = np.full(parts.graph.n, NEVER)
-    for op in parts.ordered[::-1].tolist():
+def first_backward_rank(training: TrainingGraph, dropped: Bools) -> Ints:
+    """int64[n]: rank of the first backward op that needs a dropped op's copy, `NEVER` where none does or it is kept."""
+    due = np.full(training.graph.n, NEVER)
+    for op in training.ordered[::-1].tolist():
         if dropped[op]:
-            readers = parts.readers(op)
-            late = parts.late[readers]
-            due[op] = min(parts.rank[readers[late]].min(initial=NEVER), due[readers[~late]].min(initial=NEVER))
+            readers = training.readers(op)
+            is_backward = training.is_backward[readers]
+            due[op] = min(
+                training.rank[readers[is_backward]].min(initial=NEVER), due[readers[~is_backward]].min(initial=NEVER)
+            )
     return due

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from ..graph import CONTROL_BYTES
 from ..graph.opgraph import GROWS, OVERWRITES, OWN, VIEW
 from ..memory.peak import least_of_one_op
-from .training_graph import Parts
+from .training_graph import TrainingGraph
 
 MOST_OPS = 12
 """Ops of the graphs that are small enough for it."""
@@ -38,8 +38,8 @@ Cost = tuple[int, float, int]
 class State(NamedTuple):
     """The ops that have run, and the buffers that are held."""
 
-    ran: Set = frozenset()
-    held: frozenset[Buffer] = frozenset()
+    executed: Set = frozenset()
+    buffers: frozenset[Buffer] = frozenset()
 
 
 class Run(NamedTuple):
@@ -55,33 +55,33 @@ Waiting = tuple[Cost, int, State, tuple[State, Run] | None]
 """A state in the queue: what it costs, a number, itself, and the run that led there."""
 
 
-class Orders:
+class OrderSearch:
     """All plans of a graph; `least` and `sequence` are None where there are too many to look at."""
 
-    def __init__(self, parts: Parts):
-        self.graph = graph = parts.graph
+    def __init__(self, training: TrainingGraph):
+        self.graph = graph = training.graph
         self.size: list[int] = graph.tensor_bytes.tolist()
         self.reuse: list[int] = [OWN] * graph.n if graph.reuse is None else graph.reuse.tolist()
         self.temporary, self.us = graph.temp_bytes.tolist(), graph.duration_us.tolist()
         self.grows = np.where(np.array(self.reuse) == GROWS, graph.persistent_bytes, 0).tolist()
         self.persistent = int(graph.persistent_bytes.sum()) - sum(self.grows)
         self.before = [frozenset(row) for row in _rows(*graph.predecessors)]
-        self.updates = [frozenset(parts.updates_read.get(op, ())) for op in range(graph.n)]
+        self.updates = [frozenset(training.updates_read.get(op, ())) for op in range(graph.n)]
         self.floor = least_of_one_op(graph)
-        self._left = MOST_TRIED
+        self._tries_left = MOST_TRIED
         # Tensors without bytes hold nothing. Copies neither read control dependencies nor make them.
         read = [[t for t in row if self.size[t]] for row in _rows(*graph.inputs)]
-        made = [[t for t in graph.outputs(op) if self.size[t]] for op in range(graph.n)]
-        again = [[t for t in row if self.size[t] != CONTROL_BYTES] for row in read]
-        data = [[t for t in row if self.size[t] > CONTROL_BYTES] for row in made]
-        self.able = [op for op in np.flatnonzero(parts.may_repeat).tolist() if data[op]]
-        self.reads, self.makes = (read, again), (made, data)  # of first runs, of copies
+        made_tensors = [[t for t in graph.outputs(op) if self.size[t]] for op in range(graph.n)]
+        read_by_copies = [[t for t in row if self.size[t] != CONTROL_BYTES] for row in read]
+        data = [[t for t in row if self.size[t] > CONTROL_BYTES] for row in made_tensors]
+        self.repeatable_ops = [op for op in np.flatnonzero(training.may_repeat).tolist() if data[op]]
+        self.reads, self.makes = (read, read_by_copies), (made_tensors, data)  # of first runs, of copies
         self.readers = [frozenset(graph.tensor_consumers(t).tolist()) for t in range(graph.tensor_count)]
-        self.read_again = {t for op in self.able for t in again[op]}
-        self.made_again = {t for op in self.able for t in data[op]}
+        self.read_again = {t for op in self.repeatable_ops for t in read_by_copies[op]}
+        self.made_again = {t for op in self.repeatable_ops for t in data[op]}
 
     @cached_property
-    def least(self) -> int | None:
+    def least_bytes(self) -> int | None:
         """Least peak of any plan in bytes."""
         path = self._path(None)
         return None if path is None else max((run.need for run in path), default=0)
@@ -93,98 +93,112 @@ class Orders:
 
     def _path(self, budget: int | None) -> list[Run] | None:
         """The runs of the best plan; none where there is no plan. None where too much would have to be tried."""
-        self._left = MOST_TRIED
+        self._tries_left = MOST_TRIED
         end = frozenset(range(self.graph.n))
-        came: dict[State, tuple[State, Run] | None] = {}
+        previous: dict[State, tuple[State, Run] | None] = {}
         number = count()
         queue: list[Waiting] = [((0 if budget is not None else self.floor, 0.0, 0), next(number), State(), None)]
         while queue:
-            (peak, us, runs), _, state, by = heappop(queue)
-            if state in came:
+            (peak, us, run_count), _, state, by = heappop(queue)
+            if state in previous:
                 continue
-            came[state] = by
-            if state.ran == end:
-                return _followed(came, state)
-            for run in self._runs(state, peak if budget is None else budget):
-                if run.after not in came and (budget is None or run.need <= budget):
-                    cost = (0 if budget is not None else max(peak, run.need), us + run.us, runs + 1)
+            previous[state] = by
+            if state.executed == end:
+                return _path_to(previous, state)
+            for run in self._next_runs(state, peak if budget is None else budget):
+                if run.after not in previous and (budget is None or run.need <= budget):
+                    cost = (0 if budget is not None else max(peak, run.need), us + run.us, run_count + 1)
                     heappush(queue, (cost, next(number), run.after, (state, run)))
-            if self._left <= 0:
+            if self._tries_left <= 0:
                 return None
         return []
 
-    def _runs(self, state: State, enough: int) -> Iterator[Run]:
+    def _next_runs(self, state: State, enough: int) -> Iterator[Run]:
         """What may run next, each dropping as little as holds at most `enough` bytes, or less than with fewer drops."""
-        held = frozenset[int]().union(*(tensors for _, tensors in state.held))
+        live_tensors = frozenset[int]().union(*(tensors for _, tensors in state.buffers))
         for op in range(self.graph.n):
-            if op not in state.ran and self.before[op] <= state.ran and held.issuperset(self.reads[0][op]):
-                yield from self._ways(state, held, op, False, enough)
-        for op in self.able:
-            if op in state.ran and held.issuperset(self.reads[1][op]) and held.isdisjoint(self.makes[1][op]):
-                if self.updates[op].isdisjoint(state.ran):  # it must see the variable as it was
-                    yield from self._ways(state, held, op, True, enough)
+            if (
+                op not in state.executed
+                and self.before[op] <= state.executed
+                and live_tensors.issuperset(self.reads[0][op])
+            ):
+                yield from self._runs_of_op(state, live_tensors, op, False, enough)
+        for op in self.repeatable_ops:
+            if (
+                op in state.executed
+                and live_tensors.issuperset(self.reads[1][op])
+                and live_tensors.isdisjoint(self.makes[1][op])
+            ):
+                if self.updates[op].isdisjoint(state.executed):  # it must see the variable as it was
+                    yield from self._runs_of_op(state, live_tensors, op, True, enough)
 
-    def _ways(self, state: State, held: Set, op: int, again: bool, enough: int) -> Iterator[Run]:
+    def _runs_of_op(self, state: State, live_tensors: Set, op: int, is_copy: bool, enough: int) -> Iterator[Run]:
         """The ways to run an op, by what is dropped before it, or with it where the op may write over it."""
-        read, made, ran = self.reads[again][op], self.makes[again][op], state.ran | {op}
-        gone = {t for t in (*read, *made) if self.readers[t] <= ran and t not in self.read_again}
-        over = gone if self.reuse[op] == OVERWRITES else gone.union(read)
-        may = [t for t in sorted(held - over) if self.readers[t] <= ran or t in self.made_again]
-        beside = self.persistent + sum(self.grows[k] for k in ran) + self.temporary[op]
-        found: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, what is dropped for that
-        for some in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
-            self._left -= 1 + len(found)
-            if self._left <= 0:
+        read, outputs, executed = self.reads[is_copy][op], self.makes[is_copy][op], state.executed | {op}
+        finished = {t for t in (*read, *outputs) if self.readers[t] <= executed and t not in self.read_again}
+        not_droppable = finished if self.reuse[op] == OVERWRITES else finished.union(read)
+        may = [t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed or t in self.made_again]
+        other_bytes = self.persistent + sum(self.grows[k] for k in executed) + self.temporary[op]
+        tried: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, what is dropped for that
+        for dropped in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
+            self._tries_left -= 1 + len(tried)
+            if self._tries_left <= 0:
                 return
-            if any(before <= set(some) and excess == 0 for excess, before in found):
+            if any(before <= set(dropped) and excess == 0 for excess, before in tried):
                 continue
-            last = gone.union(some)
-            early = last.difference(read, made)
-            for with_made in self._made(_without(state.held, early), op, read, made, last):
-                need = beside + sum(size for size, _ in with_made)
+            last = finished.union(dropped)
+            dropped_before = last.difference(read, outputs)
+            for with_made in self._place_outputs(_drop_tensors(state.buffers, dropped_before), op, read, outputs, last):
+                need = other_bytes + sum(size for size, _ in with_made)
                 excess = max(need - enough, 0)
-                if all(excess < least for least, before in found if before < set(some)):
-                    found.append((excess, set(some)))
-                    after = State(ran, frozenset(_without(with_made, last)))
-                    yield Run(op, need, self.us[op] if again else 0.0, after)
+                if all(excess < least for least, before in tried if before < set(dropped)):
+                    tried.append((excess, set(dropped)))
+                    after = State(executed, frozenset(_drop_tensors(with_made, last)))
+                    yield Run(op, need, self.us[op] if is_copy else 0.0, after)
 
-    def _made(self, held: set[Buffer], op: int, read: list[int], made: list[int], last: set[int]) -> list[set[Buffer]]:
+    def _place_outputs(
+        self, buffers: set[Buffer], op: int, read: list[int], outputs: list[int], last: set[int]
+    ) -> list[set[Buffer]]:
         """What may be held with what an op makes, by the rules of `memory.reuse_peak`."""
-        ways = [held]
-        for tensor in made:
-            ways = [(way - {old}) | {new} for way in ways for old, new in self._places(way, op, tensor, read, last)]
-        return ways
+        buffer_sets = [buffers]
+        for tensor in outputs:
+            buffer_sets = [
+                (buffer_set - {before}) | {after}
+                for buffer_set in buffer_sets
+                for before, after in self._possible_buffers(buffer_set, op, tensor, read, last)
+            ]
+        return buffer_sets
 
-    def _places(
-        self, held: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
+    def _possible_buffers(
+        self, buffers: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
     ) -> list[tuple[Buffer | None, Buffer]]:
         """The buffers that an output may lie in, as they were and as they are with it; it may be a new one."""
         size, added = self.size[tensor], frozenset((tensor,))
-        inputs = [(self.size[t], buffer) for t in read for buffer in held if t in buffer[1]]
-        found: list[Buffer] = []
+        inputs = [(self.size[t], buffer) for t in read for buffer in buffers if t in buffer[1]]
+        candidates: list[Buffer] = []
         if self.reuse[op] == OVERWRITES:
-            found = [
+            candidates = [
                 buffer for of, buffer in inputs if of == size and buffer[0] and buffer[1] <= last.intersection(read)
             ]
         elif self.reuse[op] == VIEW:
             large = [of for of, buffer in inputs if of >= size and buffer[0]]
-            found = [buffer for of, buffer in inputs if large and of == min(large) and buffer[0]]
-            if not found and not large:
+            candidates = [buffer for of, buffer in inputs if large and of == min(large) and buffer[0]]
+            if not candidates and not large:
                 return [(None, (0, added))]
-        return [(buffer, (buffer[0], buffer[1] | added)) for buffer in found] or [(None, (size, added))]
+        return [(buffer, (buffer[0], buffer[1] | added)) for buffer in candidates] or [(None, (size, added))]
 
 
-def _without(held: Iterable[Buffer], tensors: set[int]) -> set[Buffer]:
-    return {(size, rest) for size, within in held if (rest := within - tensors)}
+def _drop_tensors(buffers: Iterable[Buffer], tensors: set[int]) -> set[Buffer]:
+    return {(size, remaining) for size, tensors_inside in buffers if (remaining := tensors_inside - tensors)}
 
 
-def _followed(came: dict[State, tuple[State, Run] | None], state: State) -> list[Run]:
+def _path_to(previous: dict[State, tuple[State, Run] | None], state: State) -> list[Run]:
     """The runs that led to a state."""
-    found: list[Run] = []
-    while (at := came[state]) is not None:
-        found.append(at[1])
+    path: list[Run] = []
+    while (at := previous[state]) is not None:
+        path.append(at[1])
         state = at[0]
-    return found[::-1]
+    return path[::-1]
 
 
 def _rows(pointer: NDArray[np.int64], column: NDArray[np.int32]) -> list[list[int]]:

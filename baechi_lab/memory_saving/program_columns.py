@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from .program_rows import Rows, Terms
-from .recompute_groups import Groups
+from .recompute_groups import RecomputeGroups
 
 Columns = dict[tuple[int, int], int]
 """By stage and group."""
@@ -14,22 +14,24 @@ Columns = dict[tuple[int, int], int]
 class ProgramColumns:
     """The columns K, M and E of the program of some groups; `once` asks for the form in which a group runs once per gap."""
 
-    def __init__(self, groups: Groups, once: bool = False):
+    def __init__(self, groups: RecomputeGroups, once: bool = False):
         self.groups, self.once, m = groups, once, groups.count
-        ends: list[list[int]] = [[] for _ in range(m)]  # stages that read each group
+        reading_stages: list[list[int]] = [[] for _ in range(m)]  # stages that read each group
         for stage, needed in enumerate(groups.needs):
             for i in needed:
-                ends[i].append(stage)
-        self.last = [found[-1] if found else -1 for found in ends]
+                reading_stages[i].append(stage)
+        self.last = [stages[-1] if stages else -1 for stages in reading_stages]
         self.until = list(self.last)  # the last stage in which each group may run again
         for i in range(m - 1, -1, -1):
             self.until[i] = max([self.until[i], *(self.until[j] for j in groups.readers[i])])
-        self.end = [np.repeat(found, np.diff([-1, *found])).tolist() for found in ends]
-        self.begin = [np.repeat([0, *(e + 1 for e in found)][:-1], np.diff([-1, *found])).tolist() for found in ends]
+        self.gap_end = [np.repeat(stages, np.diff([-1, *stages])).tolist() for stages in reading_stages]
+        self.gap_begin = [
+            np.repeat([0, *(e + 1 for e in stages)][:-1], np.diff([-1, *stages])).tolist() for stages in reading_stages
+        ]
 
-    def ends(self, t: int, i: int) -> bool:
+    def ends_gap(self, t: int, i: int) -> bool:
         """Whether stage t reads the group, so that its gap ends."""
-        return self.in_gap(t, i) and t == self.end[i][t]
+        return self.in_gap(t, i) and t == self.gap_end[i][t]
 
     def in_gap(self, stage: int, i: int) -> bool:
         """Whether a stage from this one on reads the group."""
@@ -44,32 +46,32 @@ class ProgramColumns:
                 within = self.in_gap(t, i)
                 free = not (within and self.once)
                 if within:
-                    self.M[t, i] = rows.integer(us if t == self.end[i][t] else 0.0)
-                if free or t == self.begin[i][t]:
+                    self.M[t, i] = rows.integer(us if t == self.gap_end[i][t] else 0.0)
+                if free or t == self.gap_begin[i][t]:
                     self.K[t, i] = rows.integer()
                 else:
                     self.K[t, i] = self.K[t - 1, i]
-                if free and t <= useful and not self.ends(t, i):
+                if free and t <= useful and not self.ends_gap(t, i):
                     self.E[t, i] = rows.integer(us)
         return rows
 
-    def runs(self, t: int, i: int) -> Terms:
+    def run_terms(self, t: int, i: int) -> Terms:
         """R[t, i], empty where the group cannot run."""
-        found = [(self.E[t, i], 1.0)] if (t, i) in self.E else []
+        terms = [(self.E[t, i], 1.0)] if (t, i) in self.E else []
         if (t, i) in self.M:
-            found.append((self.M[t, i], 1.0))
-            if t > self.begin[i][t]:
-                found.append((self.M[t - 1, i], -1.0))
-        return found
+            terms.append((self.M[t, i], 1.0))
+            if t > self.gap_begin[i][t]:
+                terms.append((self.M[t - 1, i], -1.0))
+        return terms
 
-    def before(self, t: int, i: int) -> Terms:
+    def terms_before(self, t: int, i: int) -> Terms:
         """What is held of the group when stage t begins."""
-        found = [(self.K[t, i], 1.0)] if (t, i) in self.K else []
-        if (t, i) in self.M and t > self.begin[i][t]:
-            found.append((self.M[t - 1, i], 1.0))
-        return found
+        terms = [(self.K[t, i], 1.0)] if (t, i) in self.K else []
+        if (t, i) in self.M and t > self.gap_begin[i][t]:
+            terms.append((self.M[t - 1, i], 1.0))
+        return terms
 
-    def after(self, t: int, i: int) -> Terms:
-        """What is held of the group in the late ops of stage t, if it is not one of those that the stage reads."""
-        found = [(self.K[t + 1, i], 1.0)] if (t + 1, i) in self.K else []
-        return [*found, (self.M[t, i], 1.0)] if (t, i) in self.M else found
+    def terms_after(self, t: int, i: int) -> Terms:
+        """What is held of the group in the backward ops of stage t, if it is not one of those that the stage reads."""
+        terms = [(self.K[t + 1, i], 1.0)] if (t + 1, i) in self.K else []
+        return [*terms, (self.M[t, i], 1.0)] if (t, i) in self.M else terms

@@ -23,11 +23,11 @@ from ..graph import OpGraph
 from ..graph.units import format_bytes, parse_bytes
 from ..memory.peak import readiness_peak
 from ..passes.base import Pass
-from .budget import within
-from .checkpoints import KEEP, kept_ops
-from .op_sequence import runs_of
-from .recomputed_graph import with_copies
-from .training_graph import Parts
+from .budget import best_graph_within
+from .checkpoints import KEEP, checkpoint_choices
+from .op_sequence import recompute_sequence
+from .recomputed_graph import graph_with_copies
+from .training_graph import TrainingGraph
 
 Ints = NDArray[np.int64]
 
@@ -68,7 +68,7 @@ def recompute(
             and temporaries. The least work that must be repeated is found, ops being computed again as often as that
             takes: exactly in graphs of up to 12 ops, over all orders of them (`memory_saving.order_search`; where these are too
             many, as in larger ones), of up to 12 values of forward ops, for one order (`memory_saving.state_search`), on
-            chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two late ops
+            chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two backward ops
             that read it, of up to 40 ops by an integer program (`memory_saving.integer_program`); else in groups. Where the order
             of readiness would take more, control dependencies keep the order of the plan.
             What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
@@ -94,18 +94,20 @@ def recompute(
     >>> recompute(graph, drop=["a"]).names
     ('x', 'a', 'b', 'loss', 'b_grad', 'a_grad', 'a/again')
     """
-    chosen = Recompute(_names_or_choice("keep", keep), _names_or_choice("drop", drop), budget, ordered, time_limit)
-    chosen.check()
-    return chosen.apply(graph)
+    recompute_pass = Recompute(
+        _names_or_choice("keep", keep), _names_or_choice("drop", drop), budget, ordered, time_limit
+    )
+    recompute_pass.check()
+    return recompute_pass.apply(graph)
 
 
-def _names_or_choice(field: str, given: Any) -> Any:
+def _names_or_choice(field: str, argument: Any) -> Any:
     """A text or None as it is, names as a tuple."""
-    if given is None or isinstance(given, str):
-        return given
-    if not is_list(given):
-        raise InvalidInput(f"{field} is {given!r:.60}; it must be a list of op names" + CHOICES[field])
-    return tuple(given)
+    if argument is None or isinstance(argument, str):
+        return argument
+    if not is_list(argument):
+        raise InvalidInput(f"{field} is {argument!r:.60}; it must be a list of op names" + CHOICES[field])
+    return tuple(argument)
 
 
 CHOICES = {"keep": f", or one of {', '.join(map(repr, KEEP))}", "drop": ""}
@@ -123,9 +125,9 @@ class Recompute(Pass):
     time_limit: float | None = None
 
     def validate(self) -> None:
-        given = [key for key in ("keep", "drop", "budget") if getattr(self, key) is not None]
-        if len(given) > 1:
-            raise InvalidInput(f"{' and '.join(given)} are given; choose by one of keep, drop and budget")
+        fields = [key for key in ("keep", "drop", "budget") if getattr(self, key) is not None]
+        if len(fields) > 1:
+            raise InvalidInput(f"{' and '.join(fields)} are given; choose by one of keep, drop and budget")
         _names_or_choice("keep", self.keep)
         _names_or_choice("drop", self.drop)
         if isinstance(self.drop, str):
@@ -143,16 +145,18 @@ class Recompute(Pass):
         if graph.group_of is not None:
             raise InvalidInput(f"graph {graph.name!r} is coarse; recompute in the graph that it was made from")
         if self.budget is not None:
-            return within(graph, parse_bytes(self.budget, "budget"), self.ordered, self.time_limit)
-        parts, before = Parts(graph), readiness_peak(graph)
-        plans = (runs_of(parts, kept) for kept in kept_ops(parts, self.keep, self.drop))
-        choices = (with_copies(runs, runs.node if self.ordered else None) for runs in plans)
+            return best_graph_within(graph, parse_bytes(self.budget, "budget"), self.ordered, self.time_limit)
+        training, before = TrainingGraph(graph), readiness_peak(graph)
+        plans = (
+            recompute_sequence(training, is_kept) for is_kept in checkpoint_choices(training, self.keep, self.drop)
+        )
+        choices = (graph_with_copies(plan, plan.node if self.ordered else None) for plan in plans)
         first = next(choices)
         if first is graph or (peak := readiness_peak(first)) < before:
             return first
-        for other in choices:
-            if readiness_peak(other) < before:
-                return other
+        for alternative in choices:
+            if readiness_peak(alternative) < before:
+                return alternative
         rises = peak > before and self.drop is None and (self.keep is None or self.keep in KEEP)
         warnings.warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "

@@ -1,9 +1,9 @@
 """Groups of forward ops that run again together, and in which stages of the backward pass what they make is read.
 
 Up to `MOST` ops each is a group. In larger graphs there are up to `MOST_MERGED`: an op whose output one group alone reads,
-and no late op, runs again with that group; and where there are still too many, the groups of least bytes hold what they make
+and no backward op, runs again with that group; and where there are still too many, the groups of least bytes hold what they make
 throughout. Views (`OpGraph.reuse`) belong to the op whose memory they lie in. Then what groups hold while they run is counted
-from above, and what a plan really holds is counted by who asks for it. A stage is a late op that reads groups, and what
+from above, and what a plan really holds is counted by who asks for it. A stage is a backward op that reads groups, and what
 follows up to the next such op.
 """
 
@@ -16,174 +16,177 @@ from numpy.typing import NDArray
 
 from ..graph.opgraph import VIEW
 from .chain import Chain
-from .checkpoints import held_for_backward
-from .op_sequence import Runs
-from .training_graph import Parts
+from .checkpoints import is_read_by_backward_op
+from .op_sequence import OpSequence
+from .training_graph import TrainingGraph
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
-MOST = 300
+MOST_SINGLE_OPS = 300
 """Ops up to which each is a group."""
 MOST_MERGED = 60
 """Groups at most where ops are merged, as they are in larger graphs and in those with views."""
 
 
-class Groups:
+class RecomputeGroups:
     """`count` groups in topological order, `stages` in the order in which they run; bytes and microseconds as in the graph.
 
     - `us`, `bytes`, `inner`: of each group, its time, what others read of it, and what it holds besides while it runs.
     - `reads`, `readers`: of each group, the groups that it reads and those that read it, ascending.
     - `needs`: of each stage, the groups that it reads, ascending.
-    - `due`, `kept`: of each stage, bytes held besides groups' while groups run, and of forward values in its late ops.
+    - `due`, `kept`: of each stage, bytes held besides groups' while groups run, and of forward values in its backward ops.
     - `undecided`: forward values that no plan drops, as (the last stage that reads them, -1 for none; groups that read
       them; bytes): after that stage they are held only for those groups.
 
     >>> from baechi_lab import generators
-    >>> groups = Groups(Parts(generators.with_backward(generators.chain(4, size_bytes=(80, 80)))))
+    >>> groups = RecomputeGroups(TrainingGraph(generators.with_backward(generators.chain(4, size_bytes=(80, 80)))))
     >>> groups.count, groups.stages, groups.readers, groups.needs
     (2, 2, [[1], []], [[1], [0]])
     """
 
-    def __init__(self, parts: Parts, most: int | None = None):
-        self.parts, able = parts, parts.may_repeat
+    def __init__(self, training: TrainingGraph, max_groups: int | None = None):
+        self.training, repeatable = training, training.may_repeat
         while True:
-            self.chain = Chain(parts, pin=False, able=able)
-            if most is None:
-                alone = len(self.chain.ops) <= MOST and (_views(self.chain) < 0).all()
-                most = MOST if alone else MOST_MERGED
-            self.group = _contracted(self.chain, most)
+            self.chain = Chain(training, pin=False, repeatable=repeatable)
+            if max_groups is None:
+                alone = len(self.chain.ops) <= MOST_SINGLE_OPS and (_viewed_ops(self.chain) < 0).all()
+                max_groups = MOST_SINGLE_OPS if alone else MOST_MERGED
+            self.group = _contract_ops(self.chain, max_groups)
             self.count = int(self.group.max(initial=-1)) + 1
-            self._sizes()
-            if self.count <= most:
+            self._set_sizes()
+            if self.count <= max_groups:
                 break
-            able = self._without_least(able, most)
+            repeatable = self._without_least(repeatable, max_groups)
         self.stages = self.chain.stages if self.count else 0
-        self._stages()
+        self._set_stages()
 
-    def _without_least(self, able: Bools, most: int) -> Bools:
-        """`able` without the ops of the groups of least bytes, as many as there are too many."""
-        least = np.argsort(self.bytes, kind="stable")[: self.count - most]
-        less = able.copy()
-        less[self.chain.ops[np.isin(self.group, least)]] = False
-        return less
+    def _without_least(self, repeatable: Bools, max_groups: int) -> Bools:
+        """`repeatable` without the ops of the groups of least bytes, as many as there are too many."""
+        least = np.argsort(self.bytes, kind="stable")[: self.count - max_groups]
+        fewer = repeatable.copy()
+        fewer[self.chain.ops[np.isin(self.group, least)]] = False
+        return fewer
 
-    def _sizes(self) -> None:
+    def _set_sizes(self) -> None:
         chain, group, m = self.chain, self.group.tolist(), self.count
         self.us, self.bytes, self.inner = np.zeros(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
         np.add.at(self.us, self.group, chain.us)
         reads: list[set[int]] = [set() for _ in range(m)]
-        late, inside = held_for_backward(self.parts)[chain.ops], chain.parts.graph.temp_bytes[chain.ops].copy()
-        views = _views(chain)
+        read_by_backward, inside = (
+            is_read_by_backward_op(self.training)[chain.ops],
+            chain.training.graph.temp_bytes[chain.ops].copy(),
+        )
+        views = _viewed_ops(chain)
         for p, g in enumerate(group):
-            others = {group[q] for q in chain.readers[p].tolist()} - {g}
-            for k in others:
+            reading_groups = {group[q] for q in chain.readers[p].tolist()} - {g}
+            for k in reading_groups:
                 reads[k].add(g)
             if views[p] >= 0:
                 continue
-            if others or late[p] or any(views[q] == p for q in chain.readers[p].tolist()):
+            if reading_groups or read_by_backward[p] or any(views[q] == p for q in chain.readers[p].tolist()):
                 self.bytes[g] += chain.size[p]
             else:
                 last = int(chain.readers[p].max(initial=p)) + 1
                 inside[p:last][self.group[p:last] == g] += chain.size[p]
         np.maximum.at(self.inner, self.group, inside)
-        self.reads = [sorted(found) for found in reads]
+        self.reads = [sorted(groups_read) for groups_read in reads]
         self.readers: list[list[int]] = [[] for _ in range(m)]
-        for k, found in enumerate(self.reads):
-            for g in found:
+        for k, groups_read in enumerate(self.reads):
+            for g in groups_read:
                 self.readers[g].append(k)
 
-    def _stages(self) -> None:
+    def _set_stages(self) -> None:
         chain, last = self.chain, self.stages - 1
         self.needs: list[list[int]] = [[] for _ in range(self.stages)]
-        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # places of late ops
+        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # places of backward ops
         for k, (stage, positions) in enumerate(zip(chain.stage.tolist(), chain.read, strict=True)):
             if self.stages:
                 self.ops[last - stage].append(k)
                 self.needs[last - stage] += [int(self.group[p]) for p in positions]
-        self.needs = [sorted(set(found)) for found in self.needs]
+        self.needs = [sorted(set(needed)) for needed in self.needs]
         self.due, self.kept = chain.due[::-1], chain.kept[::-1]
         self.undecided = [
             (last - stage, sorted({int(self.group[p]) for p in positions}), count)
             for (stage, positions), count in chain.undecided.items()
         ]
 
-    def late(self, stage: int) -> list[tuple[list[int], int]]:
-        """Groups that the late ops of a stage have read for the last time, and what these hold besides at most from then on."""
+    def backward_levels(self, stage: int) -> list[tuple[list[int], int]]:
+        """Groups that the backward ops of a stage have read for the last time, and what these hold besides at most from then on."""
         last = {int(self.group[p]): k for k in self.ops[stage] for p in self.chain.read[k]}
-        most: dict[tuple[int, ...], int] = {}
+        most_bytes: dict[tuple[int, ...], int] = {}
         for k in self.ops[stage]:
-            gone = tuple(sorted(i for i, end in last.items() if end < k))
-            most[gone] = max(most.get(gone, 0), int(self.chain.late_bytes[k]))
-        return [(list(gone), held) for gone, held in most.items()]
+            finished = tuple(sorted(i for i, end in last.items() if end < k))
+            most_bytes[finished] = max(most_bytes.get(finished, 0), int(self.chain.backward_op_bytes[k]))
+        return [(list(finished), other_bytes) for finished, other_bytes in most_bytes.items()]
 
     @cached_property
-    def plain_peak(self) -> int:
+    def peak_without_recompute(self) -> int:
         """Bytes that the backward pass holds at most, as they are counted here, when nothing runs again."""
         last = np.full(self.count, -1, dtype=np.int64)
         for stage, needed in enumerate(self.needs):
             last[needed] = stage
-        found = [
-            int(self.bytes[last >= stage].sum() - self.bytes[[g for g in gone if last[g] == stage]].sum())
-            + int(self.kept[stage]) + most
+        level = [
+            int(self.bytes[last >= stage].sum() - self.bytes[[g for g in finished if last[g] == stage]].sum())
+            + int(self.kept[stage]) + other_bytes
             for stage in range(self.stages)
-            for gone, most in self.late(stage)
+            for finished, other_bytes in self.backward_levels(stage)
         ]  # fmt: skip
-        return max(found, default=0) + int(self.parts.graph.persistent_bytes.sum())
+        return max(level, default=0) + int(self.training.graph.persistent_bytes.sum())
 
     @cached_property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         """Whether every group is an op, so that bytes are counted exactly where outputs have bytes of their own."""
         return self.count == len(self.chain.ops)
 
-    def sequence(self, again: Bools) -> Runs:
-        """The plan in which groups run again in stages as `again`, bool[stages, groups], says."""
-        parts, chain = self.parts, self.chain
+    def sequence(self, is_repeated: Bools) -> OpSequence:
+        """The plan in which groups run again in stages as `is_repeated`, bool[stages, groups], says."""
+        training, chain = self.training, self.chain
         members = [chain.ops[self.group == g] for g in range(self.count)]
-        found = [parts.ordered[~parts.late[parts.ordered]]]
+        ops = [training.ordered[~training.is_backward[training.ordered]]]
         for stage in range(self.stages):
-            found += [members[g] for g in np.flatnonzero(again[stage]).tolist()]
-            found.append(chain.late_ops[self.ops[stage]])
-        return pruned(Runs(parts, np.concatenate(found)))
+            ops += [members[g] for g in np.flatnonzero(is_repeated[stage]).tolist()]
+            ops.append(chain.backward_ops[self.ops[stage]])
+        return without_unread_copies(OpSequence(training, np.concatenate(ops)))
 
 
-def _views(chain: Chain) -> Ints:
+def _viewed_ops(chain: Chain) -> Ints:
     """int64[ops]: position of the op in whose memory the output of each lies, -1 for none that may run again."""
-    graph, found = chain.parts.graph, np.full(len(chain.ops), -1, dtype=np.int64)
+    graph, viewed = chain.training.graph, np.full(len(chain.ops), -1, dtype=np.int64)
     if graph.reuse is None:
-        return found
+        return viewed
     for p, readers in enumerate(chain.readers):
         for q in set(readers.tolist()):
-            found[q] = p if found[q] == -1 and graph.reuse[chain.ops[q]] == VIEW else -2
-    return np.where(found >= 0, found, -1)
+            viewed[q] = p if viewed[q] == -1 and graph.reuse[chain.ops[q]] == VIEW else -2
+    return np.where(viewed >= 0, viewed, -1)
 
 
-def _contracted(chain: Chain, most: int) -> Ints:
+def _contract_ops(chain: Chain, max_groups: int) -> Ints:
     """int64[ops]: the group of every op, numbered by where the op stands that others read."""
     n, base = len(chain.ops), np.arange(len(chain.ops))
-    for p, lies_in in enumerate(_views(chain).tolist()):
+    for p, lies_in in enumerate(_viewed_ops(chain).tolist()):
         if lies_in >= 0:
             base[p] = base[lies_in]
-    if len(np.unique(base)) > most:
-        late = np.zeros(n, dtype=np.bool_)
-        np.logical_or.at(late, base, held_for_backward(chain.parts)[chain.ops])
+    if len(np.unique(base)) > max_groups:
+        read_by_backward = np.zeros(n, dtype=np.bool_)
+        np.logical_or.at(read_by_backward, base, is_read_by_backward_op(chain.training)[chain.ops])
         main = np.arange(n)
         read_by: list[set[int]] = [set() for _ in range(n)]
         for p in range(n):
             read_by[base[p]] |= {int(base[q]) for q in chain.readers[p].tolist()} - {int(base[p])}
         for g in range(n - 1, -1, -1):
             into = {int(main[k]) for k in read_by[g]}
-            if base[g] == g and not late[g] and len(into) == 1:
+            if base[g] == g and not read_by_backward[g] and len(into) == 1:
                 main[g] = into.pop()
         base = main[base]
     return np.unique(base, return_inverse=True)[1].reshape(-1).astype(np.int64)
 
 
-def pruned(runs: Runs) -> Runs:
+def without_unread_copies(plan: OpSequence) -> OpSequence:
     """The sequence without runs of copies that nobody reads."""
     while True:
-        read = np.zeros(len(runs.ops), dtype=np.bool_)
-        read[runs.reads[1]] = True
-        if (read | runs.first).all():
-            return runs
-        runs = Runs(runs.parts, runs.ops[read | runs.first])
+        read = np.zeros(len(plan.ops), dtype=np.bool_)
+        read[plan.reads[1]] = True
+        if (read | plan.first).all():
+            return plan
+        plan = OpSequence(plan.training, plan.ops[read | plan.first])

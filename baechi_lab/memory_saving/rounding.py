@@ -5,33 +5,33 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from .op_sequence import Runs
+from .op_sequence import OpSequence
 from .program_columns import ProgramColumns
 
 ROUNDED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
 """Shares of a group above which rounding drops all of it."""
 
 
-def roundings(program: ProgramColumns, values: NDArray[np.float64]) -> list[Runs]:
+def round_plans(program: ProgramColumns, values: NDArray[np.float64]) -> list[OpSequence]:
     """A plan per share in `ROUNDED` for the values of the relaxed program's columns; they may exceed the budget."""
-    share = {key: float(values[column]) for key, column in program.M.items() if program.ends(*key)}
+    share = {key: float(values[column]) for key, column in program.M.items() if program.ends_gap(*key)}
     dropped = [{key for key in share if share[key] > least} for least in ROUNDED]
-    return [program.groups.sequence(when_due(program, keys)) for keys in dropped]
+    return [program.groups.sequence(repeated_when_due(program, keys)) for keys in dropped]
 
 
-def when_due(program: ProgramColumns, dropped: set[tuple[int, int]]) -> NDArray[np.bool_]:
+def repeated_when_due(program: ProgramColumns, dropped: set[tuple[int, int]]) -> NDArray[np.bool_]:
     """bool[stages, groups]: what runs again when it is due, if groups are not held in the gaps `dropped`, (last stage, group)."""
     groups = program.groups
-    found = np.zeros((groups.stages, groups.count), dtype=np.bool_)
-    held = {i for i in range(groups.count) if program.in_gap(0, i) and (program.end[i][0], i) not in dropped}
+    is_repeated = np.zeros((groups.stages, groups.count), dtype=np.bool_)
+    live_groups = {i for i in range(groups.count) if program.in_gap(0, i) and (program.gap_end[i][0], i) not in dropped}
     for t, needed in enumerate(groups.needs):
-        wanted = set(needed)
+        required = set(needed)
         for i in range(groups.count - 1, -1, -1):
-            if i in wanted and i not in held:
-                found[t, i] = True
-                wanted.update(groups.reads[i])
-                held |= {i} if program.in_gap(t, i) else set()
+            if i in required and i not in live_groups:
+                is_repeated[t, i] = True
+                required.update(groups.reads[i])
+                live_groups |= {i} if program.in_gap(t, i) else set()
         for i in needed:
-            if not program.in_gap(t + 1, i) or (program.end[i][t + 1], i) in dropped:
-                held.discard(i)
-    return found
+            if not program.in_gap(t + 1, i) or (program.gap_end[i][t + 1], i) in dropped:
+                live_groups.discard(i)
+    return is_repeated

@@ -29,18 +29,18 @@ _NAMED = "Named"
 """PyTorch's type of ops that stand for a name which the forward's code has for what it made."""
 
 
-class Parts:
+class TrainingGraph:
     """A training graph seen as a forward and a backward pass.
 
-    - `late`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
-    - `rank`: int64[n], a topological order that puts late ops last; `ordered` is its inverse. It follows `position`, int64[n],
+    - `is_backward`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
+    - `rank`: int64[n], a topological order that puts backward ops last; `ordered` is its inverse. It follows `position`, int64[n],
       where each op stands in a topological order, by default that of the graph; but updates come as soon as they can, so
       that the step does not end with all gradients in memory.
     - `setup`, `update`: bool[n], as `passes.roles` has them.
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
     ...                            op_types=["Data", "MatMul", "MatMulGrad"])
-    >>> Parts(graph).may_repeat.tolist(), Parts(graph).trigger(2)
+    >>> TrainingGraph(graph).may_repeat.tolist(), TrainingGraph(graph).trigger(2)
     ([False, True, False], 1)
     """
 
@@ -48,48 +48,48 @@ class Parts:
         self.graph = graph
         role = roles(graph)
         self.setup, self.update = role == SETUP, role == UPDATE
-        self.late: Bools = backward_ops(graph)
+        self.is_backward: Bools = backward_ops(graph)
         place = graph.position if position is None else position
-        self.ordered: Ints = np.lexsort((place, self._updates_early(place))).astype(np.int64)
+        self.ordered: Ints = np.lexsort((place, self._places_with_early_updates(place))).astype(np.int64)
         self.rank: Ints = np.empty(graph.n, dtype=np.int64)
         self.rank[self.ordered] = np.arange(graph.n)
 
-    def _updates_early(self, place: Ints) -> Ints:
-        """int64[n]: the place of each late op; of updates, that of the last late op that is none among those they wait for."""
-        when = np.where(self.late, place, -1)
+    def _places_with_early_updates(self, place: Ints) -> Ints:
+        """int64[n]: the place of each backward op; of updates, that of the last backward op that is none among those they wait for."""
+        new_place = np.where(self.is_backward, place, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
-        update = self.update & self.late
+        update = self.update & self.is_backward
         for op in self.graph.order[update[self.graph.order]].tolist():
-            when[op] = when[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
-        return when
+            new_place[op] = new_place[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
+        return new_place
 
     @cached_property
     def may_repeat(self) -> Bools:
-        """bool[n]: the ops that may be computed again, those for which `why_not` says nothing."""
+        """bool[n]: the ops that may be computed again, those without an `obstacle`."""
         graph = self.graph
-        of_type = {name: (not _why_not_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
-        able, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
-        able = able & ~(self.late | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
+        of_type = {name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
+        repeatable, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
+        repeatable = repeatable & ~(self.is_backward | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
         named = np.array([name == _NAMED for name in graph.op_types], dtype=np.bool_)
-        hinders = (self.update & self.late) | in_place | named
+        hinders = (self.update & self.is_backward) | in_place | named
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
-        able[graph.edge_source[data & hinders[graph.consumers]]] = False
-        return able
+        repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
+        return repeatable
 
-    def why_not(self, op: int) -> str:
+    def obstacle(self, op: int) -> str:
         """Why an op may not be computed again, as the end of a sentence; empty if it may."""
         op_type, read = self.graph.op_types[op], self.graph.inputs[0]
-        if self.late[op] or self.setup[op] or self.update[op]:
+        if self.is_backward[op] or self.setup[op] or self.update[op]:
             return "it is no forward op"
         if read[op] == read[op + 1]:
             return "it reads nothing, so what it gives may differ the next time"
-        if reason := _why_not_of_type(op_type):
+        if reason := _obstacle_of_type(op_type):
             return reason
         if any(_INPLACE.search(self.graph.op_types[k]) for k in self.readers(op).tolist()):
             return "an op that reads its output writes in place"
         if any(self.graph.op_types[k] == _NAMED for k in self.readers(op).tolist()):
             return "the forward pass holds its output by a name until it returns"
-        if np.any(self.update[self.readers(op)] & self.late[self.readers(op)]):
+        if np.any(self.update[self.readers(op)] & self.is_backward[self.readers(op)]):
             return "an update reads its output"
         return ""
 
@@ -97,29 +97,29 @@ class Parts:
         """Ops that read a data tensor of `op`, as often as they read one; control dependencies do not count."""
         graph = self.graph
         first, end = graph.output_ptr[op], graph.output_ptr[op + 1]
-        begin, stop = graph.consumer_ptr[first], graph.consumer_ptr[end]
-        data = graph.tensor_bytes[graph.edge_tensor[begin:stop]] > CONTROL_BYTES
-        return graph.consumers[begin:stop][data]
+        first_edge, end_edge = graph.consumer_ptr[first], graph.consumer_ptr[end]
+        data = graph.tensor_bytes[graph.edge_tensor[first_edge:end_edge]] > CONTROL_BYTES
+        return graph.consumers[first_edge:end_edge][data]
 
     def trigger(self, reader: int) -> int:
-        """The op after which a copy is due that the late op `reader` needs first."""
+        """The op after which a copy is due that the backward op `reader` needs first."""
         pointer, predecessor = self.graph.predecessors
         before = predecessor[pointer[reader] : pointer[reader + 1]]
-        late = before[self.late[before]]
-        candidates = late if len(late) else before  # without one the backward pass starts here
+        backward_inputs = before[self.is_backward[before]]
+        candidates = backward_inputs if len(backward_inputs) else before  # without one the backward pass starts here
         return int(candidates[self.rank[candidates].argmax()])
 
     @cached_property
     def updates_read(self) -> dict[int, tuple[int, ...]]:
         """Op -> the updates that read a variable (or what is computed from variables alone) which the op reads itself."""
-        graph, found = self.graph, {}  # type: OpGraph, dict[int, set[int]]
+        graph, updates_of_op = self.graph, {}  # type: OpGraph, dict[int, set[int]]
         shared = np.flatnonzero(self.setup[graph.tensor_producer])
         for tensor in shared.tolist():
             readers = graph.tensor_consumers(tensor)
             updates = set(readers[self.update[readers]].tolist())
             for op in readers.tolist() if updates else ():
-                found.setdefault(op, set()).update(updates)
-        return {op: tuple(sorted(updates)) for op, updates in found.items()}
+                updates_of_op.setdefault(op, set()).update(updates)
+        return {op: tuple(sorted(updates)) for op, updates in updates_of_op.items()}
 
     @cached_property
     def data_bytes(self) -> Ints:
@@ -130,7 +130,7 @@ class Parts:
         return total
 
 
-def _why_not_of_type(op_type: str) -> str:
+def _obstacle_of_type(op_type: str) -> str:
     """Why no op of this type may be computed again; empty if they may."""
     if _RANDOM.search(op_type):
         return f"its type {op_type!r} is random, and the backward pass must see the same numbers"

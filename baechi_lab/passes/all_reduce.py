@@ -36,7 +36,7 @@ class Ring(NamedTuple):
     group: int
     first: list[int]
     end: list[int]
-    makers: Ints
+    in_place_adders: Ints
 
 
 class Rings(NamedTuple):
@@ -59,7 +59,7 @@ class Rings(NamedTuple):
         return len(self.names)
 
 
-def rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
+def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
     """The rings of all groups with gradients; ops are numbered from `start`.
 
     `shares` int64[n]: which of `replicas` an op's stage has, or -1.
@@ -70,32 +70,32 @@ def rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], sta
     tensors: list[tuple[int, int, str]] = []
     edges: list[tuple[int, int]] = []
     each: list[Ring] = []
-    made = gradient_bytes(graph) if len(replicas) else np.zeros(graph.n, dtype=np.int64)
-    known = set(graph.names)
+    gradient_sizes = gradient_bytes(graph) if len(replicas) else np.zeros(graph.n, dtype=np.int64)
+    op_names = set(graph.names)
     for g, group in enumerate(replicas):
-        mine = np.flatnonzero((shares == g) & (made > 0))
-        if not len(mine):
+        gradient_ops = np.flatnonzero((shares == g) & (gradient_sizes > 0))
+        if not len(gradient_ops):
             continue
         r, rounds, first = len(group), 2 * (len(group) - 1), start + len(names)
         # Even replicas come first: where one queue sends and receives, they begin with every other link.
         line = [*range(0, r, 2), *range(1, r, 2)]
         number = {(s, k): first + s * r + at for s in range(rounds + 1) for at, k in enumerate(line)}
         label = f"all-reduce{g}"
-        while any(name.startswith(label) for name in known):
+        while any(name.startswith(label) for name in op_names):
             label = f"_{label}"
-        part = -(-int(made[mine].sum()) // r)
+        part_bytes = -(-int(gradient_sizes[gradient_ops].sum()) // r)
         end = [0] * r
         for (s, k), op in number.items():
             names.append(f"{label}/round{s}/replica{k}")
-            origin.append(int(mine[0]))
+            origin.append(int(gradient_ops[0]))
             replica.append(k)
             end[k] = len(tensors)
             tensors.append((op, CONTROL_BYTES, "order"))
             if s < rounds:
                 edges.append((len(tensors) - 1, number[s + 1, k]))
                 edges.append((len(tensors), number[s + 1, (k + 1) % r]))
-                tensors.append((op, part, "part"))
-        each.append(Ring(g, [number[0, k] for k in range(r)], end, _makers(graph, mine)))
+                tensors.append((op, part_bytes, "part"))
+        each.append(Ring(g, [number[0, k] for k in range(r)], end, _in_place_adders(graph, gradient_ops)))
     column: Any = np.array(tensors, dtype=object).reshape(-1, 3)
     pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
     return Rings(
@@ -104,7 +104,7 @@ def rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], sta
     )  # fmt: skip
 
 
-def _makers(graph: OpGraph, mine: Ints) -> Ints:
-    """Backward ops of the forward ops `mine`, whose parameters' gradients are nobody's input."""
-    found: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, mine))
-    return found
+def _in_place_adders(graph: OpGraph, forward_ops: Ints) -> Ints:
+    """Backward ops of the forward ops `forward_ops`, whose parameters' gradients are nobody's input."""
+    adders: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, forward_ops))
+    return adders

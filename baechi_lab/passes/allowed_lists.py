@@ -20,13 +20,13 @@ ANY, UNCLEAR = -1, -2
 Names = tuple[str, ...]
 
 
-class Meets:
+class AllowedMeets:
     """Meets of `allowed` lists, as codes into a growing table; `ANY` is no restriction."""
 
     def __init__(self, table: tuple[Names, ...]):
         self.table = list(table)
         self._code = {names: k for k, names in reversed(list(enumerate(table)))}
-        self._known: dict[tuple[int, int], int | None] = {}
+        self._meet_of_codes: dict[tuple[int, int], int | None] = {}
 
     def meet(self, a: int, b: int) -> int | None:
         """The code of the meet: `UNCLEAR` when no list says it, None when nothing is left."""
@@ -36,9 +36,9 @@ class Meets:
             return b
         if UNCLEAR in (a, b):
             return UNCLEAR
-        if (a, b) not in self._known:
-            self._known[a, b] = self._compute(self.table[a], self.table[b])
-        return self._known[a, b]
+        if (a, b) not in self._meet_of_codes:
+            self._meet_of_codes[a, b] = self._compute(self.table[a], self.table[b])
+        return self._meet_of_codes[a, b]
 
     def covered(self, a: int, b: int) -> int | None:
         """The meet, where one of the two lists lies within the other (`ANY` holds every list); else None.
@@ -71,13 +71,13 @@ def _is_name(text: str) -> bool:
     return ":" in text or "/" in text
 
 
-def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[NDArray[np.int32], Meets]:
+def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[NDArray[np.int32], AllowedMeets]:
     """Per group the code of what all of its members may run on (`ANY`, `UNCLEAR` included), and the table of codes.
 
     `group`: int[n], -1 for none. Raises `ColocationError` naming two ops whose lists can never agree.
     """
-    meets = Meets(graph.allowed_sets)
-    found = np.full(groups, ANY, dtype=np.int32)
+    meets = AllowedMeets(graph.allowed_sets)
+    common = np.full(groups, ANY, dtype=np.int32)
     member = np.flatnonzero((group >= 0) & (graph.allowed >= 0))
     width = len(graph.allowed_sets) + 1
     pair, first = np.unique(group[member].astype(np.int64) * width + graph.allowed[member], return_index=True)
@@ -86,25 +86,25 @@ def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[ND
     for k in np.lexsort((length[pair % width], pair // width)).tolist() if len(pair) else ():
         at, code = divmod(int(pair[k]), width)
         op = int(member[first[k]])
-        met = meets.meet(int(found[at]), code)
+        met = meets.meet(int(common[at]), code)
         if met is None:
             raise ColocationError(
                 f"op {graph.names[op]!r} allows only {', '.join(graph.allowed_sets[code])}, but it must share a device "
-                f"with ops that allow only {', '.join(meets.table[found[at]])}"
+                f"with ops that allow only {', '.join(meets.table[common[at]])}"
             )
-        found[at] = met
-    return found, meets
+        common[at] = met
+    return common, meets
 
 
-def spread(graph: OpGraph, group: NDArray[Any], found: NDArray[np.int32]) -> NDArray[np.int32]:
+def codes_of_ops(graph: OpGraph, group: NDArray[Any], common: NDArray[np.int32]) -> NDArray[np.int32]:
     """Per op the code of its group's common list; its own where it has no group or the common list is unclear."""
-    code = np.where(group >= 0, found[group], UNCLEAR) if len(found) else np.full(graph.n, UNCLEAR)
+    code = np.where(group >= 0, common[group], UNCLEAR) if len(common) else np.full(graph.n, UNCLEAR)
     return np.where(code == UNCLEAR, graph.allowed, code).astype(np.int32)
 
 
-def with_group_lists(graph: OpGraph) -> OpGraph:
+def with_common_lists(graph: OpGraph) -> OpGraph:
     """The graph with the common list of its colocation group for every op; where that is unclear, its own."""
-    found, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
-    code = spread(graph, graph.colocation, found)
+    common, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
+    code = codes_of_ops(graph, graph.colocation, common)
     same = np.array_equal(code, graph.allowed)
     return graph if same else graph.replace(allowed=code, allowed_sets=tuple(meets.table))

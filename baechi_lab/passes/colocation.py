@@ -8,7 +8,7 @@ from typing import ClassVar
 import numpy as np
 
 from ..graph import OpGraph
-from .allowed_lists import common_allowed, spread
+from .allowed_lists import codes_of_ops, common_allowed
 from .base import Pass
 
 
@@ -24,17 +24,17 @@ class Colocation(Pass):
 
     def apply(self, graph: OpGraph) -> OpGraph:
         size = np.bincount(graph.colocation[graph.colocation >= 0], minlength=len(graph.colocation_names))
-        kept = np.flatnonzero(size > 1)
+        large_groups = np.flatnonzero(size > 1)
         number = np.append(np.full(len(size), -1), -1)
-        number[kept] = np.arange(len(kept))
+        number[large_groups] = np.arange(len(large_groups))
         column = number[graph.colocation].astype(np.int32)
-        found, meets = common_allowed(graph, column, len(kept))
-        allowed = spread(graph, column, found)
-        if len(kept) == len(size) and np.array_equal(allowed, graph.allowed):
+        common, meets = common_allowed(graph, column, len(large_groups))
+        allowed = codes_of_ops(graph, column, common)
+        if len(large_groups) == len(size) and np.array_equal(allowed, graph.allowed):
             return graph
         return graph.replace(
             colocation=column,
-            colocation_names=tuple(graph.colocation_names[k] for k in kept.tolist()),
+            colocation_names=tuple(graph.colocation_names[k] for k in large_groups.tolist()),
             allowed=allowed,
             allowed_sets=tuple(meets.table),
         )

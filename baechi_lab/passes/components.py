@@ -19,12 +19,17 @@ def components(n: int, a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
     """
     label = np.arange(n, dtype=np.int64)
     while True:
-        left, right = label[a], label[b]
-        open_pairs = left != right
+        first_label, second_label = label[a], label[b]
+        open_pairs = first_label != second_label
         if not open_pairs.any():
             return label
-        a, b, left, right = a[open_pairs], b[open_pairs], left[open_pairs], right[open_pairs]
-        np.minimum.at(label, np.maximum(left, right), np.minimum(left, right))
+        a, b, first_label, second_label = (
+            a[open_pairs],
+            b[open_pairs],
+            first_label[open_pairs],
+            second_label[open_pairs],
+        )
+        np.minimum.at(label, np.maximum(first_label, second_label), np.minimum(first_label, second_label))
         while True:
             shorter = label[label]
             if np.array_equal(shorter, label):

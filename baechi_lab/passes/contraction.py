@@ -67,13 +67,13 @@ def contract(graph: OpGraph, group: NDArray[Any]) -> OpGraph:
     inner_only = np.ones(graph.tensor_count, dtype=np.bool_)
     inner_only[pairs.tensor] = False
     # The outputs of a group of one stay as they are, those that nobody reads included.
-    kept = ~inner_only | (size[label[graph.tensor_producer]] == 1)
-    temp = member_peak(graph, label, count, kept)
+    is_outer = ~inner_only | (size[label[graph.tensor_producer]] == 1)
+    temp = member_peak(graph, label, count, is_outer)
     return coarse_graph(
         graph,
         label,
         count,
-        kept,
+        is_outer,
         pairs,
         temp_bytes=temp,
         persistent_bytes=grouped_sum(graph.persistent_bytes, label, count),
@@ -90,12 +90,12 @@ class GroupEdges:
 
 def number_groups(graph: OpGraph, group: NDArray[Any]) -> Ints:
     """int64[n]: groups renumbered 0, 1, ... by their smallest member."""
-    given = np.asarray(group)
-    if given.shape != (graph.n,) or (given.size and given.dtype.kind not in "iu"):
+    group_array = np.asarray(group)
+    if group_array.shape != (graph.n,) or (group_array.size and group_array.dtype.kind not in "iu"):
         raise InvalidInput(
-            f"group has shape {given.shape} of {given.dtype}; it must hold one whole number per op, ({graph.n},)"
+            f"group has shape {group_array.shape} of {group_array.dtype}; it must hold one whole number per op, ({graph.n},)"
         )
-    _, first, inverse = np.unique(given, return_index=True, return_inverse=True)
+    _, first, inverse = np.unique(group_array, return_index=True, return_inverse=True)
     rank = np.empty(len(first), dtype=np.int64)
     rank[np.argsort(first)] = np.arange(len(first))
     return rank[inverse.reshape(-1)]
@@ -121,9 +121,9 @@ def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.fl
 
 
 def member_peak(
-    graph: OpGraph, label: Ints, count: int, kept: NDArray[np.bool_], size: Ints | None = None
+    graph: OpGraph, label: Ints, count: int, is_outer: NDArray[np.bool_], size: Ints | None = None
 ) -> NDArray[np.int64]:
-    """int64[count]: temporary bytes per group by the module's formula; `kept` marks tensors that stay tensors.
+    """int64[count]: temporary bytes per group by the module's formula; `is_outer` marks tensors that stay tensors.
 
     `size`: bytes per tensor where they are not the graph's. Tensors that leave their group without being kept (the
     gradients of forward-only placement) live until their group has ended.
@@ -140,46 +140,46 @@ def member_peak(
     inside = label[reader] == home[tensor]
     last = slot[producer].copy()
     np.maximum.at(last, tensor[inside], slot[reader[inside]])
-    leaves = kept.copy()
+    leaves = is_outer.copy()
     leaves[tensor[~inside]] = True
     last[leaves] = bounds[home[leaves] + 1] - 1
     change = np.zeros(n + 1, dtype=np.int64)
     np.add.at(change, slot[producer], size)
     np.add.at(change, last + 1, -size)
-    counted = grouped_sum(size[kept], home[kept], count)
-    own, user = _own_inputs(graph, label, kept)
+    counted = grouped_sum(size[is_outer], home[is_outer], count)
+    tensor_inside, user = _own_inputs(graph, label, is_outer)
     until = np.zeros(graph.tensor_count, dtype=np.int64)
     np.maximum.at(until, tensor, slot[reader])
-    np.add.at(change, bounds[user], size[own])
-    np.add.at(change, until[own] + 1, -size[own])
-    np.add.at(counted, user, size[own])
-    held = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
-    return np.maximum(np.maximum.reduceat(held, bounds[:-1]) - counted, 0)
+    np.add.at(change, bounds[user], size[tensor_inside])
+    np.add.at(change, until[tensor_inside] + 1, -size[tensor_inside])
+    np.add.at(counted, user, size[tensor_inside])
+    live_bytes = np.cumsum(change[:n]) + graph.temp_bytes[by_group]
+    return np.maximum(np.maximum.reduceat(live_bytes, bounds[:-1]) - counted, 0)
 
 
-def _own_inputs(graph: OpGraph, label: Ints, kept: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+def _own_inputs(graph: OpGraph, label: Ints, is_outer: NDArray[np.bool_]) -> tuple[Ints, Ints]:
     """Tensors whose readers are all in one group, other than the producer's: the tensors, and that group."""
-    begin, end = graph.consumer_ptr[:-1], graph.consumer_ptr[1:]
-    read = np.flatnonzero(end > begin)
+    first_consumer, last_consumer = graph.consumer_ptr[:-1], graph.consumer_ptr[1:]
+    read = np.flatnonzero(last_consumer > first_consumer)
     if not len(read):
         return read, read
     readers = label[graph.consumers]
-    low, high = np.minimum.reduceat(readers, begin[read]), np.maximum.reduceat(readers, begin[read])
-    own = (low == high) & (low != label[graph.tensor_producer[read]]) & kept[read]
-    return read[own], low[own]
+    low, high = np.minimum.reduceat(readers, first_consumer[read]), np.maximum.reduceat(readers, first_consumer[read])
+    is_own = (low == high) & (low != label[graph.tensor_producer[read]]) & is_outer[read]
+    return read[is_own], low[is_own]
 
 
 def coarse_graph(
     graph: OpGraph,
     label: Ints,
     count: int,
-    kept: NDArray[np.bool_],
+    is_outer: NDArray[np.bool_],
     pairs: GroupEdges,
     leader: Ints | None = None,
     **bytes_columns: Any,
 ) -> OpGraph:
-    """Assemble the coarse graph: tensors `kept`, read as `pairs` say; `leader` (the longest) names each group."""
-    tensors = np.flatnonzero(kept)
+    """Assemble the coarse graph: tensors `is_outer`, read as `pairs` say; `leader` (the longest) names each group."""
+    tensors = np.flatnonzero(is_outer)
     home = label[graph.tensor_producer[tensors]]
     order = np.argsort(home, kind="stable")
     tensors, home = tensors[order], home[order]
@@ -188,9 +188,9 @@ def coarse_graph(
     row = number[pairs.tensor]
     by_tensor = np.lexsort((pairs.reader, row))
     leading = _longest(graph, label, count) if leader is None else leader
-    found, meets = common_allowed(graph, label, count)
-    if np.any(found == UNCLEAR):
-        at = int(np.flatnonzero(found == UNCLEAR)[0])
+    common, meets = common_allowed(graph, label, count)
+    if np.any(common == UNCLEAR):
+        at = int(np.flatnonzero(common == UNCLEAR)[0])
         raise ColocationError(
             f"the ops merged into {graph.names[leading[at]]!r} name devices and kinds in ways that no list combines"
         )
@@ -208,7 +208,7 @@ def coarse_graph(
         consumers=pairs.reader[by_tensor].astype(np.int32),
         colocation=colocation,
         colocation_names=colocation_names,
-        allowed=found,
+        allowed=common,
         allowed_sets=tuple(meets.table),
         forward_of=_forward_of(graph, label, count),
         group_of=(label if graph.group_of is None else label[graph.group_of]).astype(np.int32),
@@ -254,9 +254,9 @@ def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
     """The group that holds the forward ops of more than half of a group's members."""
     member = np.flatnonzero(graph.forward_of >= 0)
     source, target = label[member], label[graph.forward_of[member]]
-    other = source != target
-    pair, votes = np.unique(source[other] * (count + 1) + target[other], return_counts=True)
-    found = np.full(count, -1, dtype=np.int32)
+    between_groups = source != target
+    pair, votes = np.unique(source[between_groups] * (count + 1) + target[between_groups], return_counts=True)
+    forward_of = np.full(count, -1, dtype=np.int32)
     won = 2 * votes > np.bincount(label, minlength=count)[pair // (count + 1)]
-    found[pair[won] // (count + 1)] = pair[won] % (count + 1)
-    return found
+    forward_of[pair[won] // (count + 1)] = pair[won] % (count + 1)
+    return forward_of

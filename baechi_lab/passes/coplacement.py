@@ -14,7 +14,7 @@ from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
 from .base import Pass
 from .forward_only import backward_ops, helper_ops
-from .joined_ops import Groups
+from .joined_ops import JoinedOps
 
 
 @dataclass(frozen=True)
@@ -73,35 +73,35 @@ class CoPlacement(Pass):
             )
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        joined = Groups(graph)
+        joined = JoinedOps(graph)
         if self.backward:
             member = np.flatnonzero(graph.forward_of >= 0)
-            joined.join_all(member, graph.forward_of[member])
+            joined.join_pairs(member, graph.forward_of[member])
         limit = None if self.largest is None else self.largest * float(graph.duration_us.sum())
-        whole = np.arange(graph.n)
+        operator_of = np.arange(graph.n)
         if self.operators is not None:
             member, head = _cells(graph, self.operators)
-            whole[member] = head
-            joined.join_all(member, head, limit)
+            operator_of[member] = head
+            joined.join_pairs(member, head, limit)
         if self.chains:
             self._join_variables(graph, joined, limit)
         units = joined.roots()
         if self.cells is not None:
-            joined.join_all(*_cells(graph, self.cells), limit)
+            joined.join_pairs(*_cells(graph, self.cells), limit)
         if self.chains:
             self._join_variables(graph, joined, limit)
-            for unit in (whole, units):
-                joined.join_all(*_only_readers(graph, unit, self.readers), limit)
+            for unit in (operator_of, units):
+                joined.join_pairs(*_only_readers(graph, unit, self.readers), limit)
         if self.constants:
             _join_constants(graph, joined, limit)
         return _as_colocation(graph, joined.roots())
 
-    def _join_variables(self, graph: OpGraph, joined: Groups, limit: float | None) -> None:
+    def _join_variables(self, graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
         """Rule (i) for given groups: one that a single group reads joins it."""
         unit = joined.roots()
         source, reader = _only_readers(graph, unit, self.readers)
-        given = np.isin(source, unit[graph.colocation >= 0])
-        joined.join_all(source[given], reader[given], limit)
+        is_grouped = np.isin(source, unit[graph.colocation >= 0])
+        joined.join_pairs(source[is_grouped], reader[is_grouped], limit)
 
 
 def _cells(graph: OpGraph, pattern: str) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -136,7 +136,7 @@ def _only_readers(graph: OpGraph, cell: NDArray[Any], readers: str) -> tuple[NDA
     return source[only], reader[only]
 
 
-def _join_constants(graph: OpGraph, joined: Groups, limit: float | None) -> None:
+def _join_constants(graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
     """Rule (iii): single ops that read nothing join the group that holds all of their readers."""
     pointer, successor = (a.tolist() for a in graph.successors)
     roots = joined.roots()
@@ -155,22 +155,22 @@ def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:
     heads, column = np.unique(root[grouped], return_inverse=True)
     colocation = np.full(graph.n, -1, dtype=np.int32)
     colocation[grouped] = column.reshape(-1)
-    names = _names(graph, heads, colocation)
+    names = _group_names(graph, heads, colocation)
     if np.array_equal(colocation, graph.colocation) and names == graph.colocation_names:
         return graph
     return graph.replace(colocation=colocation, colocation_names=names)
 
 
-def _names(graph: OpGraph, heads: NDArray[np.int64], colocation: NDArray[np.int32]) -> tuple[str, ...]:
+def _group_names(graph: OpGraph, heads: NDArray[np.int64], colocation: NDArray[np.int32]) -> tuple[str, ...]:
     """The name of the first given group in each set, else `with/<first member>`."""
-    given: dict[int, str] = {}
+    given_names: dict[int, str] = {}
     for op in np.flatnonzero(graph.colocation >= 0).tolist():
-        given.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])
-    taken, names = set(given.values()), []
+        given_names.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])
+    used_names, names = set(given_names.values()), []
     for k, head in enumerate(heads.tolist()):
-        name = given.get(k, f"with/{graph.names[head]}")
-        while k not in given and name in taken:
+        name = given_names.get(k, f"with/{graph.names[head]}")
+        while k not in given_names and name in used_names:
             name += "'"
-        taken.add(name)
+        used_names.add(name)
         names.append(name)
     return tuple(names)

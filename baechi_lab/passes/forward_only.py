@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct, inverse, offsets
-from .allowed_lists import with_group_lists
+from .allowed_lists import with_common_lists
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
-from .joined_ops import Groups
+from .joined_ops import JoinedOps
 
 Ints = NDArray[np.int64]
 
@@ -47,9 +47,9 @@ class ForwardOnly(Pass):
         descends = backward_ops(graph)
         if not descends.any():
             return graph
-        graph = with_group_lists(graph) if graph.allowed_sets else graph
+        graph = with_common_lists(graph) if graph.allowed_sets else graph
         backward = descends | helper_ops(graph, descends)
-        home = _homes(graph, backward, descends)
+        home = _forward_targets(graph, backward, descends)
         if np.array_equal(home, np.arange(graph.n)):
             return graph
         return _forward_graph(graph, home, backward)
@@ -58,16 +58,16 @@ class ForwardOnly(Pass):
 def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
     """bool[n]: ops with a `forward_of`, and their descendants."""
     pointer, successor = (a.tolist() for a in graph.successors)
-    found = graph.forward_of >= 0
-    waiting = np.flatnonzero(found).tolist()
-    seen = found.tolist()
+    has_forward = graph.forward_of >= 0
+    waiting = np.flatnonzero(has_forward).tolist()
+    is_backward = has_forward.tolist()
     while waiting:
         op = waiting.pop()
         for child in successor[pointer[op] : pointer[op + 1]]:
-            if not seen[child]:
-                seen[child] = True
+            if not is_backward[child]:
+                is_backward[child] = True
                 waiting.append(child)
-    return np.array(seen, dtype=np.bool_)
+    return np.array(is_backward, dtype=np.bool_)
 
 
 def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -76,19 +76,19 @@ def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]
     open_readers = np.diff(graph.successors[0]).tolist()
     excluded = backward.copy()
     excluded[graph.forward_of[graph.forward_of >= 0]] = True
-    skip, found = excluded.tolist(), np.zeros(graph.n, dtype=np.bool_)
+    skip, is_helper = excluded.tolist(), np.zeros(graph.n, dtype=np.bool_)
     waiting = np.flatnonzero(backward).tolist()
     while waiting:
         op = waiting.pop()
         for producer in predecessor[pointer[op] : pointer[op + 1]]:
             open_readers[producer] -= 1
             if open_readers[producer] == 0 and not skip[producer]:
-                found[producer] = True
+                is_helper[producer] = True
                 waiting.append(producer)
-    return found
+    return is_helper
 
 
-def _homes(graph: OpGraph, backward: NDArray[np.bool_], descends: NDArray[np.bool_]) -> Ints:
+def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDArray[np.bool_]) -> Ints:
     """int64[n]: the op that each op goes with; forward ops and ops that find none go with themselves."""
     # Ops that share a colocation group move as one unit, so that following a producer never ties two groups together.
     groups = len(graph.colocation_names)
@@ -96,9 +96,9 @@ def _homes(graph: OpGraph, backward: NDArray[np.bool_], descends: NDArray[np.boo
     leader = np.full(groups + graph.n, -1, dtype=np.int64)
     ahead = np.flatnonzero(~backward)[::-1]
     leader[unit[ahead]] = ahead
-    own = (graph.forward_of >= 0) & (unit[graph.forward_of] == unit)
+    names_own_unit = (graph.forward_of >= 0) & (unit[graph.forward_of] == unit)
     target = np.where(leader >= 0, leader, _unit_targets(graph, unit, descends, backward))
-    guide = np.where(own, graph.forward_of, target[unit])
+    guide = np.where(names_own_unit, graph.forward_of, target[unit])
     guide = np.where(backward & (guide >= 0), guide, np.arange(graph.n))
     for _ in range(max(graph.n, 1).bit_length()):
         guide = guide[guide]
@@ -128,15 +128,15 @@ def _without_conflicts(graph: OpGraph, guide: Ints) -> Ints:
     """Leave out, in op order, members that would leave a coarse op, or its colocation group, a list that no op has."""
     if not graph.allowed_sets:
         return guide
-    joined, code, own = Groups(graph), graph.allowed.tolist(), guide.copy()
+    joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
     for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
         home = int(guide[op])
         met = joined.meets.covered(code[home], code[op])
         if met is None or not joined.join(home, op):
-            own[op] = op
+            target[op] = op
         else:
             code[home] = met
-    return own
+    return target
 
 
 def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> OpGraph:
@@ -148,30 +148,32 @@ def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> O
     # A backward op that found no home reads what forward ops produce; nobody reads it.
     readable = ~backward[source] & ~folded[reader]
     pairs = group_edges(label, tensor[readable], label[source[readable]], label[reader[readable]])
-    kept = np.zeros(graph.tensor_count, dtype=np.bool_)
-    kept[pairs.tensor] = True
+    is_outer = np.zeros(graph.tensor_count, dtype=np.bool_)
+    is_outer[pairs.tensor] = True
     activation = np.zeros(graph.tensor_count, dtype=np.bool_)
     activation[tensor[~backward[source] & folded[reader]]] = True
     producer = label[graph.tensor_producer]
-    held = grouped_sum(graph.persistent_bytes, label, count)
-    held += grouped_sum(graph.tensor_bytes[activation], producer[activation], count)
+    persistent = grouped_sum(graph.persistent_bytes, label, count)
+    persistent += grouped_sum(graph.tensor_bytes[activation], producer[activation], count)
     # An activation is in the persistent bytes, so the members' temporary bytes leave it out.
-    sizes = np.where(activation & ~kept, 0, graph.tensor_bytes)
-    temp = member_peak(graph, label, count, kept, sizes)
+    sizes = np.where(activation & ~is_outer, 0, graph.tensor_bytes)
+    temp = member_peak(graph, label, count, is_outer, sizes)
     leader = np.flatnonzero(~folded)
     leader = leader[np.argsort(label[leader])]
-    coarse = coarse_graph(graph, label, count, kept, pairs, leader, temp_bytes=temp, persistent_bytes=held)
-    return _with_traffic(coarse, *_traffic(graph, coarse, label, backward))
+    coarse = coarse_graph(graph, label, count, is_outer, pairs, leader, temp_bytes=temp, persistent_bytes=persistent)
+    return _with_traffic(coarse, *_backward_traffic(graph, coarse, label, backward))
 
 
-def _traffic(graph: OpGraph, coarse: OpGraph, label: Ints, backward: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
+def _backward_traffic(
+    graph: OpGraph, coarse: OpGraph, label: Ints, backward: NDArray[np.bool_]
+) -> tuple[Ints, Ints, Ints]:
     """Pairs of ops of `coarse`, the earlier first, and the bytes that backward tensors carry between them."""
     tensor = graph.edge_tensor.astype(np.int64)
     source, reader = label[graph.edge_source], label[graph.consumers]
     group = np.where(coarse.colocation >= 0, coarse.colocation, len(coarse.colocation_names) + np.arange(coarse.n))
-    chosen = np.flatnonzero(backward[graph.edge_source] & (group[source] != group[reader]))
+    edges = np.flatnonzero(backward[graph.edge_source] & (group[source] != group[reader]))
     # One op may read a tensor through several members: that is one transfer.
-    key = distinct(tensor[chosen] * coarse.n + reader[chosen])
+    key = distinct(tensor[edges] * coarse.n + reader[edges])
     tensor, reader = key // coarse.n, key % coarse.n
     source = label[graph.tensor_producer[tensor]]
     ahead = coarse.position[source] < coarse.position[reader]

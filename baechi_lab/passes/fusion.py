@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import distinct
-from .allowed_lists import with_group_lists
+from .allowed_lists import with_common_lists
 from .base import Pass
 from .components import components
 from .contraction import contract
@@ -36,18 +36,18 @@ class Fusion(Pass):
     name: ClassVar[str] = "fusion"
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        graph = with_group_lists(graph)
+        graph = with_common_lists(graph)
         # Ops of one group whose allowed lists cannot be combined into one list must stay apart.
         codes = len(graph.allowed_sets) + 1
         key = np.where(graph.colocation >= 0, graph.colocation * np.int64(codes) + graph.allowed + 1, -1)
         return contract(graph, fuse(graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), key))
 
 
-TURNS = 12
+ARRAY_ROUNDS = 12
 """Turns of the array form before the work list takes over."""
 
 
-def fuse(source: Ints, target: Ints, key: Ints, turns: int = TURNS) -> Ints:
+def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) -> Ints:
     """int64[n]: the smallest op of every op's merged group; ops merge only with ops of the same key, -1 with none.
 
     >>> fuse(np.array([0, 1]), np.array([1, 2]), np.array([5, 5, 7])).tolist()
@@ -56,14 +56,14 @@ def fuse(source: Ints, target: Ints, key: Ints, turns: int = TURNS) -> Ints:
     n = len(key)
     label, quiet = np.arange(n, dtype=np.int64), 0
     source, target = distinct_edges(source, target, n)
-    for turn in range(turns):
-        side = source if turn % 2 == 0 else target
+    for round_number in range(max_rounds):
+        side = source if round_number % 2 == 0 else target
         degree = np.bincount(side, minlength=n)
-        chosen = (degree[side] == 1) & (key[source] == key[target]) & (key[source] >= 0)
-        quiet = 0 if chosen.any() else quiet + 1
+        mergeable = (degree[side] == 1) & (key[source] == key[target]) & (key[source] >= 0)
+        quiet = 0 if mergeable.any() else quiet + 1
         if quiet == 2:
             return label
-        joined = components(n, source[chosen], target[chosen])
+        joined = components(n, source[mergeable], target[mergeable])
         label = joined[label]
         source, target = distinct_edges(joined[source], joined[target], n)
     return _fuse_one_by_one(source, target, key)[label]
@@ -95,12 +95,14 @@ def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
         node = waiting.pop()
         if node in parent:
             continue
-        other = _partner(node, after, before, keys)
-        if other < 0:
+        partner = _partner(node, after, before, keys)
+        if partner < 0:
             continue
-        keep, gone = (node, other) if _degree(node, after, before) >= _degree(other, after, before) else (other, node)
-        touched = _absorb(keep, gone, after, before)
-        parent[gone] = keep
+        keep, absorbed = (
+            (node, partner) if _degree(node, after, before) >= _degree(partner, after, before) else (partner, node)
+        )
+        touched = _absorb(keep, absorbed, after, before)
+        parent[absorbed] = keep
         # Only ops next to the two can have lost a neighbour, and so have become mergeable.
         waiting += sorted(touched, reverse=True)
         waiting.append(keep)
@@ -133,16 +135,16 @@ def _partner(node: int, after: dict[int, set[int]], before: dict[int, set[int]],
     return -1
 
 
-def _absorb(keep: int, gone: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> set[int]:
-    """Move the neighbours of `gone` to `keep`; returns the neighbours that both had (they now have one fewer)."""
+def _absorb(keep: int, absorbed: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> set[int]:
+    """Move the neighbours of `absorbed` to `keep`; returns the neighbours that both had (they now have one fewer)."""
     shared: set[int] = set()
-    for mine, theirs in ((after, before), (before, after)):
-        for neighbour in mine.pop(gone):
-            theirs[neighbour].discard(gone)
+    for neighbours, reverse in ((after, before), (before, after)):
+        for neighbour in neighbours.pop(absorbed):
+            reverse[neighbour].discard(absorbed)
             if neighbour == keep:
                 continue
-            if keep in theirs[neighbour]:
+            if keep in reverse[neighbour]:
                 shared.add(neighbour)
-            theirs[neighbour].add(keep)
-            mine[keep].add(neighbour)
+            reverse[neighbour].add(keep)
+            neighbours[keep].add(neighbour)
     return shared

@@ -20,19 +20,19 @@ def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
     >>> gradient_bytes(OpGraph.from_edges([1, 2], [(0, 1, 4)], persistent_bytes=[100, 0], forward_of=[-1, 0])).tolist()
     [100, 0]
     """
-    found = np.zeros(graph.n, dtype=np.int64)
+    gradient_sizes = np.zeros(graph.n, dtype=np.int64)
     trained = graph.forward_of[graph.forward_of >= 0]
     if not len(trained):
-        return found
+        return gradient_sizes
     role = roles(graph)
     repeated = (role != SETUP) & (role != UPDATE)
     edges = (role[graph.consumers] == UPDATE) & repeated[graph.edge_source]
     read = np.unique(graph.edge_tensor[edges])
     read = read[graph.tensor_bytes[read] > CONTROL_BYTES]
-    np.add.at(found, graph.tensor_producer[read], graph.tensor_bytes[read])
+    np.add.at(gradient_sizes, graph.tensor_producer[read], graph.tensor_bytes[read])
     if not len(read):
-        found[trained] = graph.persistent_bytes[trained]
-    return found
+        gradient_sizes[trained] = graph.persistent_bytes[trained]
+    return gradient_sizes
 
 
 def ring_us(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
@@ -48,7 +48,7 @@ def ring_us(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> floa
         return 0.0
     ring = list(devices)
     pairs = np.ix_(ring, ring)
-    others = ~np.eye(len(ring), dtype=bool)
-    latency = float(cluster.latency_us[pairs][others].max())
-    per_byte = float(cluster.us_per_byte[pairs][others].max())
+    is_link = ~np.eye(len(ring), dtype=bool)
+    latency = float(cluster.latency_us[pairs][is_link].max())
+    per_byte = float(cluster.us_per_byte[pairs][is_link].max())
     return 2.0 * (len(ring) - 1) * (latency + per_byte * size_bytes / len(ring))

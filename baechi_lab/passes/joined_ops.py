@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from .allowed_lists import UNCLEAR, Meets
+from .allowed_lists import UNCLEAR, AllowedMeets
 
 
-class Groups:
+class JoinedOps:
     """Union-find over ops; every set keeps its smallest member as root, its work, and what it may run on.
 
     It begins with the given colocation groups, whose ops must share a device whatever their lists say.
@@ -21,8 +21,8 @@ class Groups:
         self.parent = list(range(graph.n))
         self.work = graph.duration_us.tolist()
         self.code = graph.allowed.tolist()
-        self.meets = Meets(graph.allowed_sets)
-        self._join_given(*_given_groups(graph))
+        self.meets = AllowedMeets(graph.allowed_sets)
+        self._join_colocated(*_colocated_pairs(graph))
 
     def root(self, op: int) -> int:
         parent = self.parent
@@ -30,13 +30,13 @@ class Groups:
             parent[op] = op = parent[parent[op]]
         return op
 
-    def join_all(self, left: NDArray[Any], right: NDArray[Any], limit: float | None = None) -> None:
+    def join_pairs(self, first: NDArray[Any], second: NDArray[Any], limit: float | None = None) -> None:
         """Join the pairs in order."""
-        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
             self.join(a, b, limit)
 
-    def _join_given(self, left: NDArray[Any], right: NDArray[Any]) -> None:
-        for a, b in zip(left.tolist(), right.tolist(), strict=True):
+    def _join_colocated(self, first: NDArray[Any], second: NDArray[Any]) -> None:
+        for a, b in zip(first.tolist(), second.tolist(), strict=True):
             a, b = self.root(a), self.root(b)
             if a != b:
                 met = self.meets.meet(self.code[a], self.code[b])
@@ -67,7 +67,7 @@ class Groups:
         return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
 
 
-def _given_groups(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+def _colocated_pairs(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
     """Every member of a colocation group, and the group's first member."""
     member = np.flatnonzero(graph.colocation >= 0)
     first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)

@@ -58,12 +58,12 @@ def optimize(
         raise InvalidInput(f"passes is {passes!r:.60}; it must be a list of passes")
     if not isinstance(forward_only, (bool, str)) or forward_only not in (True, False, "auto"):
         raise InvalidInput(f'forward_only is {forward_only!r:.60}; it must be True, False or "auto"')
-    chosen = [make_pass(p) for p in passes]
+    steps = [make_pass(p) for p in passes]
     if fits_everywhere(graph, cluster) if forward_only == "auto" else forward_only:
-        fusions = [k for k, p in enumerate(chosen) if p.name == "fusion"]
-        chosen.insert(fusions[0] if fusions else len(chosen), ForwardOnly())
+        fusions = [k for k, p in enumerate(steps) if p.name == "fusion"]
+        steps.insert(fusions[0] if fusions else len(steps), ForwardOnly())
     coarse = graph
-    for step in chosen:
+    for step in steps:
         coarse = step.apply(coarse)
     if coarse is not graph:
         object.__setattr__(coarse, "original", graph if graph.group_of is None else graph.original)

@@ -24,13 +24,13 @@ PASSES: Registry[Pass] = Registry(
 )
 
 
-def make_pass(chosen: str | Pass, /, **params: Any) -> Pass:
+def make_pass(name: str | Pass, /, **params: Any) -> Pass:
     """The parameter object for a name and its parameters, validated; an object passes through.
 
     >>> make_pass("coplacement", backward=False).get_params()["backward"]
     False
     """
-    return PASSES.make(chosen, params)
+    return PASSES.make(name, params)
 
 
 def list_passes() -> dict[str, str]:

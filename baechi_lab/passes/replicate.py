@@ -44,23 +44,23 @@ class Replicate(Pass):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be at least 0")
 
     def apply(self, graph: OpGraph) -> OpGraph:
-        chosen = self._sources(graph)
+        is_source = self._sources(graph)
         reader = _reading_groups(graph)
         pairs = np.unique(
-            np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[chosen[graph.edge_source]], axis=0
+            np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[is_source[graph.edge_source]], axis=0
         )
         if len(pairs) == 0:
             return graph
-        return _copied(graph, chosen, reader, pairs)
+        return _copy_sources(graph, is_source, reader, pairs)
 
     def _sources(self, graph: OpGraph) -> NDArray[np.bool_]:
-        made = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
+        output_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
         typed = np.array([t in self.types for t in graph.op_types], dtype=np.bool_)
         quick = graph.duration_us <= self.max_duration_us
         for column in graph.duration_by_kind.values():
             quick &= column <= self.max_duration_us
         free = (graph.persistent_bytes == 0) & (graph.colocation < 0) & (graph.allowed < 0)
-        return typed & quick & free & (made <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
+        return typed & quick & free & (output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
 
 
 def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
@@ -68,15 +68,17 @@ def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
     return np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
 
 
-def _copied(graph: OpGraph, chosen: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any]) -> OpGraph:
+def _copy_sources(
+    graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any]
+) -> OpGraph:
     """One op per (source, reading group) in `pairs`: the first one is the source itself, the others are new."""
     n = graph.n
     first = np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]
     op = pairs[:, 0].copy()
     op[~first] = n + np.arange(int((~first).sum()))
     origin = np.concatenate([np.arange(n), pairs[~first, 0]])
-    begins = np.flatnonzero(first)
-    number = np.arange(len(pairs)) - np.repeat(begins, np.diff(np.append(begins, len(pairs))))
+    group_start = np.flatnonzero(first)
+    number = np.arange(len(pairs)) - np.repeat(group_start, np.diff(np.append(group_start, len(pairs))))
     names = [
         *graph.names,
         *(f"{graph.names[s]}/replicate/_{k}" for s, k in zip(pairs[~first, 0], number[~first], strict=True)),
@@ -98,7 +100,7 @@ def _copied(graph: OpGraph, chosen: NDArray[np.bool_], reader: NDArray[np.int64]
         source_key=graph.source_key or graph.key,
         name=graph.name,
         **take,
-        **_tensors(graph, chosen, reader, pairs, op),
+        **_tensors(graph, is_source, reader, pairs, op),
     )
 
 
@@ -106,23 +108,23 @@ def _colocated(
     graph: OpGraph, pairs: NDArray[Any], op: NDArray[Any], count: int
 ) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Every copy in the group of its reader; readers without a group get one."""
-    known = len(graph.colocation_names)
-    lone = np.unique(pairs[pairs[:, 1] >= known, 1]) - known  # reading ops that have no group yet
+    group_count = len(graph.colocation_names)
+    lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
     number = np.full(graph.n, -1, dtype=np.int64)
-    number[lone] = known + np.arange(len(lone))
+    number[lone] = group_count + np.arange(len(lone))
     column = np.concatenate([graph.colocation, np.full(count - graph.n, -1)]).astype(np.int32)
     column[lone] = number[lone]
-    column[op] = np.where(pairs[:, 1] < known, pairs[:, 1], number[np.maximum(pairs[:, 1] - known, 0)])
+    column[op] = np.where(pairs[:, 1] < group_count, pairs[:, 1], number[np.maximum(pairs[:, 1] - group_count, 0)])
     return column, (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in lone.tolist()))
 
 
 def _tensors(
-    graph: OpGraph, chosen: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any], op: NDArray[Any]
+    graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any], op: NDArray[Any]
 ) -> dict[str, Any]:
     """Each copy makes its source's tensors for the readers of its group."""
     width = int(reader.max(initial=0)) + 1
     producer = graph.edge_source.astype(np.int64)
-    copied = chosen[producer]
+    copied = is_source[producer]
     key = producer[copied] * width + reader[graph.consumers[copied]]
     at = np.searchsorted(pairs[:, 0].astype(np.int64) * width + pairs[:, 1], key)
     maker = producer.copy()
@@ -130,15 +132,15 @@ def _tensors(
     # A tensor of the new graph is (maker, old tensor); tensors that nobody reads stay with their producer.
     edges = np.stack([maker, graph.edge_tensor, graph.consumers], axis=1)
     unread = np.flatnonzero(np.diff(graph.consumer_ptr) == 0)
-    alone = np.stack([graph.tensor_producer[unread], unread], axis=1)
-    made = np.unique(np.concatenate([edges[:, :2], alone]), axis=0)
+    unread_tensors = np.stack([graph.tensor_producer[unread], unread], axis=1)
+    tensors = np.unique(np.concatenate([edges[:, :2], unread_tensors]), axis=0)
     edges = edges[np.lexsort((edges[:, 2], edges[:, 1], edges[:, 0]))]
     scale = graph.tensor_count + 1
-    of = np.searchsorted(made[:, 0] * scale + made[:, 1], edges[:, 0] * scale + edges[:, 1])
+    of = np.searchsorted(tensors[:, 0] * scale + tensors[:, 1], edges[:, 0] * scale + edges[:, 1])
     return {
-        "tensor_producer": made[:, 0].astype(np.int32),
-        "tensor_bytes": graph.tensor_bytes[made[:, 1]],
-        "tensor_names": tuple(graph.tensor_names[t] for t in made[:, 1].tolist()),
-        "consumer_ptr": offsets(of, len(made)),
+        "tensor_producer": tensors[:, 0].astype(np.int32),
+        "tensor_bytes": graph.tensor_bytes[tensors[:, 1]],
+        "tensor_names": tuple(graph.tensor_names[t] for t in tensors[:, 1].tolist()),
+        "consumer_ptr": offsets(of, len(tensors)),
         "consumers": edges[:, 2].astype(np.int32),
     }

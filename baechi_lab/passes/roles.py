@@ -49,28 +49,28 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     >>> roles(graph).tolist() == [SETUP, FORWARD, BACKWARD, UPDATE]
     True
     """
-    if graph not in _KNOWN:
-        _KNOWN[graph] = _found(graph)
-    return _KNOWN[graph].copy()
+    if graph not in _ROLES_OF_GRAPH:
+        _ROLES_OF_GRAPH[graph] = _compute_roles(graph)
+    return _ROLES_OF_GRAPH[graph].copy()
 
 
-_KNOWN: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
+_ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
 """What was found for graphs that still exist: a search asks again and again."""
 
 
-def _found(graph: OpGraph) -> NDArray[np.int8]:
+def _compute_roles(graph: OpGraph) -> NDArray[np.int8]:
     descends = backward_ops(graph)
-    update = _updates(graph, descends)
+    update = _update_ops(graph, descends)
     batch = _looks_at_batch(graph, update)
     update |= _feeds_only(graph, update, batch, descends)
-    found = np.full(graph.n, FORWARD, dtype=np.int8)
-    found[descends | helper_ops(graph, descends & ~update)] = BACKWARD
-    found[~batch] = SETUP
-    found[update] = UPDATE
-    return found
+    role = np.full(graph.n, FORWARD, dtype=np.int8)
+    role[descends | helper_ops(graph, descends & ~update)] = BACKWARD
+    role[~batch] = SETUP
+    role[update] = UPDATE
+    return role
 
 
-def _updates(graph: OpGraph, descends: Bools) -> Bools:
+def _update_ops(graph: OpGraph, descends: Bools) -> Bools:
     """Ops that write variables, and their descendants."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     needed = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
@@ -99,9 +99,9 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
     fixed = constant if np.any(source & ~constant) else variable
     random = [bool(_RANDOM.search(t)) for t in graph.op_types]
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    seen = source & ~fixed | (graph.forward_of >= 0) & ~constant
-    seen[graph.forward_of[graph.forward_of >= 0]] = True
-    looks = seen.tolist()
+    looks_first = source & ~fixed | (graph.forward_of >= 0) & ~constant
+    looks_first[graph.forward_of[graph.forward_of >= 0]] = True
+    looks = looks_first.tolist()
     for op in graph.order.tolist():
         looks[op] = looks[op] or random[op] or any(looks[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     return np.array(looks, dtype=np.bool_)
@@ -111,14 +111,14 @@ def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) ->
     """Ops read by updates alone that are done once: what ignores the batch, and what comes after the gradients."""
     pointer, successor = (a.tolist() for a in graph.successors)
     may = (~batch | (descends & (graph.forward_of < 0))).tolist()
-    found, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
+    is_update, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
     for op in graph.order[::-1].tolist():
-        if may[op] and has_readers[op] and not found[op]:
-            found[op] = all(found[k] for k in successor[pointer[op] : pointer[op + 1]])
+        if may[op] and has_readers[op] and not is_update[op]:
+            is_update[op] = all(is_update[k] for k in successor[pointer[op] : pointer[op + 1]])
     # Adding up the gradients of one variable is cheaper before they are accumulated, which is adding as well.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     for op in graph.order.tolist():
-        if found[op] and batch[op] and not update[op] and graph.op_types[op] in _SUMS:
-            found[op] = any(found[k] and batch[k] for k in predecessor[pointer[op] : pointer[op + 1]])
+        if is_update[op] and batch[op] and not update[op] and graph.op_types[op] in _SUMS:
+            is_update[op] = any(is_update[k] and batch[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     # A variable that is only updated is read before it is: it stays with the others.
-    return np.array(found, dtype=np.bool_) & (graph.persistent_bytes == 0)
+    return np.array(is_update, dtype=np.bool_) & (graph.persistent_bytes == 0)

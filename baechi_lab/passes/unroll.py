@@ -32,8 +32,8 @@ from ..graph.opgraph import GROWS, OWN
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
-from .unroll_layout import Layout, each_replica
-from .unroll_tensors import tensors_of
+from .unroll_layout import Layout, number_replicas
+from .unroll_tensors import unrolled_tensor_columns
 
 Ints = NDArray[np.int64]
 
@@ -77,12 +77,12 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
     >>> unroll(graph, 2).names
     ('w', 'matmul/mb0', 'gradient/mb0', 'matmul/mb1', 'gradient/mb1', 'gradient/accumulate0/mb1', 'update')
     """
-    made = Unroll(micro_batches).checked()
+    unroll_pass = Unroll(micro_batches).checked()
     if placement is not None:
         record("placement", placement, Placement)
     if placement is None or not placement.replicas:
-        return made.apply(graph)
-    return made.shared(graph, placement.on(graph))
+        return unroll_pass.apply(graph)
+    return unroll_pass.apply_with_replicas(graph, placement.on(graph))
 
 
 @dataclass(frozen=True)
@@ -105,9 +105,9 @@ class Unroll(Pass):
         if self.micro_batches == 1:
             once = (role == SETUP) | (role == UPDATE)
             return graph.replace(copy_of=np.arange(graph.n), copied_key=graph.key, micro_batch=np.where(once, -1, 0))
-        return _unrolled(graph, Layout(graph, role, int(self.micro_batches)))
+        return _build_step(graph, Layout(graph, role, int(self.micro_batches)))
 
-    def shared(self, graph: OpGraph, placement: Placement) -> OpGraph:
+    def apply_with_replicas(self, graph: OpGraph, placement: Placement) -> OpGraph:
         """The step for stages with replicas."""
         role = self._roles(graph)
         for group in placement.replicas:
@@ -115,7 +115,7 @@ class Unroll(Pass):
                 raise InvalidInput(
                     f"micro_batches is {self.micro_batches}; a stage has {len(group)} replicas, each of which needs one"
                 )
-        return _unrolled(graph, Layout(graph, role, int(self.micro_batches), placement))
+        return _build_step(graph, Layout(graph, role, int(self.micro_batches), placement))
 
     def _roles(self, graph: OpGraph) -> NDArray[np.int8]:
         if not isinstance(graph, OpGraph):
@@ -170,11 +170,11 @@ def check_micro_batches(count: Any) -> None:
     check_whole("micro_batches", count)
 
 
-def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
+def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
     origin = np.empty(at.total, dtype=np.int64)  # an addition stands for the op whose gradient it adds
     batch = np.full(at.total, -1, dtype=np.int32)
     for ops in (at.setup, at.update):
-        number, replica = each_replica(at, ops)
+        number, replica = number_replicas(at, ops)
         origin[number], batch[number] = np.repeat(ops, at.width[ops]), -1 - replica
     origin[at.copies] = at.each[None, :]
     batch[at.copies] = np.arange(at.count, dtype=np.int32)[:, None]
@@ -186,14 +186,16 @@ def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
     added = np.zeros(at.total, dtype=np.bool_)
     added[number] = True
     added[ring] = True
-    again = added | (batch >= at.width[origin])
+    no_persistent = added | (batch >= at.width[origin])
     return OpGraph(
         names=_names(graph, at),
         op_types=_op_types(graph, at),
         duration_us=_durations(graph, at, graph.duration_us, origin),
         duration_by_kind={kind: _durations(graph, at, us, origin) for kind, us in graph.duration_by_kind.items()},
-        temp_bytes=np.where(added, 0, graph.temp_bytes[origin] + np.where(again, _grown(graph)[origin], 0)),
-        persistent_bytes=np.where(again, 0, graph.persistent_bytes[origin]),
+        temp_bytes=np.where(
+            added, 0, graph.temp_bytes[origin] + np.where(no_persistent, _growing_bytes(graph)[origin], 0)
+        ),
+        persistent_bytes=np.where(no_persistent, 0, graph.persistent_bytes[origin]),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
         forward_of=_forward_of(graph, at, origin, batch),
@@ -203,16 +205,16 @@ def _unrolled(graph: OpGraph, at: Layout) -> OpGraph:
         name=f"{graph.name} x {at.count}",
         **_colocation(graph, at, origin, batch),
         reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),
-        **tensors_of(graph, at),
+        **unrolled_tensor_columns(graph, at),
     )
 
 
-def _grown(graph: OpGraph) -> Ints:
+def _growing_bytes(graph: OpGraph) -> Ints:
     """int64[n]: what ops take that are not there before."""
     return np.zeros(graph.n, dtype=np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
 
 
-def _once(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
+def _names_per_replica(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
     """Names of what is done once, on each replica."""
     return [
         graph.names[i] + (f"/replica{k}" if k else "")
@@ -222,7 +224,7 @@ def _once(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
 
 
 def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
-    out = _once(graph, at, at.setup)
+    out = _names_per_replica(graph, at, at.setup)
     each = [graph.names[i] for i in at.each.tolist()]
     first = graph.output_ptr[graph.tensor_producer]
     added = [
@@ -231,7 +233,7 @@ def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     for k in range(at.count):
         out += [f"{name}/mb{k}" for name in each]
         out += [f"{added[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]
-    return (*out, *at.rings.names, *_once(graph, at, at.update))
+    return (*out, *at.rings.names, *_names_per_replica(graph, at, at.update))
 
 
 def _op_types(graph: OpGraph, at: Layout) -> tuple[str, ...]:
@@ -246,8 +248,8 @@ def _op_types(graph: OpGraph, at: Layout) -> tuple[str, ...]:
 def _durations(graph: OpGraph, at: Layout, us: NDArray[np.float64], origin: Ints) -> NDArray[np.float64]:
     out = us[origin]
     micro, tensor = np.nonzero(at.additions >= 0)
-    moved = 3 * graph.tensor_bytes[at.summed] * us_per_byte_moved(graph, us, at.updates)
-    out[at.additions[micro, tensor]] = moved[tensor]
+    addition_us = 3 * graph.tensor_bytes[at.summed] * us_per_byte_moved(graph, us, at.updates)
+    out[at.additions[micro, tensor]] = addition_us[tensor]
     out[at.ring_start : at.ring_start + at.rings.ops] = 0.0
     return out
 
@@ -261,29 +263,29 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
     >>> us_per_byte_moved(graph, graph.duration_us, np.zeros(3, dtype=bool))   # 24000 bytes in 6 us
     0.00025
     """
-    moved = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
+    moved_bytes = np.bincount(graph.tensor_producer, graph.tensor_bytes, graph.n)
     read = graph.tensor_bytes[graph.edge_tensor]
-    moved = moved + np.bincount(graph.consumers, read, graph.n)
+    moved_bytes = moved_bytes + np.bincount(graph.consumers, read, graph.n)
     # A variable is read and written behind its handle: each is as large as the gradient that the update reads.
     variable = np.array([t in _HANDLES for t in graph.op_types], dtype=np.bool_)
     gradient = np.zeros(graph.n)
     np.maximum.at(gradient, graph.consumers, read)
     handles = np.bincount(graph.consumers, variable[graph.edge_source] & (read < _LARGE), graph.n)
-    moved = moved + np.where(update, 2 * handles * gradient, 0)
+    moved_bytes = moved_bytes + np.where(update, 2 * handles * gradient, 0)
     additions = np.array([t in _ADDITIONS for t in graph.op_types], dtype=np.bool_)
-    usable = (moved >= _LARGE) & (us > 0)
-    for chosen in (usable & additions, usable & update):
-        if chosen.any():
-            return float(us[chosen].sum() / moved[chosen].sum())
-    return float((us[usable] / moved[usable]).min(initial=np.inf)) if usable.any() else 0.0
+    usable = (moved_bytes >= _LARGE) & (us > 0)
+    for sample in (usable & additions, usable & update):
+        if sample.any():
+            return float(us[sample].sum() / moved_bytes[sample].sum())
+    return float((us[usable] / moved_bytes[usable]).min(initial=np.inf)) if usable.any() else 0.0
 
 
 def _forward_of(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> NDArray[np.int32]:
     """Within the same micro-batch; what is done once names the first copy on its replica."""
-    old = graph.forward_of[origin].astype(np.int64)
-    there = np.where(batch >= 0, batch, (-1 - batch) % at.width[old])
-    moved = np.where(at.repeats[old], at.shift[there], there % at.width[old])
-    return np.where(old >= 0, at.first[old] + moved, -1).astype(np.int32)
+    forward_op = graph.forward_of[origin].astype(np.int64)
+    batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
+    offset = np.where(at.repeats[forward_op], at.shift[batch_or_replica], batch_or_replica % at.width[forward_op])
+    return np.where(forward_op >= 0, at.first[forward_op] + offset, -1).astype(np.int32)
 
 
 def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
@@ -294,18 +296,18 @@ def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int3
     lone = np.flatnonzero(at.repeats & (graph.colocation < 0) & (graph.persistent_bytes > 0))
     group = graph.colocation.astype(np.int64)
     group[lone] = len(graph.colocation_names) + np.arange(len(lone))
-    known = set(graph.colocation_names)
+    group_names = set(graph.colocation_names)
     names = [graph.names[i] for i in lone.tolist()]
-    fresh = [f"copies of {name}" if name in known else name for name in names]
+    fresh = [f"copies of {name}" if name in group_names else name for name in names]
     names = [*graph.colocation_names, *fresh]
     if np.all(at.width == 1):
         return {"colocation": group[origin], "colocation_names": tuple(names)}
     replica = np.where(batch >= 0, batch, -1 - batch) % at.width[origin]
     widest = int(at.width.max())
-    found = np.where(group[origin] >= 0, group[origin] * widest + replica, -1)
-    used = np.unique(found[found >= 0])
+    group_of_copy = np.where(group[origin] >= 0, group[origin] * widest + replica, -1)
+    used = np.unique(group_of_copy[group_of_copy >= 0])
     labels = [names[k // widest] + (f"/replica{k % widest}" if k % widest else "") for k in used.tolist()]
     return {
-        "colocation": np.where(found >= 0, np.searchsorted(used, found), -1).astype(np.int32),
+        "colocation": np.where(group_of_copy >= 0, np.searchsorted(used, group_of_copy), -1).astype(np.int32),
         "colocation_names": tuple(labels),
     }

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph, Placement
-from .all_reduce import rings
+from .all_reduce import make_rings
 from .roles import SETUP, UPDATE
 
 Ints = NDArray[np.int64]
@@ -23,8 +23,8 @@ class Layout:
         self.count = count
         self.width, self.shares = np.ones(graph.n, dtype=np.int64), np.full(graph.n, -1, dtype=np.int64)
         for g, group in enumerate(() if placement is None else placement.replicas):
-            mine = placement.device == group[0]  # type: ignore[union-attr]
-            self.width[mine], self.shares[mine] = len(group), g
+            on_first_device = placement.device == group[0]  # type: ignore[union-attr]
+            self.width[on_first_device], self.shares[on_first_device] = len(group), g
         self.setup, self.update = (graph.order[ordered == k].astype(np.int64) for k in (SETUP, UPDATE))
         self.each = graph.order[(ordered != SETUP) & (ordered != UPDATE)].astype(np.int64)
         self.repeats = np.zeros(graph.n, dtype=np.bool_)
@@ -39,13 +39,13 @@ class Layout:
         setup, block = int(self.width[self.setup].sum()), len(self.each) + adds.sum(axis=1)
         self.start = setup + np.concatenate([[0], np.cumsum(block)[:-1]])
         self.ring_start = setup + int(block.sum())
-        self.rings = rings(graph, self.shares, [] if placement is None else placement.replicas, self.ring_start)
+        self.rings = make_rings(graph, self.shares, [] if placement is None else placement.replicas, self.ring_start)
         self.first = np.empty(graph.n, dtype=np.int64)  # number of an op's only or first copy
-        self.first[self.setup] = before(self.width[self.setup], 0)
+        self.first[self.setup] = start_numbers(self.width[self.setup], 0)
         self.first[self.each] = setup + np.arange(len(self.each))
-        begin = self.ring_start + self.rings.ops
-        self.first[self.update] = before(self.width[self.update], begin)
-        self.total = begin + int(self.width[self.update].sum())
+        update_start = self.ring_start + self.rings.ops
+        self.first[self.update] = start_numbers(self.width[self.update], update_start)
+        self.total = update_start + int(self.width[self.update].sum())
         self.shift = self.start - self.start[0]
         self.copies = self.start[:, None] + np.arange(len(self.each))[None, :]  # [micro-batch, op of `each`]
         # [micro-batch, summed tensor]: the op that adds the gradient of that micro-batch, or -1
@@ -53,19 +53,19 @@ class Layout:
         self.additions = np.where(adds, place, -1)
 
 
-def before(width: Ints, first: int) -> Ints:
+def start_numbers(width: Ints, first: int) -> Ints:
     """The first number of each, where as many as its width follow one another from `first`."""
     return first + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(width)[:-1]])[: len(width)]
 
 
-def each_replica(at: Layout, ops: Ints) -> tuple[Ints, Ints]:
+def number_replicas(at: Layout, ops: Ints) -> tuple[Ints, Ints]:
     """Number and replica of every copy of what is done once."""
     width = at.width[ops]
-    replica = counted(width)
+    replica = count_up(width)
     return np.repeat(at.first[ops], width) + replica, replica
 
 
-def counted(width: Ints) -> Ints:
+def count_up(width: Ints) -> Ints:
     """0 .. w - 1 for every width w."""
-    found: Ints = np.arange(int(width.sum())) - np.repeat(before(width, 0), width)
-    return found
+    step: Ints = np.arange(int(width.sum())) - np.repeat(start_numbers(width, 0), width)
+    return step

@@ -9,27 +9,31 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..graph.kernels.csr import offsets
-from .unroll_layout import Layout, counted
+from .unroll_layout import Layout, count_up
 
 Ints = NDArray[np.int64]
 
 
-def tensors_of(graph: OpGraph, at: Layout) -> dict[str, Any]:
+def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
     """Producer, bytes, names and readers of all tensors, ordered by producer."""
     tensors, repeats = graph.tensor_count, at.repeats[graph.tensor_producer]
     copies = np.where(repeats, at.count, at.width[graph.tensor_producer])
-    begin = np.concatenate([[0], np.cumsum(copies)])  # copy k of tensor t is row begin[t] + k, in no special order yet
-    old = np.repeat(np.arange(tensors), copies)
-    which = np.arange(begin[-1]) - begin[old]
-    producer = at.first[graph.tensor_producer[old]] + np.where(repeats[old], at.shift[which % at.count], which)
+    first_row = np.concatenate(
+        [[0], np.cumsum(copies)]
+    )  # copy k of tensor t is row begin[t] + k, in no special order yet
+    original_tensor = np.repeat(np.arange(tensors), copies)
+    copy_number = np.arange(first_row[-1]) - first_row[original_tensor]
+    producer = at.first[graph.tensor_producer[original_tensor]] + np.where(
+        repeats[original_tensor], at.shift[copy_number % at.count], copy_number
+    )
     # The additions make one tensor each: rows after all copies; then what goes round the rings.
     micro, tensor = np.nonzero(at.additions >= 0)
     row_of_sum = np.full(at.additions.shape, -1, dtype=np.int64)
-    row_of_sum[micro, tensor] = begin[-1] + np.arange(len(micro))
+    row_of_sum[micro, tensor] = first_row[-1] + np.arange(len(micro))
     producer = np.concatenate([producer, at.additions[micro, tensor], at.rings.producer])
-    size = np.concatenate([graph.tensor_bytes[old], graph.tensor_bytes[at.summed[tensor]], at.rings.size])
-    row, reader = _edges(graph, at, begin, row_of_sum)
-    rows, readers, makers = _ring_edges(graph, at, begin, row_of_sum, begin[-1] + len(micro))
+    size = np.concatenate([graph.tensor_bytes[original_tensor], graph.tensor_bytes[at.summed[tensor]], at.rings.size])
+    row, reader = _edges(graph, at, first_row, row_of_sum)
+    rows, readers, makers = _ring_edges(graph, at, first_row, row_of_sum, first_row[-1] + len(micro))
     row, reader = np.concatenate([row, rows]), np.concatenate([reader, readers])
     producer = np.concatenate([producer, makers])
     size = np.concatenate([size, np.full(len(makers), CONTROL_BYTES)])
@@ -39,9 +43,9 @@ def tensors_of(graph: OpGraph, at: Layout) -> dict[str, Any]:
     row = number[row]
     key = np.unique(row * np.int64(at.total) + reader)
     row, reader = key // at.total, key % at.total
-    own = np.array(graph.tensor_names, dtype=object)[old]
+    original_names = np.array(graph.tensor_names, dtype=object)[original_tensor]
     ring_labels = [*at.rings.labels, *["all-reduce"] * len(makers)]
-    labels = np.concatenate([own, np.full(len(micro), "0", object), np.array(ring_labels, dtype=object)])
+    labels = np.concatenate([original_names, np.full(len(micro), "0", object), np.array(ring_labels, dtype=object)])
     return {
         "tensor_producer": producer[order].astype(np.int32),
         "tensor_bytes": size[order],
@@ -51,14 +55,14 @@ def tensors_of(graph: OpGraph, at: Layout) -> dict[str, Any]:
     }
 
 
-def _edges(graph: OpGraph, at: Layout, begin: Ints, row_of_sum: Ints) -> tuple[Ints, Ints]:
+def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tuple[Ints, Ints]:
     """(tensor row, reading op) of every edge of the micro-batch's graph, and of the sums."""
     tensor, reader = graph.edge_tensor.astype(np.int64), graph.consumers.astype(np.int64)
     source = graph.edge_source
-    made, read = at.repeats[source], at.repeats[reader]
+    made_per_batch, read_per_batch = at.repeats[source], at.repeats[reader]
     summed = np.zeros(graph.tensor_count, dtype=np.bool_)
     summed[at.summed] = True
-    to_sum = made & at.updates[reader] & summed[tensor]
+    to_sum = made_per_batch & at.updates[reader] & summed[tensor]
     together = (at.shares[source] == at.shares[reader]) & (at.shares[source] >= 0)
     width = at.width[reader]
     rows: list[Ints] = []
@@ -70,47 +74,52 @@ def _edges(graph: OpGraph, at: Layout, begin: Ints, row_of_sum: Ints) -> tuple[I
 
     def of_once(edges: Ints) -> tuple[Ints, Ints]:
         """Every edge once for each replica of its reader."""
-        return np.repeat(edges, width[edges]), counted(width[edges])
+        return np.repeat(edges, width[edges]), count_up(width[edges])
 
-    edge, replica = of_once(np.flatnonzero(~made & ~read))
-    add(begin[tensor[edge]] + np.where(together[edge], replica, 0), at.first[reader[edge]] + replica)
+    edge, replica = of_once(np.flatnonzero(~made_per_batch & ~read_per_batch))
+    add(first_row[tensor[edge]] + np.where(together[edge], replica, 0), at.first[reader[edge]] + replica)
     step = np.arange(at.count)[:, None]
-    edge = np.flatnonzero(read)  # one per micro-batch: from a copy, or from what is done once on its replica
+    edge = np.flatnonzero(read_per_batch)  # one per micro-batch: from a copy, or from what is done once on its replica
     setup = np.where(together[edge], step % at.width[source[edge]], 0)
-    add(begin[tensor[edge]] + np.where(made[edge], step, setup), at.first[reader[edge]] + at.shift[:, None])
+    add(
+        first_row[tensor[edge]] + np.where(made_per_batch[edge], step, setup),
+        at.first[reader[edge]] + at.shift[:, None],
+    )
     # What is no gradient is read of all micro-batches; by a replica, of its own.
-    edge = np.flatnonzero(made & ~read & ~to_sum)
-    mine = np.where(together[edge], step % width[edge], 0)
-    add(begin[tensor[edge]] + step + 0 * mine, at.first[reader[edge]] + mine)
+    edge = np.flatnonzero(made_per_batch & ~read_per_batch & ~to_sum)
+    reader_replica = np.where(together[edge], step % width[edge], 0)
+    add(first_row[tensor[edge]] + step + 0 * reader_replica, at.first[reader[edge]] + reader_replica)
     if len(at.summed):
-        _sums(graph, at, begin, row_of_sum, add)
+        _sums(graph, at, first_row, row_of_sum, add)
         edge, replica = of_once(np.flatnonzero(to_sum))
         place = np.empty(graph.tensor_count, dtype=np.int64)
         place[at.summed] = np.arange(len(at.summed))
         at_sum = place[tensor[edge]]
-        chosen = np.where(together[edge], replica, 0)
-        add(_last_row(at, begin, row_of_sum, at_sum, chosen), at.first[reader[edge]] + replica)
+        sum_replica = np.where(together[edge], replica, 0)
+        add(_last_row(at, first_row, row_of_sum, at_sum, sum_replica), at.first[reader[edge]] + replica)
     return np.concatenate(rows).astype(np.int64), np.concatenate(readers).astype(np.int64)
 
 
-def _sums(graph: OpGraph, at: Layout, begin: Ints, row_of_sum: Ints, add: Any) -> None:
+def _sums(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, add: Any) -> None:
     """Every addition reads its micro-batch's gradient and the sum, or the gradient, before it on the same replica."""
     micro, tensor = np.nonzero(at.additions >= 0)
     number = at.additions[micro, tensor]
     before = micro - at.turn[tensor]
-    add(begin[at.summed[tensor]] + micro, number)
+    add(first_row[at.summed[tensor]] + micro, number)
     earlier = row_of_sum[before, tensor]
-    add(np.where(earlier >= 0, earlier, begin[at.summed[tensor]] + before), number)
+    add(np.where(earlier >= 0, earlier, first_row[at.summed[tensor]] + before), number)
 
 
-def _last_row(at: Layout, begin: Ints, row_of_sum: Ints, which: Ints, replica: Ints) -> Ints:
-    """The row that holds the whole sum of summed tensor `which` on a replica."""
-    last = at.count - 1 - (at.count - 1 - replica) % at.turn[which]
-    sums = row_of_sum[last, which]
-    return np.where(sums >= 0, sums, begin[at.summed[which]] + last)
+def _last_row(at: Layout, first_row: Ints, row_of_sum: Ints, sum_number: Ints, replica: Ints) -> Ints:
+    """The row that holds the whole sum of summed tensor `sum_number` on a replica."""
+    last = at.count - 1 - (at.count - 1 - replica) % at.turn[sum_number]
+    sums = row_of_sum[last, sum_number]
+    return np.where(sums >= 0, sums, first_row[at.summed[sum_number]] + last)
 
 
-def _ring_edges(graph: OpGraph, at: Layout, begin: Ints, row_of_sum: Ints, ring_row: int) -> tuple[Ints, Ints, Ints]:
+def _ring_edges(
+    graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, ring_row: int
+) -> tuple[Ints, Ints, Ints]:
     """Rows and ops of the edges within rings, to them and from them; producers of tensors that only rings wait for.
 
     The rings' tensors are the rows from `ring_row` on, and those of the producers follow them.
@@ -118,20 +127,22 @@ def _ring_edges(graph: OpGraph, at: Layout, begin: Ints, row_of_sum: Ints, ring_
     rows, readers = [ring_row + at.rings.edge_tensor], [at.rings.edge_reader]
     makers: list[int] = []
     for ring in at.rings.each:
-        mine = np.flatnonzero(at.shares[graph.tensor_producer[at.summed]] == ring.group)
-        updates = [o for o in at.update.tolist() if _reads(graph, o, at.summed[mine])]
+        group_sums = np.flatnonzero(at.shares[graph.tensor_producer[at.summed]] == ring.group)
+        updates = [o for o in at.update.tolist() if _reads(graph, o, at.summed[group_sums])]
         for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
-            row = _last_row(at, begin, row_of_sum, mine, np.full(len(mine), k))
-            if not len(mine):  # gradients are added in place, in any order: wait for all of this replica
-                turns = np.arange(k, at.count, len(ring.first))
-                ended = (at.first[ring.makers][None, :] + at.shift[turns][:, None]).ravel()
+            row = _last_row(at, first_row, row_of_sum, group_sums, np.full(len(group_sums), k))
+            if not len(group_sums):  # gradients are added in place, in any order: wait for all of this replica
+                replica_batches = np.arange(k, at.count, len(ring.first))
+                ended = (at.first[ring.in_place_adders][None, :] + at.shift[replica_batches][:, None]).ravel()
                 row = ring_row + len(at.rings.producer) + len(makers) + np.arange(len(ended))
                 makers += ended.tolist()
-            own = [at.first[o] + k for o in updates if at.shares[o] == ring.group]
+            waiting_updates = [at.first[o] + k for o in updates if at.shares[o] == ring.group]
             if k == 0:
-                own += [at.first[o] + j for o in updates if at.shares[o] != ring.group for j in range(at.width[o])]
-            rows += [row, np.full(len(own), ring_row + end)]
-            readers += [np.full(len(row), first), np.array(own, dtype=np.int64)]
+                waiting_updates += [
+                    at.first[o] + j for o in updates if at.shares[o] != ring.group for j in range(at.width[o])
+                ]
+            rows += [row, np.full(len(waiting_updates), ring_row + end)]
+            readers += [np.full(len(row), first), np.array(waiting_updates, dtype=np.int64)]
     return np.concatenate(rows), np.concatenate(readers), np.array(makers, dtype=np.int64)
 
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
 from ..graph.opgraph import GROWS
 from ..graph.units import format_bytes, format_us
-from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, state_for, uses_of, walk
+from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, apply_events, state_for, uses_of
 
 
 def apply_buffer_reuse(
@@ -63,7 +63,7 @@ def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> Me
     uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
     time, kind, index = _ordered_events(graph, timeline)
     state = state_for(uses, kind, index)
-    rows = walk(uses, state, time, kind, index)
+    rows = apply_events(uses, state, time, kind, index)
     lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
     initial: tuple[Any, ...] = (
         place[lasting], np.zeros(len(lasting)), np.full(len(lasting), PERSISTENT), graph.persistent_bytes[lasting], lasting,

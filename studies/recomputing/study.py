@@ -95,13 +95,13 @@ def choices(graph: OpGraph, ordered: bool) -> Iterator[tuple[str, OpGraph]]:
     `ordered` for an executor that promises no order: it is kept to the plan's, also once without recomputation, so that
     what is saved is not mixed with what the order does.
     """
-    from baechi_lab.memory_saving.budget import plans_of
+    from baechi_lab.memory_saving.budget import plans_for
 
     yield "plain", graph
     if ordered:
         yield "ordered", recompute(graph, "all", ordered=True)
     yield "sqrt", recompute(graph, "sqrt", ordered=ordered)
-    least, most = plans_of(graph).least, readiness_peak(graph)
+    least, most = plans_for(graph).least_bytes, readiness_peak(graph)
     yield "budget", recompute(graph, budget=int(least + SHARE * (most - least)), ordered=ordered)
 
 

@@ -7,9 +7,9 @@ import baechi_lab as bl
 from baechi_lab.executors.tensorflow.allocations import COPIES
 from baechi_lab.executors.tensorflow.recomputing import recomputed_step
 from baechi_lab.executors.tensorflow.session import parse_graph
-from baechi_lab.memory_saving.op_sequence import Runs
-from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.training_graph import Parts
+from baechi_lab.memory_saving.op_sequence import OpSequence
+from baechi_lab.memory_saving.recompute import graph_with_copies
+from baechi_lab.memory_saving.training_graph import TrainingGraph
 
 tf = pytest.importorskip("tensorflow")
 
@@ -120,8 +120,8 @@ def test_copies_of_other_steps_are_refused(case, step):
 def test_an_order_without_copies_is_kept_as_well(case):
     """Nothing runs again, but ops wait for those before them in the plan, as the simulator has it."""
     step, graph, _ = case
-    runs = Runs(Parts(graph), Parts(graph).ordered)
-    ordered = with_copies(runs, runs.node)
+    runs = OpSequence(TrainingGraph(graph), TrainingGraph(graph).ordered)
+    ordered = graph_with_copies(runs, runs.node)
     assert ordered.names == graph.names
     waits = {node.name: sum(name[0] == "^" for name in node.input) for node in parse_graph(step.graph_def).node}
     more = [

@@ -6,35 +6,35 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import VIEW
 from baechi_lab.memory.peak import order_peak, readiness_peak
-from baechi_lab.memory_saving.budget import Plans
+from baechi_lab.memory_saving.budget import RecomputePlans
 from baechi_lab.memory_saving.integer_program import Program
-from baechi_lab.memory_saving.op_sequence import Runs
+from baechi_lab.memory_saving.op_sequence import OpSequence
 from baechi_lab.memory_saving.program_rows import Answer, Rows
-from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.recompute_groups import Groups, pruned
-from baechi_lab.memory_saving.state_search import Search, States
-from baechi_lab.memory_saving.training_graph import Parts
+from baechi_lab.memory_saving.recompute import graph_with_copies
+from baechi_lab.memory_saving.recompute_groups import RecomputeGroups, without_unread_copies
+from baechi_lab.memory_saving.state_search import MemoryStates, StateSearch
+from baechi_lab.memory_saving.training_graph import TrainingGraph
 from studies.budgets import skipping
 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_once_is_never_better_than_all_plans_and_both_keep_within_budgets(seed):
     """Work of the form `once` is that of all plans or more, and a loose budget repeats nothing."""
-    parts = Parts(skipping(8, 3, seed))
-    states, groups = States(parts), Groups(parts)
-    assert states.few and groups.exact
-    least, most = int(Search(states).best), Runs(parts, parts.ordered).peak
+    parts = TrainingGraph(skipping(8, 3, seed))
+    states, groups = MemoryStates(parts), RecomputeGroups(parts)
+    assert states.are_few and groups.is_exact
+    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
     for share in (0.3, 0.6):
         budget = int(least + share * (most - least))
-        optimum = Search(states, budget).best
+        optimum = StateSearch(states, budget).best
         once = Program(groups, once=True).solve(budget)
         free = Program(groups).solve(budget, start=once if once.values else None)
-        assert (free.status, free.runs.peak <= budget) == ("Optimal", True)
-        assert free.runs.work_us == pytest.approx(optimum, abs=1e-4)
-        if once.runs is not None:
-            assert once.runs.peak <= budget and once.runs.work_us >= optimum - 1e-6
-    assert Program(groups, once=True).solve(2 * most).runs.work_us == 0.0
-    assert groups.plain_peak == most
+        assert (free.status, free.plan.peak <= budget) == ("Optimal", True)
+        assert free.plan.work_us == pytest.approx(optimum, abs=1e-4)
+        if once.plan is not None:
+            assert once.plan.peak <= budget and once.plan.work_us >= optimum - 1e-6
+    assert Program(groups, once=True).solve(2 * most).plan.work_us == 0.0
+    assert groups.peak_without_recompute == most
 
 
 @pytest.mark.parametrize(("n", "span", "seed"), [(8, 3, 1), (10, 3, 1), (11, 4, 2), (12, 5, 3), (8, 4, 9), (11, 2, 2)])
@@ -42,51 +42,51 @@ def test_bytes_of_single_ops_are_counted_exactly(n, span, seed):
     """The optimum of the program is that of all sequences in one order, down to the least budget: a batch is held while ops that
     read it run again, several late ops that read one op's stage hold no more than each of them, and an op that is held
     until another one has run again may be dropped then and run again itself."""
-    parts = Parts(skipping(n, span, seed))
-    states, program = States(parts), Program(Groups(parts))
-    least, most = int(Search(states).best), Runs(parts, parts.ordered).peak
+    parts = TrainingGraph(skipping(n, span, seed))
+    states, program = MemoryStates(parts), Program(RecomputeGroups(parts))
+    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
     for share in (0.0, 0.3, 0.5):
         budget = int(least + share * (most - least))
         solved = program.solve(budget)
-        assert solved.status == "Optimal" and solved.runs.peak <= budget
-        assert solved.runs.work_us == pytest.approx(Search(states, budget).best, abs=1e-4)
-        assert solved.bound_us == pytest.approx(solved.runs.work_us, rel=1e-3, abs=1e-4)
+        assert solved.status == "Optimal" and solved.plan.peak <= budget
+        assert solved.plan.work_us == pytest.approx(StateSearch(states, budget).best, abs=1e-4)
+        assert solved.bound_us == pytest.approx(solved.plan.work_us, rel=1e-3, abs=1e-4)
 
 
 def test_temporaries_count_while_a_group_runs_again():
     """An op of 8 MiB of scratch runs again only where these are free: the optimum over all states says so, too."""
     graph = skipping(9, 3, 5)
-    parts = Parts(graph.replace(temp_bytes=np.where(np.arange(graph.n) % 4 == 2, 8 << 20, 0)))
-    states, program = States(parts), Program(Groups(parts))
-    least, most = int(Search(states).best), Runs(parts, parts.ordered).peak
+    parts = TrainingGraph(graph.replace(temp_bytes=np.where(np.arange(graph.n) % 4 == 2, 8 << 20, 0)))
+    states, program = MemoryStates(parts), Program(RecomputeGroups(parts))
+    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
     for share in (0.1, 0.4, 0.7):
         budget = int(least + share * (most - least))
-        assert program.solve(budget).runs.work_us == pytest.approx(Search(states, budget).best, abs=1e-4)
+        assert program.solve(budget).plan.work_us == pytest.approx(StateSearch(states, budget).best, abs=1e-4)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "share"), [(60, 0.5), (100, 0.75)])
 def test_optima_of_many_groups_are_proven(n, share):
     """The form `once` repeats less than the dynamic programs on ops that skip, and no plan of it repeats less."""
-    plans = Plans(skipping(n, 4))
-    budget = int(plans.least + share * (plans.peak(plans.simple[0]) - plans.least))
+    plans = RecomputePlans(skipping(n, 4))
+    budget = int(plans.least_bytes + share * (plans.peak(plans.simple_plans[0]) - plans.least_bytes))
     chains = min(plans._sequences(budget, None), key=lambda runs: runs.work_us)
     solved = Program(plans.groups, once=True).solve(budget)
-    assert (solved.status, solved.runs.peak <= budget) == ("Optimal", True)
-    assert solved.runs.work_us < 0.95 * chains.work_us
-    assert solved.bound_us == pytest.approx(solved.runs.work_us, rel=1e-4)
+    assert (solved.status, solved.plan.peak <= budget) == ("Optimal", True)
+    assert solved.plan.work_us < 0.95 * chains.work_us
+    assert solved.bound_us == pytest.approx(solved.plan.work_us, rel=1e-4)
 
 
 def test_what_once_finds_is_a_plan_of_all_plans():
     """Without a node the solver has the plan that it begins with."""
-    groups = Groups(Parts(skipping(14, 4)))
-    budget = int(0.75 * groups.plain_peak)
+    groups = RecomputeGroups(TrainingGraph(skipping(14, 4)))
+    budget = int(0.75 * groups.peak_without_recompute)
     first = Program(groups, once=True).solve(budget)
     program = Program(groups)
     rows = program._build(budget)
     values = program._columns_of(first)
     cost = sum(rows.cost[column] * value for column, value in values.items())
-    assert cost == pytest.approx(first.runs.work_us) and cost > 0.0
+    assert cost == pytest.approx(first.plan.work_us) and cost > 0.0
     assert set(values) == set(rows.integers)
     assert rows.solve(120.0, start=values).bound <= cost + 1e-4
 
@@ -99,19 +99,19 @@ def test_many_ops_are_merged(reuse):
         graph = graph.replace(
             reuse=np.where((np.arange(graph.n) % 5 == 3) & (np.arange(graph.n) < 40), VIEW, 0).astype(np.int8)
         )
-    groups = Groups(Parts(graph), 12)
-    assert groups.count <= 12 and not groups.exact
-    solved = Program(groups, once=True).solve(int(0.8 * groups.plain_peak), 20.0)
-    assert solved.runs is not None and solved.runs.work_us > 0.0
-    assert order_peak(with_copies(solved.runs), solved.runs.node) <= 0.8 * groups.plain_peak
+    groups = RecomputeGroups(TrainingGraph(graph), 12)
+    assert groups.count <= 12 and not groups.is_exact
+    solved = Program(groups, once=True).solve(int(0.8 * groups.peak_without_recompute), 20.0)
+    assert solved.plan is not None and solved.plan.work_us > 0.0
+    assert order_peak(graph_with_copies(solved.plan), solved.plan.node) <= 0.8 * groups.peak_without_recompute
 
 
 def test_a_value_that_is_read_far_down_need_not_be_held_throughout():
     """Dynamic programs hold it, and repeat 11.95 us here; the least that any plan of one order repeats is 8.8."""
     graph = skipping(16, 4)
-    plans = Plans(graph)
-    budget = int(plans.least + 0.5 * (readiness_peak(graph) - plans.least))
-    chains = [plans.of_chain(table, budget) for table in plans.chains]
+    plans = RecomputePlans(graph)
+    budget = int(plans.least_bytes + 0.5 * (readiness_peak(graph) - plans.least_bytes))
+    chains = [plans.best_of_chain(table, budget) for table in plans.chains]
     work = [bl.recompute(graph, budget=budget, time_limit=limit).duration_us.sum() for limit in (None, 120.0)]
     assert min(runs.work_us for runs in chains if runs is not None) == pytest.approx(11.95, abs=1e-3)
     assert work - graph.duration_us.sum() == pytest.approx([8.8, 8.8], abs=1e-3)
@@ -125,10 +125,10 @@ def test_a_stage_by_hand():
         [(0, 1, 8), (1, 2, 80), (2, 3, 80), (3, 4, 8), (4, 5, 8), (1, 4, 80), (2, 4, 80), (1, 5, 80)],
         names=["x", "a", "b", "loss", "b_grad", "a_grad"], forward_of=[-1, -1, -1, -1, 2, 1],
     )  # fmt: skip
-    program = Program(Groups(Parts(graph)), once=True)
-    assert program.solve(100).runs is None
+    program = Program(RecomputeGroups(TrainingGraph(graph)), once=True)
+    assert program.solve(100).plan is None
     enough = program.solve(readiness_peak(graph) + 16)
-    assert (enough.status, enough.runs.work_us, enough.bound_us) == ("Optimal", 0.0, 0.0)
+    assert (enough.status, enough.plan.work_us, enough.bound_us) == ("Optimal", 0.0, 0.0)
 
 
 def test_the_relaxation_is_rounded_where_time_is_over(monkeypatch):
@@ -140,25 +140,25 @@ def test_the_relaxation_is_rounded_where_time_is_over(monkeypatch):
         "solve",
         lambda rows, limit, integer=True, start=None: nothing if integer else solve(rows, limit, integer=False),
     )
-    parts = Parts(skipping(20, 4))
-    most = Runs(parts, parts.ordered).peak
-    solved = Program(Groups(parts), once=True).solve(int(0.8 * most), time_limit=10.0)
-    assert solved.status == "Rounded" and solved.runs.peak <= 0.8 * most
-    assert 0.0 < solved.bound_us <= solved.runs.work_us + 1e-6
+    parts = TrainingGraph(skipping(20, 4))
+    most = OpSequence(parts, parts.ordered).peak
+    solved = Program(RecomputeGroups(parts), once=True).solve(int(0.8 * most), time_limit=10.0)
+    assert solved.status == "Rounded" and solved.plan.peak <= 0.8 * most
+    assert 0.0 < solved.bound_us <= solved.plan.work_us + 1e-6
 
 
 def test_runs_that_nobody_reads_are_left_out():
-    parts = Parts(skipping(6, 3))
+    parts = TrainingGraph(skipping(6, 3))
     twice = np.concatenate([parts.ordered[:4], [1, 2], parts.ordered[4:]])
-    assert len(pruned(Runs(parts, np.concatenate([parts.ordered, [1]]))).ops) == len(parts.ordered)
-    assert set(pruned(Runs(parts, twice)).ops.tolist()) == set(range(parts.graph.n))
+    assert len(without_unread_copies(OpSequence(parts, np.concatenate([parts.ordered, [1]]))).ops) == len(parts.ordered)
+    assert set(without_unread_copies(OpSequence(parts, twice)).ops.tolist()) == set(range(parts.graph.n))
 
 
 def test_the_better_plan_is_taken(monkeypatch):
     """With a time limit the program is one more candidate: never worse than without, never above the budget."""
     graph = skipping(16, 4, 1)
-    plans = Plans(graph)
-    budget = int(plans.least + 0.75 * (readiness_peak(graph) - plans.least))
+    plans = RecomputePlans(graph)
+    budget = int(plans.least_bytes + 0.75 * (readiness_peak(graph) - plans.least_bytes))
     without = plans.best(budget)
     found = bl.recompute(graph, budget=budget, time_limit=3.0)
     assert found.duration_us.sum() <= without.duration_us.sum() and readiness_peak(found) <= budget

@@ -11,12 +11,12 @@ import baechi_lab as bl
 from baechi_lab.graph.opgraph import OVERWRITES, VIEW
 from baechi_lab.memory.peak import readiness_peak
 from baechi_lab.memory_saving import budget as budget_module
-from baechi_lab.memory_saving.budget import Plans
-from baechi_lab.memory_saving.chain import Chain, Table, _Plan
-from baechi_lab.memory_saving.op_sequence import Runs
-from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.state_search import Search, States
-from baechi_lab.memory_saving.training_graph import Parts
+from baechi_lab.memory_saving.budget import RecomputePlans
+from baechi_lab.memory_saving.chain import Chain, Table, _PlanReader
+from baechi_lab.memory_saving.op_sequence import OpSequence
+from baechi_lab.memory_saving.recompute import graph_with_copies
+from baechi_lab.memory_saving.state_search import MemoryStates, StateSearch
+from baechi_lab.memory_saving.training_graph import TrainingGraph
 from baechi_lab.passes import contract
 from baechi_lab.passes.roles import BACKWARD, roles
 
@@ -166,9 +166,9 @@ def test_trained_networks(keep):
     for seed in range(6):
         forward = bl.generators.layered_dag(int(rng.integers(2, 40)), seed=seed)
         graph = bl.generators.with_backward(forward)
-        parts = Parts(graph)
+        parts = TrainingGraph(graph)
         assert np.all(parts.rank[graph.edge_source] < parts.rank[graph.consumers])
-        assert parts.may_repeat.tolist() == [not parts.why_not(op) for op in range(graph.n)]
+        assert parts.may_repeat.tolist() == [not parts.obstacle(op) for op in range(graph.n)]
         again = bl.recompute(graph, keep)
         copies = np.arange(graph.n, again.n)
         assert np.all(roles(again)[copies] == BACKWARD)
@@ -197,8 +197,8 @@ def test_ops_that_are_never_repeated(op_type, reason):
     graph = training_chain([1000] * 3)
     graph = graph.replace(op_types=["x", "MatMul", op_type, *["MatMul"] * 5])
     assert "f2/again" not in bl.recompute(graph, keep=()).names
-    parts = Parts(graph)
-    assert parts.may_repeat.tolist() == [not parts.why_not(op) for op in range(graph.n)]
+    parts = TrainingGraph(graph)
+    assert parts.may_repeat.tolist() == [not parts.obstacle(op) for op in range(graph.n)]
     with pytest.raises(bl.InvalidInput, match=f"'f2' in drop cannot be computed again.*{reason}"):
         bl.recompute(graph, drop=["f2"])
 
@@ -277,11 +277,11 @@ def test_chains_and_small_graphs_are_solved_alike(reads):
     """The dynamic program of chains finds what going through all states finds, for every budget."""
     for n in (4, 8):
         graph = graded_chain(n, reads, source=1000)
-        plans = Plans(graph)
-        assert plans.states.few
+        plans = RecomputePlans(graph)
+        assert plans.states.are_few
         for budget in range(4000, 1000 * (n + 5), 1000):
-            exact = Search(plans.states, budget)
-            chain = plans.of_chain(plans.chains[0], budget)
+            exact = StateSearch(plans.states, budget)
+            chain = plans.best_of_chain(plans.chains[0], budget)
             assert (chain is not None) == np.isfinite(exact.best)
             if chain is not None:
                 assert chain.work_us == pytest.approx(exact.best, abs=1e-3)
@@ -302,24 +302,24 @@ def half_free(seed):
 @pytest.mark.parametrize("seed", [414, 451, 0, 1])
 def test_a_plan_in_which_work_is_free_comes_to_its_end(seed, monkeypatch):
     """A group that runs again for nothing is as good as not at all; of the two the first never got any further (414, 451)."""
-    table = Table(Chain(Parts(half_free(seed))))
-    calls, step = [], _Plan._nothing
+    table = Table(Chain(TrainingGraph(half_free(seed))))
+    calls, step = [], _PlanReader._nothing
 
     def counted(plan, *part):
         calls.append(part)
         assert len(calls) < 10_000
         return step(plan, *part)
 
-    monkeypatch.setattr(_Plan, "_nothing", counted)
+    monkeypatch.setattr(_PlanReader, "_nothing", counted)
     for level in table.levels():
-        assert set(table.chain.late_ops) <= set(table.plan(level).tolist())
+        assert set(table.chain.backward_ops) <= set(table.plan(level).tolist())
         calls.clear()
 
 
 @pytest.mark.parametrize("most", [3, 100])
 def test_a_chain_without_anything_to_repeat(most):
     """Nothing is read by the backward pass: no groups, and no plans."""
-    table = Table(Chain(Parts(half_free(51)), most))
+    table = Table(Chain(TrainingGraph(half_free(51)), most))
     assert table.chain.count == 0 and table.levels() == []
 
 
@@ -330,7 +330,7 @@ def test_no_choice_of_single_copies_is_better(seed):
     forward = bl.generators.random_dag(6, seed=seed) if seed % 2 else bl.generators.chain(6, seed=seed)
     graph = bl.generators.with_backward(forward)
     graph = graph.replace(temp_bytes=rng.integers(0, 10_000, graph.n))
-    parts = Parts(graph)
+    parts = TrainingGraph(graph)
     able = [name for name, may in zip(graph.names, parts.may_repeat, strict=True) if may]
     every = []
     for k in range(len(able) + 1):
@@ -353,21 +353,21 @@ def test_the_search_finds_the_best_of_all_sequences(seed):
     rng = np.random.default_rng(seed)
     n = 3
     graph = training_chain((1000 * rng.integers(1, 6, n)).tolist(), rng.integers(1, 9, n).astype(float), source=2000)
-    parts = Parts(graph)
-    late = [op for op in parts.ordered.tolist() if parts.late[op]]
+    parts = TrainingGraph(graph)
+    late = [op for op in parts.ordered.tolist() if parts.is_backward[op]]
     able = np.flatnonzero(parts.may_repeat).tolist()
-    forward = [op for op in parts.ordered.tolist() if not parts.late[op]]
+    forward = [op for op in parts.ordered.tolist() if not parts.is_backward[op]]
     choices = [c for k in range(len(able) + 1) for c in itertools.combinations(able, k)]
     found = []
     for chosen in itertools.product(choices, repeat=len(late)):
         ops = forward + [op for before, step in zip(chosen, late, strict=True) for op in (*before, step)]
-        runs = Runs(parts, np.array(ops))
+        runs = OpSequence(parts, np.array(ops))
         found.append((runs.peak, runs.work_us))
-    states = States(parts)
-    assert Search(states).best == min(peak for peak, _ in found)
+    states = MemoryStates(parts)
+    assert StateSearch(states).best == min(peak for peak, _ in found)
     for budget in sorted({peak for peak, _ in found}):
         best = min(work for peak, work in found if peak <= budget)
-        runs = Runs(parts, Search(states, budget).sequence())
+        runs = OpSequence(parts, StateSearch(states, budget).sequence())
         assert runs.peak <= budget and runs.work_us == pytest.approx(best)
 
 
@@ -377,11 +377,13 @@ def test_budgets_down_to_the_least(kind, monkeypatch):
     if kind == "few plans read":  # as in large graphs
         monkeypatch.setattr(budget_module, "READ_ALL", 10)
         monkeypatch.setattr(budget_module, "MOST_LEVELS", 4)
-        budget_module.plans_of.cache_clear()
+        budget_module.plans_for.cache_clear()
     many = {"layered": 24, "few plans read": 40}
     forward = bl.generators.layered_dag(many[kind], seed=3) if kind in many else bl.generators.random_dag(5, seed=3)
     graph = bl.generators.with_backward(forward)
-    assert Plans(graph).states.few or max(len(table.levels()) for table in Plans(graph).chains) > 10
+    assert (
+        RecomputePlans(graph).states.are_few or max(len(table.levels()) for table in RecomputePlans(graph).chains) > 10
+    )
     with pytest.raises(bl.InfeasiblePlacement, match="budget is 1;") as error:
         bl.recompute(graph, budget=1)
     least, most = error.value.needed_bytes, readiness_peak(graph)
@@ -394,8 +396,10 @@ def test_budgets_down_to_the_least(kind, monkeypatch):
     with pytest.raises(bl.InfeasiblePlacement):
         bl.recompute(graph, budget=least - 1)
     if kind == "small":  # the least is proven: no plan needs less
-        assert Plans(graph).lower_bound == least and f"one device needs at least {least} bytes" in str(error.value)
-    budget_module.plans_of.cache_clear()
+        assert RecomputePlans(graph).lower_bound == least and f"one device needs at least {least} bytes" in str(
+            error.value
+        )
+    budget_module.plans_for.cache_clear()
 
 
 def test_many_ops_are_grouped(monkeypatch):
@@ -411,8 +415,14 @@ def test_the_order_of_a_plan_can_be_kept():
     names = ["x", "a", "c", "a_sum", "c_sum", "end"]
     edges = [(0, 1, 8), (0, 2, 8), (1, 3, 1000), (2, 4, 1000), (3, 5, 8), (4, 5, 8)]
     graph = bl.OpGraph.from_edges([1] * 6, edges, names=names)
-    runs = Runs(Parts(graph), np.array([0, 1, 3, 2, 4, 5]))
-    assert on_one(graph).peak_bytes[0] > 2000 > 1016 == runs.peak == on_one(with_copies(runs, runs.node)).peak_bytes[0]
+    runs = OpSequence(TrainingGraph(graph), np.array([0, 1, 3, 2, 4, 5]))
+    assert (
+        on_one(graph).peak_bytes[0]
+        > 2000
+        > 1016
+        == runs.peak
+        == on_one(graph_with_copies(runs, runs.node)).peak_bytes[0]
+    )
 
 
 def test_the_peak_in_the_order_of_readiness():
@@ -442,7 +452,7 @@ def test_updates_do_not_wait_for_the_end_of_the_step():
         op_types=["Variable", "Variable", "MatMul", "MatMul", "MatMulGrad", "MatMulGrad", "Update", "Update"],
         forward_of=[-1, -1, -1, -1, 3, 2, -1, -1],
     )
-    assert [graph.names[i] for i in Parts(graph).ordered] == ["w1", "w2", "f1", "f2", "g2", "u2", "g1", "u1"]
+    assert [graph.names[i] for i in TrainingGraph(graph).ordered] == ["w1", "w2", "f1", "f2", "g2", "u2", "g1", "u1"]
 
 
 def test_a_step_that_fits_because_outputs_share_memory_needs_no_copies():
@@ -461,11 +471,11 @@ def test_no_plan_that_fits_as_simulated_repeats_less(seed, monkeypatch):
     monkeypatch.setattr(budget_module, "GROUPS", (20,))
     plain = bl.generators.with_backward(bl.generators.layered_dag(30, size_bytes=(1000, 1000), seed=seed))
     graph = plain.replace(reuse=np.random.default_rng(seed).choice([0, OVERWRITES, VIEW], plain.n))
-    plans, before = Plans(graph), np.inf
+    plans, before = RecomputePlans(graph), np.inf
     table = plans.chains[0]
-    known = [Runs(plans.parts, table.plan(level)) for level in table.levels()]
-    peaks = [int(on_one(with_copies(runs, runs.node)).peak_bytes[0]) for runs in known]
-    assert not plans.states.few and any(peak < runs.peak for peak, runs in zip(peaks, known, strict=True))
+    known = [OpSequence(plans.training, table.plan(level)) for level in table.levels()]
+    peaks = [int(on_one(graph_with_copies(runs, runs.node)).peak_bytes[0]) for runs in known]
+    assert not plans.states.are_few and any(peak < runs.peak for peak, runs in zip(peaks, known, strict=True))
     for budget in sorted(set(peaks)):
         found = plans.best(budget)
         assert on_one(found).peak_bytes[0] <= budget

@@ -22,8 +22,8 @@ from torch_cases import ODD, SMALL, said_by, same, train  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import ActivationsKept  # noqa: E402
 from baechi_lab.memory.peak import readiness_peak  # noqa: E402
-from baechi_lab.memory_saving.budget import plans_of  # noqa: E402
-from baechi_lab.memory_saving.training_graph import Parts  # noqa: E402
+from baechi_lab.memory_saving.budget import plans_for  # noqa: E402
+from baechi_lab.memory_saving.training_graph import TrainingGraph  # noqa: E402
 from baechi_lab.torch.runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 
@@ -51,7 +51,7 @@ def profiled(model, inputs, **options):
 
 
 def repeatable(graph) -> list[str]:
-    return [graph.names[i] for i in np.flatnonzero(Parts(graph).may_repeat)]
+    return [graph.names[i] for i in np.flatnonzero(TrainingGraph(graph).may_repeat)]
 
 
 def distributed(model, inputs, graph, devices=1, seed=0, **options):
@@ -65,7 +65,7 @@ def graphs_of(graph, rng):
     yield bl.recompute(graph, drop=repeatable(graph))
     repeatable_ops = repeatable(graph)
     yield bl.recompute(graph, drop=[name for name in repeatable_ops if rng.random() < 0.5])
-    least, highest_peak = plans_of(graph).least, readiness_peak(graph)
+    least, highest_peak = plans_for(graph).least_bytes, readiness_peak(graph)
     for share in (0.0, 0.4):  # the tightest budget computes some ops several times
         yield bl.recompute(graph, budget=int(least + share * (highest_peak - least)))
 
@@ -146,7 +146,7 @@ def test_each_op_runs_as_often_as_the_graph_says():
     graph = profiled(model, x)
     step = bl.torch.TorchStep("stack", lambda: copy.deepcopy(model), (x,))
     plain = graph.replace(reuse=None)  # gradients of parameters are there throughout, and no plan is spared by sharing
-    tightest = bl.recompute(plain, budget=plans_of(plain).least)
+    tightest = bl.recompute(plain, budget=plans_for(plain).least_bytes)
     assert any(name.endswith("/again/again") for name in tightest.names)
     for changed in (bl.recompute(graph, drop=["1", "2", "3", "5"]), tightest):
         run = bl.torch.execute(step, bl.Placement(device=[0] * changed.n), 1, warmup=1, graph=changed, cluster=cpus(1))

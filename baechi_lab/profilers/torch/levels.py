@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from ...memory.peak import readiness_order
-from ...memory.reuse_peak import levels
+from ...memory.reuse_peak import live_bytes_per_op
 from ...torch.records import PARTS_TYPE
 
 
@@ -61,13 +61,13 @@ def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph
         return graph
     ops, held = np.array(list(measured)), np.array(list(measured.values()), dtype=np.int64)
     temporary = graph.temp_bytes.copy()
-    in_code_order = levels(graph, code_order(graph))
+    in_code_order = live_bytes_per_op(graph, code_order(graph))
     temporary[ops] += np.maximum(held - in_code_order[ops], 0)
     graph = graph.replace(temp_bytes=temporary)
-    in_order_of_readiness = levels(graph, readiness_order(graph))
+    in_order_of_readiness = live_bytes_per_op(graph, readiness_order(graph))
     missing = int(held.max() - in_order_of_readiness.max())
     if missing > 0:
-        earlier = np.maximum(levels(graph, code_order(graph)) - in_order_of_readiness, 0)
+        earlier = np.maximum(live_bytes_per_op(graph, code_order(graph)) - in_order_of_readiness, 0)
         op = np.lexsort((-in_order_of_readiness, earlier))[0]
         temporary[op] += held.max() - in_order_of_readiness[op]
     return graph.replace(temp_bytes=temporary)

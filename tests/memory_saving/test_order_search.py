@@ -8,10 +8,10 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.memory.peak import order_peak
 from baechi_lab.memory_saving import order_search as orders_module
-from baechi_lab.memory_saving.op_sequence import Runs
-from baechi_lab.memory_saving.order_search import Orders
-from baechi_lab.memory_saving.recompute import with_copies
-from baechi_lab.memory_saving.training_graph import Parts
+from baechi_lab.memory_saving.op_sequence import OpSequence
+from baechi_lab.memory_saving.order_search import OrderSearch
+from baechi_lab.memory_saving.recompute import graph_with_copies
+from baechi_lab.memory_saving.training_graph import TrainingGraph
 
 
 def sequences(graph, parts, repeats):
@@ -46,11 +46,11 @@ def small(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_against_all_orders(seed):
     graph = small(seed)
-    parts, found = Parts(graph), []
+    parts, found = TrainingGraph(graph), []
     for ops in sequences(graph, parts, 2):
-        runs = Runs(parts, np.array(ops))
-        found.append((order_peak(with_copies(runs, runs.node), runs.node), runs.work_us))
-    assert Orders(parts).least == min(peak for peak, _ in found)
+        runs = OpSequence(parts, np.array(ops))
+        found.append((order_peak(graph_with_copies(runs, runs.node), runs.node), runs.work_us))
+    assert OrderSearch(parts).least_bytes == min(peak for peak, _ in found)
     before = np.inf
     for budget in sorted({peak for peak, _ in found}):
         again = bl.recompute(graph, budget=budget)
@@ -74,8 +74,8 @@ def test_the_order_saves_what_repeating_cannot():
 
 
 def test_the_empty_graph():
-    orders = Orders(Parts(bl.OpGraph.from_edges([])))
-    assert orders.least == 0 and len(orders.sequence(0)) == 0
+    orders = OrderSearch(TrainingGraph(bl.OpGraph.from_edges([])))
+    assert orders.least_bytes == 0 and len(orders.sequence(0)) == 0
 
 
 def test_too_much_to_try_proves_nothing(monkeypatch):
@@ -83,7 +83,7 @@ def test_too_much_to_try_proves_nothing(monkeypatch):
     edges = [(0, i, 50) for i in range(1, 8)] + [(i, j, 10 * i + j) for i in range(1, 8) for j in range(8, 12)]
     graph = bl.OpGraph.from_edges([1] * 12, edges, forward_of=[-1] * 8 + [1, 2, 3, 4])
     monkeypatch.setattr(orders_module, "MOST_TRIED", 1_000)
-    assert Orders(Parts(graph)).least is None
+    assert OrderSearch(TrainingGraph(graph)).least_bytes is None
     with pytest.raises(bl.InfeasiblePlacement) as refused:
         bl.recompute(graph, budget=1)
     assert "in whatever order" not in str(refused.value)
