@@ -75,14 +75,25 @@ def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_co
     has_copy = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
     send_count, at = np.bincount(moved_tensors, minlength=count), np.searchsorted(copies, copied)
     return Uses(
-        reuse=graph.reuse, temporary=graph.temp_bytes, persistent=graph.persistent_bytes, place=place,
-        outputs=graph.output_ptr, inputs=pointer, tensors=tensors,
+        reuse=graph.reuse,
+        temporary=graph.temp_bytes,
+        persistent=graph.persistent_bytes,
+        place=place,
+        outputs=graph.output_ptr,
+        inputs=pointer,
+        tensors=tensors,
         slots=np.where(is_local, tensors, np.where(has_copy, count + near, NONE)),
-        size=graph.tensor_bytes, producer=producer, home=home, send_count=send_count,
+        size=graph.tensor_bytes,
+        producer=producer,
+        home=home,
+        send_count=send_count,
         uses=1 + send_count + np.bincount(tensors[is_local], minlength=count),
-        moved_tensor=moved_tensors, target=target, copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
-        copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at], over_copies_us=over_copies_us,
-    )  # fmt: skip
+        moved_tensor=moved_tensors,
+        target=target,
+        copy=np.where(target == home[moved_tensors], moved_tensors, count + at),
+        copy_uses=np.bincount(near[has_copy], minlength=len(copies))[at],
+        over_copies_us=over_copies_us,
+    )
 
 
 def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
@@ -98,9 +109,18 @@ def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
 
     slots = np.full(len(uses.size) + len(uses.moved_tensor), NONE)
     return State(
-        slots, zeros(buffer_count), zeros(buffer_count), zeros(buffer_count, np.float64), zeros(buffer_count),
-        zeros(rows, np.int32), zeros(rows, np.float64), zeros(rows, np.int8), zeros(rows), zeros(rows, np.int32), zeros(2),
-    )  # fmt: skip
+        buffer=slots,
+        bytes=zeros(buffer_count),
+        category=zeros(buffer_count),
+        arrived=zeros(buffer_count, np.float64),
+        uses_left=zeros(buffer_count),
+        device=zeros(rows, np.int32),
+        time=zeros(rows, np.float64),
+        log_category=zeros(rows, np.int8),
+        delta=zeros(rows),
+        op=zeros(rows, np.int32),
+        counts=zeros(2),
+    )
 
 
 @njit(cache=True)

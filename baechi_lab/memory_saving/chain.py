@@ -105,8 +105,8 @@ class Chain:
         for op in self.backward_ops.tolist():
             inputs = tensors[pointer[op] : pointer[op + 1]]
             inputs = inputs[graph.tensor_bytes[inputs] > CONTROL_BYTES]
-            found = self.place[graph.tensor_producer[inputs]]
-            read.append(found[found >= 0].tolist())
+            positions_read = self.place[graph.tensor_producer[inputs]]
+            read.append(positions_read[positions_read >= 0].tolist())
         highest = np.array([max((int(self.group[p]) for p in r), default=-1) for r in read], dtype=np.int64)
         highest_later = np.maximum.accumulate(highest[::-1])[::-1] if len(highest) else highest
         self.stage, self.stages = np.maximum(highest_later, 0), self.count
@@ -318,8 +318,8 @@ class Table:
         enough = memory >= self.under_way[KEEP_OWN, i, j] + self.due[j]
         costs = [(self.RUN_FORWARD, np.where(enough, cost + self._at(self.owned[j, i], memory), np.inf))]
         if j > i:
-            held = self._split(i, j, KEEP_GROUP, (self.nothing, self.owned), 0, memory)
-            costs += [(2 * (i + d), row) for d, row in enumerate(held)]
+            by_cut = self._split(i, j, KEEP_GROUP, (self.nothing, self.owned), 0, memory)
+            costs += [(2 * (i + d), row) for d, row in enumerate(by_cut)]
             lacking = chain.held[KEEP_GROUP, i, i:j] > chain.held[KEEP_BOUNDARY, i, i:j]
             if (bare := np.flatnonzero(lacking & ~chain.input_read[i + 1 : j + 1])).size:
                 rows = self._split(i, j, KEEP_BOUNDARY, (self.nothing, self.nothing), 0, memory)

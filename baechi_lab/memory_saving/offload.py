@@ -85,9 +85,15 @@ def offload(
     link = cluster.link_between(device, 0 if device else min(1, cluster.n - 1))
     other_kinds = tuple(dict.fromkeys(d.kind for d in cluster.devices if d.kind != HOST))
     offload_pass = Offload(
-        cluster.names[device], link.latency_us, link.us_per_byte, None if ops is None else names_of(ops), share, state, lead,
+        cluster.names[device],
+        link.latency_us,
+        link.us_per_byte,
+        None if ops is None else names_of(ops),
+        share,
+        state,
+        lead,
         other_kinds,
-    )  # fmt: skip
+    )
     offload_pass.check()
     offloaded = offload_pass.apply(graph)
     if offloaded is graph:
@@ -126,11 +132,11 @@ def host_of(cluster: Cluster, name: str | None = None) -> int:
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster")
     hosts = [k for k, device in enumerate(cluster.devices) if device.kind == HOST]
     if name is not None:
-        if (found := cluster.index(name)) not in hosts:
+        if (named := cluster.index(name)) not in hosts:
             raise InvalidInput(
-                f"host is {name!r}, a device of kind {cluster.devices[found].kind!r}; it must be of kind 'host'"
+                f"host is {name!r}, a device of kind {cluster.devices[named].kind!r}; it must be of kind 'host'"
             )
-        return found
+        return named
     if len(hosts) == cluster.n:
         raise InvalidInput(
             "the cluster has devices of kind 'host' only, which then compute; add a device of another kind"

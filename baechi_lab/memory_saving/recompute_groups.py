@@ -128,10 +128,11 @@ class RecomputeGroups:
             last[needed] = stage
         level = [
             int(self.bytes[last >= stage].sum() - self.bytes[[g for g in finished if last[g] == stage]].sum())
-            + int(self.kept[stage]) + other_bytes
+            + int(self.kept[stage])
+            + other_bytes
             for stage in range(self.stages)
             for finished, other_bytes in self.backward_levels(stage)
-        ]  # fmt: skip
+        ]
         return max(level, default=0) + int(self.training.graph.persistent_bytes.sum())
 
     @cached_property

@@ -99,9 +99,16 @@ def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]]
     column: Any = np.array(tensors, dtype=object).reshape(-1, 3)
     pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
     return Rings(
-        names, np.array(origin, dtype=np.int64), np.array(replica, dtype=np.int64), column[:, 0].astype(np.int64),
-        column[:, 1].astype(np.int64), column[:, 2].tolist(), pairs[:, 0], pairs[:, 1], each,
-    )  # fmt: skip
+        names=names,
+        origin=np.array(origin, dtype=np.int64),
+        replica=np.array(replica, dtype=np.int64),
+        producer=column[:, 0].astype(np.int64),
+        size=column[:, 1].astype(np.int64),
+        labels=column[:, 2].tolist(),
+        edge_tensor=pairs[:, 0],
+        edge_reader=pairs[:, 1],
+        each=each,
+    )
 
 
 def _in_place_adders(graph: OpGraph, forward_ops: Ints) -> Ints:

@@ -12,6 +12,18 @@ from .throughput import Throughput, throughput
 from .validity import check
 
 __all__ = [
-    "Bounds", "Ratios", "Robustness", "Throughput", "check", "critical_path", "downward_rank",
-    "makespan_and_peak", "ratios", "robustness", "simulate", "throughput", "total_rank", "upward_rank",
-]  # fmt: skip
+    "Bounds",
+    "Ratios",
+    "Robustness",
+    "Throughput",
+    "check",
+    "critical_path",
+    "downward_rank",
+    "makespan_and_peak",
+    "ratios",
+    "robustness",
+    "simulate",
+    "throughput",
+    "total_rank",
+    "upward_rank",
+]

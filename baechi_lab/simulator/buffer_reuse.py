@@ -66,8 +66,12 @@ def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> Me
     rows = apply_events(uses, state, time, kind, index)
     lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
     initial: tuple[Any, ...] = (
-        place[lasting], np.zeros(len(lasting)), np.full(len(lasting), PERSISTENT), graph.persistent_bytes[lasting], lasting,
-    )  # fmt: skip
+        place[lasting],
+        np.zeros(len(lasting)),
+        np.full(len(lasting), PERSISTENT),
+        graph.persistent_bytes[lasting],
+        lasting,
+    )
     columns = zip(initial, (state.device, state.time, state.log_category, state.delta, state.op), strict=True)
     return MemoryLog(*(np.concatenate([initial_column, changes[:rows]]) for initial_column, changes in columns))
 
@@ -89,10 +93,14 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArr
     kind = np.repeat([START, END, RECEIVE, ARRIVED], [ops, ops, moves, moves])
     index = np.concatenate([line.op, line.op, np.arange(moves), np.arange(moves)])
     sent_at, made_at = release_turn[producer], end[producer]
-    within = np.concatenate([
-        turn_of_op[line.op], release_turn[line.op], np.where(transfers.receive_us > made_at, -1.0, sent_at),
-        np.where(transfers.end_us > made_at, -1.0, sent_at),
-    ])  # fmt: skip
+    within = np.concatenate(
+        [
+            turn_of_op[line.op],
+            release_turn[line.op],
+            np.where(transfers.receive_us > made_at, -1.0, sent_at),
+            np.where(transfers.end_us > made_at, -1.0, sent_at),
+        ]
+    )
     gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
     order = np.lexsort((kind, gives, within, time))
     return time[order], kind[order], index[order]

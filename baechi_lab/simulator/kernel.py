@@ -31,22 +31,52 @@ _MASK = (1 << _SHIFT) - 1
 
 _NO_RANKS = np.zeros(0)
 
-OP = np.dtype([
-    ("device", "i4"), ("missing", "i4"), ("duration", "f8"), ("rank", "f8"), ("temp", "i8"), ("persistent", "i8"),
-    ("made", "i8"), ("first_output", "i8"), ("first_input", "i8"), ("start", "f8"), ("end", "f8"), ("unit", "i4"),
-    ("turn", "i8"),
-])  # fmt: skip
-TENSOR = np.dtype([
-    ("producer", "i4"), ("local_left", "i4"), ("sends_left", "i4"), ("size", "i8"), ("first_consumer", "i8"),
-    ("first_send", "i8"),
-])  # fmt: skip
+OP = np.dtype(
+    [
+        ("device", "i4"),
+        ("missing", "i4"),
+        ("duration", "f8"),
+        ("rank", "f8"),
+        ("temp", "i8"),
+        ("persistent", "i8"),
+        ("made", "i8"),
+        ("first_output", "i8"),
+        ("first_input", "i8"),
+        ("start", "f8"),
+        ("end", "f8"),
+        ("unit", "i4"),
+        ("turn", "i8"),
+    ]
+)
+TENSOR = np.dtype(
+    [
+        ("producer", "i4"),
+        ("local_left", "i4"),
+        ("sends_left", "i4"),
+        ("size", "i8"),
+        ("first_consumer", "i8"),
+        ("first_send", "i8"),
+    ]
+)
 SEND = np.dtype(
     [("tensor", "i4"), ("target", "i4"), ("copy_left", "i4"), ("start", "f8"), ("receive", "f8"), ("end", "f8")]
 )
-DEVICE = np.dtype([
-    ("limit", "i8"), ("level", "i8"), ("peak", "i8"), ("broken_at", "f8"), ("broken_by", "i4"), ("running", "b1"),
-    ("ready_first", "i8"), ("ready_size", "i8"), ("out_queue", "f8"), ("in_queue", "f8"), ("unit", "i4"), ("unit_left", "i8"),
-])  # fmt: skip
+DEVICE = np.dtype(
+    [
+        ("limit", "i8"),
+        ("level", "i8"),
+        ("peak", "i8"),
+        ("broken_at", "f8"),
+        ("broken_by", "i4"),
+        ("running", "b1"),
+        ("ready_first", "i8"),
+        ("ready_size", "i8"),
+        ("out_queue", "f8"),
+        ("in_queue", "f8"),
+        ("unit", "i4"),
+        ("unit_left", "i8"),
+    ]
+)
 CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", "f8"), ("delta", "i8")])
 
 

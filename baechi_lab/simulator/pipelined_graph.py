@@ -48,9 +48,11 @@ class PipelinedGraph:
         if self.schedule is None or self.stages is None:
             return out
         return out | {
-            "schedule": str(self.schedule), "unit": self.unit, "stage_device": self.stages.device,
+            "schedule": str(self.schedule),
+            "unit": self.unit,
+            "stage_device": self.stages.device,
             "line_device": np.array(self.line_device, dtype=np.int32),
-        }  # fmt: skip
+        }
 
 
 def make_pipelined_graph(
@@ -160,9 +162,14 @@ def _make_order(
 
 
 def _fit_into_memory(
-    rule: ScheduleRule, setting: Setting, order: Schedule, graph: OpGraph, cluster: Cluster, placed: Placement,
+    rule: ScheduleRule,
+    setting: Setting,
+    order: Schedule,
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
     stages: PipelineStages,
-) -> Schedule:  # fmt: skip
+) -> Schedule:
     """The room of a setting leaves out copies under way: where a step exceeds memory, try again with less room.
 
     After `_RETRIES` the order that exceeds it least.
@@ -361,6 +368,13 @@ class InUnits:
         number = np.searchsorted(used, device * width + unit)
         first = offsets(used // width, cluster.n)
         return kernel.Scheduler(
-            kernel.BY_UNIT, rank, NO_COLUMN, NO_POINTERS, NO_DEVICES, 0.0,
-            (number - first[device]).astype(np.int32), first, np.bincount(number, minlength=len(used)),
-        )  # fmt: skip
+            kernel.BY_UNIT,
+            rank,
+            NO_COLUMN,
+            NO_POINTERS,
+            NO_DEVICES,
+            0.0,
+            (number - first[device]).astype(np.int32),
+            first,
+            np.bincount(number, minlength=len(used)),
+        )

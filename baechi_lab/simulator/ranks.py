@@ -106,10 +106,16 @@ def longest_path(
 ) -> NDArray[np.int64]:
     """int64[k]: a longest path through the ops where `free` bool[n] is set; `weight` float64[n], `edge_weight` float64[E]."""
     cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
+    node_weight = np.ascontiguousarray(weight, dtype=np.float64)
     last, before = _longest_path_tree(
-        graph.order, np.ascontiguousarray(weight, dtype=np.float64), cost, graph.output_ptr, graph.consumer_ptr,
-        graph.consumers, free,
-    )  # fmt: skip
+        graph.order,
+        node_weight,
+        cost,
+        graph.output_ptr,
+        graph.consumer_ptr,
+        graph.consumers,
+        free,
+    )
     path = []
     while last >= 0:
         path.append(last)

@@ -15,9 +15,13 @@ from ..graph.opgraph import OVERWRITES, VIEW
 
 
 def merge_reused_intervals(
-    graph: OpGraph, placed: Placement, transfers: Transfers, times: tuple[NDArray[Any], NDArray[Any]], size: NDArray[Any],
+    graph: OpGraph,
+    placed: Placement,
+    transfers: Transfers,
+    times: tuple[NDArray[Any], NDArray[Any]],
+    size: NDArray[Any],
     release: NDArray[Any],
-) -> tuple[NDArray[Any], NDArray[Any]]:  # fmt: skip
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Sizes and ends of tensors and copies where outputs lie in inputs: all but the first of each have size 0."""
     (start, end), device = times, placed.device.tolist()
     row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}
@@ -32,6 +36,12 @@ def merge_reused_intervals(
     members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
     tensors, size, release = graph.tensor_bytes, size.copy(), release.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
+
+    def free_for(tensor: int, op: int) -> bool:
+        """Whether nobody but `op` uses the buffer of `tensor` after the op has started."""
+        sharing = members[row[tensor, device[op]]] or ()
+        return all(until <= start[op] or user == op for k in sharing for until, user in uses[k])
+
     for op in sorted(
         np.flatnonzero((reuse == VIEW) | (reuse == OVERWRITES)).tolist(), key=lambda i: (start[i], graph.position[i])
     ):
@@ -42,12 +52,11 @@ def merge_reused_intervals(
             if reuse[op] == VIEW:
                 fitting = sorted((u for u in inputs if tensors[u] >= tensors[t]), key=lambda u: (tensors[u], u))
             else:
-                rest = lambda u: (x for k in members[row[u, device[op]]] or () for x in uses[k])  # noqa: B023, E731
                 fitting = [
                     u for u in inputs if tensors[u] == tensors[t] and device[graph.tensor_producer[u]] == device[op]
                 ]
                 fitting = [u for u in fitting if t not in leaves or u in leaves]
-                fitting = [u for u in fitting if all(until <= start[op] or who == op for until, who in rest(u))]
+                fitting = [u for u in fitting if free_for(u, op)]
             if fitting:
                 members[t] = members[row[fitting[0], device[op]]]
                 members[t].append(t)  # type: ignore[union-attr]

@@ -69,9 +69,15 @@ class Robustness:
 
 
 def robustness(
-    graph: OpGraph, cluster: Cluster, placement: Placement, *, error: float | Sequence[float] = ERRORS, samples: int = 100,
-    seed: int = 0, scheduler: Any = None,
-) -> Robustness:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    *,
+    error: float | Sequence[float] = ERRORS,
+    samples: int = 100,
+    seed: int = 0,
+    scheduler: Any = None,
+) -> Robustness:
     """Makespan of `placement` when durations and links differ from the profile by up to `error`.
 
     Args:

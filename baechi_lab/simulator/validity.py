@@ -201,9 +201,15 @@ def _transfer_violations(
 
 
 def _precedence_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
-    transfer: NDArray[Any], slack: float,
-) -> Iterator[Violation]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    timeline: Timeline,
+    start: NDArray[Any],
+    end: NDArray[Any],
+    transfer: NDArray[Any],
+    slack: float,
+) -> Iterator[Violation]:
     arrival = end[graph.edge_source].copy()
     remote = transfer >= 0
     arrival[remote] = timeline.transfers.end_us[transfer[remote]]
@@ -224,9 +230,15 @@ def _precedence_violations(
 
 
 def _unit_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any],
-    ready: NDArray[Any], slack: float,
-) -> Iterator[Violation]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    timeline: Timeline,
+    start: NDArray[Any],
+    end: NDArray[Any],
+    ready: NDArray[Any],
+    slack: float,
+) -> Iterator[Violation]:
     """Devices work unit by unit, as the schedule's text says; raises `ready` to the end of all earlier units."""
     unit = np.asarray(timeline.info["unit"])
     if unit.shape != (graph.n,) or graph.micro_batch is None:
@@ -261,9 +273,14 @@ def _unit_violations(
 
 
 def _idling_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], ready: NDArray[Any],
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    start: NDArray[Any],
+    end: NDArray[Any],
+    ready: NDArray[Any],
     slack: float,
-) -> Iterator[Violation]:  # fmt: skip
+) -> Iterator[Violation]:
     """A device never idles while it has a ready op: no idle time lies between an op's ready time and its start."""
     for d in range(cluster.n):
         device_ops = np.flatnonzero(placed.device == d)
@@ -393,9 +410,14 @@ def _event_numbers(
 
 
 def _memory_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, start_us: NDArray[Any], end_us: NDArray[Any],
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    timeline: Timeline,
+    start_us: NDArray[Any],
+    end_us: NDArray[Any],
     transfer: NDArray[Any],
-) -> Iterator[Violation]:  # fmt: skip
+) -> Iterator[Violation]:
     """Rebuild what each device holds as intervals [taken, given back) and compare with its limit."""
     transfers, home = timeline.transfers, placed.device[graph.tensor_producer]
     turn_of_op = _turn_of_op(graph, placed, timeline, start_us, end_us)

@@ -123,8 +123,9 @@ def test_a_stage_by_hand():
     graph = bl.OpGraph.from_edges(
         [1, 1, 1, 1, 2, 2],
         [(0, 1, 8), (1, 2, 80), (2, 3, 80), (3, 4, 8), (4, 5, 8), (1, 4, 80), (2, 4, 80), (1, 5, 80)],
-        names=["x", "a", "b", "loss", "b_grad", "a_grad"], forward_of=[-1, -1, -1, -1, 2, 1],
-    )  # fmt: skip
+        names=["x", "a", "b", "loss", "b_grad", "a_grad"],
+        forward_of=[-1, -1, -1, -1, 2, 1],
+    )
     program = Program(RecomputeGroups(TrainingGraph(graph)), once=True)
     assert program.solve(100).plan is None
     enough = program.solve(readiness_peak(graph) + 16)
@@ -166,9 +167,12 @@ def test_the_better_plan_is_taken(monkeypatch):
 
 @pytest.mark.parametrize(
     ("given", "said"),
-    [({"time_limit": 1.0}, "budget is None"), ({"budget": 9, "time_limit": 0.0}, r"time_limit is 0\.0"),
-     ({"ordered": "yes"}, "must be True or False")],
-)  # fmt: skip
+    [
+        ({"time_limit": 1.0}, "budget is None"),
+        ({"budget": 9, "time_limit": 0.0}, r"time_limit is 0\.0"),
+        ({"ordered": "yes"}, "must be True or False"),
+    ],
+)
 def test_bad_input(given, said):
     with pytest.raises(bl.InvalidInput, match=said):
         bl.recompute(skipping(6, 3), **given)

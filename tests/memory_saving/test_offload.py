@@ -68,9 +68,13 @@ def test_state_lies_on_the_host_between_steps():
     types = ["Variable", "Variable", "Data", "MatMul", "MatMulGrad", "ApplyAdam"]
     edges = [(0, 3, 8), (2, 3, 8), (3, 4, 8), (4, 5, 8), (0, 5, 8), (1, 5, 8)]
     graph = bl.OpGraph.from_edges(
-        [0, 0, 0, 9, 9, 1], edges, names=names, op_types=types, forward_of=[-1, -1, -1, -1, 3, -1],
+        [0, 0, 0, 9, 9, 1],
+        edges,
+        names=names,
+        op_types=types,
+        forward_of=[-1, -1, -1, -1, 3, -1],
         persistent_bytes=[500, 1000, 0, 0, 0, 0],
-    )  # fmt: skip
+    )
     with pytest.warns(
         UserWarning, match="saves nothing here"
     ):  # nothing but the update needs memory; it has both, 2000
@@ -129,9 +133,11 @@ def test_a_share_sends_at_least_one_output_and_counts_for_named_ops_too():
     """a (1000 bytes) waits from 5 until 35; b (500 bytes) from 15 until 25."""
     names, edges = ["x", "a", "b", "c", "c_grad", "b_grad", "a_grad"], [(0, 1, 8), (1, 2, 1000), (2, 3, 500), (3, 4, 8)]
     graph = bl.OpGraph.from_edges(
-        [0, 1, 4, 10, 10, 10, 1], [*edges, (4, 5, 8), (5, 6, 8), (1, 6, 1000), (2, 5, 500)], names=names,
+        [0, 1, 4, 10, 10, 10, 1],
+        [*edges, (4, 5, 8), (5, 6, 8), (1, 6, 1000), (2, 5, 500)],
+        names=names,
         forward_of=[-1, -1, -1, -1, 3, 2, 1],
-    )  # fmt: skip
+    )
     for ops in (None, ["a", "b"]):
         for share, count in ((0.0, 0), (0.1, 1), (0.5, 1), (1.0, 2)):
             moved = bl.offload(graph, WITH_HOST, ops, share=share)

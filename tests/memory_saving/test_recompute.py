@@ -123,8 +123,13 @@ def test_boundaries_are_read_by_another_layer():
 
 def test_copies_keep_their_group_and_no_bytes():
     persistent = [0, 500, 0, 0, 0, 0, 0, 0]
-    graph = training_chain([1000] * 3, persistent_bytes=persistent, colocation=[-1, -1, 0, -1, -1, 0, -1, -1],
-                           colocation_names=("g",), temp_bytes=[0, 7, 0, 0, 0, 0, 0, 0])  # fmt: skip
+    graph = training_chain(
+        [1000] * 3,
+        persistent_bytes=persistent,
+        colocation=[-1, -1, 0, -1, -1, 0, -1, -1],
+        colocation_names=("g",),
+        temp_bytes=[0, 7, 0, 0, 0, 0, 0, 0],
+    )
     again = bl.recompute(graph, drop=["f1", "f2"])
     first, second = again.index["f1/again"], again.index["f2/again"]
     assert again.persistent_bytes.sum() == 500 and again.temp_bytes[first] == 7

@@ -9,9 +9,11 @@ from baechi_lab.passes.colocation import Colocation
 
 def test_lists_meet_within_a_group_and_groups_of_one_go():
     graph = chain(4).replace(
-        colocation=[0, 1, 1, -1], colocation_names=("alone", "w"),
-        allowed=[0, 0, 1, 1], allowed_sets=(("gpu", "cpu"), ("cpu", "tpu")),
-    )  # fmt: skip
+        colocation=[0, 1, 1, -1],
+        colocation_names=("alone", "w"),
+        allowed=[0, 0, 1, 1],
+        allowed_sets=(("gpu", "cpu"), ("cpu", "tpu")),
+    )
     made = Colocation().apply(graph)
     assert made.colocation.tolist() == [-1, 0, 0, -1]
     assert made.colocation_names == ("w",)

@@ -97,9 +97,13 @@ def test_an_input_that_others_read_too_is_not_given_back_early():
 
 def test_unread_outputs_of_members_are_temporary_and_of_single_ops_stay():
     graph = bl.OpGraph(
-        names=("a", "b"), duration_us=[1, 1], tensor_producer=[0, 0, 1], tensor_bytes=[8, 64, 32],
-        consumer_ptr=[0, 1, 1, 1], consumers=[1],
-    )  # fmt: skip
+        names=("a", "b"),
+        duration_us=[1, 1],
+        tensor_producer=[0, 0, 1],
+        tensor_bytes=[8, 64, 32],
+        consumer_ptr=[0, 1, 1, 1],
+        consumers=[1],
+    )
     coarse = contract(graph, np.array([0, 0]))
     assert coarse.tensor_count == 0
     assert coarse.temp_bytes.tolist() == [8 + 64]  # while a runs; later b holds 8 + 32
@@ -186,7 +190,12 @@ def test_forward_of_follows_the_majority():
 
 def test_tensor_names_stay_distinct():
     graph = bl.OpGraph(
-        names=("a", "a:b", "c"), duration_us=[1, 1, 1], tensor_producer=[0, 1], tensor_bytes=[4, 4],
-        consumer_ptr=[0, 2, 3], consumers=[1, 2, 2], tensor_names=("b:x", "x"),
-    )  # fmt: skip
+        names=("a", "a:b", "c"),
+        duration_us=[1, 1, 1],
+        tensor_producer=[0, 1],
+        tensor_bytes=[4, 4],
+        consumer_ptr=[0, 2, 3],
+        consumers=[1, 2, 2],
+        tensor_names=("b:x", "x"),
+    )
     assert contract(graph, np.array([0, 0, 2])).tensor_names == ("0", "1")

@@ -18,9 +18,10 @@ def groups(graph: bl.OpGraph) -> set[frozenset[int]]:
 def test_tensordot():
     """Paper B, figure 3: op_in and perm feed transpose only, transpose and shape feed reshape only: one device."""
     graph = bl.OpGraph.from_edges(
-        [10, 1, 1, 1, 1], [(0, 2, 100), (1, 2, 4), (2, 4, 100), (3, 4, 4)],
+        [10, 1, 1, 1, 1],
+        [(0, 2, 100), (1, 2, 4), (2, 4, 100), (3, 4, 4)],
         names=["op_in", "perm", "transpose", "shape", "reshape"],
-    )  # fmt: skip
+    )
     made = CoPlacement().apply(graph)
     assert groups(made) == {frozenset(range(5))}
     assert made.colocation_names == ("with/op_in",)

@@ -14,15 +14,21 @@ def training() -> bl.OpGraph:
     return bl.OpGraph.from_edges(
         [0.0, 10.0, 2.0, 3.0, 20.0, 1.0, 0.5],
         [
-            (0, 1, 100), (0, 4, 100),  # the weights are read forward and backward
-            (1, 2, 40), (1, 4, 40),    # f's output too
-            (2, 3, 4), (3, 4, 40), (4, 5, 100), (6, 5, 4),
+            (0, 1, 100),
+            (0, 4, 100),  # the weights are read forward and backward
+            (1, 2, 40),
+            (1, 4, 40),  # f's output too
+            (2, 3, 4),
+            (3, 4, 40),
+            (4, 5, 100),
+            (6, 5, 4),
         ],
         names=["w", "f", "loss", "grad_loss", "grad_f", "update", "rate"],
         persistent_bytes=[100, 0, 0, 0, 0, 0, 1],
-        colocation=[0, -1, -1, -1, -1, 0, -1], colocation_names=("w",),
+        colocation=[0, -1, -1, -1, -1, 0, -1],
+        colocation_names=("w",),
         forward_of=[-1, -1, -1, 2, 1, -1, -1],
-    )  # fmt: skip
+    )
 
 
 def test_backward_ops_are_those_with_a_forward_op_and_their_descendants():
@@ -89,9 +95,12 @@ def test_a_group_of_backward_ops_moves_as_one():
     """Following producers one by one would tie forward ops 0 and 1 together through the group of 4 and 5."""
     edges = [(0, 1, 4), (1, 2, 8), (2, 3, 8), (2, 4, 16), (3, 5, 8)]
     graph = bl.OpGraph.from_edges(
-        [1.0] * 6, edges, forward_of=[-1, -1, 1, 0, -1, -1],
-        colocation=[-1, -1, -1, -1, 0, 0], colocation_names=("sum",),
-    )  # fmt: skip
+        [1.0] * 6,
+        edges,
+        forward_of=[-1, -1, 1, 0, -1, -1],
+        colocation=[-1, -1, -1, -1, 0, 0],
+        colocation_names=("sum",),
+    )
     coarse = ForwardOnly().apply(graph)
     assert coarse.group_of.tolist() == [0, 1, 1, 0, 1, 1]  # 4 reads 16 bytes from 2, 5 reads 8 from 3
     assert coarse.colocation.tolist() == [-1, 0]

@@ -26,9 +26,12 @@ def test_paper_b_benefit_of_fusion():
     After: {Step, UpdateStep} starts on device 1 when Grad has ended, 1 + 2 = 3; on device 2 it could start at 6.
     """
     graph = bl.OpGraph.from_edges(
-        [1.0, 1.0, 1.0], [(0, 2, 5), (1, 2, 1)], names=["Grad", "Step", "UpdateStep"],
-        colocation=[-1, 0, 0], colocation_names=("step",),
-    )  # fmt: skip
+        [1.0, 1.0, 1.0],
+        [(0, 2, 5), (1, 2, 1)],
+        names=["Grad", "Step", "UpdateStep"],
+        colocation=[-1, 0, 0],
+        colocation_names=("step",),
+    )
     cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 1.0))
     by_hand = bl.Placement(device=[0, 1, 1])
     assert bl.simulate(graph, cluster, by_hand).makespan_us == 7
@@ -48,10 +51,12 @@ def test_paper_b_figure_4_no_cycle():
     has two successors (Grad, ApplyGrad) and ApplyGrad three predecessors: not merged.
     """
     graph = bl.OpGraph.from_edges(
-        [1.0] * 5, [(0, 1, 4), (1, 2, 4), (0, 2, 4), (3, 2, 4), (3, 4, 4), (2, 4, 4)],
+        [1.0] * 5,
+        [(0, 1, 4), (1, 2, 4), (0, 2, 4), (3, 2, 4), (3, 4, 4), (2, 4, 4)],
         names=["Weight", "Grad", "ApplyGrad", "Step", "UpdateStep"],
-        colocation=[0, -1, 0, 1, 1], colocation_names=("w", "s"),
-    )  # fmt: skip
+        colocation=[0, -1, 0, 1, 1],
+        colocation_names=("w", "s"),
+    )
     assert Fusion().apply(graph) is graph
 
 

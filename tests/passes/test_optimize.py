@@ -102,9 +102,12 @@ def test_forward_only_comes_before_the_first_fusion():
 
 @settings(max_examples=40, deadline=None)
 @given(
-    n=st.integers(0, 25), seed=st.integers(0, 10**6), order=st.permutations(NAMES), twice=st.sampled_from(NAMES),
+    n=st.integers(0, 25),
+    seed=st.integers(0, 10**6),
+    order=st.permutations(NAMES),
+    twice=st.sampled_from(NAMES),
     pairs=st.integers(0, 8),
-)  # fmt: skip
+)
 def test_any_order_gives_a_valid_coarse_graph(n, seed, order, twice, pairs, check_coarse):
     rng = np.random.default_rng(seed)
     forward_of = np.full(n, -1)
@@ -196,9 +199,14 @@ def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
         forward = [int(rng.integers(0, i)) if i > n // 2 and rng.random() < 0.7 else -1 for i in range(n)]
         try:
             graph = bl.OpGraph.from_edges(
-                rng.integers(1, 5, n), edges, allowed=rng.integers(-1, len(MIXED), n), allowed_sets=MIXED,
-                colocation=colocation, colocation_names=("a", "b"), forward_of=forward,
-            )  # fmt: skip
+                rng.integers(1, 5, n),
+                edges,
+                allowed=rng.integers(-1, len(MIXED), n),
+                allowed_sets=MIXED,
+                colocation=colocation,
+                colocation_names=("a", "b"),
+                forward_of=forward,
+            )
         except bl.BaechiLabError:
             continue
         names = rng.choice(["gpu:0", "gpu:1", "cpu:0", "tpu:0"], 3, replace=False)

@@ -19,9 +19,17 @@ W, X, MUL, LOSS, GRAD, SUM, CLIP, RATE, APPLY = range(9)
 def step():
     """A weight, a product, its gradient (two parts added up), clipping and the update."""
     edges = [
-        (W, MUL, 4000), (W, APPLY, 8), (X, MUL, 400), (MUL, LOSS, 400), (LOSS, GRAD, 4), (X, GRAD, 400),
-        (GRAD, SUM, 4000), (SUM, CLIP, 4000), (CLIP, APPLY, 4000), (RATE, APPLY, 4),
-    ]  # fmt: skip
+        (W, MUL, 4000),
+        (W, APPLY, 8),
+        (X, MUL, 400),
+        (MUL, LOSS, 400),
+        (LOSS, GRAD, 4),
+        (X, GRAD, 400),
+        (GRAD, SUM, 4000),
+        (SUM, CLIP, 4000),
+        (CLIP, APPLY, 4000),
+        (RATE, APPLY, 4),
+    ]
     return bl.OpGraph.from_edges(
         [0.0, 1.0, 10.0, 2.0, 20.0, 8.0, 3.0, 1.0, 4.0],
         edges,
@@ -55,11 +63,16 @@ def test_what_is_copied_and_what_is_not(step):
     made = unroll(step, 3)
     per_batch = ["x", "mul", "loss", "grad", "sum"]
     assert made.names == (
-        "w", *(f"{name}/mb0" for name in per_batch),
-        *(f"{name}/mb1" for name in per_batch), "sum/accumulate0/mb1",
-        *(f"{name}/mb2" for name in per_batch), "sum/accumulate0/mb2",
-        "clip", "rate", "apply",
-    )  # fmt: skip
+        "w",
+        *(f"{name}/mb0" for name in per_batch),
+        *(f"{name}/mb1" for name in per_batch),
+        "sum/accumulate0/mb1",
+        *(f"{name}/mb2" for name in per_batch),
+        "sum/accumulate0/mb2",
+        "clip",
+        "rate",
+        "apply",
+    )
     assert made.micro_batch.tolist() == [-1, *[0] * 5, *[1] * 6, *[2] * 6, -1, -1, -1]
     assert made.persistent_bytes.sum() == step.persistent_bytes.sum()
     assert np.array_equal(made.order, np.arange(made.n))

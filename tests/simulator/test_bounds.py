@@ -23,9 +23,16 @@ def small_case(seed):
     rng = np.random.default_rng(seed)
     n = int(rng.integers(3, 6))
     graph = generators.random_dag(
-        n, degree=float(rng.uniform(0.5, 2.0)), second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100),
-        colocation_groups=seed % 2, grouped=0.5, persistent_bytes=(1, 100), seed=seed,
-    )  # fmt: skip
+        n,
+        degree=float(rng.uniform(0.5, 2.0)),
+        second_output=0.3,
+        duration_us=(1, 20),
+        size_bytes=(10, 100),
+        colocation_groups=seed % 2,
+        grouped=0.5,
+        persistent_bytes=(1, 100),
+        seed=seed,
+    )
     if seed % 5 == 0:
         graph = graph.replace(duration_us=np.where(rng.random(n) < 0.3, 0.0, graph.duration_us))
     speeds = (1.0, 1.0 + seed % 3, 1.0)[: 2 + (seed % 7 == 0)]

@@ -46,9 +46,19 @@ def optimum(graph, cluster):
         held = np.bincount(device, graph.persistent_bytes, cluster.n)
         if together and bool(np.all(held <= cluster.memory_bytes)):
             best = least(
-                device, table[np.arange(graph.n), device], after, edges[0], edges[1], degree, graph.output_ptr,
-                graph.consumer_ptr, graph.consumers, cost, COMMS.index(cluster.comm), best,
-            )  # fmt: skip
+                device,
+                table[np.arange(graph.n), device],
+                after,
+                edges[0],
+                edges[1],
+                degree,
+                graph.output_ptr,
+                graph.consumer_ptr,
+                graph.consumers,
+                cost,
+                COMMS.index(cluster.comm),
+                best,
+            )
     return best
 
 
@@ -147,9 +157,16 @@ def instance(seed):
         graph = fork_joins(rng, most)
     else:
         graph = generators.random_dag(
-            int(rng.integers(3, most + 1)), degree=float(rng.uniform(0.7, 2.5)), second_output=0.3, duration_us=(1, 20),
-            size_bytes=(10, 100), colocation_groups=int(rng.integers(0, 3)), grouped=0.5, persistent_bytes=(1, 100), seed=seed,
-        )  # fmt: skip
+            int(rng.integers(3, most + 1)),
+            degree=float(rng.uniform(0.7, 2.5)),
+            second_output=0.3,
+            duration_us=(1, 20),
+            size_bytes=(10, 100),
+            colocation_groups=int(rng.integers(0, 3)),
+            grouped=0.5,
+            persistent_bytes=(1, 100),
+            seed=seed,
+        )
     if seed % 5 == 0:
         graph = graph.replace(duration_us=np.where(rng.random(graph.n) < 0.3, 0.0, graph.duration_us))
     speeds = np.where(rng.random(devices) < 0.25, float(rng.choice([0.5, 2.0])), 1.0)

@@ -135,9 +135,12 @@ def test_kernel_twin_and_check_agree(name, comm):
         shape = RULES[name].shape
         stages = p if shape == "chain" else 2 * p
         graph = bl.generators.pipeline(
-            *rng.integers(1, 9, (3, stages)).astype(float), output_bytes=100, activation_bytes=50, kept_bytes=7,
+            *rng.integers(1, 9, (3, stages)).astype(float),
+            output_bytes=100,
+            activation_bytes=50,
+            kept_bytes=7,
             parameter_bytes=1000,
-        )  # fmt: skip
+        )
         home = [min(s, 2 * p - 1 - s) for s in range(stages)] if shape == "v" else [s % p for s in range(stages)]
         placed = bl.Placement(device=home * 3)
         machine = bl.Cluster.uniform(p, memory_bytes=1 << 20, link=bl.Link(0.5, 0.01), comm=comm)
@@ -174,8 +177,15 @@ def test_the_timeline_says_what_it_followed():
     timeline = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule="gpipe")
     assert timeline.info["schedule"] == "0F0 0F1 0B0 0B1\n1F0 1F1 1B0 1B1"
     assert [f"{n}:{m}" for n, m in zip(timeline.op_names, timeline.info["micro_batch"], strict=True)] == [
-        "F0/mb0:0", "F1/mb0:0", "B1/mb0:0", "B0/mb0:0", "F0/mb1:1", "F1/mb1:1", "B1/mb1:1", "B0/mb1:1",
-    ]  # fmt: skip
+        "F0/mb0:0",
+        "F1/mb0:0",
+        "B1/mb0:0",
+        "B0/mb0:0",
+        "F0/mb1:1",
+        "F1/mb1:1",
+        "B1/mb1:1",
+        "B0/mb1:1",
+    ]
     again = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.info["schedule"])
     assert again.makespan_us == timeline.makespan_us
 

@@ -135,9 +135,13 @@ def test_what_placers_share_can_be_simulated(placer):
     alone = bl.place(graph, cluster, placer, objective="throughput")
     assert timeline.makespan_us < bl.simulate(graph, cluster, alone, micro_batches=24, schedule="1f1b").makespan_us
     table = bl.compare(
-        graph, cluster, [(placer, {"objective": "throughput", "replicas": True})], micro_batches=24, schedule="1f1b",
+        graph,
+        cluster,
+        [(placer, {"objective": "throughput", "replicas": True})],
+        micro_batches=24,
+        schedule="1f1b",
         progress=False,
-    )  # fmt: skip
+    )
     assert table["error"].tolist() == [""]
     assert table["gap"][0] >= 0
 

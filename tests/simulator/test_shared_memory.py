@@ -158,9 +158,12 @@ def random_case(seed):
     edges = [(i, j) for j in range(n) for i in range(j) if rng.random() < 0.25]
     size = rng.choice([8, 16, 24], n)
     graph = bl.OpGraph.from_edges(
-        rng.integers(1, 9, n) + rng.random(n), [(i, j, int(size[i])) for i, j in edges],
-        temp_bytes=rng.integers(0, 9, n), persistent_bytes=rng.integers(0, 3, n) * 8, reuse=rng.integers(0, 4, n),
-    )  # fmt: skip
+        rng.integers(1, 9, n) + rng.random(n),
+        [(i, j, int(size[i])) for i, j in edges],
+        temp_bytes=rng.integers(0, 9, n),
+        persistent_bytes=rng.integers(0, 3, n) * 8,
+        reuse=rng.integers(0, 4, n),
+    )
     cluster = bl.Cluster.uniform(
         3, link=bl.Link(float(rng.random()), 0.1), comm=str(rng.choice(["parallel", "sequential", "duplex"]))
     )

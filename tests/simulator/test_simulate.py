@@ -137,9 +137,14 @@ def test_memory_of_a_received_copy():
 
 def test_an_output_that_nobody_reads_goes_when_its_op_ends():
     g = bl.OpGraph(
-        names=("a", "b"), duration_us=[1, 1], tensor_producer=[0], tensor_bytes=[10], consumer_ptr=[0, 0], consumers=[],
+        names=("a", "b"),
+        duration_us=[1, 1],
+        tensor_producer=[0],
+        tensor_bytes=[10],
+        consumer_ptr=[0, 0],
+        consumers=[],
         temp_bytes=[0, 8],
-    )  # fmt: skip
+    )
     assert checked(g, cluster(1), bl.Placement(device=[0, 0])).peak_bytes.tolist() == [10]
 
 

@@ -106,9 +106,7 @@ class _Rows:
 class _Program:
     """The mixed-integer program; times are in units of `scale`. Columns: T, x, shares of relaxed work, sent, cut."""
 
-    def __init__(
-        self, graph: OpGraph, cluster: Cluster, table: Floats, head: Floats, tail: Floats, scale: float
-    ):  # fmt: skip
+    def __init__(self, graph: OpGraph, cluster: Cluster, table: Floats, head: Floats, tail: Floats, scale: float):
         self.graph, self.cluster, self.scale = graph, cluster, scale
         self.table, self.fastest = table / scale, table.min(axis=1) / scale
         self.head, self.tail = head / scale, tail / scale
@@ -243,7 +241,7 @@ class _Program:
             v = int(graph.tensor_producer[t]) if t >= 0 else -1
         self.rows.add(
             [0, *(self.first_cut + m for m, _ in cuts)], [-1.0, *(c for _, c in cuts)], -np.inf, -float(length)
-        )  # fmt: skip
+        )
         return True
 
     def solve(self, seconds: float) -> tuple[float, NDArray[np.int64], bool] | None:
@@ -265,9 +263,12 @@ class _Program:
         objective = np.zeros(self.columns)
         objective[0] = 1.0
         solution = milp(
-            objective, integrality=integrality, bounds=Bounds(np.zeros(self.columns), highest),
-            constraints=LinearConstraint(matrix, rows.low, rows.high), options={"time_limit": seconds},
-        )  # fmt: skip
+            objective,
+            integrality=integrality,
+            bounds=Bounds(np.zeros(self.columns), highest),
+            constraints=LinearConstraint(matrix, rows.low, rows.high),
+            options={"time_limit": seconds},
+        )
         proven = getattr(solution, "mip_dual_bound", None)
         if solution.status not in (0, 1) or proven is None or not np.isfinite(proven):
             return None  # infeasible: no packing exists, which placers prove; or no time for a first bound

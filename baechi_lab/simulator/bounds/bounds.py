@@ -114,14 +114,16 @@ def bounds(
     fastest = table.min(axis=1)
     head, tail = heads_and_tails(graph, fastest)
     work = _work(table, cluster.speed)
-    lower_bounds = Bounds({
-        "critical-path": float((head + fastest + tail).max()),
-        "work": work,
-        "restricted-work": max([work, *_restricted_work(graph, cluster, table)]),
-        "group": _group(graph, table, head, tail),
-        "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
-        **paid_bounds(graph, cluster),
-    })  # fmt: skip
+    lower_bounds = Bounds(
+        {
+            "critical-path": float((head + fastest + tail).max()),
+            "work": work,
+            "restricted-work": max([work, *_restricted_work(graph, cluster, table)]),
+            "group": _group(graph, table, head, tail),
+            "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
+            **paid_bounds(graph, cluster),
+        }
+    )
     if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
         deadline = working_seconds() + time_limit
         share = RAISE_SHARE[graph.n > REACH_OPS]

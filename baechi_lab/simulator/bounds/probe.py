@@ -347,9 +347,8 @@ def _starts(
     size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, start_on_device: Any, start_elsewhere: Any
 ) -> None:
     """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
-    p, head, pointer, near, cost, zone, slot = (
-        graph.p, graph.head, graph.pointer, graph.near, graph.cost, zone_state.op, zone_state.slot,
-    )  # fmt: skip
+    p, head, zone, slot = graph.p, graph.head, zone_state.op, zone_state.slot
+    pointer, near, cost = graph.pointer, graph.near, graph.cost
     for a in range(size - 1, -1, -1):
         u = zone[a]
         start_on_device[a] = start_elsewhere[a] = head[u]

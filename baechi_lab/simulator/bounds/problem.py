@@ -73,10 +73,18 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
     edge = np.arange(len(unique), dtype=np.int32)
     ancestors = _reach(graph, source, target) if reach else np.zeros((0, 0), dtype=np.uint8)
     return MergeProblem(
-        graph.order.copy(), p, graph.persistent_bytes.astype(np.float64),
-        Edges(offsets(target, n), source[before], paid[before], edge[before]), Edges(offsets(source, n), target, paid, edge),
-        unit, ancestors, np.ascontiguousarray(ancestors.T), cluster.n, float(cluster.memory_bytes.max()), queued,
-    )  # fmt: skip
+        order=graph.order.copy(),
+        p=p,
+        persistent_bytes=graph.persistent_bytes.astype(np.float64),
+        before=Edges(offsets(target, n), source[before], paid[before], edge[before]),
+        after=Edges(offsets(source, n), target, paid, edge),
+        unit=unit,
+        ancestors=ancestors,
+        descendants=np.ascontiguousarray(ancestors.T),
+        devices=cluster.n,
+        memory=float(cluster.memory_bytes.max()),
+        queued=queued,
+    )
 
 
 def _reach(graph: OpGraph, source: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.uint8]:

@@ -14,8 +14,16 @@ from .pct import Pct, path_computation_time
 from .planned import Planned
 
 __all__ = [
-    "SCHEDULERS", "Fifo", "Msr", "Pct", "Planned", "SchedulerLike", "by_rank", "make_scheduler", "path_computation_time",
-]  # fmt: skip
+    "SCHEDULERS",
+    "Fifo",
+    "Msr",
+    "Pct",
+    "Planned",
+    "SchedulerLike",
+    "by_rank",
+    "make_scheduler",
+    "path_computation_time",
+]
 
 SCHEDULERS: Registry[Any] = Registry(
     "scheduler", SchedulerLike, {"fifo": Fifo, "planned": Planned, "pct": Pct, "msr": Msr}

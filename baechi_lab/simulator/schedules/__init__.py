@@ -16,9 +16,25 @@ from .zb_h2 import ZbH2
 from .zb_v import ZbV
 
 __all__ = [
-    "KINDS", "RULES", "SHAPES", "GPipe", "Interleaved", "OneFOneB", "Schedule", "ScheduleRule", "Setting", "Unit", "ZbAuto",
-    "ZbH1", "ZbH2", "ZbV", "is_schedule_text", "list_schedules", "make_rule", "make_schedule",
-]  # fmt: skip
+    "KINDS",
+    "RULES",
+    "SHAPES",
+    "GPipe",
+    "Interleaved",
+    "OneFOneB",
+    "Schedule",
+    "ScheduleRule",
+    "Setting",
+    "Unit",
+    "ZbAuto",
+    "ZbH1",
+    "ZbH2",
+    "ZbV",
+    "is_schedule_text",
+    "list_schedules",
+    "make_rule",
+    "make_schedule",
+]
 
 RULES: dict[str, type[ScheduleRule]] = {
     rule.name: rule for rule in (GPipe, OneFOneB, Interleaved, ZbH1, ZbH2, ZbAuto, ZbV)

@@ -45,7 +45,7 @@ class ZbAuto(ScheduleRule):
     def orders(self, setting: Setting) -> Orders:
         if setting.stages == 0 or setting.micro_batches == 0:
             return [[] for _ in range(setting.devices)]
-        return min(_candidates(setting), key=lambda found: found[0])[1]
+        return min(_candidates(setting), key=lambda candidate: candidate[0])[1]
 
 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
