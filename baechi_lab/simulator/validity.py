@@ -1,13 +1,15 @@
-"""`check`: is a timeline what the rules of docs/simulated-time.md demand? Written from the rules alone.
+"""`check`: tests a timeline against the rules of docs/simulated-time.md. It is written from the rules alone.
 
-It shares no code with the event loop: starts and transfers are taken from the timeline and every rule is tested on
-them; transfer queues are replayed from the production times, memory is rebuilt as intervals.
+It shares no code with the event loop. It takes starts and transfers from the timeline and tests every rule on them. It
+replays transfer queues from the production times and rebuilds memory as intervals.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
 from typing import Any
@@ -22,29 +24,31 @@ from ..graph.opgraph import GROWS
 from .reuse_intervals import merge_reused_intervals
 from .schedules.schedule import Schedule
 
+Floats = NDArray[np.float64]
+
 _MAX_TURN = 1 << 60
 _TOLERANCE = 1e-9  # relative to the makespan: sums of microseconds are floating point
 
 
 def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Timeline) -> tuple[Violation, ...]:
-    """Every broken rule of `timeline` for `placement` of `graph`, an empty tuple when it is valid.
+    """Returns every rule that `timeline` breaks for `placement` of `graph`; an empty tuple means that it is valid.
 
-    Tests: each op once, on its device, for its duration; precedence; one op at a time; no idling beside a ready
-    op; transfer rules of the cluster's communication mode; memory; colocation; allowed devices. A timeline of several
-    micro-batches is checked on the unrolled graph, `bl.unroll(graph, micro_batches)`; where it followed a schedule, an op
-    is ready only when all earlier units of its device have ended, and the units are those of the schedule's text.
-    Where ops take no time, memory depends on who came first within an instant: that is as `info["turn"]` of the timeline
-    says, or else in topological order.
+    The rules: each op runs once, on its device, for its duration; inputs come first; a device runs one op at a time and
+    does not idle while an op is ready; transfers follow the cluster's communication mode; memory limits; colocation;
+    allowed devices. A timeline of several micro-batches is checked on the unrolled graph,
+    `bl.unroll(graph, micro_batches)`. If it followed a schedule, an op is ready only after all earlier units of its
+    device have ended, and the units are those of the schedule's text. If ops take no time, memory depends on which of
+    them started first within an instant: `info["turn"]` of the timeline says so, by default the topological order.
 
     Args:
         graph, cluster, placement: what was simulated.
-        timeline: of `bl.simulate`, or of any other program.
+        timeline: from `bl.simulate` or any other program.
 
     Returns:
         One `Violation` per broken rule, with device, time and op.
 
     Raises:
-        InvalidInput: placement and graph do not belong together.
+        InvalidInput: the placement was made for another graph.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g, c = OpGraph.from_edges([1, 1], [(0, 1, 4)]), Cluster.uniform(2)
@@ -53,23 +57,52 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     """
     check_records(graph=graph, cluster=cluster, placement=placement, timeline=timeline)
     placed = placement.checked(graph, cluster.n)
-    slack = _TOLERANCE * max(timeline.makespan_us, 1.0)
     violations = list(constraint_violations(graph, cluster, placed.device))
-    violations += _op_violations(graph, cluster, placed, timeline, slack)
+    step = _TimedStep(graph, cluster, placed, timeline)
+    violations += _op_violations(step)
     if any(v.kind == "rows" for v in violations):
-        return tuple(violations)  # without one row per op nothing else can be judged
-    start, end = _times_by_op(graph, timeline)
-    violations += _overlap_violations(graph, cluster, placed, start, end, slack)
-    transfers = _transfer_of_edge(graph, placed, timeline)
-    violations += _transfer_violations(graph, cluster, placed, timeline, end, slack)
-    violations += _precedence_violations(graph, cluster, placed, timeline, start, end, transfers, slack)
-    violations += _queue_violations(graph, cluster, placed, timeline, end, slack)
-    violations += _memory_violations(graph, cluster, placed, timeline, start, end, transfers)
+        return tuple(violations)  # the other rules need one row per op
+    transfer = _transfer_of_edge(graph, placed, timeline)
+    violations += _overlap_violations(step)
+    violations += _transfer_violations(step)
+    violations += _precedence_violations(step, transfer)
+    violations += _queue_violations(step)
+    violations += _memory_violations(step, transfer)
     return tuple(violations)
 
 
+@dataclass(frozen=True, eq=False)
+class _TimedStep:
+    """A timeline and what it was simulated from."""
+
+    graph: OpGraph
+    cluster: Cluster
+    placed: Placement
+    timeline: Timeline
+
+    @cached_property
+    def start(self) -> Floats:
+        """float64[n]: start of each op in microseconds."""
+        return self._by_op(self.timeline.start_us)
+
+    @cached_property
+    def end(self) -> Floats:
+        """float64[n]: end of each op in microseconds."""
+        return self._by_op(self.timeline.end_us)
+
+    @property
+    def slack(self) -> float:
+        """Allowed rounding error in microseconds."""
+        return _TOLERANCE * max(self.timeline.makespan_us, 1.0)
+
+    def _by_op(self, times: Floats) -> Floats:
+        of_op = np.empty(self.graph.n)
+        of_op[self.timeline.op] = times
+        return of_op
+
+
 def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]) -> Iterator[Violation]:
-    """Colocation and allowed devices: the rules that need no timeline."""
+    """Violations of colocation and of allowed devices, the rules that need no timeline."""
     grouped = np.flatnonzero(graph.colocation >= 0)
     group_device = np.full(len(graph.colocation_names), -1, dtype=np.int64)
     group_device[graph.colocation[grouped][::-1]] = device[grouped][::-1]  # the first member decides
@@ -91,7 +124,10 @@ def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]
 
 
 def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDArray[np.float64]:
-    """float64[n]: `Link.overhead_us` of each message, of the op that made the tensor and of its first reader there."""
+    """float64[n]: processor time of messages (`Link.overhead_us`).
+
+    Each message is charged to the producer and to the tensor's first reader on the receiving device.
+    """
     spent = np.zeros(graph.n)
     if not cluster.overhead_us.any():
         return spent
@@ -107,15 +143,10 @@ def _processor_time(graph: OpGraph, cluster: Cluster, placed: Placement) -> NDAr
     return spent
 
 
-def _times_by_op(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    start, end = np.empty(graph.n), np.empty(graph.n)
-    start[timeline.op], end[timeline.op] = timeline.start_us, timeline.end_us
-    return start, end
-
-
-def _op_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, slack: float
-) -> Iterator[Violation]:
+def _op_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Ops that do not run exactly once, on their device and for their duration; a wrong makespan."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    timeline, slack = step.timeline, step.slack
     rows = np.bincount(timeline.op, minlength=graph.n)
     for i in np.flatnonzero(rows != 1).tolist():
         yield Violation("rows", f"op {graph.names[i]!r} has {rows[i]} rows in the timeline, not one", op=i)
@@ -141,9 +172,10 @@ def _op_violations(
         )
 
 
-def _overlap_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, start: NDArray[Any], end: NDArray[Any], slack: float
-) -> Iterator[Violation]:
+def _overlap_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Pairs of ops that overlap on one device."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    start, end, slack = step.start, step.end, step.slack
     order = np.lexsort((end, start, placed.device))
     first, second = order[:-1], order[1:]
     bad = (placed.device[first] == placed.device[second]) & (start[second] < end[first] - slack)
@@ -154,7 +186,10 @@ def _overlap_violations(
 
 
 def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> NDArray[np.int64]:
-    """int64[E]: the transfer row that brings an edge's tensor to its consumer; -1 on one device, -2 when missing."""
+    """int64[E]: the transfer that brings each edge's tensor to its consumer.
+
+    -1 if the edge stays on one device, -2 if the transfer is missing.
+    """
     transfers = timeline.transfers
     devices = int(max(placed.device.max(initial=0), transfers.target.max(initial=0))) + 1
     have = transfers.tensor.astype(np.int64) * devices + transfers.target
@@ -170,9 +205,10 @@ def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> 
     return row
 
 
-def _transfer_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
-) -> Iterator[Violation]:
+def _transfer_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Transfers that break a rule by themselves."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
     cost = cluster.latency_us[transfers.source, transfers.target]
     cost = cost + cluster.us_per_byte[transfers.source, transfers.target] * graph.tensor_bytes[transfers.tensor]
@@ -200,16 +236,10 @@ def _transfer_violations(
             yield Violation("transfer", message, int(transfers.target[k]), float(transfers.start_us[k]))
 
 
-def _precedence_violations(
-    graph: OpGraph,
-    cluster: Cluster,
-    placed: Placement,
-    timeline: Timeline,
-    start: NDArray[Any],
-    end: NDArray[Any],
-    transfer: NDArray[Any],
-    slack: float,
-) -> Iterator[Violation]:
+def _precedence_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
+    """Ops that start before their inputs arrive, and the rules that depend on when an op is ready."""
+    graph, placed, timeline = step.graph, step.placed, step.timeline
+    start, end, slack = step.start, step.end, step.slack
     arrival = end[graph.edge_source].copy()
     remote = transfer >= 0
     arrival[remote] = timeline.transfers.end_us[transfer[remote]]
@@ -225,21 +255,14 @@ def _precedence_violations(
     ready = np.zeros(graph.n)
     np.maximum.at(ready, graph.consumers, arrival)
     if "unit" in timeline.info:
-        yield from _unit_violations(graph, cluster, placed, timeline, start, end, ready, slack)
-    yield from _idling_violations(graph, cluster, placed, start, end, ready, slack)
+        yield from _unit_violations(step, ready)
+    yield from _idling_violations(step, ready)
 
 
-def _unit_violations(
-    graph: OpGraph,
-    cluster: Cluster,
-    placed: Placement,
-    timeline: Timeline,
-    start: NDArray[Any],
-    end: NDArray[Any],
-    ready: NDArray[Any],
-    slack: float,
-) -> Iterator[Violation]:
-    """Devices work unit by unit, as the schedule's text says; raises `ready` to the end of all earlier units."""
+def _unit_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
+    """Ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
+    graph, cluster, placed, timeline = step.graph, step.cluster, step.placed, step.timeline
+    start, end, slack = step.start, step.end, step.slack
     unit = np.asarray(timeline.info["unit"])
     if unit.shape != (graph.n,) or graph.micro_batch is None:
         yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
@@ -272,25 +295,18 @@ def _unit_violations(
                 yield Violation("order", message, d, float(start[i]), i)
 
 
-def _idling_violations(
-    graph: OpGraph,
-    cluster: Cluster,
-    placed: Placement,
-    start: NDArray[Any],
-    end: NDArray[Any],
-    ready: NDArray[Any],
-    slack: float,
-) -> Iterator[Violation]:
-    """A device never idles while it has a ready op: no idle time lies between an op's ready time and its start."""
+def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
+    """Devices that idle between the time an op is ready and its start."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    start, end, slack = step.start, step.end, step.slack
     for d in range(cluster.n):
         device_ops = np.flatnonzero(placed.device == d)
         device_ops = device_ops[np.lexsort((end[device_ops], start[device_ops]))]
         busy_until = np.r_[0.0, np.maximum.accumulate(end[device_ops])]
         gap = np.maximum(np.r_[start[device_ops], np.inf] - busy_until, 0.0)[:-1]  # idle time just before each op
         idle_before = np.r_[0.0, np.cumsum(gap)]
-        position = np.searchsorted(
-            start[device_ops], ready[device_ops], side="left"
-        )  # ops that start before it is ready
+        # The number of ops that start before each op is ready.
+        position = np.searchsorted(start[device_ops], ready[device_ops], side="left")
         until_ready = idle_before[position] + np.clip(ready[device_ops] - busy_until[position], 0.0, None)
         waited = idle_before[1:] - until_ready
         for k in np.flatnonzero(waited > slack * max(len(device_ops), 1)).tolist():
@@ -299,10 +315,10 @@ def _idling_violations(
             yield Violation("idling", message, d, float(ready[i]), i)
 
 
-def _queue_violations(
-    graph: OpGraph, cluster: Cluster, placed: Placement, timeline: Timeline, end: NDArray[Any], slack: float
-) -> Iterator[Violation]:
-    """Replay the requests in order of (production time, producer, tensor, destination)."""
+def _queue_violations(step: _TimedStep) -> Iterator[Violation]:
+    """Transfers that start at other times than the queues allow; requests are replayed in order of service."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    timeline, end, slack = step.timeline, step.end, step.slack
     transfers = timeline.transfers
     producer = graph.tensor_producer[transfers.tensor]
     took = durations(graph, cluster)[producer, transfers.source] + _processor_time(graph, cluster, placed)[producer]
@@ -330,10 +346,10 @@ def _queue_violations(
 def _service_order(
     graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: NDArray[Any], no_time: NDArray[np.bool_]
 ) -> list[int]:
-    """Transfer rows in the order in which their requests were served.
+    """Transfer rows in the order in which their requests were served: by production time, producer, tensor and target.
 
-    Ops of no duration may cause each other within one instant, so their requests are not served by index but as the
-    ops ran, which depends on the scheduler: among them, the order that the queues themselves show is taken.
+    Ops without duration may start each other within one instant. Their requests are served in the order in which the ops
+    ran, which depends on the scheduler. For them the order is read from the queues themselves.
     """
     transfers = timeline.transfers
     order = np.lexsort((transfers.target, transfers.tensor, graph.tensor_producer[transfers.tensor], no_time, produced))
@@ -347,7 +363,7 @@ def _service_order(
 
 
 def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline) -> list[int]:
-    """`rows` so that each comes after those that a queue held before it; as given where no order explains them."""
+    """Sorts `rows` so that each comes after those before it in a queue; returns them unchanged if no such order exists."""
     transfers = timeline.transfers
     queue_entries: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
     inward = "out" if cluster.comm == "sequential" else "in"
@@ -368,9 +384,9 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
 def _turn_of_op(
     graph: OpGraph, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any]
 ) -> NDArray[np.int64] | None:
-    """int64[n]: among ops that begin at one instant, lower ones did so first; None where what the timeline says cannot be.
+    """int64[n]: the order of ops that start at one instant, lower ones first; None if `info["turn"]` is impossible.
 
-    A timeline that does not say so had them in topological order, those that last last.
+    Without `info["turn"]` it is the topological order, ops with a duration last.
     """
     lasting = end > start
     if "turn" not in timeline.info:
@@ -390,10 +406,10 @@ def _turn_of_op(
 def _event_numbers(
     graph: OpGraph, transfers: Transfers, start: NDArray[Any], end: NDArray[Any], turn_of_op: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], ...]:
-    """When ops start and end and tensors are received from and until, as whole numbers: 0, 1, ... in order of events.
+    """Numbers events 0, 1, ... in order: starts and ends of ops, then receive starts and ends of transfers.
 
-    What ends or arrives at an instant precedes what starts then, but an op of no time ends after it has started, and
-    what that sets going is later still: at an instant comes first what was under way, then turn by turn starts and ends.
+    Within an instant, events that were under way come first: they end before anything starts. Then each turn starts an op
+    and, if the op takes no time, ends it. Transfers of no time that follow from that end come after it.
     """
     producer = graph.tensor_producer[transfers.tensor]
     end_turn = np.where(end > start, -1, 2 * turn_of_op + 1)
@@ -409,16 +425,10 @@ def _event_numbers(
     return tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
 
 
-def _memory_violations(
-    graph: OpGraph,
-    cluster: Cluster,
-    placed: Placement,
-    timeline: Timeline,
-    start_us: NDArray[Any],
-    end_us: NDArray[Any],
-    transfer: NDArray[Any],
-) -> Iterator[Violation]:
-    """Rebuild what each device holds as intervals [taken, given back) and compare with its limit."""
+def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
+    """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release)."""
+    graph, cluster, placed = step.graph, step.cluster, step.placed
+    timeline, start_us, end_us = step.timeline, step.start, step.end
     transfers, home = timeline.transfers, placed.device[graph.tensor_producer]
     turn_of_op = _turn_of_op(graph, placed, timeline, start_us, end_us)
     if turn_of_op is None:
@@ -460,10 +470,10 @@ def _memory_violations(
             graph, placed, transfer_events, (start, end), size[first:], release_event[first:]
         )
     for d in range(cluster.n):
-        held = np.flatnonzero((device == d) & (size > 0))
-        peak, who = _peak_interval(start_event[held], release_event[held], size[held])
+        rows = np.flatnonzero((device == d) & (size > 0))
+        peak, who = _peak_interval(start_event[rows], release_event[rows], size[rows])
         if peak > cluster.memory_bytes[d]:
-            op, at = int(cause[held[who]]), float(start_time[held[who]])
+            op, at = int(cause[rows[who]]), float(start_time[rows[who]])
             message = (
                 f"device {cluster.names[d]} holds {peak} bytes at {at} us, when op {graph.names[op]!r} takes memory; "
                 f"it has {int(cluster.memory_bytes[d])}"
@@ -472,7 +482,7 @@ def _memory_violations(
 
 
 def _peak_interval(start: NDArray[Any], release: NDArray[Any], size: NDArray[Any]) -> tuple[int, int]:
-    """Highest level and the interval that reached it; what ends at a moment goes before what starts."""
+    """Highest level, and the interval that reaches it. At one event number, releases precede starts."""
     if len(size) == 0:
         return 0, -1
     change, starts = np.concatenate([-size, size]), np.repeat([False, True], len(size))
