@@ -171,7 +171,8 @@ class Chain:
     def _undecided(self, t: int, until: Ints) -> None:
         """Counts tensor `t`, which no plan drops: held for the backward ops that read it, and for groups until these run again.
 
-        `undecided` has, by the least of the backward ops' stages (`stages` where none reads it) and the groups that read it, bytes.
+        `undecided` has bytes by the least of the backward ops' stages (`stages` where none reads it) and by the groups that
+        read it.
         """
         training, readers = self.training, self.training.graph.tensor_consumers(t)
         first_backward = self.training.graph.n - len(self.backward_ops)

@@ -111,7 +111,7 @@ def offload(
 
 
 def _peaks_with_and_without(graph: OpGraph, offloaded: OpGraph, cluster: Cluster) -> tuple[int, int]:
-    """Simulated bytes that one device beside the host holds at most, as the graph is and with what `offloaded` has on the host."""
+    """Simulated peak bytes of one device beside the host: for the graph as it is, and for `offloaded`."""
     device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
     placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
     with_host = offloaded_placement(placement, offloaded, cluster)

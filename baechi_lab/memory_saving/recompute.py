@@ -1,7 +1,7 @@
 """Recomputation: outputs of forward ops are dropped after the forward pass and computed again when the backward pass is due.
 
-A plan is a sequence of runs (`memory_saving.op_sequence`); each run of an op after its first becomes a copy (`name/again`), and every
-reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
+A plan is a sequence of runs (`memory_saving.op_sequence`). Each run of an op after its first becomes a copy (`name/again`).
+Every reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
 control dependency, for the last of that op's inputs that the backward pass makes, since a copy that runs earlier saves no
 memory. Where there is none, at the start of the backward pass, it waits for the last forward op that is read there. Which
 ops are kept is chosen in `memory_saving.checkpoints`, plans within a budget are made in `memory_saving.budget`.

@@ -68,7 +68,8 @@ class _CopyLayout:
 def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
     """The graph in which the copies of `plan` are ops of their own.
 
-    Control dependencies make one device run them in `order`, int64[runs] as `OpSequence.node` numbers them, whatever its scheduler.
+    Control dependencies make one device run them in `order`, whatever its scheduler: int64[runs], as `OpSequence.node`
+    numbers them.
     """
     graph, at = plan.graph, _CopyLayout(plan, order)
     if not len(at.origin) and order is None:

@@ -33,8 +33,8 @@ class TrainingGraph:
     """A training graph seen as a forward and a backward pass.
 
     - `is_backward`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
-    - `rank`: int64[n], a topological order that puts backward ops last; `ordered` is its inverse. It follows `position`, int64[n],
-      where each op stands in a topological order, by default that of the graph; but updates come as soon as they can, so
+    - `rank`: int64[n], a topological order that puts backward ops last; `ordered` is its inverse. It follows `position`,
+      int64[n], where each op stands in a topological order, by default that of the graph; but updates come as soon as they can, so
       that the step does not end with all gradients in memory.
     - `setup`, `update`: bool[n], as `passes.roles` has them.
 
@@ -55,7 +55,7 @@ class TrainingGraph:
         self.rank[self.ordered] = np.arange(graph.n)
 
     def _places_with_early_updates(self, place: Ints) -> Ints:
-        """int64[n]: the place of each backward op; of updates, that of the last backward op that is none among those they wait for."""
+        """int64[n]: the place of each backward op. An update has that of the last backward op, no update, that it waits for."""
         new_place = np.where(self.is_backward, place, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
         update = self.update & self.is_backward
