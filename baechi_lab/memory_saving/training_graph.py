@@ -34,8 +34,8 @@ class TrainingGraph:
 
     - `is_backward`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
     - `rank`: int64[n], a topological order that puts backward ops last; `ordered` is its inverse. It follows `position`,
-      int64[n], where each op stands in a topological order, by default that of the graph; but updates come as soon as they can, so
-      that the step does not end with all gradients in memory.
+      int64[n], where each op stands in a topological order, by default that of the graph; but updates come as soon as they
+      can, so that the step does not end with all gradients in memory.
     - `setup`, `update`: bool[n], as `passes.roles` has them.
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
