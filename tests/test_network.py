@@ -106,8 +106,9 @@ def test_a_program_starts_in_a_network_of_its_own():
     assert done.returncode == 0 and done.stdout
 
 
-@pytest.mark.parametrize(("pid", "message"), [(2**22 + 1, "No such file"), (os.getpid(), "has no network of its own")])
+@pytest.mark.parametrize(("pid", "message"), [(2**22 + 1, "No such file"), (None, "has no network of its own")])
 def test_a_program_does_not_start_in_another_network_than_it_should(pid, message):
+    pid = os.getpid() if pid is None else pid
     done = subprocess.run(isolated("platform", network=pid), capture_output=True, text=True)
     assert done.returncode == 1 and message in done.stderr and not done.stdout
 

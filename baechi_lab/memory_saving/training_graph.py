@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
 from ..passes.forward_only import backward_ops
+from ..passes.named_tensors import NAMED
 from ..passes.roles import SETUP, UPDATE, roles
 
 Ints = NDArray[np.int64]
@@ -25,7 +26,6 @@ _EFFECTS = re.compile(
 )
 _INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
 """PyTorch's types of ops that write over what they read."""
-_NAMED = "Named"
 """PyTorch's type of ops that stand for a name which the forward's code has for what it made."""
 
 
@@ -70,7 +70,7 @@ class TrainingGraph:
         of_type = {name: (not _obstacle_of_type(name), bool(_INPLACE.search(name))) for name in set(graph.op_types)}
         repeatable, in_place = np.array([of_type[name] for name in graph.op_types], dtype=np.bool_).reshape(-1, 2).T
         repeatable = repeatable & ~(self.is_backward | self.setup | self.update) & (np.diff(graph.inputs[0]) > 0)
-        named = np.array([name == _NAMED for name in graph.op_types], dtype=np.bool_)
+        named = np.array([name == NAMED for name in graph.op_types], dtype=np.bool_)
         hinders = (self.update & self.is_backward) | in_place | named
         data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
         repeatable[graph.edge_source[data & hinders[graph.consumers]]] = False
@@ -87,7 +87,7 @@ class TrainingGraph:
             return reason
         if any(_INPLACE.search(self.graph.op_types[k]) for k in self.readers(op).tolist()):
             return "an op that reads its output writes in place"
-        if any(self.graph.op_types[k] == _NAMED for k in self.readers(op).tolist()):
+        if any(self.graph.op_types[k] == NAMED for k in self.readers(op).tolist()):
             return "the forward pass holds its output by a name until it returns"
         if np.any(self.update[self.readers(op)] & self.is_backward[self.readers(op)]):
             return "an update reads its output"

@@ -7,6 +7,7 @@ from typing import Any
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
+from ..passes.named_tensors import without_name_waits
 from ..simulator import makespan_and_peak, simulate
 from .base import Placer
 from .memory.packing import infeasible, packing_proof
@@ -29,6 +30,9 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
     """
     placer = make_placer(placer, **params)
     began = working_seconds()
+    original = graph
+    if getattr(placer, "objective", "latency") not in ("latency", "makespan"):
+        graph = without_name_waits(graph)  # in a pipeline no name lives longer than its stage
     cluster_for_placers = cluster.without_overhead()
     has_overhead = cluster.overhead_us.any()
     try:
@@ -51,9 +55,9 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
         placer=placer.name,
         params=placer.get_params(),
         seconds=working_seconds() - began,
-        graph_key=graph.key,
-        group_of=graph.group_of,
-        source_key=graph.source_key,
+        graph_key=original.key,
+        group_of=original.group_of,
+        source_key=original.source_key,
     )
 
 

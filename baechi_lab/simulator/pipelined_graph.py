@@ -14,6 +14,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import placed_durations
 from ..graph.kernels.csr import distinct, offsets
 from ..passes.all_reduce import ALL_REDUCE
+from ..passes.named_tensors import without_name_waits
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
 from . import kernel
 from .kernel_run import simulated_peak
@@ -66,9 +67,11 @@ def make_pipelined_graph(
     """
     check_micro_batches(micro_batches)
     placed = placement.checked(graph, cluster.n)
-    step_graph = _unrolled(graph, micro_batches, placed)
     if schedule is None:
+        step_graph = _unrolled(graph, micro_batches, placed)
         return PipelinedGraph(step_graph, placed.on(step_graph))
+    graph, placed = _without_name_waits(graph, placed)
+    step_graph = _unrolled(graph, micro_batches, placed)
     order_or_rule = _schedule_or_rule(schedule)
     rule = None if isinstance(order_or_rule, Schedule) else order_or_rule
     stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
@@ -83,6 +86,19 @@ def make_pipelined_graph(
     return PipelinedGraph(
         step_graph, placed.on(step_graph), order, stages, _number_units(step_graph, stages, order), lines
     )
+
+
+_WITHOUT_WAITS: WeakKeyDictionary[OpGraph, OpGraph | None] = WeakKeyDictionary()
+"""Graphs without the waits of `Named` ops, by the graph as it was given; None where that has none."""
+
+
+def _without_name_waits(graph: OpGraph, placement: Placement) -> tuple[OpGraph, Placement]:
+    """The graph whose `Named` ops wait for no later pipeline stage, and the placement for it."""
+    if graph not in _WITHOUT_WAITS:
+        changed = without_name_waits(graph)
+        _WITHOUT_WAITS[graph] = None if changed is graph else changed
+    without = _WITHOUT_WAITS[graph]
+    return (graph, placement) if without is None else (without, placement.replace(graph_key=without.key))
 
 
 _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()

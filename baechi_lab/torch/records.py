@@ -8,8 +8,6 @@ from typing import Any
 
 PARTS_TYPE = "Parts"
 """Type of the op of a graph that hands out parts of what a call made."""
-NAMED = "Named"
-"""Type of the op of a graph that stands for a name which the forward's code has for what a call made."""
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
 STATE = "State"

@@ -295,3 +295,16 @@ def test_bug_conditional_updates_ran_once_per_micro_batch(kind):
             [0, 5, 9, 1], edges, forward_of=[-1, -1, 1, -1], op_types=["VarHandleOp", "MatMul", "MatMulGrad", op_type]
         )
         assert roles(graph).tolist() == [SETUP, FORWARD, BACKWARD, role]
+
+
+def test_names_of_a_forward_do_not_order_the_stages_of_a_pipeline():
+    """What layer a makes has a name until layer b has run; the op that stands for it is on a's device all the same."""
+    types = ["Linear", "Linear", "Named", "Grad", "Grad"]
+    edges = [(0, 1, 80), (0, 2, 80), (1, 2, 4), (1, 3, 80), (3, 4, 80)]
+    graph = bl.OpGraph.from_edges([5, 5, 0, 5, 5], edges, op_types=types, forward_of=[-1, -1, -1, 1, 0])
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
+    placed = bl.Placement(device=[0, 1, 0, 1, 0])
+    # GPipe, two micro-batches: a at 0 and 5, b at 5 and 10, its gradients from 15, a's from 20 to 30.
+    assert bl.simulate(graph, cluster, placed, micro_batches=2, schedule="gpipe").makespan_us == 30.0
+    chosen = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=4, schedule="1f1b")
+    assert chosen.devices == 2 and chosen.device[0] == chosen.device[2]

@@ -26,7 +26,7 @@ from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # 
 from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
 from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
-from baechi_lab.profilers.torch import profile as profile_module  # noqa: E402
+from baechi_lab.profilers.torch import layers as layers_module  # noqa: E402
 from baechi_lab.simulator.pipeline_stages import B, W, find_pipeline_stages  # noqa: E402
 from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
 from baechi_lab.torch.pipelines.recording import record  # noqa: E402
@@ -483,7 +483,7 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
         cut_up,
         cpus(2),
         ("cpu",) * 2,
-        mean=True,
+        adding=adding(step, model, micro_steps),
         steps=1,
         warmup=0,
         gradients=True,
@@ -566,7 +566,7 @@ def test_halves_of_a_backward_pass_are_ops_of_their_own():
 def test_adding_to_gradients_is_timed_where_asked(monkeypatch):
     """A clock that advances by one at every look: a linear layer adds to two gradients, of its weight and its bias."""
     ticks = itertools.count()
-    monkeypatch.setattr(profile_module, "now_us", lambda: float(next(ticks)))
+    monkeypatch.setattr(layers_module, "now_us", lambda: float(next(ticks)))
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
     plain, added = (bl.torch.profile(model, torch.ones(2, 4), warmup=1, runs=2, accumulate=a) for a in (False, True))
     assert (added.duration_us - plain.duration_us).tolist() == [0, 0, 0, 2]

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
-from ...torch.records import NAMED, PARTS_TYPE, UPDATE
+from ...passes.named_tensors import NAMED
+from ...torch.records import PARTS_TYPE, UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""

@@ -208,7 +208,7 @@ class Measurement(Observer):
         local = self.local
 
         def before(gradients: object) -> None:
-            if storages.local.op >= 0:
+            if getattr(storages.local, "op", -1) >= 0:  # set by the first call of a thread
                 local.node_device = storages.local.device
             local.node_mode = storages.mode()
             local.node_mode.__enter__()

@@ -33,7 +33,8 @@ from numpy.typing import NDArray
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
-from ...torch.records import NAMED, PARTS_TYPE, UPDATE, Trace
+from ...passes.named_tensors import NAMED
+from ...torch.records import PARTS_TYPE, UPDATE, Trace
 from .levels import with_measured_levels
 from .memory import CallMemory
 from .names import Named
