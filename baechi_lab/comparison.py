@@ -126,7 +126,7 @@ def compare(
     import pandas as pd
     from tqdm.auto import tqdm
 
-    from .executors.native import native_ways
+    from .executors.native import native_runners
 
     if native is not None and not isinstance(native, (bool, str)):
         raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
@@ -165,12 +165,12 @@ def compare(
         rows.append({"placer": label, "lower_bound_us": bound, **row})
     placed = len(rows)
     if measure and step is not None:
-        native_runners = native_ways(
+        runners = native_runners(
             step, native, placements=list(runnable.values()), micro_batches=pipeline.get("micro_batches")
         )
-        rows += [{"placer": f"native ({method})", "feasible": True, "winner": ""} for method in native_runners]
+        rows += [{"placer": f"native ({method})", "feasible": True, "winner": ""} for method in runners]
         execute_options = {**execution_target(cluster, local, backend, workers), **pipeline}
-        native_rows = dict(enumerate(native_runners.values(), start=placed))
+        native_rows = dict(enumerate(runners.values(), start=placed))
         for k, columns in measure_rows(graph, step, runnable, steps, execute_options, progress, native_rows).items():
             rows[k] |= columns
     table = pd.DataFrame(rows, columns=list(COLUMNS))

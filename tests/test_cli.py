@@ -147,8 +147,10 @@ def test_placement_of_groups_is_written_for_ops(call, graph_file, tmp_path):
 def test_groups_that_do_not_fit_are_taken_apart_and_it_is_said(call, tmp_path, command):
     path = tmp_path / "heavy.json"
     bl.save_graph(bl.OpGraph.from_edges([1, 1], [(0, 1, 8)], persistent_bytes=[60, 60]), path)
-    name, *rest = command.split()
-    code, out, _ = call(name, str(path), *rest, "--devices", "2", "--memory", "100", "--passes", "coplacement,fusion")
+    name, *arguments = command.split()
+    code, out, _ = call(
+        name, str(path), *arguments, "--devices", "2", "--memory", "100", "--passes", "coplacement,fusion"
+    )
     assert code == 0 and "was found that fits: single ops were placed" in out
 
 
@@ -206,15 +208,15 @@ def test_fidelity_waits_for_a_finite_time(call, seconds):
 
 
 @pytest.mark.parametrize(
-    ("memory", "said"),
+    ("memory", "message"),
     [
         ("8", "'8', which is 8 bytes; did you mean 8GB? (write 8B for bytes)"),
         ("0.5", "'0.5', which is 0.5 bytes; did you mean 0.5GB?"),
         ("8GB,16,8GB,8GB", "'16', which is 16 bytes; did you mean 16GB?"),
     ],
 )
-def test_a_memory_of_a_few_bytes_is_asked_about(call, graph_file, memory, said):
-    check_refused(call("place", graph_file, "--memory", memory), said)
+def test_a_memory_of_a_few_bytes_is_asked_about(call, graph_file, memory, message):
+    check_refused(call("place", graph_file, "--memory", memory), message)
 
 
 def test_a_worker_is_pinned_to_a_core_that_there_is(call):
@@ -297,8 +299,8 @@ cli.place.run = work
 raise SystemExit(cli.main(["place", "--list"]))
 """
     code = code.replace("cli.place.run = work", "import baechi_lab.cli.place\nbaechi_lab.cli.place.run = work")
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
-    assert (done.returncode, done.stdout, done.stderr) == (130, "", "baechi-lab place: interrupted\n")
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=50)
+    assert (process.returncode, process.stdout, process.stderr) == (130, "", "baechi-lab place: interrupted\n")
 
 
 def test_an_interrupted_search_ends_with_what_it_has_and_says_so(call, graph_file, tmp_path, monkeypatch):
@@ -321,10 +323,10 @@ def test_the_command_in_a_deleted_folder(call, graph_file, tmp_path, monkeypatch
     assert call("place", graph_file, "--placer", "m-etf")[0] == 0
     check_refused(call("place", graph_file, "--placer", "m-etf", "-o", "p.json"), "the current folder was deleted")
     check_refused(call("lab", "--print"), "the current folder was deleted")
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "baechi_lab", "place", "--list"], capture_output=True, text=True, timeout=100
     )
-    assert done.returncode == 0 and "m-sct" in done.stdout
+    assert process.returncode == 0 and "m-sct" in process.stdout
 
 
 def test_speeds_and_memories_per_device(call, graph_file):
@@ -357,13 +359,13 @@ def test_key_value_parameters():
 
 
 def test_module_is_the_command(graph_file):
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-m", "baechi_lab", "compare", graph_file, "--placers", "nope"],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    check_refused((done.returncode, done.stdout, done.stderr), "unknown placer 'nope'")
+    check_refused((process.returncode, process.stdout, process.stderr), "unknown placer 'nope'")
 
 
 # -- refusals ------------------------------------------------------------------------------------------------
@@ -434,9 +436,9 @@ def test_model_that_fits_nowhere(call, graph_file):
 
 
 def test_placement_of_another_graph(call, graph_file, tmp_path):
-    other, file = tmp_path / "other.json", tmp_path / "placement.json"
-    bl.save_graph(bl.OpGraph.from_edges([1.0]), other)
-    assert call("place", other, "-o", file)[0] == 0
+    other_graph, file = tmp_path / "other.json", tmp_path / "placement.json"
+    bl.save_graph(bl.OpGraph.from_edges([1.0]), other_graph)
+    assert call("place", other_graph, "-o", file)[0] == 0
     check_refused(call("simulate", graph_file, file), "another graph")
 
 
@@ -522,16 +524,16 @@ def fetched(address: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.subprocess
-@pytest.mark.parametrize("way", [signal.SIGINT, signal.SIGTERM])
-def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, tmp_path):
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGTERM])
+def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(ending, tmp_path):
     """The address is the notebook's, with its token; one signal ends JupyterLab, where nobody can confirm it as well."""
     pytest.importorskip("jupyterlab")
     (tmp_path / "home").mkdir()
-    apart = {"HOME": str(tmp_path / "home"), "JUPYTER_CONFIG_DIR": str(tmp_path / "home")}
+    own_folders = {"HOME": str(tmp_path / "home"), "JUPYTER_CONFIG_DIR": str(tmp_path / "home")}
     command = [sys.executable, "-m", "baechi_lab", "lab", "--", "--no-browser", "--allow-root", "--ServerApp.port=0"]
     # What is installed opens its own copy of the notebook.
     kept = {k: v for k, v in os.environ.items() if not k.startswith(("JUPYTER", "PYTHONPATH"))}
-    environment = {**kept, **apart}
+    environment = {**kept, **own_folders}
     pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
     lab = subprocess.Popen(
         command,
@@ -546,11 +548,11 @@ def test_lab_prints_an_address_that_opens_the_notebook_and_ends_when_told(way, t
     )
     try:
         pattern = r"http://(?:localhost|127.0.0.1):\d+/lab/tree/notebooks/00_quickstart\.ipynb\?token=\w+"
-        address = next(found[0] for line in lab.stderr if (found := re.search(pattern, line)))
+        address = next(match[0] for line in lab.stderr if (match := re.search(pattern, line)))
         contents = address.replace("/lab/tree/", "/api/contents/")
         assert json.loads(fetched(contents))["name"] == "00_quickstart.ipynb" and "jupyter" in fetched(address)
-        lab.send_signal(way)
-        assert lab.wait(30) in (0, -way)
+        lab.send_signal(ending)
+        assert lab.wait(30) in (0, -ending)
     finally:
         lab.kill()
         lab.communicate()
@@ -566,9 +568,9 @@ def test_sweep_of_a_graph_file_resumes(call, graph_file, tmp_path):
     code, out, _ = call("sweep", graph_file, "--devices", "1,2", *arguments, "--json")
     assert code == 0
     rows = json.loads(out)
-    found = {(row["devices"], row["placer"]): row["makespan_us"] for row in rows}
+    makespans = {(row["devices"], row["placer"]): row["makespan_us"] for row in rows}
     # one device: 10 + 10 + 5; two: the second op runs beside the first, and its output takes 2
-    assert found == {(1, "single"): 25.0, (1, "m-etf"): 25.0, (2, "single"): 25.0, (2, "m-etf"): 17.0}
+    assert makespans == {(1, "single"): 25.0, (1, "m-etf"): 25.0, (2, "single"): 25.0, (2, "m-etf"): 17.0}
     assert store.stat().st_size > 0
     code, out, _ = call("sweep", graph_file, "--devices", "1,2,3", *arguments)
     assert code == 0
@@ -630,7 +632,7 @@ def test_an_output_never_replaces_an_input(call, inputs, tmp_path, line):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("-p self=1", "unknown parameter of placer 'm-sct': 'self'"),
         ("-p name=1", "unknown parameter of placer 'm-sct': 'name'"),
@@ -646,8 +648,8 @@ def test_an_output_never_replaces_an_input(call, inputs, tmp_path, line):
         ("-p x=" + "[" * 3000, "unknown parameter"),
     ],
 )
-def test_odd_options_are_one_sentence(call, graph_file, words, said):
-    check_refused(call("place", graph_file, *words.split()), said)
+def test_odd_options_are_one_sentence(call, graph_file, words, message):
+    check_refused(call("place", graph_file, *words.split()), message)
 
 
 def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
@@ -659,7 +661,7 @@ def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         ("--passes fusion,none", "unknown pass 'none'"),
         ("--placers m-etf,none", "unknown placer 'none'"),
@@ -670,9 +672,9 @@ def test_a_placer_may_have_a_parameter_named_placer(call, graph_file):
         ("-o nowhere/out", "nowhere is not a folder that exists"),
     ],
 )
-def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, said):
+def test_demo_checks_its_options_before_it_traces(call, monkeypatch, words, message):
     monkeypatch.setattr("baechi_lab.cli.steps.step_from", lambda _: pytest.fail("traced"))
-    check_refused(call("demo", "--model", "mlp", *words.split()), said)
+    check_refused(call("demo", "--model", "mlp", *words.split()), message)
 
 
 def test_export_looks_at_its_folder_before_it_places(call, monkeypatch, tmp_path):
@@ -696,5 +698,5 @@ def test_export_refuses_an_unknown_format_at_once(call):
 def test_hardware_kinds_are_taken_in_any_case(call, tmp_path):
     graph = bl.OpGraph.from_edges([1.0], duration_by_kind={"a100": [3.0]})
     bl.save_graph(graph, tmp_path / "a100.json")
-    given = ("place", str(tmp_path / "a100.json"), "--devices", "2", "--placer", "single", "--kind")
-    assert call(*given, "A100")[0] == 0 and call(*given, "H100")[0] == 2
+    words = ("place", str(tmp_path / "a100.json"), "--devices", "2", "--placer", "single", "--kind")
+    assert call(*words, "A100")[0] == 0 and call(*words, "H100")[0] == 2

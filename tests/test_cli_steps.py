@@ -66,12 +66,12 @@ def test_profile_place_run_export_by_files(call, tmp_path):
     assert facts["ops"] == graph.n
     assert facts["persistent_bytes"] == 4 * 3 * 4  # one variable of 4 x 3 float32
     assert call("place", "graph.json", "--devices", "2", "--placer", "m-topo", "-o", "placement.json")[0] == 0
-    code, done, _ = call("run", "steps.py:small", "--placement", "placement.json", "--devices", "2", "--steps", "3")
+    code, out, _ = call("run", "steps.py:small", "--placement", "placement.json", "--devices", "2", "--steps", "3")
     assert code == 0
-    assert done["status"] == "ok"
-    assert len(done["step_seconds"]) == 3
-    assert done["measured_us"] > 0
-    assert done["simulated_us"] is None  # no profile was made here
+    assert out["status"] == "ok"
+    assert len(out["step_seconds"]) == 3
+    assert out["measured_us"] > 0
+    assert out["simulated_us"] is None  # no profile was made here
     placing = ("steps.py:small", "--placement", "placement.json", "--devices", "2")
     code, facts, _ = call("export", *placing, "--format", "dot", "-o", "plan.dot")
     assert code == 0 and facts["text"].startswith("digraph") and facts["text"] == Path("plan.dot").read_text()
@@ -82,7 +82,7 @@ def test_profile_place_run_export_by_files(call, tmp_path):
 
 
 def test_run_places_by_itself(call, tmp_path):
-    code, done, _ = call(
+    code, out, _ = call(
         "run",
         "mlp",
         "--batch-size",
@@ -97,7 +97,7 @@ def test_run_places_by_itself(call, tmp_path):
         "trace.json",
     )
     assert code == 0
-    assert done["simulated_us"] > 0
+    assert out["simulated_us"] > 0
     assert "traceEvents" in json.loads((tmp_path / "trace.json").read_text())
 
 
@@ -119,8 +119,8 @@ def test_micro_batches_run_and_export(call, tmp_path):
         "estimated",
     )
     cut = ("--hardware", "cpu-core", "--micro-batches", "4", "--schedule", "1f1b")
-    code, done, _ = call("run", *model, *cut, "--steps", "2", "--trace", "trace.json")
-    assert code == 0 and done["status"] == "ok" and done["simulated_us"] > 0
+    code, out, _ = call("run", *model, *cut, "--steps", "2", "--trace", "trace.json")
+    assert code == 0 and out["status"] == "ok" and out["simulated_us"] > 0
     assert any(event["name"].endswith("/mb3") for event in json.loads(Path("trace.json").read_text())["traceEvents"])
     assert call("export", *model, *cut, "-o", "out")[0] == 0
     plan = json.loads((tmp_path / "out" / "placement.json").read_text())
@@ -184,12 +184,12 @@ def test_links_are_measured_and_the_cluster_is_used(call, monkeypatch):
     none = bl.Link(30.0, 0.0)
     costs = calibration.Calibration(0.0, 0.0, none, none, none, 1.0)
     monkeypatch.setattr(calibration, "calibrate", lambda local: costs)
-    code, found, _ = call("links", "--workers", "2", "--repeats", "1", "--memory", "1GB", "-o", "two.json")
+    code, out, _ = call("links", "--workers", "2", "--repeats", "1", "--memory", "1GB", "-o", "two.json")
     assert code == 0
     cluster = bl.load_cluster("two.json")
-    assert found["comm"] == cluster.comm and cluster.memory_bytes.tolist() == [10**9] * 2
-    assert [row["source"] for row in found["links"]] == list(cluster.names)
-    assert found["links"][0]["us_per_byte"] == cluster.link_between(0, 1).us_per_byte
+    assert out["comm"] == cluster.comm and cluster.memory_bytes.tolist() == [10**9] * 2
+    assert [row["source"] for row in out["links"]] == list(cluster.names)
+    assert out["links"][0]["us_per_byte"] == cluster.link_between(0, 1).us_per_byte
     bl.save_graph(bl.OpGraph.from_edges([1e6, 1e6, 1.0], [(0, 2, 4), (1, 2, 4)]), "graph.json")
     code, rows, _ = call("compare", "graph.json", "--cluster", "two.json", "--placers", "m-etf", "--no-optimize")
     assert code == 0
@@ -212,12 +212,12 @@ def test_native_steps_beside_placed_ones(call):
     assert (
         call("profile", "steps.py:small", "--mode", "estimated", "--hardware", "cpu-core", "-o", "graph.json")[0] == 0
     )
-    where = ("--devices", "2", "--kind", "cpu", "--steps", "2", "--native")
-    code, rows, _ = call("compare", "graph.json", "--placers", "single", "--step", "steps.py:small", *where)
+    options = ("--devices", "2", "--kind", "cpu", "--steps", "2", "--native")
+    code, rows, _ = call("compare", "graph.json", "--placers", "single", "--step", "steps.py:small", *options)
     assert code == 0 and [row["placer"] for row in rows] == ["single", "native (tf.function)"]
     assert rows[1]["native_ratio"] == 1.0 and rows[0]["native_ratio"] > 0
-    code, done, _ = call("run", "steps.py:small", "--mode", "estimated", "--hardware", "cpu-core", *where)
-    assert code == 0 and done["native"]["tf.function"]["measured_us"] > 0 and done["native_ratio"] > 0
+    code, out, _ = call("run", "steps.py:small", "--mode", "estimated", "--hardware", "cpu-core", *options)
+    assert code == 0 and out["native"]["tf.function"]["measured_us"] > 0 and out["native_ratio"] > 0
     code, _, error = call("compare", "graph.json", "--native")
     assert code == 2 and "--native needs the step that graph.json is a profile of: give --step MODEL" in error
 
@@ -276,9 +276,9 @@ def torch_files(tmp_path):
 @pytest.mark.parametrize("model", ["torch_steps.py:step", "nets.py:module", "nets.py:positional"])
 def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model):
     placing = ("--devices", "2", "--placer", "m-topo", "--kind", "cpu")
-    code, done, err = call("run", model, "--steps", "2", *placing)
+    code, out, err = call("run", model, "--steps", "2", *placing)
     assert code == 0, err
-    assert done["status"] == "ok" and len(done["step_seconds"]) == 2 and done["simulated_us"] > 0
+    assert out["status"] == "ok" and len(out["step_seconds"]) == 2 and out["simulated_us"] > 0
     code, facts, err = call("export", model, *placing, "-o", "out")
     assert code == 0, err
     assert facts == {"folder": "out", "script": "out/train.py"}
@@ -291,8 +291,8 @@ def test_pytorch_steps_run_and_become_scripts(call, torch_files, tmp_path, model
 @pytest.mark.torch
 def test_micro_batches_and_plans_of_a_pytorch_step(call, torch_files, tmp_path):
     placing = ("nets.py:module", "--devices", "2", "--kind", "cpu", "--placer", "contiguous")
-    code, done, err = call("run", *placing, "--micro-batches", "2", "--schedule", "gpipe", "--steps", "2")
-    assert code == 0 and done["status"] == "ok", err
+    code, out, err = call("run", *placing, "--micro-batches", "2", "--schedule", "gpipe", "--steps", "2")
+    assert code == 0 and out["status"] == "ok", err
     code, facts, err = call("export", *placing, "--format", "device_map")
     assert code == 0 and set(json.loads(facts["text"])) <= {"", "first", "second"}, err
     code, _, err = call("export", "steps.py:small", "--devices", "2", "--mode", "estimated", "--format", "device_map")

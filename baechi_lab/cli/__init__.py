@@ -72,18 +72,18 @@ def parser() -> argparse.ArgumentParser:
 
 
 @contextlib.contextmanager
-def _noted(notes: list[str]) -> Iterator[None]:
+def _collecting_warnings(notes: list[str]) -> Iterator[None]:
     """Our own warnings become notes, for after the results; an error is one sentence, and has none."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
-        def noted(message: Any, category: type[Warning], *rest: Any, **more: Any) -> None:
+        def collect(message: Any, category: type[Warning], *positional: Any, **keywords: Any) -> None:
             if category.__module__.startswith("baechi_lab"):
                 notes.append(str(message))
             else:
-                show(message, category, *rest, **more)
+                show(message, category, *positional, **keywords)
 
-        warnings.showwarning = noted
+        warnings.showwarning = collect
         yield
 
 
@@ -119,12 +119,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     for name, level in (("TF_CPP_MIN_LOG_LEVEL", "2"), ("TORCH_CPP_LOG_LEVEL", "ERROR"), ("KINETO_LOG_LEVEL", "99")):
         os.environ.setdefault(name, level)  # notices of the frameworks are not our output
-    given = sys.argv[1:] if argv is None else list(argv)
-    command = given[0] if given else ""
+    words = sys.argv[1:] if argv is None else list(argv)
+    command = words[0] if words else ""
     notes: list[str] = []
     try:
-        with _interruptible(), _noted(notes):
-            arguments: Any = parser().parse_args(given)
+        with _interruptible(), _collecting_warnings(notes):
+            arguments: Any = parser().parse_args(words)
             code = int(arguments.work(arguments) or 0)
         for note in dict.fromkeys(notes):
             print(f"note: {_one_line(note)}", file=sys.stderr)

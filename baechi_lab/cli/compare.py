@@ -46,16 +46,22 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.optimize is None:  # groups that a stage cannot part make no pipeline
         arguments.optimize = arguments.micro_batches is None
     placers = options.distinct(arguments.placers, "--placers")
-    common: dict[str, Any] = {"seed": options.whole(arguments.seed, "--seed", lowest=0)}
+    common: dict[str, Any] = {"seed": options.whole_number(arguments.seed, "--seed", lowest=0)}
     if arguments.time_limit is not None:
         common["time_limit"] = options.seconds(arguments.time_limit, "--time-limit")
     pipeline = options.pipeline_from(arguments)
     graph = options.graph_from(arguments.graph)
     table = compare(
-        graph, cluster, placers, scheduler=arguments.scheduler, progress=console.shows_progress(),
-        **_measuring(arguments),
-        passes=options.passes_from(arguments), **pipeline, **common,
-    )  # fmt: skip
+        graph,
+        cluster,
+        placers,
+        scheduler=arguments.scheduler,
+        progress=console.shows_progress(),
+        **_measurement_options(arguments),
+        passes=options.passes_from(arguments),
+        **pipeline,
+        **common,
+    )
     if arguments.json:
         output.print_json(output.rows_of(table))
     else:
@@ -68,15 +74,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _measuring(arguments: argparse.Namespace) -> dict[str, Any]:
+def _measurement_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """What `bl.compare` measures; nothing without --step."""
     from ..errors import InvalidInput
 
-    count = options.whole(arguments.steps, "--steps", lowest=1)
+    count = options.whole_number(arguments.steps, "--steps", lowest=1)
     if arguments.step is None:
         if arguments.native or arguments.param:
-            given = "--native" if arguments.native else "-p"
-            raise InvalidInput(f"{given} needs the step that {arguments.graph} is a profile of: give --step MODEL")
+            option = "--native" if arguments.native else "-p"
+            raise InvalidInput(f"{option} needs the step that {arguments.graph} is a profile of: give --step MODEL")
         return {}
     from . import steps
 

@@ -36,20 +36,20 @@ def progress(text: str) -> Iterator[Status]:
     if not shows_progress():
         yield status
         return
-    done = threading.Event()
-    thread = threading.Thread(target=_show, args=(status, done), daemon=True)
+    finished = threading.Event()
+    thread = threading.Thread(target=_show, args=(status, finished), daemon=True)
     thread.start()
     try:
         yield status
     finally:
-        done.set()
+        finished.set()
         thread.join()
 
 
-def _show(status: Status, done: threading.Event) -> None:
+def _show(status: Status, finished: threading.Event) -> None:
     began, shown = time.monotonic(), False
     wait = DELAY_SECONDS
-    while not done.wait(wait):
+    while not finished.wait(wait):
         print(f"\r\x1b[K{status.line(time.monotonic() - began)}", end="", file=sys.stderr, flush=True)
         shown, wait = True, REFRESH_SECONDS
     if shown:

@@ -56,8 +56,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate
 
-    count = options.whole(arguments.steps, "--steps", lowest=1)
-    devices = device_count(options.whole(arguments.devices, "--devices", lowest=1), "--devices")
+    count = options.whole_number(arguments.steps, "--steps", lowest=1)
+    devices = device_count(options.whole_number(arguments.devices, "--devices", lowest=1), "--devices")
     placers = options.distinct(arguments.placers, "--placers")
     for name in placers:
         make_placer(name)
@@ -92,10 +92,10 @@ def run(arguments: argparse.Namespace) -> int:
     result = optimize.replace(place=Place(best), simulate=Simulate()).run(graph, cluster)
     placement, simulated = cast("Placement", result.placement), cast("Timeline", result.timeline)
     with say(f"running the placement of {best} for real, {count} steps"):
-        done = execute(step, placement, steps=count, cluster=cluster, graph=graph)
-    if done.status != "ok":
-        raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
-    measured = done.median_seconds * 1e6
+        measured_run = execute(step, placement, steps=count, cluster=cluster, graph=graph)
+    if measured_run.status != "ok":
+        raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
+    measured = measured_run.median_seconds * 1e6
     say.line(f"step time: simulated {format_us(simulated.makespan_us)}, measured {format_us(measured)} (median)")
     say.line(below_bound(measured, bounds(graph, cluster).best, graph))
     say.line(sharing(cluster, len(os.sched_getaffinity(0))))
@@ -103,11 +103,20 @@ def run(arguments: argparse.Namespace) -> int:
         export(step, placement, arguments.output, graph=graph)
     say.line(f"train under this placement with: python {arguments.output}/train.py")
     if arguments.json:
-        output.print_json({
-            "model": arguments.model, "ops": graph.n, "groups": result.coarse.n, "devices": list(cluster.names),
-            "comparison": output.rows_of(table), "best": best, "simulated_us": simulated.makespan_us,
-            "measured_us": measured, "steps": len(done.step_seconds), "folder": arguments.output,
-        })  # fmt: skip
+        output.print_json(
+            {
+                "model": arguments.model,
+                "ops": graph.n,
+                "groups": result.coarse.n,
+                "devices": list(cluster.names),
+                "comparison": output.rows_of(table),
+                "best": best,
+                "simulated_us": simulated.makespan_us,
+                "measured_us": measured,
+                "steps": len(measured_run.step_seconds),
+                "folder": arguments.output,
+            }
+        )
     return 0
 
 

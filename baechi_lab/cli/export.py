@@ -26,9 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     placing.add_placing(parser)
     formats = ", ".join(FORMATS)
     parser.add_argument(
-        "--format", default=FOLDER, metavar="NAME",
+        "--format",
+        default=FOLDER,
+        metavar="NAME",
         help=f"{FOLDER}: a script (the default); or a plan as text for another runtime: {formats}",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "-o", "--output", metavar="PATH", help="the folder (placed_training), or the plan's file (standard output)"
     )
@@ -71,9 +73,12 @@ def _graph_of(step: Step | TorchStep) -> OpGraph:
 
 
 def _write_plan(
-    arguments: argparse.Namespace, graph: OpGraph, placement: Placement, cluster: Cluster,
+    arguments: argparse.Namespace,
+    graph: OpGraph,
+    placement: Placement,
+    cluster: Cluster,
     step: Step | TorchStep | None = None,
-) -> int:  # fmt: skip
+) -> int:
     """The text to its file or to standard output, what it lost to standard error."""
     from ..exporters.plans import write_plan
     from ..graph.formats.files import write_atomically

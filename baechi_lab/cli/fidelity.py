@@ -41,9 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--wait", default="60", metavar="S", help="seconds to wait for a quiet machine (60)")
     parser.add_argument("--busy", action="store_true", help="measure beside other programs too; stored as not quiet")
     parser.add_argument(
-        "--trusted-users", action="store_true",
+        "--trusted-users",
+        action="store_true",
         help="where the system cannot keep them from the workers: let all users of this machine run code as you",
-    )  # fmt: skip
+    )
     parser.add_argument("--seed", default="0", metavar="N", help="of the random placement (0)")
     parser.add_argument(
         "-o", "--output", metavar="FILE", help="keep the results in a file, other parts in it stay (.json)"
@@ -56,7 +57,9 @@ def run(arguments: argparse.Namespace) -> int:
     from ..placers.registry import placer_class
 
     options.check_output(arguments.output, (".json",))
-    parts = [options.one_of(p, "--parts", ("study", "speed-up")) for p in options.distinct(arguments.parts, "--parts")]
+    sections = [
+        options.one_of(p, "--parts", ("study", "speed-up")) for p in options.distinct(arguments.parts, "--parts")
+    ]
     names = options.distinct(arguments.models, "--models") if arguments.models else list(MODELS)
     for name in names:
         if ".py:" in name:
@@ -68,19 +71,19 @@ def run(arguments: argparse.Namespace) -> int:
         if placement != "random":
             placer_class(placement)
     settings: dict[str, Any] = {
-        "workers": options.whole(arguments.workers, "--workers", lowest=2),
-        "steps": options.whole(arguments.steps, "--steps", lowest=1),
-        "rounds": options.whole(arguments.rounds, "--rounds", lowest=1),
-        "seed": options.whole(arguments.seed, "--seed", lowest=0),
+        "workers": options.whole_number(arguments.workers, "--workers", lowest=2),
+        "steps": options.whole_number(arguments.steps, "--steps", lowest=1),
+        "rounds": options.whole_number(arguments.rounds, "--rounds", lowest=1),
+        "seed": options.whole_number(arguments.seed, "--seed", lowest=0),
     }
     limit = options.seconds(arguments.wait, "--wait")
     wait = None if arguments.busy else limit
     printed: dict[str, Any] = {}
     costs = None
-    if "study" in parts:
+    if "study" in sections:
         report = _study(arguments, names, settings, wait)
         printed, costs = report.to_dict(), report.calibration
-    if "speed-up" in parts:
+    if "speed-up" in sections:
         printed["speed_up"] = _speed_up(arguments, settings, costs, wait)
     if arguments.json:
         output.print_json(printed)
@@ -115,9 +118,14 @@ def _study(arguments: argparse.Namespace, names: list[str], settings: dict[str, 
             store(arguments.output, "study", output.plain({**about, **report.to_dict()}))
 
     report = study(
-        _cases(names), placements, progress=not arguments.json, on_model=keep, wait=wait,
-        trusted_users=arguments.trusted_users, **settings,
-    )  # fmt: skip
+        _cases(names),
+        placements,
+        progress=not arguments.json,
+        on_model=keep,
+        wait=wait,
+        trusted_users=arguments.trusted_users,
+        **settings,
+    )
     if not arguments.json:
         print(report)
     return report
@@ -136,11 +144,11 @@ def _speed_up(
     counts = {key: settings[key] for key in ("workers", "steps", "rounds")}
     about = provenance(model=name, size=size, **counts)
     case = Case(name, build(name, **size))
-    found, costs = speed_up(case, calibration=costs, wait=wait, trusted_users=arguments.trusted_users, **counts)
+    speed_ups, costs = speed_up(case, calibration=costs, wait=wait, trusted_users=arguments.trusted_users, **counts)
     if not arguments.json:
-        for one in found:
-            print(one)
-    rows = [one.to_dict() for one in found]
+        for speed_up_record in speed_ups:
+            print(speed_up_record)
+    rows = [speed_up_record.to_dict() for speed_up_record in speed_ups]
     if arguments.output:
         store(arguments.output, "speed_up", output.plain({**about, "calibration": asdict(costs), "rows": rows}))
     return rows

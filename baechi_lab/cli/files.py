@@ -45,11 +45,11 @@ def refuse_options(arguments: argparse.Namespace) -> None:
 
 def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:
     """The graph in the file and what there is to say; warnings become notes."""
-    with warnings.catch_warnings(record=True) as said:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
-        made = _program(arguments, hardware) if arguments.model.endswith(PROGRAMS) else _trace(arguments)
-    notes = [str(w.message) for w in said if type(w.message).__module__.startswith("baechi_lab")]
-    graph, facts = made
+        graph_and_facts = _program(arguments, hardware) if arguments.model.endswith(PROGRAMS) else _trace(arguments)
+    notes = [str(w.message) for w in caught if type(w.message).__module__.startswith("baechi_lab")]
+    graph, facts = graph_and_facts
     return graph, {**facts, **{f"note {k}": note for k, note in enumerate([*facts.pop("notes", ()), *notes], 1)}}
 
 
@@ -66,9 +66,9 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
         arguments.model,
         hardware=hardware,
         training=not arguments.inference,
-        batch_size=None if size is None else options.whole(size, "--batch-size", lowest=1),
+        batch_size=None if size is None else options.whole_number(size, "--batch-size", lowest=1),
         sizes=options.parameters(arguments.param, exact=True),
-        optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
+        optimizer_states=0 if states is None else options.whole_number(states, "--optimizer-states", lowest=0),
     )
     return graph, {"mode": "estimated", "device": hardware if isinstance(hardware, str) else ", ".join(hardware)}
 
@@ -76,14 +76,25 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
 def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     from ..graph import load_trace
 
-    given = (arguments.inference, arguments.optimizer_states, arguments.batch_size, arguments.param, arguments.hardware)
-    if any(given) or arguments.mode == "estimated":
+    rejected = (
+        arguments.inference,
+        arguments.optimizer_states,
+        arguments.batch_size,
+        arguments.param,
+        arguments.hardware,
+    )
+    if any(rejected) or arguments.mode == "estimated":
         raise InvalidInput(
             f"{arguments.model:.80} is a trace, measured as it ran; --execution-trace is its only option"
         )
-    made = load_trace(arguments.model, execution_trace=arguments.execution_trace)
-    lanes = ", ".join(made.cluster.names[:8]) + (" ..." if made.cluster.n > 8 else "")
-    return made.graph, {"mode": "measured", "device": lanes, "step_us": made.timeline.makespan_us, "notes": made.notes}
+    trace = load_trace(arguments.model, execution_trace=arguments.execution_trace)
+    lanes = ", ".join(trace.cluster.names[:8]) + (" ..." if trace.cluster.n > 8 else "")
+    return trace.graph, {
+        "mode": "measured",
+        "device": lanes,
+        "step_us": trace.timeline.makespan_us,
+        "notes": trace.notes,
+    }
 
 
 def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
@@ -95,16 +106,20 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
 
     cluster = options.cluster_from(arguments)
     if arguments.model.endswith(PROGRAMS):
-        size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", lowest=1)
-        given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
+        size = (
+            None
+            if arguments.batch_size is None
+            else options.whole_number(arguments.batch_size, "--batch-size", lowest=1)
+        )
+        profile_options: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
         sizes = options.parameters(arguments.param, exact=True)
-        graph = profile_program(arguments.model, batch_size=size, sizes=sizes, **given)
+        graph = profile_program(arguments.model, batch_size=size, sizes=sizes, **profile_options)
     else:
         graph = options.graph_from(arguments.model)
     if arguments.placement:
         return graph, load_placement(arguments.placement).checked(graph, cluster.n), cluster
     place = placer_of(arguments)
-    made = Pipeline(optimize=Optimize(), place=place).run(graph, cluster)
-    if made.placement is None:
+    result = Pipeline(optimize=Optimize(), place=place).run(graph, cluster)
+    if result.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")
-    return graph, made.placement.on(graph), cluster
+    return graph, result.placement.on(graph), cluster

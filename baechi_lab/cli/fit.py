@@ -47,46 +47,52 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = options.cluster_from(arguments)
     if arguments.host_memory is not None:
         cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
-    size = None if arguments.batch_size is None else options.whole(arguments.batch_size, "--batch-size", 1)
+    size = None if arguments.batch_size is None else options.whole_number(arguments.batch_size, "--batch-size", 1)
     settings: dict[str, Any] = {
-        "batch_size": size, "hardware": arguments.hardware, "every_way": arguments.all,
+        "batch_size": size,
+        "hardware": arguments.hardware,
+        "every_way": arguments.all,
         "placers": FAST if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
         "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
-        "give_up": _given_up(arguments.give_up, tuple(GIVE_UP)),
-    }  # fmt: skip
+        "give_up": _names_to_give_up(arguments.give_up, tuple(GIVE_UP)),
+    }
     subject = arguments.model if arguments.graph is None else options.graph_from(arguments.graph)
     with console.progress("fitting") as status:
-        found = fit(subject, cluster, callback=lambda way: setattr(status, "detail", f"trying {way}"), **settings)
+        answer = fit(
+            subject, cluster, callback=lambda option: setattr(status, "detail", f"trying {option}"), **settings
+        )
     if arguments.json:
         facts: dict[str, Any] = {
-            "fits": found.fits,
-            "missing_bytes": found.missing_bytes,
-            "answer": found.answer,
-            "caveat": found.caveat,
+            "fits": answer.fits,
+            "missing_bytes": answer.missing_bytes,
+            "answer": answer.answer,
+            "caveat": answer.caveat,
         }
-        if found.proof is not None:
-            facts |= {"proof": str(found.proof), "least_bytes": found.proof.least_bytes}
-        output.print_json({**facts, "setup": _setup(arguments), "ways": [way.row() for way in found.options]})
+        if answer.proof is not None:
+            facts |= {"proof": str(answer.proof), "least_bytes": answer.proof.least_bytes}
+        output.print_json({**facts, "setup": _setup(arguments), "ways": [option.row() for option in answer.options]})
     else:
-        _print(found)
+        _print(answer)
         print(*_setup(arguments), sep="\n")
     return 0
 
 
-def _print(found: Fit) -> None:
+def _print(answer: Fit) -> None:
     """The answer, a table of ways, what each gives up or why it is none, and the code of the fastest ones."""
-    print(found.answer, *([found.caveat] if found.caveat else []), sep="\n", end="\n\n")
+    print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
     output.print_rows(
         ["way", "choice", "fits", "step", "samples/s", "peak memory"],
-        [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in found.options],
+        [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in answer.options],
     )
-    remarks = {option.kind: option.texts()[-1] for option in found.options if option.texts()[-1] not in ("", "nothing")}
+    remarks = {
+        option.kind: option.texts()[-1] for option in answer.options if option.texts()[-1] not in ("", "nothing")
+    }
     if remarks:
         print()
         output.print_descriptions(remarks)
-    if found.proof is not None and found.best is not None:
-        print("", found.proof, sep="\n")
-    commands = [f"{option.kind}, {option.choice}: {option.command}" for option in found.cheapest if option.command]
+    if answer.proof is not None and answer.best is not None:
+        print("", answer.proof, sep="\n")
+    commands = [f"{option.kind}, {option.choice}: {option.command}" for option in answer.cheapest if option.command]
     print(*([""] if commands else []), *commands, "", sep="\n")
 
 
@@ -104,7 +110,7 @@ def _setup(arguments: argparse.Namespace) -> list[str]:
     return [*graph, f"cluster = {options.cluster_code(arguments)}{host}"]
 
 
-def _given_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:
+def _names_to_give_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:
     names = every if text is None else options.names(text, "--give-up")
     for name in names:
         if name not in every:

@@ -24,14 +24,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--granularity", metavar="NAME", help="layer or operator (layer)")
 
 
-_OWN = ("sequence_length", "dtype", "autocast", "optimizer", "granularity")
+_OPTIONS = ("sequence_length", "dtype", "autocast", "optimizer", "granularity")
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
     """Options of models by configuration, given with another model."""
-    given = next((key for key in _OWN if getattr(arguments, key)), None)
-    if given is not None:
-        raise InvalidInput(f"--{given.replace('_', '-')} is for models by configuration (hf:config.json)")
+    option = next((key for key in _OPTIONS if getattr(arguments, key)), None)
+    if option is not None:
+        raise InvalidInput(f"--{option.replace('_', '-')} is for models by configuration (hf:config.json)")
 
 
 def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str, Any]]:
@@ -56,17 +56,22 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     batch, length = arguments.batch_size or "1", arguments.sequence_length or "512"
     model, inputs = hugging_face(
         path,
-        batch_size=options.whole(batch, "--batch-size", lowest=1),
-        sequence_length=options.whole(length, "--sequence-length", lowest=1),
+        batch_size=options.whole_number(batch, "--batch-size", lowest=1),
+        sequence_length=options.whole_number(length, "--sequence-length", lowest=1),
         labels=not arguments.inference,
     )
     try:
         graph = profile_layers(
-            model, inputs, hardware=hardware, mode="inference" if arguments.inference else "training",
-            granularity=arguments.granularity or "layer", dtype=arguments.dtype,
-            autocast=arguments.autocast, optimizer=arguments.optimizer,
-            optimizer_states=0 if states is None else options.whole(states, "--optimizer-states", lowest=0),
-        )  # fmt: skip
+            model,
+            inputs,
+            hardware=hardware,
+            mode="inference" if arguments.inference else "training",
+            granularity=arguments.granularity or "layer",
+            dtype=arguments.dtype,
+            autocast=arguments.autocast,
+            optimizer=arguments.optimizer,
+            optimizer_states=0 if states is None else options.whole_number(states, "--optimizer-states", lowest=0),
+        )
     except InvalidInput as error:
         if " failed on the sample inputs" not in str(error):
             raise
@@ -74,9 +79,10 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
             f"{path}: {error}; its sizes may not fit together, or it takes other inputs: {GIVE}"
         ) from error
     facts = {
-        "parameters": sum(p.numel() for p in model.parameters()), "mode": "estimated",
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "mode": "estimated",
         "device": hardware if isinstance(hardware, str) else ", ".join(hardware),
         "seconds": time.perf_counter() - started,
-    }  # fmt: skip
+    }
     quantized = quantization_facts(model)
     return graph, facts if quantized is None else {"quantization": quantized, **facts}

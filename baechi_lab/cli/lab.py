@@ -59,8 +59,8 @@ def _copy(name: str, folder: Path) -> None:
 
     package = Path(str(resources.files("baechi_lab")))
     # An installation has the files in the package; a checkout that is installed in place has them beside.
-    found = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
-    if found is None:
+    source = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
+    if source is None:
         raise FormatError(f"{name} is neither in {folder} nor part of this installation")
     (folder / name).parent.mkdir(exist_ok=True)
-    write_atomically(folder / name, found.read_bytes())
+    write_atomically(folder / name, source.read_bytes())

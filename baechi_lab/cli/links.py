@@ -28,9 +28,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--memory", metavar="SIZE", help="memory that each device is said to have (a share of this machine)"
     )
     parser.add_argument(
-        "--trusted-users", action="store_true",
+        "--trusted-users",
+        action="store_true",
         help="without --servers, where the system cannot keep them out: let all users of this machine run code as you",
-    )  # fmt: skip
+    )
     parser.add_argument("--repeats", default="11", metavar="N", help="timed transfers per size (11)")
     parser.add_argument("-o", "--output", metavar="FILE", help="write the cluster (.json, .json.gz)")
 
@@ -40,23 +41,25 @@ def run(arguments: argparse.Namespace) -> int:
     from ..executors import LocalCluster, measure_cluster
 
     options.check_output(arguments.output, (".json", ".json.gz"))
-    how: dict[str, Any] = {
-        "repeats": options.whole(arguments.repeats, "--repeats", lowest=1),
+    options_of_measurement: dict[str, Any] = {
+        "repeats": options.whole_number(arguments.repeats, "--repeats", lowest=1),
         "progress": console.shows_progress(),
     }
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "--memory")
     if arguments.servers is not None:
         servers = options.names(arguments.servers, "--servers")
-        found = measure_cluster(_record(len(servers), memory), workers=servers, secret=arguments.secret, **how)
+        measured = measure_cluster(
+            _record(len(servers), memory), workers=servers, secret=arguments.secret, **options_of_measurement
+        )
     elif arguments.secret is not None:
         raise InvalidInput("--secret is given without --servers; workers of this machine ask for none")
     else:
-        count = options.whole(arguments.workers, "--workers", lowest=2)
+        count = options.whole_number(arguments.workers, "--workers", lowest=2)
         with LocalCluster(count, memory_bytes=memory, trusted_users=arguments.trusted_users) as local:
-            found = measure_cluster(local, **how)
+            measured = measure_cluster(local, **options_of_measurement)
     if arguments.output:
-        save_cluster(found, arguments.output)
-    _print(found, arguments)
+        save_cluster(measured, arguments.output)
+    _print(measured, arguments)
     return 0
 
 
@@ -73,10 +76,15 @@ def _print(cluster: Cluster, arguments: argparse.Namespace) -> None:
     links = {pair: cluster.link_between(*pair) for pair in pairs}
     if arguments.json:
         rows = [
-            {"source": cluster.names[a], "target": cluster.names[b], "latency_us": x.latency_us,
-             "us_per_byte": x.us_per_byte, "overhead_us": x.overhead_us}
+            {
+                "source": cluster.names[a],
+                "target": cluster.names[b],
+                "latency_us": x.latency_us,
+                "us_per_byte": x.us_per_byte,
+                "overhead_us": x.overhead_us,
+            }
             for (a, b), x in links.items()
-        ]  # fmt: skip
+        ]
         output.print_json({"comm": cluster.comm, "links": rows, "file": arguments.output})
         return
     output.print_rows(

@@ -55,7 +55,7 @@ def cluster_from(arguments: argparse.Namespace) -> Cluster:
     """The cluster in the file of --cluster, else the one that the options describe."""
     if arguments.cluster is not None:
         return load_cluster(arguments.cluster)
-    count = device_count(whole(arguments.devices, "--devices", lowest=1), "--devices")
+    count = device_count(whole_number(arguments.devices, "--devices", lowest=1), "--devices")
     memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in arguments.memory.split(",")], count)
     speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)
     kind, link, comm = transfers_from(arguments)
@@ -67,12 +67,12 @@ def cluster_code(arguments: argparse.Namespace) -> str:
     """Python that makes what `cluster_from` gives."""
     if arguments.cluster is not None:
         return f"bl.load_cluster({arguments.cluster!r})"
-    made = cluster_from(arguments)
-    first, link = made.devices[0], f"link=bl.{made.link!r}, comm={made.comm!r}"
-    if len({(d.memory_bytes, d.speed) for d in made.devices}) == 1:
+    cluster = cluster_from(arguments)
+    first, link = cluster.devices[0], f"link=bl.{cluster.link!r}, comm={cluster.comm!r}"
+    if len({(d.memory_bytes, d.speed) for d in cluster.devices}) == 1:
         each = f"memory_bytes={first.memory_bytes}, kind={first.kind!r}, speed={first.speed!r}"
-        return f"bl.Cluster.uniform({made.n}, {each}, {link})"
-    return f"bl.Cluster([{', '.join(f'bl.{device!r}' for device in made.devices)}], {link})"
+        return f"bl.Cluster.uniform({cluster.n}, {each}, {link})"
+    return f"bl.Cluster([{', '.join(f'bl.{device!r}' for device in cluster.devices)}], {link})"
 
 
 def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
@@ -110,25 +110,25 @@ def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
     from ..simulator.schedules import make_rule
 
     count, size = arguments.micro_batches, arguments.batch_size
-    batches = None if count is None else whole(count, "--micro-batches", 1)
-    samples = None if size is None else whole(size, "--batch-size", 1)
+    batches = None if count is None else whole_number(count, "--micro-batches", 1)
+    samples = None if size is None else whole_number(size, "--batch-size", 1)
     if samples is not None:
         micro_batch_size(samples, batches or 1)
     name = None if arguments.schedule is None else make_rule(arguments.schedule).name
     return {"micro_batches": batches, "schedule": name, "batch_size": samples}
 
 
-def whole(text: str, option: str, lowest: int) -> int:
+def whole_number(text: str, option: str, lowest: int) -> int:
     """A whole number of at least `lowest`."""
     try:
-        value = int(text)
+        parsed = int(text)
     except ValueError:
         raise InvalidInput(f"{option} is {text!r:.60}; it must be a whole number") from None
-    if value < lowest:
+    if parsed < lowest:
         raise InvalidInput(f"{option} is {text:.60}; it must be at least {lowest}")
-    if value > LARGEST:
+    if parsed > LARGEST:
         raise InvalidInput(f"{option} is {text:.60}; it must be at most {LARGEST}")
-    return value
+    return parsed
 
 
 def number(text: str, option: str) -> float:
@@ -150,9 +150,11 @@ def seconds(text: str, option: str) -> float:
 def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
     """--optimize / --no-optimize, --passes; the command decides where neither is given and the default is None."""
     parser.add_argument(
-        "--optimize", action=argparse.BooleanOptionalAction, default=default,
+        "--optimize",
+        action=argparse.BooleanOptionalAction,
+        default=default,
         help="place groups of ops instead of single ops",
-    )  # fmt: skip
+    )
     parser.add_argument(
         "--passes",
         default="colocation,coplacement,fusion",
@@ -166,10 +168,15 @@ def passes_from(arguments: argparse.Namespace) -> tuple[str, ...]:
     return tuple(names(arguments.passes, "--passes")) if arguments.optimize else ()
 
 
-def add_parameters(parser: argparse.ArgumentParser, what: str) -> None:
+def add_parameters(parser: argparse.ArgumentParser, owner: str) -> None:
     """-p KEY=VALUE, repeatable."""
     parser.add_argument(
-        "-p", "--param", action="append", default=[], metavar="KEY=VALUE", help=f"a parameter of the {what}; repeatable"
+        "-p",
+        "--param",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help=f"a parameter of the {owner}; repeatable",
     )
 
 
@@ -192,10 +199,10 @@ def parameters(pairs: Sequence[str], exact: bool = False) -> dict[str, Any]:
 
 def names(text: str, option: str) -> list[str]:
     """`"a,b"` -> `["a", "b"]`."""
-    found = [part.strip() for part in text.split(",") if part.strip()]
-    if not found:
+    parts = [name.strip() for name in text.split(",") if name.strip()]
+    if not parts:
         raise InvalidInput(f"{option} is {text!r}; name at least one")
-    return found
+    return parts
 
 
 def distinct(text: str, option: str) -> list[str]:
@@ -231,8 +238,8 @@ def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str
     """`params`, with `seed` where this placer has one."""
     from ..placers.registry import placer_class
 
-    known = placer_class(placer).__dataclass_fields__
-    return {"seed": seed, **params} if seed is not None and "seed" in known else params
+    fields = placer_class(placer).__dataclass_fields__
+    return {"seed": seed, **params} if seed is not None and "seed" in fields else params
 
 
 def graph_from(path: str) -> OpGraph:
@@ -250,20 +257,20 @@ def check_output(path: str | None, suffixes: tuple[str, ...]) -> None:
 
 def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> None:
     """Refuse an output that would replace an input, or another output."""
-    seen = {os.path.realpath(path): path for path in inputs if path and "\0" not in path}
+    used = {os.path.realpath(path): path for path in inputs if path and "\0" not in path}
     for path in outputs:
         if path is None or "\0" in path:
             continue
-        where = os.path.realpath(path)
-        if where in seen:
+        resolved = os.path.realpath(path)
+        if resolved in used:
             raise InvalidInput(
-                f"{path} would replace {seen[where]}, which this command reads or writes; name another file"
+                f"{path} would replace {used[resolved]}, which this command reads or writes; name another file"
             )
-        seen[where] = path
+        used[resolved] = path
 
 
-def one_of(value: str, option: str, known: Sequence[str]) -> str:
+def one_of(value: str, option: str, choices: Sequence[str]) -> str:
     """`value`, if it is known."""
-    if value not in known:
-        raise UnknownNameError.of(f"value of {option}:", value, known)
+    if value not in choices:
+        raise UnknownNameError.of(f"value of {option}:", value, choices)
     return value

@@ -131,11 +131,17 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
         return "-" if not one_us or row.get("makespan_us") is None else f"x {row['makespan_us'] / one_us:.2f}"
 
     cells = [
-        str(row["placer"]), cell("makespan_us", format_us), cell("one_device_us", versus), cell("lower_bound_us", format_us),
-        cell("gap", gap_in_words), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
-        cell("moved_bytes", format_bytes), cell("balance", lambda b: f"{b:.2f}"),
+        str(row["placer"]),
+        cell("makespan_us", format_us),
+        cell("one_device_us", versus),
+        cell("lower_bound_us", format_us),
+        cell("gap", gap_in_words),
+        cell("peak_bytes", format_bytes),
+        "yes" if row["feasible"] else "no",
+        cell("moved_bytes", format_bytes),
+        cell("balance", lambda b: f"{b:.2f}"),
         cell("place_seconds", lambda s: f"{s:.3g} s"),
-    ]  # fmt: skip
+    ]
     ratio = [cell("native_ratio", lambda x: f"x {x:.2f}")] * ("native_ratio" in row)
     run = [cell("measured_us", format_us), cell("measured_peak_bytes", format_bytes)] * measured
     return cells + run + ratio
@@ -169,12 +175,15 @@ def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | 
 def print_timeline(facts: Mapping[str, Any]) -> None:
     """`timeline_facts` as text."""
     bound, gap = facts["lower_bound_us"], facts["gap"]
-    print_facts({
-        f"step, {facts['origin']}": format_us(facts["makespan_us"]),
-        "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap_in_words(gap)})"),
-        "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfer{'' if facts['transfers'] == 1 else 's'}",
-        "feasible": "yes" if facts["feasible"] else "no",
-    })  # fmt: skip
+    plural = "" if facts["transfers"] == 1 else "s"
+    print_facts(
+        {
+            f"step, {facts['origin']}": format_us(facts["makespan_us"]),
+            "lower bound": format_us(bound) + ("" if gap is None else f" (gap {gap_in_words(gap)})"),
+            "moved": f"{format_bytes(facts['moved_bytes'])} in {facts['transfers']} transfer{plural}",
+            "feasible": "yes" if facts["feasible"] else "no",
+        }
+    )
     print_rows(
         ["device", "busy", "peak memory", "of"],
         [

@@ -45,7 +45,7 @@ def _place(arguments: argparse.Namespace) -> int:
 
     options.check_output(arguments.output, (".json", ".json.gz"))
     options.check_apart([arguments.graph, arguments.cluster], [arguments.output])
-    seed = options.whole(arguments.seed, "--seed", lowest=0)
+    seed = options.whole_number(arguments.seed, "--seed", lowest=0)
     params = options.with_time_limit(arguments.placer, arguments.time_limit, options.parameters(arguments.param))
     params = options.with_seed(arguments.placer, seed, params)
     cluster = options.cluster_from(arguments)

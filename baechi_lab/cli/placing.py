@@ -48,26 +48,30 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
         return steps.step_from(arguments), placement, cluster, None
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
-    given: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
+    profile_options: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
     count = pipeline(arguments).get("micro_batches")
-    part = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
+    micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
-        made = (Profile(mode=arguments.mode, progress=False, **given) | Optimize() | place).run(part, cluster)
-    if made.placement is None:
+        result = (Profile(mode=arguments.mode, progress=False, **profile_options) | Optimize() | place).run(
+            micro_batch, cluster
+        )
+    if result.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")
-    return step, made.placement.on(made.graph), cluster, made.graph
+    return step, result.placement.on(result.graph), cluster, result.graph
 
 
 def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
     """`micro_batches` and `schedule`, where given."""
     from ..simulator.schedules import make_rule
 
-    found: dict[str, Any] = {}
+    arguments_of_pipeline: dict[str, Any] = {}
     if arguments.micro_batches is not None:
-        found["micro_batches"] = options.whole(arguments.micro_batches, "--micro-batches", lowest=1)
+        arguments_of_pipeline["micro_batches"] = options.whole_number(
+            arguments.micro_batches, "--micro-batches", lowest=1
+        )
     if arguments.schedule is not None:
-        found["schedule"] = make_rule(arguments.schedule).name
-    return found
+        arguments_of_pipeline["schedule"] = make_rule(arguments.schedule).name
+    return arguments_of_pipeline
 
 
 def placer_of(arguments: argparse.Namespace) -> Place:
@@ -75,6 +79,6 @@ def placer_of(arguments: argparse.Namespace) -> Place:
     from ..placers.registry import told_pipeline
     from ..stages import Place
 
-    given = pipeline(arguments)
-    name = arguments.placer or ("contiguous" if given else "m-sct")
-    return Place(name, **told_pipeline(name, given))
+    pipeline_arguments = pipeline(arguments)
+    name = arguments.placer or ("contiguous" if pipeline_arguments else "m-sct")
+    return Place(name, **told_pipeline(name, pipeline_arguments))

@@ -48,35 +48,38 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     """The graph of a model by configuration, of a program or trace, or of a step; and what to say of it."""
-    chosen = None if arguments.hardware is None else hardware(arguments.hardware)
+    hardware_names = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
         with console.progress("estimating"):
-            graph, facts = hugging_face.profile(arguments, chosen or "rtx2080")
+            graph, facts = hugging_face.profile(arguments, hardware_names or "rtx2080")
     else:
         hugging_face.refuse_options(arguments)
         with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
-            graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, chosen)
+            graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, hardware_names)
     return graph, {**graph_facts(graph), **facts}
 
 
-def _traced(arguments: argparse.Namespace, chosen: Any) -> tuple[OpGraph, dict[str, Any]]:
+def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, Any]]:
     from ..profilers.tensorflow.profiling import profile_with_report
 
     files.refuse_options(arguments)
     steps.check_model(arguments.model)
-    given = {} if chosen is None else {"hardware": chosen}
+    profile_options = {} if hardware_names is None else {"hardware": hardware_names}
     step = steps.step_from(arguments)
-    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=False, **given)
+    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=False, **profile_options)
     return graph, {
-        "mode": report.mode, "device": report.device, "paired_share": report.paired_share,
-        "unmeasured_ops": report.unmeasured_ops, "seconds": report.seconds,
-    }  # fmt: skip
+        "mode": report.mode,
+        "device": report.device,
+        "paired_share": report.paired_share,
+        "unmeasured_ops": report.unmeasured_ops,
+        "seconds": report.seconds,
+    }
 
 
 def hardware(text: str) -> str | list[str]:
     """One name, or several, each of which becomes a device kind."""
-    found = options.names(text, "--hardware")
-    return found[0] if len(found) == 1 else found
+    kinds = options.names(text, "--hardware")
+    return kinds[0] if len(kinds) == 1 else kinds
 
 
 def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:

@@ -31,41 +31,49 @@ def run(arguments: argparse.Namespace) -> int:
 
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
-    count = options.whole(arguments.steps, "--steps", lowest=1)
+    count = options.whole_number(arguments.steps, "--steps", lowest=1)
     pipeline = placing.pipeline(arguments)
     step, placement, cluster, graph = placing.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
     with console.progress("running"):
-        done = execute(step, placement, steps=count, graph=graph, native=arguments.native, progress=False, **pipeline)
-    if done.status != "ok":
-        raise ExecutionError(f"the run ended with status {done.status!r}: {done.message}")
-    if arguments.trace and done.timeline is not None:
-        done.timeline.to_chrome_trace(arguments.trace)
+        measured_run = execute(
+            step, placement, steps=count, graph=graph, native=arguments.native, progress=False, **pipeline
+        )
+    if measured_run.status != "ok":
+        raise ExecutionError(f"the run ended with status {measured_run.status!r}: {measured_run.message}")
+    if arguments.trace and measured_run.timeline is not None:
+        measured_run.timeline.to_chrome_trace(arguments.trace)
     facts = {
-        "status": done.status, "steps": len(done.step_seconds), "measured_us": done.median_seconds * 1e6,
-        "simulated_us": simulated, "moved_ops": list(done.moved_ops), "step_seconds": done.step_seconds,
-    }  # fmt: skip
-    held = [] if done.timeline is None else device_memory(done.timeline)
-    facts["measured_memory"] = held
-    if done.native:
-        ways = {
-            way: {"measured_us": own.median_seconds * 1e6, "message": own.message, **own.info}
-            for way, own in done.native.items()
+        "status": measured_run.status,
+        "steps": len(measured_run.step_seconds),
+        "measured_us": measured_run.median_seconds * 1e6,
+        "simulated_us": simulated,
+        "moved_ops": list(measured_run.moved_ops),
+        "step_seconds": measured_run.step_seconds,
+    }
+    memory_rows = [] if measured_run.timeline is None else device_memory(measured_run.timeline)
+    facts["measured_memory"] = memory_rows
+    if measured_run.native:
+        native_facts = {
+            name: {"measured_us": native_run.median_seconds * 1e6, "message": native_run.message, **native_run.info}
+            for name, native_run in measured_run.native.items()
         }
-        facts |= {"native": ways, "native_ratio": done.native_ratio}
+        facts |= {"native": native_facts, "native_ratio": measured_run.native_ratio}
     if arguments.json:
         output.print_json(facts)
         return 0
-    lines = {"steps": str(facts["steps"]), "step, measured": format_us(done.median_seconds * 1e6) + " (median)"}
+    lines = {"steps": str(facts["steps"]), "step, measured": format_us(measured_run.median_seconds * 1e6) + " (median)"}
     if simulated is not None:
         lines["step, simulated"] = format_us(simulated)
-    for of in held:
+    for of in memory_rows:
         lines[f"peak of {of['device']}, measured"] = format_bytes(of["peak_bytes"])
-    for own in done.native.values():
-        lines[f"step, {own.name}"] = own.message or format_us(own.median_seconds * 1e6) + " (median, undivided)"
-    if done.native_ratio == done.native_ratio:
-        lines["measured / native"] = f"{done.native_ratio:.2f}"
-    if done.moved_ops:
-        lines["moved by TensorFlow"] = f"{len(done.moved_ops)} ops, first {done.moved_ops[0]}"
+    for native_run in measured_run.native.values():
+        lines[f"step, {native_run.name}"] = (
+            native_run.message or format_us(native_run.median_seconds * 1e6) + " (median, undivided)"
+        )
+    if measured_run.native_ratio == measured_run.native_ratio:
+        lines["measured / native"] = f"{measured_run.native_ratio:.2f}"
+    if measured_run.moved_ops:
+        lines["moved by TensorFlow"] = f"{len(measured_run.moved_ops)} ops, first {measured_run.moved_ops[0]}"
     output.print_facts(lines)
     return 0

@@ -21,42 +21,45 @@ if TYPE_CHECKING:
 def add_step(parser: argparse.ArgumentParser) -> None:
     """MODEL, --batch-size and -p."""
     parser.add_argument(
-        "model", metavar="MODEL",
+        "model",
+        metavar="MODEL",
         help="a benchmark model (inception_v3, gnmt, ...), or FILE.py:FUNCTION; the function, called without "
         "arguments, returns (train_step, *example_inputs), what bl.trace returned, a bl.torch.TorchStep, or "
         "(PyTorch module, *inputs)",
-    )  # fmt: skip
+    )
     parser.add_argument("--batch-size", metavar="N", help="batch size of a benchmark model")
     options.add_parameters(parser, "model")
 
 
 def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
     """Build or load, and trace."""
-    given = check_parameters(arguments)
+    model_parameters = check_parameters(arguments)
     if ".py:" in arguments.model:
         return step_of_file(arguments.model)
     from .. import models
 
-    return models.build(arguments.model, **given)
+    return models.build(arguments.model, **model_parameters)
 
 
 def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
     """The model's parameters, refused where it has none of that name or value."""
-    given = options.parameters(arguments.param)
+    model_parameters = options.parameters(arguments.param)
     if arguments.batch_size is not None:
-        given["batch_size"] = options.whole(arguments.batch_size, "--batch-size", lowest=1)
+        model_parameters["batch_size"] = options.whole_number(arguments.batch_size, "--batch-size", lowest=1)
     count = getattr(arguments, "micro_batches", None)
     if ".py:" in arguments.model:
-        if given:
+        if model_parameters:
             raise InvalidInput(f"{arguments.model} takes no parameters; --batch-size and -p are for benchmark models")
         return {}
     from ..models.registry import make_model
     from ..passes.unroll import micro_batch_size
 
-    model = make_model(arguments.model, **given)
+    model = make_model(arguments.model, **model_parameters)
     if count is not None:
-        given["batch_size"] = micro_batch_size(model.batch_size, options.whole(count, "--micro-batches", lowest=1))  # type: ignore[attr-defined]
-    return given
+        batch_size: int = model.batch_size  # type: ignore[attr-defined]
+        batches = options.whole_number(count, "--micro-batches", lowest=1)
+        model_parameters["batch_size"] = micro_batch_size(batch_size, batches)
+    return model_parameters
 
 
 def check_model(name: str) -> None:
@@ -86,8 +89,8 @@ def step_of_file(spec: str) -> Step | TorchStep:
     sys.path.append(str(Path(path).resolve().parent))
     _run_theirs(path, loaded.loader.exec_module, module)
     if not callable(getattr(module, function, None)):
-        known = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
-        raise UnknownNameError.of(f"function in {path}:", function, known)
+        functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
+        raise UnknownNameError.of(f"function in {path}:", function, functions)
     call = getattr(module, function)
     return _traced(_run_theirs(spec, call), spec, call)
 
@@ -95,13 +98,15 @@ def step_of_file(spec: str) -> Step | TorchStep:
 def _module_name(path: str) -> str:
     """What the file is called among Python's modules: nobody's name but its own, even where it is a random.py."""
     name = Path(path).stem
-    known = sys.modules.get(name)
-    ours = known is not None and os.path.basename(getattr(known, "__file__", None) or "") == os.path.basename(path)
+    loaded = sys.modules.get(name)
+    is_this_file = loaded is not None and os.path.basename(getattr(loaded, "__file__", None) or "") == os.path.basename(
+        path
+    )
     try:
-        taken = not ours and (known is not None or importlib.util.find_spec(name) is not None)
+        is_used = not is_this_file and (loaded is not None or importlib.util.find_spec(name) is not None)
     except (ImportError, ValueError):  # a name with a dot
-        taken = True
-    return f"{name}_file".replace(".", "_") if taken or name in sys.stdlib_module_names else name
+        is_used = True
+    return f"{name}_file".replace(".", "_") if is_used or name in sys.stdlib_module_names else name
 
 
 def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:

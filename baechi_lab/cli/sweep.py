@@ -51,10 +51,10 @@ def run(arguments: argparse.Namespace) -> int:
     sizes = _wholes(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
     kind, link, comm = options.transfers_from(arguments)
-    chosen: dict[str, Any] = {
+    axes: dict[str, Any] = {
         "batch_size": sizes,
         "devices": [
-            device_count(options.whole(n, "--devices", 1), "--devices")
+            device_count(options.whole_number(n, "--devices", 1), "--devices")
             for n in options.distinct(arguments.devices, "--devices")
         ],
         "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(arguments.memory, "--memory")],
@@ -68,16 +68,16 @@ def run(arguments: argparse.Namespace) -> int:
         "hardware": arguments.hardware,
     }
     if arguments.time_limit is not None:
-        chosen["params"] = _limits(chosen["placer"], arguments.time_limit)
+        axes["params"] = _limits(axes["placer"], arguments.time_limit)
     from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
     subject = options.graph_from(arguments.subject) if from_file else arguments.subject
     with _Jobs(arguments.jobs) as executor, console.progress("sweeping") as status:
-        done = itertools.count(1)
+        row_numbers = itertools.count(1)
 
         def tell(_: Any) -> None:
-            status.detail = f"{next(done)} new rows"
+            status.detail = f"{next(row_numbers)} new rows"
 
-        table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=tell, **chosen)
+        table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=tell, **axes)
     rows = output.rows_of(table)
     if arguments.json:
         output.print_json(rows)
@@ -105,7 +105,7 @@ def _limits(placers: list[str], text: str) -> dict[str, dict[str, Any]]:
 
 
 def _wholes(text: str | None, option: str) -> list[int] | None:
-    return None if text is None else [options.whole(n, option, 1) for n in options.distinct(text, option)]
+    return None if text is None else [options.whole_number(n, option, 1) for n in options.distinct(text, option)]
 
 
 MOST_JOBS = 512
@@ -115,7 +115,7 @@ class _Jobs:
     """A process pool of `jobs`, or "here"; a context manager that ends it."""
 
     def __init__(self, jobs: str | None):
-        self.jobs = None if jobs is None else min(options.whole(jobs, "--jobs", 1), MOST_JOBS)
+        self.jobs = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MOST_JOBS)
         self.pool: Any = None
 
     def __enter__(self) -> Any:
@@ -145,15 +145,23 @@ def _cells(row: dict[str, Any]) -> list[str]:
         return "-" if row[key] is None else form(row[key])
 
     return [
-        row["placer"], cell("batch_size", lambda n: f"{n:g}"), str(row["devices"]), cell("memory_bytes", format_bytes),
-        cell("makespan_us", format_us), cell("samples_per_second", lambda s: f"{s:.4g}"),
-        cell("lower_bound_us", format_us), cell("peak_bytes", format_bytes), "yes" if row["feasible"] else "no",
-    ]  # fmt: skip
+        row["placer"],
+        cell("batch_size", lambda n: f"{n:g}"),
+        str(row["devices"]),
+        cell("memory_bytes", format_bytes),
+        cell("makespan_us", format_us),
+        cell("samples_per_second", lambda s: f"{s:.4g}"),
+        cell("lower_bound_us", format_us),
+        cell("peak_bytes", format_bytes),
+        "yes" if row["feasible"] else "no",
+    ]
 
 
 def _step_cells(row: dict[str, Any]) -> list[str]:
     count, bubble = row["micro_batches"], row["bubble"]
     return [
-        "-" if count is None else f"{count:g}", row["schedule"] or "-", str(row["replicas"]),
+        "-" if count is None else f"{count:g}",
+        row["schedule"] or "-",
+        str(row["replicas"]),
         "-" if bubble is None else f"{bubble:.1%}",
-    ]  # fmt: skip
+    ]

@@ -25,13 +25,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--core", metavar="N", help="pin the worker to one processor core")
     parser.add_argument("--secret", metavar="FILE", help="let in through TLS those who have this file")
     parser.add_argument(
-        "--trusted-network", action="store_true",
+        "--trusted-network",
+        action="store_true",
         help="listen on every interface, unprotected: everyone on the network can run code as you",
-    )  # fmt: skip
+    )
     parser.add_argument(
-        "--trusted-users", action="store_true",
+        "--trusted-users",
+        action="store_true",
         help="let all users of this machine run code as you: without --secret, or where the system cannot keep them out",
-    )  # fmt: skip
+    )
     parser.add_argument("--follow-stdin", action="store_true", help="stop when standard input ends")
 
 
@@ -39,12 +41,17 @@ def run(arguments: argparse.Namespace) -> int:
     """Start the worker and serve."""
     from ..executors.tensorflow import server
 
-    core = None if arguments.core is None else options.whole(arguments.core, "--core", lowest=0)
+    core = None if arguments.core is None else options.whole_number(arguments.core, "--core", lowest=0)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if core is not None and core >= cores:
         raise InvalidInput(f"--core is {core}; it must be one of the {cores} cores of this machine, counted from 0")
-    threads = options.whole(arguments.threads, "--threads", lowest=1)
+    threads = options.whole_number(arguments.threads, "--threads", lowest=1)
     return server.main(
-        arguments.bind, threads=threads, core=core, follow_stdin=arguments.follow_stdin,
-        trusted_network=arguments.trusted_network, secret=arguments.secret, trusted_users=arguments.trusted_users,
-    )  # fmt: skip
+        arguments.bind,
+        threads=threads,
+        core=core,
+        follow_stdin=arguments.follow_stdin,
+        trusted_network=arguments.trusted_network,
+        secret=arguments.secret,
+        trusted_users=arguments.trusted_users,
+    )

@@ -19,6 +19,17 @@ else:
     __getattr__, __dir__ = lazy_names(__name__)
 
 __all__ = [
-    "LocalCluster", "PlacedStep", "StepResult", "Worker", "apply", "compare_rounds", "execute", "interleaved",
-    "make_secret", "measure_cluster", "measure_link", "measure_links", "summarize",
-]  # fmt: skip
+    "LocalCluster",
+    "PlacedStep",
+    "StepResult",
+    "Worker",
+    "apply",
+    "compare_rounds",
+    "execute",
+    "interleaved",
+    "make_secret",
+    "measure_cluster",
+    "measure_link",
+    "measure_links",
+    "summarize",
+]

@@ -15,7 +15,7 @@ from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Run, Step
 from .inputs import whole_batches
-from .native import native_ways
+from .native import native_runners
 from .native_runner import NativeRunner, Stop
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def execute(
     reduction: str | None = None,
     native: bool | str = False,
 ) -> Run:
-    """Run a placed training step on real devices, in a process of its own, and measure it.
+    """Run a placed training step on real devices in a separate process, and measure it.
 
-    The process runs `warmup` steps, then `traced` steps under a full trace (the one of median length becomes the
-    Timeline), then `steps` measured ones. Whatever becomes of it - a crash, exhausted memory, a hang - the caller
-    gets a Run with what was measured so far; Ctrl-C ends the process and is raised as usual.
+    The process runs `warmup` steps, then `traced` steps under a full trace, then `steps` measured steps. The traced
+    step of median length becomes the Timeline. If the process crashes, runs out of memory or hangs, the caller gets
+    a Run with what was measured so far. Ctrl-C ends the process and is raised as usual.
 
     Args:
         step: what `bl.trace` returned, or a `bl.torch.TorchStep`.
@@ -122,49 +122,83 @@ def execute(
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch import execute as run_torch
 
-        _refuse(inputs=inputs, backend=backend, workers=workers or None, secret=secret, virtual=virtual,
-                memory_limit=memory_limit, threads=threads, worker=worker)  # fmt: skip
+        _refuse(
+            inputs=inputs,
+            backend=backend,
+            workers=workers or None,
+            secret=secret,
+            virtual=virtual,
+            memory_limit=memory_limit,
+            threads=threads,
+            worker=worker,
+        )
         if isinstance(cluster, LocalCluster):
             raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
-        ways = native_ways(step, native, placements=[placement], cluster=cluster)
+        runners = native_runners(step, native, placements=[placement], cluster=cluster)
         run = run_torch(
-            cast("TorchStep", step), placement, steps, warmup=warmup, cluster=cluster, graph=graph, timeout=timeout,
-            on_step=on_step, cancel=cancel, micro_batches=micro_batches, schedule=schedule,
+            cast("TorchStep", step),
+            placement,
+            steps,
+            warmup=warmup,
+            cluster=cluster,
+            graph=graph,
+            timeout=timeout,
+            on_step=on_step,
+            cancel=cancel,
+            micro_batches=micro_batches,
+            schedule=schedule,
             reduction=reduction,
-        )  # fmt: skip
-        return _beside(run, ways, steps, warmup, stop)
+        )
+        return _with_native_runs(run, runners, steps, warmup, stop)
     local = cluster if isinstance(cluster, LocalCluster) else None
     if isinstance(cluster, LocalCluster):
         cluster.require_alive()
         workers, cluster = cluster.addresses, cluster.cluster
-    chosen = backend or ("tensorflow-cluster" if workers else "tensorflow")
-    if chosen not in BACKENDS:
-        raise UnknownNameError.of("backend", chosen, BACKENDS)
-    if (chosen == "tensorflow-cluster") != bool(workers):
+    backend_name = backend or ("tensorflow-cluster" if workers else "tensorflow")
+    if backend_name not in BACKENDS:
+        raise UnknownNameError.of("backend", backend_name, BACKENDS)
+    if (backend_name == "tensorflow-cluster") != bool(workers):
         raise InvalidInput(
-            f"backend {chosen!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
+            f"backend {backend_name!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
             "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
         )
     options = device_options(virtual, memory_limit, kind, threads, workers, secret)
-    ways = native_ways(step, native, kind=kind, inputs=inputs, micro_batches=micro_batches)
-    cut = None
+    runners = native_runners(step, native, kind=kind, inputs=inputs, micro_batches=micro_batches)
+    unrolled = None
     if micro_batches is not None or schedule is not None:
         from .tensorflow.pipelining import pipelined_step
 
-        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
-        inputs = whole_batches(cast("Step", step), cut.micro_batches, inputs)
-        step, placement, graph = cut.step, cut.placement, cut.graph
+        unrolled = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
+        inputs = whole_batches(cast("Step", step), unrolled.micro_batches, inputs)
+        step, placement, graph = unrolled.step, unrolled.placement, unrolled.graph
     run = run_tensorflow(
-        cast("Step", step), placement, steps=steps, warmup=warmup, traced=traced, cluster=cluster, graph=graph,
-        inputs=inputs, timeout=timeout, on_step=on_step, cancel=cancel, return_variables=return_variables,
-        options=options, progress=progress, worker=worker, local=local,
-    )  # fmt: skip
-    return _beside(run if cut is None else cut.described(run), ways, steps, warmup, stop)
+        cast("Step", step),
+        placement,
+        steps=steps,
+        warmup=warmup,
+        traced=traced,
+        cluster=cluster,
+        graph=graph,
+        inputs=inputs,
+        timeout=timeout,
+        on_step=on_step,
+        cancel=cancel,
+        return_variables=return_variables,
+        options=options,
+        progress=progress,
+        worker=worker,
+        local=local,
+    )
+    return _with_native_runs(run if unrolled is None else unrolled.described(run), runners, steps, warmup, stop)
 
 
-def _beside(run: Run, ways: Mapping[str, NativeRunner], steps: int, warmup: int, stop: Stop) -> Run:
-    """The run with the native ones, which come when its processes are gone."""
-    return replace(run, native={name: way(steps, warmup, stop) for name, way in ways.items()}) if ways else run
+def _with_native_runs(run: Run, native_runners: Mapping[str, NativeRunner], steps: int, warmup: int, stop: Stop) -> Run:
+    """Adds the native runs to `run`. They start after the processes of the placed run have ended."""
+    return (
+        replace(run, native={name: runner(steps, warmup, stop) for name, runner in native_runners.items()})
+        if native_runners
+        else run
+    )
 
 
 def _refuse(**options: Any) -> None:

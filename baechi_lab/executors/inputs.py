@@ -17,7 +17,7 @@ Batch = tuple[NDArray[Any], ...]
 
 
 def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
-    """One tuple of arrays per batch: the example inputs, one batch, or a list of batches used in turn."""
+    """Returns one tuple of arrays per batch. `inputs` are one batch, a list of batches, or None for the example inputs."""
     if inputs is None:
         return [checked_batch(step, step.example_inputs)]
     batches = [checked_batch(step, b) for b in _one_by_one(step, inputs)]
@@ -27,7 +27,7 @@ def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
 
 
 def _one_by_one(step: Step, inputs: Any) -> list[Any]:
-    """The batches that `inputs` are: a list of tuples, lists or dicts (which may also be one batch), or one batch."""
+    """Returns the batches in `inputs`: one batch, or a list of tuples, lists or dicts. Such a list may also be one batch."""
     if isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs):
         return inputs
     if isinstance(inputs, list) and all(isinstance(b, dict) for b in inputs):
@@ -43,13 +43,13 @@ def _one_by_one(step: Step, inputs: Any) -> list[Any]:
 
 
 def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
-    """The arrays of one batch in the step's types. Raises `InvalidInput` naming the input that does not match."""
+    """Returns the arrays of one batch in the step's types. Raises `InvalidInput` that names an input that does not match."""
     batch = _flat(step, batch)
     arrays = []
     for spec, value in zip(step.inputs, batch, strict=True):
         array = np.asarray(value)
         fits = len(array.shape) == len(spec.shape) and all(
-            want is None or want == have for want, have in zip(spec.shape, array.shape, strict=True)
+            step_size is None or step_size == size for step_size, size in zip(spec.shape, array.shape, strict=True)
         )
         if not fits:
             raise InvalidInput(f"input {spec.name!r} has shape {array.shape}; the step takes {spec.shape}")
@@ -58,13 +58,13 @@ def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
 
 
 def _flat(step: Step, batch: Any) -> list[Any]:
-    """One value per input of the step: dicts and ragged and sparse tensors as their parts, in tracing's order.
+    """Returns one value per input of the step, in the order of tracing. Dicts, ragged and sparse tensors are flattened.
 
-    Tuples are taken apart only where the batch has no value for every input: a tuple may also be an array.
+    Tuples are flattened only if the batch does not have one value per input, because a tuple may also be an array.
     """
     nested = isinstance(batch, dict) or any(isinstance(v, dict) or _is_composite(v) for v in batch)
-    whole = len(batch) == len(step.inputs) and not nested
-    values = list(batch) if whole else list(_leaves(tuple(batch) if isinstance(batch, list) else batch))
+    one_value_per_input = len(batch) == len(step.inputs) and not nested
+    values = list(batch) if one_value_per_input else list(_leaves(tuple(batch) if isinstance(batch, list) else batch))
     if len(values) != len(step.inputs):
         raise InvalidInput(f"step {step.name!r} takes {len(step.inputs)} inputs; {len(values)} were given")
     return values
@@ -75,8 +75,8 @@ def _leaves(value: Any) -> Iterator[Any]:
         for key in sorted(value):
             yield from _leaves(value[key])
     elif isinstance(value, tuple):
-        for part in value:
-            yield from _leaves(part)
+        for element in value:
+            yield from _leaves(element)
     elif _is_composite(value):
         yield from sys.modules["tensorflow"].nest.flatten(value, expand_composites=True)
     else:
@@ -84,7 +84,7 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _is_composite(value: Any) -> bool:
-    """Is this a ragged or sparse tensor? Who has one has loaded TensorFlow."""
+    """Whether this is a ragged or sparse tensor. TensorFlow is loaded already if it is."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
@@ -95,29 +95,29 @@ def _as_type(array: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
     if dtype == "bfloat16":
         import ml_dtypes
 
-        wanted: Any = np.dtype(ml_dtypes.bfloat16)
+        target: Any = np.dtype(ml_dtypes.bfloat16)
     else:
-        wanted = np.dtype(dtype)
-    if not np.can_cast(array.dtype, wanted, "same_kind"):
+        target = np.dtype(dtype)
+    if not np.can_cast(array.dtype, target, "same_kind"):
         raise InvalidInput(f"input {name!r} has type {array.dtype.name}; the step takes {dtype}")
-    return array.astype(wanted)
+    return array.astype(target)
 
 
 def whole_batches(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> list[Any] | None:
-    """Per batch the inputs of all its micro-batches (see `divided`); None stays None, the example for each of them."""
+    """Returns, per batch, the inputs of all its micro-batches (see `divided`). None stays None: each uses the example inputs."""
     if inputs is None:
         return None
     return [divided(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
 
 
 def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
-    """The inputs of every micro-batch, one behind the other, from those of the whole batch.
+    """Splits a whole batch into the inputs of its micro-batches, those of micro-batch 0 first.
 
-    An input is cut along the axis on which it is `micro_batches` times as long as the step's; one that has the step's
-    own shape goes to every micro-batch as it is.
+    An input is split along the axis on which it is `micro_batches` times as long as the step's input. An input with
+    the step's own shape goes to every micro-batch unchanged.
 
     Raises:
-        InvalidInput: an input that does not divide, or a batch of which nothing is to be divided.
+        InvalidInput: an input cannot be split evenly, or no input of the batch is to be split.
     """
     count = check_whole("micro_batches", micro_batches)
     arrays = [np.asarray(value) for value in _flat(step, batch if isinstance(batch, (tuple, list, dict)) else (batch,))]
@@ -127,15 +127,15 @@ def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
         raise InvalidInput(
             f"input {spec.name!r} has the shape {spec.shape} of one micro-batch; a whole batch has {count} times as many samples"
         )
-    parts = [
+    slices = [
         [array] * count if axis is None else np.split(array, count, axis)
         for axis, array in zip(axes, arrays, strict=True)
     ]
-    return tuple(part[k] for k in range(count) for part in parts)
+    return tuple(pieces[k] for k in range(count) for pieces in slices)
 
 
 def batch_axes(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> dict[str, int]:
-    """The axis along which each input is cut, by name; nothing for an input that is not cut. Without `inputs` the first."""
+    """Returns input name -> axis along which it is split; without `inputs`, axis 0. Inputs that are not split are left out."""
     batch = None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
     if batch is not None:
         arrays = [
@@ -147,19 +147,19 @@ def batch_axes(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> 
 
 
 def _axis(spec: TensorSpec, shape: tuple[int, ...], count: int) -> int | None:
-    """The axis to cut, None for an input as the step takes it."""
-    wanted = spec.shape
-    if len(wanted) == len(shape):
-        other = [a for a, (want, have) in enumerate(zip(wanted, shape, strict=True)) if want != have]
-        if not other:
+    """Returns the axis to split, or None if the input has the step's shape."""
+    step_shape = spec.shape
+    if len(step_shape) == len(shape):
+        differing = [a for a, (step_size, size) in enumerate(zip(step_shape, shape, strict=True)) if step_size != size]
+        if not differing:
             return None
-        if len(other) == 1 and shape[other[0]] == count * (wanted[other[0]] or 0):
-            return other[0]
-        if len(other) == 1 and shape[other[0]] % count:
+        if len(differing) == 1 and shape[differing[0]] == count * (step_shape[differing[0]] or 0):
+            return differing[0]
+        if len(differing) == 1 and shape[differing[0]] % count:
             raise InvalidInput(
-                f"input {spec.name!r} has {shape[other[0]]} along axis {other[0]}; "
+                f"input {spec.name!r} has {shape[differing[0]]} along axis {differing[0]}; "
                 f"it must be a multiple of micro_batches, which is {count}"
             )
     raise InvalidInput(
-        f"input {spec.name!r} has shape {shape}; {count} micro-batches of the step's {wanted} make it longer along one axis"
+        f"input {spec.name!r} has shape {shape}; {count} micro-batches of the step's {step_shape} make it longer along one axis"
     )

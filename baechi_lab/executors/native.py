@@ -1,4 +1,4 @@
-"""The undivided step as its framework runs it: what a placement has to beat, apart from what tracing costs."""
+"""Run the undivided step as its framework does. This is the baseline for placed runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..torch.step import TorchStep
 
 
-def native_ways(
+def native_runners(
     step: Step | TorchStep,
     native: bool | str | None,
     *,
@@ -25,7 +25,7 @@ def native_ways(
     inputs: Any = None,
     micro_batches: int | None = None,
 ) -> Mapping[str, NativeRunner]:
-    """The ways in which the framework of `step` runs it whole, on the first device that its placements would use.
+    """Returns name -> runner: how the framework of `step` runs it undivided, on the first device of its placements.
 
     Args:
         step: what `bl.trace` or `bl.models.build` returned in this process, or a `bl.torch.TorchStep`.
@@ -34,19 +34,19 @@ def native_ways(
         placements, cluster, kind, inputs, micro_batches: as for `bl.execute`.
 
     Raises:
-        InvalidInput: something that is no step, a TensorFlow step without what it was traced from, a part of a batch.
-        UnknownNameError: no such way.
+        InvalidInput: `step` is no step, a TensorFlow step without its function, or one micro-batch of several.
+        UnknownNameError: no runner of that name.
     """
     if native is None or native is False:
         return {}
     if not isinstance(native, (bool, str)):
         raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of one way")
-    known: Mapping[str, NativeRunner]
+    runners: Mapping[str, NativeRunner]
     if getattr(step, "framework", "tensorflow") == "torch":
         from .torch.native import torch_ways
 
         widest = max(placements, key=lambda placement: placement.devices, default=None)
-        known = torch_ways(cast("TorchStep", step), widest, cluster)
+        runners = torch_ways(cast("TorchStep", step), widest, cluster)
     else:
         if not isinstance(step, Step):
             raise InvalidInput(
@@ -57,11 +57,11 @@ def native_ways(
                 f"native= runs a step undivided, and {step.name!r} is one of {micro_batches} micro-batches; trace the "
                 "whole batch and run that"
             )
-        from .tensorflow.native import tensorflow_ways
+        from .tensorflow.native import tensorflow_runners
 
-        known = tensorflow_ways(step, inputs, kind)
+        runners = tensorflow_runners(step, inputs, kind)
     if native is True:
-        return known
-    if native not in known:
-        raise UnknownNameError.of("native way", native, known)
-    return {native: known[native]}
+        return runners
+    if native not in runners:
+        raise UnknownNameError.of("native way", native, runners)
+    return {native: runners[native]}

@@ -1,4 +1,4 @@
-"""One framework's own run of an undivided step, timed step by step."""
+"""Time an undivided step as its framework runs it."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from ..graph.step import NativeRun
 
 
 class NativeRunner(Protocol):
-    """Runs one step as its framework does. What it compiles stays compiled, and the state of the step is restored."""
+    """Runs a step as its framework does. Compiled code is kept between calls; the state of the step is restored."""
 
     def __call__(self, steps: int, warmup: int = 3, stop: Stop | None = None) -> NativeRun:
-        """Run `warmup + steps` steps from the step's state, unless `stop` says in between that it is over."""
+        """Run `warmup + steps` steps from the step's state. Ends early if `stop` says so."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """When no further step is begun: `cancel` is set, or the clock of `time.monotonic` is past `deadline`."""
+    """Condition for starting no further step: `cancel` is set, or `time.monotonic()` is past `deadline`."""
 
     cancel: threading.Event | None = None
     deadline: float | None = None
@@ -37,7 +37,7 @@ class Stop:
 
 
 def timed_steps(
-    way: str,
+    name: str,
     call: Callable[[int], tuple[tuple[Any, ...], float]],
     steps: int,
     warmup: int,
@@ -46,7 +46,7 @@ def timed_steps(
     failures: tuple[type[BaseException], ...],
     info: dict[str, Any],
 ) -> NativeRun:
-    """`call(k)` for every step: its outputs and seconds; what it raises of `failures` ends the run with a status."""
+    """Run `call(k)`, which returns outputs and seconds, for every step. An exception in `failures` ends the run with a status."""
     seconds: list[float] = []
     outputs: list[tuple[Any, ...]] = []
     status, message = "ok", ""
@@ -55,10 +55,10 @@ def timed_steps(
         if status != "ok":
             break
         try:
-            returned, taken = call(k)
+            returned, step_seconds = call(k)
         except failures as error:
             status, message = failure(error)
             break
         outputs.append(returned)
-        seconds.append(taken)
-    return NativeRun(way, np.array(seconds[warmup:], dtype=np.float64), tuple(outputs), status, message, info)
+        seconds.append(step_seconds)
+    return NativeRun(name, np.array(seconds[warmup:], dtype=np.float64), tuple(outputs), status, message, info)

@@ -149,11 +149,11 @@ def interleaved(run_a: Callable[[], Run], run_b: Callable[[], Run], rounds: int 
     seconds: tuple[list[NDArray[np.float64]], list[NDArray[np.float64]]] = ([], [])
     for index in range(rounds):
         # The order turns, so that neither always comes first.
-        for which in (0, 1) if index % 2 == 0 else (1, 0):
-            run = (run_a, run_b)[which]()
+        for side in (0, 1) if index % 2 == 0 else (1, 0):
+            run = (run_a, run_b)[side]()
             if run.status != "ok":
-                raise InvalidInput(f"round {index} of {'AB'[which]} ended with status {run.status!r}: {run.message}")
-            seconds[which].append(run.step_seconds)
+                raise InvalidInput(f"round {index} of {'AB'[side]} ended with status {run.status!r}: {run.message}")
+            seconds[side].append(run.step_seconds)
     return compare_rounds(*seconds, seed=seed)
 
 

@@ -1,4 +1,4 @@
-"""How far the simulator is from the truth: predicted against measured step times on a cluster of this machine."""
+"""Compare predicted and measured step times on a cluster of this machine."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ from .storing import load, load_report, provenance, speed_up_table, store
 from .study import Case, study
 
 __all__ = [
-    "Case", "Report", "SpeedUp", "charged_graph", "load", "load_report", "predicted_us", "provenance",
-    "speed_up", "speed_up_table", "store", "study", "summarize_rows", "with_messages",
-]  # fmt: skip
+    "Case",
+    "Report",
+    "SpeedUp",
+    "charged_graph",
+    "load",
+    "load_report",
+    "predicted_us",
+    "provenance",
+    "speed_up",
+    "speed_up_table",
+    "store",
+    "study",
+    "summarize_rows",
+    "with_messages",
+]

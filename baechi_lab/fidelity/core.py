@@ -1,11 +1,11 @@
-"""A worker's processor core, which the thread that runs ops shares with those that receive.
+"""A model of a worker's processor core, which the thread that runs ops shares with the threads that receive.
 
-Tensors that are sent at once come over one connection, in turns, a piece of each (HTTP/2): small ones are there first, and large
-ones together at the end. Or one after the other: what lies in the connection's buffers already comes first. The threads that
-receive them have a part of the core while an op runs, all of it otherwise. Traces of four networks whose second worker gets
-hundreds of megabytes within milliseconds show this: 33 and 67 MB arrive last, and what arrives per millisecond halves while
-ops run. A small tensor sent 10 ms after one of 67 MB passed it in seven sessions of ten, within 1 to 20 ms of the 25 to 45 that
-the large one took, and came right behind it in three.
+Tensors that are sent at the same time share one connection. Either their pieces alternate (HTTP/2), so small tensors arrive
+first and large ones together at the end; or they come one after the other, because earlier data is in the connection's buffers.
+The receiving threads have a share of the core while an op runs, and the whole core otherwise. Traces of four networks whose
+second worker receives hundreds of megabytes within milliseconds show this: 33 and 67 MB arrive last, and the rate halves while
+ops run. A small tensor sent 10 ms after one of 67 MB overtook it in seven sessions of ten, within 1 to 20 ms of the 25 to 45 ms
+that the large one took. In the other three it arrived right after the large one.
 """
 
 from __future__ import annotations
@@ -14,16 +14,16 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-Happens = Callable[[float], None]
-"""What follows at a time in microseconds."""
+Callback = Callable[[float], None]
+"""Called with the time in microseconds."""
 
 _NOTHING_LEFT_US = 1e-7
-"""Of what was cut into many shares rounding leaves this."""
+"""Work below this is rounding error of many shares."""
 
 
 @dataclass
 class Core:
-    """Runs one op at a time, and receives meanwhile; between two calls of `advance` rates do not change.
+    """Runs one op at a time and receives tensors meanwhile. Rates are constant between two calls of `advance`.
 
     >>> core, log = Core(share=0.5), []
     >>> core.run(10.0, lambda now: log.append(("op", now)))
@@ -37,58 +37,58 @@ class Core:
     """
 
     share: float = 1.0
-    """Of the core, what receiving has while an op runs; 1 keeps ops waiting."""
+    """The share of the core that receiving has while an op runs. With 1, ops wait."""
     in_turns: bool = True
-    """Are tensors received a piece of each after the other, or each as a whole?"""
-    ends: Happens | None = None
+    """Whether pieces of tensors alternate; otherwise tensors are received one after the other."""
+    on_op_end: Callback | None = None
     left_us: float = 0.0
     since_us: float = 0.0
     served_us: float = 0.0
-    """What every tensor that is being received would have by now, had it been there from the beginning; all together where not
-    `in_turns`."""
+    """Microseconds of receiving that each tensor would have got so far if it had been there from the start. Without `in_turns`,
+    those of all tensors together."""
     due_us: float = 0.0
-    """What `served_us` is when the tensor is there that began last."""
-    receiving: list[tuple[float, int, Happens]] = field(default_factory=list)
-    """A heap: what `served_us` is when a tensor is there, its number, what follows."""
+    """Value of `served_us` when the tensor that was started last is complete."""
+    receiving: list[tuple[float, int, Callback]] = field(default_factory=list)
+    """A heap of (value of `served_us` when the tensor is complete, its number, its callback)."""
 
-    def run(self, takes_us: float, ends: Happens) -> None:
-        """Begin an op."""
-        self.left_us, self.ends = takes_us, ends
+    def run(self, takes_us: float, on_end: Callback) -> None:
+        """Start an op."""
+        self.left_us, self.on_op_end = takes_us, on_end
 
-    def receive(self, takes_us: float, number: int, ends: Happens) -> None:
-        """Begin to receive a tensor."""
+    def receive(self, takes_us: float, number: int, on_end: Callback) -> None:
+        """Start to receive a tensor."""
         begins_us = self.served_us if self.in_turns else max(self.due_us, self.served_us)
         self.due_us = begins_us + takes_us
-        heapq.heappush(self.receiving, (self.due_us, number, ends))
+        heapq.heappush(self.receiving, (self.due_us, number, on_end))
 
-    def advance(self, now: float) -> None:
-        """Do what is done by `now`."""
+    def advance(self, time_us: float) -> None:
+        """Advance all work to `time_us`."""
         op_rate, rate = self._rates()
-        self.left_us -= (now - self.since_us) * op_rate
-        self.served_us += (now - self.since_us) * rate
-        self.since_us = now
+        self.left_us -= (time_us - self.since_us) * op_rate
+        self.served_us += (time_us - self.since_us) * rate
+        self.since_us = time_us
 
-    def finish(self, now: float) -> None:
-        """Let follow what has ended by `now`, tensors first."""
+    def finish(self, time_us: float) -> None:
+        """Call the callbacks of all work that has ended by `time_us`, tensors first."""
         while self.receiving and self.receiving[0][0] <= self.served_us + _NOTHING_LEFT_US:
-            heapq.heappop(self.receiving)[2](now)
-        if self.ends is not None and self.left_us <= _NOTHING_LEFT_US and self._rates()[0] > 0.0:
-            ends, self.ends = self.ends, None
-            ends(now)
+            heapq.heappop(self.receiving)[2](time_us)
+        if self.on_op_end is not None and self.left_us <= _NOTHING_LEFT_US and self._rates()[0] > 0.0:
+            on_end, self.on_op_end = self.on_op_end, None
+            on_end(time_us)
 
     def next_us(self) -> float:
-        """When something ends if nothing else begins; infinity where nothing is done."""
+        """Returns when the next work ends if no other work starts; infinity if there is none."""
         op_rate, rate = self._rates()
-        found = float("inf")
-        if self.ends is not None and op_rate > 0.0:
-            found = max(self.left_us, 0.0) / op_rate
+        wait_us = float("inf")
+        if self.on_op_end is not None and op_rate > 0.0:
+            wait_us = max(self.left_us, 0.0) / op_rate
         if self.receiving:
-            found = min(found, max(self.receiving[0][0] - self.served_us, 0.0) / rate)
-        return self.since_us + found
+            wait_us = min(wait_us, max(self.receiving[0][0] - self.served_us, 0.0) / rate)
+        return self.since_us + wait_us
 
     def _rates(self) -> tuple[float, float]:
-        """What the op and each tensor get per microsecond."""
+        """Returns the rates of the op and of each tensor."""
         if not self.receiving:
             return 1.0, 0.0
-        share = 1.0 if self.ends is None else self.share
+        share = 1.0 if self.on_op_end is None else self.share
         return 1.0 - share, share / (len(self.receiving) if self.in_turns else 1)

@@ -1,25 +1,25 @@
-"""A step on TensorFlow workers of one thread each, op by op, as TensorFlow's executor takes them: the last ready one first.
+"""Simulate a step on single-threaded TensorFlow workers in the order of TensorFlow's executor: last ready, first run.
 
-The simulator's rules say nothing of a runtime; a prediction for this one follows what it does:
+The simulator's schedulers do not model a runtime. This prediction follows TensorFlow's rules:
 
-- A worker's thread takes ops from a stack. What an op makes ready goes on top, later ops of the graph above earlier ones. A
-  send is where the first op that reads its tensor elsewhere would be. Ops that oneDNN computes come after all others, sends
-  included. Ops that only pass on or describe a tensor are not put on the stack but run at once, the first first.
-- A step begins with a stack of the ops that need nothing, and one for each tensor to come, which asks for it: constants, then
-  the others, by the place in the graph of the op or of what reads the tensor. Traces show these in runs that go forwards or
-  backwards, and come in another order in every session, so that is drawn. What lies below when the first long op
-  has begun waits until nothing else is left: handles of an optimizer's variables, or learning rates to ask for, and with them
-  all updates.
-- What comes from other threads goes to the bottom: requests for tensors, and ops that a received tensor makes ready. Whoever
-  has ops of its own thus sends late, which no other order of ops would show.
-- Threads of the network receive meanwhile, and share the worker's core with the op that runs (`core`). The receiver begins
-  before the sender has put everything away.
+- A worker's thread takes ops from a stack. Ops that become ready by an op go on top, later ops of the graph above earlier ones.
+  A send has the position of the first op that reads its tensor elsewhere. oneDNN ops come after all others, including sends.
+  Ops that only pass on or describe a tensor are not put on the stack but run at once, in order.
+- A step starts with a stack of the ops without inputs and of one request per tensor to receive: constants first, then the
+  others by the position in the graph of the op or of the tensor's reader. In traces these form runs that go forwards or
+  backwards, in a different order in every session, so the order is drawn at random. Tasks that are still below when the first
+  long op starts wait until nothing else is left. Examples are handles of an optimizer's variables, or requests for learning
+  rates, and with them all updates.
+- Work from other threads goes to the bottom: requests for tensors, and ops that become ready by a received tensor. A worker
+  that has ops of its own therefore sends late. No other order of ops shows this.
+- Network threads receive meanwhile and share the worker's core with the running op (`core`). The receiver starts before the
+  sender has finished.
 
-That ops which a thread makes ready go to the front of its queue, and those of others to the back, is the rule of the thread
-pool under the executor (Eigen's non-blocking one, `Schedule`); requests are put into the same pool by TensorFlow's worker
-service. An op's successors are in the order in which its part of the graph was made, and TensorFlow's partitioner, which goes
-through the whole graph, adds a send when it comes to its first reader (`Partition`); the last of them runs next. Where a
-processor has oneDNN, TensorFlow afterwards replaces ops of the divided graph by its kernels, which are then the last ones.
+The thread pool of the executor (Eigen's non-blocking one, `Schedule`) puts work from its own thread at the front of its queue,
+and work from other threads at the back. TensorFlow's worker service puts requests into the same pool. An op's successors are in
+the order in which its partition was created. TensorFlow's partitioner goes through the whole graph and adds a send at its first
+reader (`Partition`); the last successor runs next. If the processor has oneDNN, TensorFlow then replaces ops of the partitions
+by oneDNN kernels, which are therefore last.
 """
 
 from __future__ import annotations
@@ -38,245 +38,250 @@ from numpy.typing import NDArray
 from ..graph import OpGraph, Placement
 from .core import Core
 
-INLINE = frozenset((
-    "Const", "ExpandDims", "Identity", "IdentityN", "Merge", "NoOp", "PreventGradient", "Rank", "Reshape", "Shape", "ShapeN",
-    "Size", "Snapshot", "Squeeze", "StopGradient", "Switch",
-))  # fmt: skip
-"""Types of ops that a thread runs at once: those whose kernels say that they are not expensive (`IsExpensive` in the headers
-that come with TensorFlow)."""
+_CONTROL = frozenset({"Const", "IdentityN", "Identity", "Merge", "NoOp", "Switch"})
+_GRADIENT_STOPS = frozenset({"PreventGradient", "Snapshot", "StopGradient"})
+_SHAPE_OPS = frozenset({"ExpandDims", "Rank", "Reshape", "Shape", "ShapeN", "Size", "Squeeze"})
+INLINE = _CONTROL | _GRADIENT_STOPS | _SHAPE_OPS
+"""Types of ops that a thread runs at once: those whose kernels are not expensive (`IsExpensive` in TensorFlow's headers)."""
 CONSTANT = "Const"
 ONEDNN = "_Mkl"
-"""What types of ops begin with that oneDNN computes."""
+"""Prefix of the types of oneDNN ops."""
 SHARES = (1 / 2, 2 / 3, 4 / 5, 1.0)
-"""Parts of a core that receiving has while an op runs, by order: one, two or four threads beside the one that runs ops, or so
-many that it waits. How many there are changes from moment to moment; measured peaks lie between the first and the last."""
-WAYS = tuple((share, in_turns) for in_turns in (True, False) for share in SHARES)
-"""How workers receive, by order."""
+"""Shares of a core that receiving has while an op runs: one, two or four threads besides the one that runs ops, or so many that
+it waits. The number of threads varies over time; measured peaks lie between the first and the last share."""
+RECEIVE_MODES = tuple((share, in_turns) for in_turns in (True, False) for share in SHARES)
+"""(share, in_turns) of `Core` for successive start orders."""
 PIECES = 8
-"""Of what a step begins with, at most; traces have two to five of more than a hundred."""
-Begin = Callable[[int], Iterable[int]]
-"""A count -> the order in which so many tasks are taken."""
+"""Largest number of runs into which a start order is cut. Traces have two to five runs of more than a hundred tasks."""
+StartOrder = Callable[[int], Iterable[int]]
+"""Returns the start order of the first `n` tasks."""
 
 
 class Task(NamedTuple):
-    """What a worker's thread does: microseconds, what follows when it ends, and the op that begins with it, or -1."""
+    """Work of a worker's thread: its duration, its callback at the end, and the op that it runs, or -1."""
 
     takes_us: float
-    ends: Callable[[float], None]
+    on_end: Callable[[float], None]
     op: int = -1
 
 
-class Ran(NamedTuple):
-    """When ops began and ended, float64[n] each: an op that shares its core takes longer than its duration."""
+class Execution(NamedTuple):
+    """Start and end of every op, float64[n] each. An op that shares its core takes longer than its duration."""
 
     start_us: NDArray[np.float64]
     end_us: NDArray[np.float64]
 
 
-def executed(
-    both: OpGraph,
+def execution_of(
+    extended: OpGraph,
     placement: Placement,
     kernels: int,
     wire_us: NDArray[np.float64],
-    begin: Begin = range,
+    start_order: StartOrder = range,
     share: float = 1.0,
     in_turns: bool = True,
-) -> Ran:
-    """When the ops of `both` run: `kernels` ops, then one that sends per message, then one that receives it.
+) -> Execution:
+    """When the ops of `extended` run: `kernels` ops, then one that sends per message, then one that receives it.
 
-    Types of ops are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two; below 0 where
-    receiving begins before sending has ended. `begin`: in which order so many tasks are taken that need nothing. `share`,
-    `in_turns`: how workers receive, see `Core`.
+    Op types are those that ran, as in `measured_graph`. `wire_us`: float64[messages] between the two ends, negative if
+    receiving starts before sending has ended. `start_order`: order of the tasks without inputs. `share`, `in_turns`: see `Core`.
 
     >>> both = OpGraph.from_edges([2.0, 5.0, 3.0, 4.0, 1.0], [(0, 1, 0), (0, 3, 0), (3, 4, 0), (4, 2, 0)])
     >>> placed = Placement(device=[0, 0, 1, 0, 1])
-    >>> executed(both, placed, 3, np.array([10.0])).end_us.tolist()  # sent after 1
+    >>> execution_of(both, placed, 3, np.array([10.0])).end_us.tolist()  # sent after 1
     [2.0, 7.0, 25.0, 11.0, 22.0]
     """
     core = partial(Core, share, in_turns)
-    return _Execution(both, placement.device.tolist(), kernels, wire_us.tolist(), core).run(begin)
+    return _Executor(extended, placement.device.tolist(), kernels, wire_us.tolist(), core).run(start_order)
 
 
-def in_orders(both: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int) -> list[Ran]:
-    """`executed` in the first `count` orders in which a step may begin, the next of `WAYS` in each."""
-    begins = (partial(in_pieces, np.random.default_rng(i)) for i in range(count))
+def executions_in_orders(
+    extended: OpGraph, placement: Placement, kernels: int, wire_us: NDArray[np.float64], count: int
+) -> list[Execution]:
+    """Returns executions in `count` random start orders, with the next of `RECEIVE_MODES` in each."""
+    start_orders = (partial(random_start_order, np.random.default_rng(i)) for i in range(count))
     return [
-        executed(both, placement, kernels, wire_us, begin, *way)
-        for begin, way in zip(begins, cycle(WAYS), strict=False)
+        execution_of(extended, placement, kernels, wire_us, start_order, *receive_mode)
+        for start_order, receive_mode in zip(start_orders, cycle(RECEIVE_MODES), strict=False)
     ]
 
 
-def in_pieces(draw: np.random.Generator, count: int) -> list[int]:
-    """The numbers below `count`, cut into up to `PIECES` runs that come in any order, forwards or backwards.
+def random_start_order(draw: np.random.Generator, count: int) -> list[int]:
+    """Returns the numbers below `count`, cut into up to `PIECES` runs that are shuffled and reversed at random.
 
-    >>> in_pieces(np.random.default_rng(4), 9)
+    >>> random_start_order(np.random.default_rng(4), 9)
     [7, 6, 5, 0, 1, 2, 3, 4, 8]
     """
     cuts = np.sort(draw.integers(0, count + 1, draw.integers(PIECES)))
-    runs = np.split(np.arange(count), cuts)
-    turned = (runs[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(runs)).tolist())
-    return [number for run in turned for number in run.tolist()]
+    pieces = np.split(np.arange(count), cuts)
+    turned = (pieces[k][:: 1 if draw.integers(2) else -1] for k in draw.permutation(len(pieces)).tolist())
+    return [number for piece in turned for number in piece.tolist()]
 
 
 @dataclass
 class _Worker:
-    """Its core, its stack, top first, and what comes before that, next first; `turn` counts what was arranged for it."""
+    """A worker's core, its stack (top first), and inline ops that run before the stack. `scheduled_count` counts its events."""
 
     core: Core
     stack: deque[Task] = field(default_factory=deque)
     inline: deque[Task] = field(default_factory=deque)
-    turn: int = 0
+    scheduled_count: int = 0
 
 
-class _Execution:
+class _Executor:
     def __init__(
-        self, both: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
+        self, extended: OpGraph, device: list[int], kernels: int, wire_us: list[float], core: Callable[[], Core]
     ) -> None:
         self._kernels, self._messages, self._device, self._wire_us = kernels, len(wire_us), device, wire_us
-        self._duration = both.duration_us.tolist()
-        self._constant = [kind == CONSTANT for kind in both.op_types]
-        self._inline = [kind in INLINE for kind in both.op_types]
-        self._last = [kind.startswith(ONEDNN) for kind in both.op_types]
-        edges = np.unique(np.stack([both.edge_source, both.consumers]), axis=1)
-        self._waits = np.bincount(edges[1], minlength=both.n).tolist()
-        self._next: list[list[int]] = [[] for _ in range(both.n)]
+        self._duration = extended.duration_us.tolist()
+        self._constant = [kind == CONSTANT for kind in extended.op_types]
+        self._inline = [kind in INLINE for kind in extended.op_types]
+        self._last = [kind.startswith(ONEDNN) for kind in extended.op_types]
+        edges = np.unique(np.stack([extended.edge_source, extended.consumers]), axis=1)
+        self._waits = np.bincount(edges[1], minlength=extended.n).tolist()
+        self._next: list[list[int]] = [[] for _ in range(extended.n)]
         for source, reader in edges.T.tolist():
             self._next[source].append(reader)
-        self._ran = Ran(np.zeros(both.n), np.zeros(both.n))
+        self._execution = Execution(np.zeros(extended.n), np.zeros(extended.n))
         self._workers = [_Worker(core()) for _ in range(max(device, default=-1) + 1)]
         self._events: list[tuple[float, int, Callable[[float], None]]] = []
-        self._made_at = count()  # of events of one time the one that was made first happens first
-        self._made = [False] * self._messages
-        self._asked = [False] * self._messages
+        self._event_number = count()  # simultaneous events happen in the order of creation
+        self._produced = [False] * self._messages
+        self._requested = [False] * self._messages
 
-    def run(self, begin: Begin) -> Ran:
-        """Until nothing is left."""
+    def run(self, start_order: StartOrder) -> Execution:
+        """Run until no event is left."""
         for device, worker in enumerate(self._workers):
-            worker.stack.extend(self._begins(device, begin))
-            self._go_on(worker, 0.0)
+            worker.stack.extend(self._first_tasks(device, start_order))
+            self._take_next(worker, 0.0)
         while self._events:
-            now, _, happens = heapq.heappop(self._events)
-            happens(now)
-        return self._ran
+            time_us, _, callback = heapq.heappop(self._events)
+            callback(time_us)
+        return self._execution
 
-    def _begins(self, device: int, begin: Begin) -> list[Task]:
-        """What needs nothing there: constants, then the others in the order that `begin` gives."""
+    def _first_tasks(self, device: int, start_order: StartOrder) -> list[Task]:
+        """Returns a device's tasks without inputs: constants, then the others in `start_order`."""
         ops = [op for op in range(self._kernels) if self._device[op] == device and self._waits[op] == 0]
-        placed = [(op, self._op(op)) for op in ops if not self._constant[op]]
+        placed = [(op, self._op_task(op)) for op in ops if not self._constant[op]]
         for message in range(self._messages):
-            if self._device[self._receive(message)] == device:
-                placed.append((self._place(self._kernels + message)[1], Task(0.0, self._asks(message))))
-        others = [task for _, task in sorted(placed, key=lambda row: row[0])]
-        return [*(self._op(op) for op in ops if self._constant[op]), *(others[k] for k in begin(len(others)))]
+            if self._device[self._receive_op(message)] == device:
+                placed.append((self._place(self._kernels + message)[1], Task(0.0, self._request_callback(message))))
+        remaining = [task for _, task in sorted(placed, key=lambda row: row[0])]
+        return [
+            *(self._op_task(op) for op in ops if self._constant[op]),
+            *(remaining[k] for k in start_order(len(remaining))),
+        ]
 
-    def _receive(self, message: int) -> int:
+    def _receive_op(self, message: int) -> int:
         return self._kernels + self._messages + message
 
-    def _at(self, time_us: float, happens: Callable[[float], None]) -> None:
-        heapq.heappush(self._events, (time_us, next(self._made_at), happens))
+    def _schedule(self, time_us: float, callback: Callable[[float], None]) -> None:
+        heapq.heappush(self._events, (time_us, next(self._event_number), callback))
 
-    def _go_on(self, worker: _Worker, now: float) -> None:
-        """Take what lies on top, unless an op runs, and arrange for what ends next."""
+    def _take_next(self, worker: _Worker, time_us: float) -> None:
+        """Start the next task unless an op runs, and schedule the next end."""
         core = worker.core
-        core.advance(now)
+        core.advance(time_us)
         tasks = worker.inline or worker.stack
-        if core.ends is None and tasks:
+        if core.on_op_end is None and tasks:
             task = tasks.popleft()
-            core.run(task.takes_us, task.ends)
+            core.run(task.takes_us, task.on_end)
             if task.op >= 0:
-                self._ran.start_us[task.op] = now
-        worker.turn += 1
-        turn, then = worker.turn, core.next_us()
-        if then < np.inf:
-            self._at(then, lambda now: self._ends(worker, turn, now))
+                self._execution.start_us[task.op] = time_us
+        worker.scheduled_count += 1
+        scheduled_count, next_us = worker.scheduled_count, core.next_us()
+        if next_us < np.inf:
+            self._schedule(next_us, lambda time_us: self._finish_scheduled(worker, scheduled_count, time_us))
 
-    def _ends(self, worker: _Worker, turn: int, now: float) -> None:
-        if turn != worker.turn:
-            return  # something began meanwhile
-        worker.core.advance(now)
-        worker.core.finish(now)
-        self._go_on(worker, now)
+    def _finish_scheduled(self, worker: _Worker, scheduled_count: int, time_us: float) -> None:
+        if scheduled_count != worker.scheduled_count:
+            return  # a task started meanwhile
+        worker.core.advance(time_us)
+        worker.core.finish(time_us)
+        self._take_next(worker, time_us)
 
-    def _op(self, op: int) -> Task:
-        def ends(now: float) -> None:
-            self._ran.end_us[op] = now
+    def _op_task(self, op: int) -> Task:
+        def on_end(time_us: float) -> None:
+            self._execution.end_us[op] = time_us
             worker = self._workers[self._device[op]]
             for x in self._ready(op):
                 if self._inline[x]:
-                    worker.inline.append(self._op(x))
+                    worker.inline.append(self._op_task(x))
                 else:
-                    task = self._op(x) if x < self._kernels else Task(0.0, self._makes(x - self._kernels))
+                    task = (
+                        self._op_task(x) if x < self._kernels else Task(0.0, self._produced_callback(x - self._kernels))
+                    )
                     worker.stack.appendleft(task)
 
-        return Task(self._duration[op], ends, op)
+        return Task(self._duration[op], on_end, op)
 
     def _ready(self, op: int) -> list[int]:
-        """What the end of `op` makes ready, in the graph's order; the last is on top."""
-        found = []
-        for after in self._next[op]:
-            self._waits[after] -= 1
-            if self._waits[after] == 0:
-                found.append(after)
-        return sorted(found, key=self._place)
+        """Returns the ops that the end of `op` makes ready, in the graph's order. The last one is on top."""
+        ready = []
+        for reader in self._next[op]:
+            self._waits[reader] -= 1
+            if self._waits[reader] == 0:
+                ready.append(reader)
+        return sorted(ready, key=self._place)
 
     def _place(self, op: int) -> tuple[bool, int]:
-        """Of an op in the divided graph; of a send that of its first reader, before anything was replaced."""
+        """Returns the position of an op in its partition. A send has that of its first reader."""
         if op < self._kernels:
             return self._last[op], op
-        return False, min(self._next[self._receive(op - self._kernels)], default=op)
+        return False, min(self._next[self._receive_op(op - self._kernels)], default=op)
 
     # -- messages ------------------------------------------------------------------------------------------
 
-    def _asks(self, message: int) -> Callable[[float], None]:
-        """The receiver's op that asks for a tensor."""
+    def _request_callback(self, message: int) -> Callable[[float], None]:
+        """Returns the callback of the receiver's request for a tensor."""
         sender = self._workers[self._device[self._kernels + message]]
 
-        def ends(now: float) -> None:
-            sender.stack.append(Task(0.0, self._serves(message)))
-            self._go_on(sender, now)
+        def on_end(time_us: float) -> None:
+            sender.stack.append(Task(0.0, self._serve_callback(message)))
+            self._take_next(sender, time_us)
 
-        return ends
+        return on_end
 
-    def _serves(self, message: int) -> Callable[[float], None]:
-        def ends(now: float) -> None:
-            self._asked[message] = True
-            self._sends(message)
+    def _serve_callback(self, message: int) -> Callable[[float], None]:
+        def on_end(time_us: float) -> None:
+            self._requested[message] = True
+            self._send_if_ready(message)
 
-        return ends
+        return on_end
 
-    def _makes(self, message: int) -> Callable[[float], None]:
-        def ends(now: float) -> None:
-            self._made[message] = True
-            self._sends(message)
+    def _produced_callback(self, message: int) -> Callable[[float], None]:
+        def on_end(time_us: float) -> None:
+            self._produced[message] = True
+            self._send_if_ready(message)
 
-        return ends
+        return on_end
 
-    def _sends(self, message: int) -> None:
-        if not (self._asked[message] and self._made[message]):
+    def _send_if_ready(self, message: int) -> None:
+        if not (self._requested[message] and self._produced[message]):
             return
         op = self._kernels + message
         wire_us, stack = self._wire_us[message], self._workers[self._device[op]].stack
         rest_us = min(max(-wire_us, 0.0), self._duration[op])
 
-        def leaves(now: float) -> None:
-            self._at(now + max(wire_us, 0.0), lambda then: self._arrives(message, then))
-            stack.appendleft(Task(rest_us, ends))
+        def on_left(time_us: float) -> None:
+            self._schedule(time_us + max(wire_us, 0.0), lambda arrival_us: self._receive_message(message, arrival_us))
+            stack.appendleft(Task(rest_us, on_end))
 
-        def ends(now: float) -> None:
-            self._ran.end_us[op] = now
+        def on_end(time_us: float) -> None:
+            self._execution.end_us[op] = time_us
 
-        stack.appendleft(Task(self._duration[op] - rest_us, leaves, op))
+        stack.appendleft(Task(self._duration[op] - rest_us, on_left, op))
 
-    def _arrives(self, message: int, now: float) -> None:
-        """What waits for the tensor goes to the bottom once it is received."""
-        op = self._receive(message)
+    def _receive_message(self, message: int, time_us: float) -> None:
+        """Receive a tensor. Its readers go to the bottom of the stack when it is complete."""
+        op = self._receive_op(message)
         worker = self._workers[self._device[op]]
 
-        def ends(then: float) -> None:
-            self._ran.end_us[op] = then
-            worker.stack.extend(self._op(x) for x in self._ready(op))
+        def on_end(end_us: float) -> None:
+            self._execution.end_us[op] = end_us
+            worker.stack.extend(self._op_task(x) for x in self._ready(op))
 
-        self._ran.start_us[op] = now
-        worker.core.advance(now)
-        worker.core.receive(self._duration[op], message, ends)
-        self._go_on(worker, now)
+        self._execution.start_us[op] = time_us
+        worker.core.advance(time_us)
+        worker.core.receive(self._duration[op], message, on_end)
+        self._take_next(worker, time_us)

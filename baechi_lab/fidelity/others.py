@@ -1,4 +1,4 @@
-"""Waiting for a quiet machine: times taken beside other programs do not count, so a study refuses to measure beside them."""
+"""Wait for a quiet machine. Times that other programs disturb do not count, so a study does not measure then."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from ..errors import ExecutionError, InvalidInput
 from ..profilers.machine_load import MOST, Others
 
 LOOK = 2.0
-"""Seconds over which the machine is watched before it is taken for quiet."""
+"""Seconds over which the load of the machine is measured."""
 
 
 def wait_for_quiet(
     own_seconds: Callable[[], float], limit: float, sleep: Callable[[float], None] = time.sleep
 ) -> float:
-    """Wait until other programs use at most `MOST` of a core for `LOOK` seconds; what they used then.
+    """Wait until other programs use at most `MOST` of a core for `LOOK` seconds. Returns what they used.
 
     Args:
         own_seconds: see `Others`.
         limit: seconds to wait at most, besides the first look.
         sleep: how to wait.
 
-    Raises `ExecutionError`: the machine stayed busy, and how busy; `InvalidInput`: a limit that is no time.
+    Raises `ExecutionError` that says how busy the machine stayed, and `InvalidInput` for a limit that is no time.
     """
     if finite(limit) is None or limit < 0:
         raise InvalidInput(f"wait is {limit!r:.60}; it must be a number of seconds of at least 0, or None")
     began = time.monotonic()
     while True:
-        others = Others(own_seconds)
+        other_programs = Others(own_seconds)
         sleep(LOOK)
-        share = others.share()
+        share = other_programs.share()
         if share <= MOST:
             return share
         if time.monotonic() - began >= limit:
-            raise refused(share, f"after a wait of {limit:g} s")
+            raise busy_machine_error(share, f"after a wait of {limit:g} s")
 
 
-def refused(share: float, when: str) -> ExecutionError:
-    """The machine is too busy to measure on."""
+def busy_machine_error(share: float, circumstance: str) -> ExecutionError:
+    """Returns the error for a machine that is too busy to measure on."""
     return ExecutionError(
-        f"other programs use {share:.2f} of a core {when}, and times count up to {MOST:g}; end them, or measure all the same "
-        "with wait=None (--busy), which is stored as not quiet"
+        f"other programs use {share:.2f} of a core {circumstance}, and times count up to {MOST:g}; end them, or measure "
+        "all the same with wait=None (--busy), which is stored as not quiet"
     )
 
 
 def own_processes(pids: Sequence[int]) -> Callable[[], float]:
-    """CPU seconds of this process and of `pids`, those that have ended left out."""
+    """Returns a function for the CPU seconds of this process and of those of `pids` that run."""
     from ..executors.tensorflow.calibration import process_seconds
 
     def seconds() -> float:

@@ -1,8 +1,8 @@
-"""Kernels that depend on where another op is: gradients that oneDNN computes from what its forward op has kept.
+"""Kernels that depend on the device of another op: oneDNN gradients that use a workspace of their forward op.
 
-The gradient of a pooling is such a one. Where the forward op is on another worker, TensorFlow computes the gradient itself,
-which may take several times as long. Traces of one worker show nothing of that, so the step is traced once more with the
-forward ops of all such pairs on the other worker, which is no placement that is predicted.
+The gradient of a pooling is an example. If the forward op is on another worker, TensorFlow computes the gradient without oneDNN,
+which may take several times as long. Traces of one worker do not show this. So the step is traced once more with the forward
+ops of all such pairs on the other worker, which is none of the predicted placements.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from .profiles import SETTLED, temporary_bytes, traced_step
 
 @dataclass(frozen=True)
 class Pairs:
-    """What gradients are and take without their forward ops.
+    """Kernel types and costs of gradients whose forward ops are on another device.
 
     Args:
-        op, forward: int64[k], a gradient and the op that it needs beside it.
-        apart_us: float64[k] microseconds where that is elsewhere, `temp_bytes`: int64[k] and `kinds` likewise.
+        op, forward: int64[k], gradients and their forward ops.
+        apart_us, temp_bytes, kinds: duration (float64[k]), temporary bytes (int64[k]) and op type if they are apart.
     """
 
     op: NDArray[np.int64]
@@ -36,7 +36,7 @@ class Pairs:
 
 
 def pairs_in(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Gradients that oneDNN computes, and the ops that they are the gradients of: by type, and because one reads the other.
+    """Returns oneDNN gradients and their forward ops, which match by type and are connected by an edge.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (0, 2, 8)], op_types=["_MklMaxPool", "_MklMaxPoolGrad", "Relu"])
     >>> [side.tolist() for side in pairs_in(graph)]
@@ -54,7 +54,7 @@ def pairs_in(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 def measured_apart(
     step: Step, local: LocalCluster, worker: Worker, graph: OpGraph, traces: int, warmup: int = SETTLED
 ) -> Pairs | None:
-    """The pairs of a `measured_graph` whose gradient became another kernel when apart; None where there are none.
+    """Returns the pairs of a `measured_graph` whose gradient ran as another kernel when apart; None if there are none.
 
     Raises `ExecutionError` when the step does not run.
     """
@@ -63,41 +63,41 @@ def measured_apart(
         return None
     device = np.zeros(graph.n, dtype=np.int32)
     device[forward] = 1
-    took, held = np.zeros((traces, graph.n)), np.zeros(graph.n, dtype=np.int64)
+    took, temporary = np.zeros((traces, graph.n)), np.zeros(graph.n, dtype=np.int64)
     replaced: dict[str, str] = {}
     for row in took:
         timeline, replaced = traced_step(step, Placement(device=device), local, worker, graph, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
-        held = np.maximum(held, temporary_bytes(timeline, graph.n))
+        temporary = np.maximum(temporary, temporary_bytes(timeline, graph.n))
     changed = np.array([replaced.get(graph.names[i]) != graph.op_types[i] for i in op.tolist()])
     op, forward = op[changed], forward[changed]
     kinds = tuple(
         replaced.get(graph.names[i], graph.op_types[i].removeprefix(ONEDNN).removeprefix("Native")) for i in op.tolist()
     )
-    return Pairs(op, forward, np.median(took, axis=0)[op], held[op], kinds) if len(op) else None
+    return Pairs(op, forward, np.median(took, axis=0)[op], temporary[op], kinds) if len(op) else None
 
 
-def mean_pairs(found: Sequence[Pairs | None]) -> Pairs | None:
-    """The same pairs measured several times: mean durations, and the most temporary bytes."""
-    seen = [pairs for pairs in found if pairs is not None]
-    if not seen:
+def mean_pairs(measurements: Sequence[Pairs | None]) -> Pairs | None:
+    """Combines measurements of the same pairs: mean durations and largest temporary bytes."""
+    present = [pairs for pairs in measurements if pairs is not None]
+    if not present:
         return None
     return replace(
-        seen[0],
-        apart_us=np.mean([pairs.apart_us for pairs in seen], axis=0),
-        temp_bytes=np.max([pairs.temp_bytes for pairs in seen], axis=0),
+        present[0],
+        apart_us=np.mean([pairs.apart_us for pairs in present], axis=0),
+        temp_bytes=np.max([pairs.temp_bytes for pairs in present], axis=0),
     )
 
 
-def under(
+def graph_under_placement(
     graph: OpGraph, placement: Placement, pairs: Pairs | None, beside_us: NDArray[np.float64] | None
 ) -> tuple[OpGraph, Placement, NDArray[np.float64] | None]:
-    """`graph` as it runs under a placement, the placement for it, and `beside_us` with the same ops longer.
+    """Returns `graph` with the kernels that run under a placement, the placement, and the matching `beside_us`.
 
     >>> graph = OpGraph.from_edges([2.0, 3.0], [(0, 1, 8)], op_types=["_MklMaxPool", "_MklMaxPoolGrad"])
     >>> pairs = Pairs(np.array([1]), np.array([0]), np.array([20.0]), np.array([64]), ("MaxPoolGrad",))
-    >>> apart, _, beside = under(graph, Placement(device=[0, 1]), pairs, np.array([2.5, 4.0]))
-    >>> apart.duration_us.tolist(), apart.op_types[1], beside.tolist()
+    >>> apart, _, longer_us = graph_under_placement(graph, Placement(device=[0, 1]), pairs, np.array([2.5, 4.0]))
+    >>> apart.duration_us.tolist(), apart.op_types[1], longer_us.tolist()
     ([2.0, 20.0], 'MaxPoolGrad', [2.5, 21.0])
     """
     device = placement.on(graph).device
@@ -108,6 +108,6 @@ def under(
     duration[pairs.op[split]], temporary[pairs.op[split]] = pairs.apart_us[split], pairs.temp_bytes[split]
     for i in split.tolist():
         types[pairs.op[i]] = pairs.kinds[i]
-    found = graph.replace(duration_us=duration, temp_bytes=temporary, op_types=tuple(types), duration_by_kind={})
+    placed_graph = graph.replace(duration_us=duration, temp_bytes=temporary, op_types=tuple(types), duration_by_kind={})
     longer = None if beside_us is None else beside_us + (duration - graph.duration_us)
-    return found, Placement(device=device), longer
+    return placed_graph, Placement(device=device), longer

@@ -1,4 +1,4 @@
-"""What devices hold at most in a step that runs in the order of TensorFlow's executor (see `executor`)."""
+"""Peak memory of devices in a step that runs in the order of TensorFlow's executor (see `executor`)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ..executors.tensorflow.calibration import Calibration
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ..simulator.buffer_reuse import apply_buffer_reuse
 from .charging import crossing, wire_us, with_shared_caches
-from .executor import WAYS, Ran, in_orders
+from .executor import RECEIVE_MODES, Execution, executions_in_orders
 from .updates import temporaries
 
 ORDERS = 48
-"""Orders of what a step begins with, of which the largest peak counts. TensorFlow draws one per session: with up to half of
-them gradients wait for learning rates until the end. Three rounds of `WAYS`, twice; a mean time needs fewer."""
-HELD_US = 100.0
-"""An op that waits for a tensor may begin before the thread that received it has let go of it: then its result needs bytes of
-its own. In traces of Inception, VGG16, DenseNet121, Xception and MobileNetV2 that is so for 17 % of 876 ops that begin within
-200 us of what they could write over, and for 3 of 550 that begin after 200 to 1000 us. Simulated ops begin at once, or later
-by an op."""
+"""Number of start orders, of which the largest peak counts. The order differs per session; in up to half of the orders,
+gradients wait for learning rates until the end. Three rounds of `RECEIVE_MODES`, twice. A mean time needs fewer orders."""
+COPY_RETAINED_US = 100.0
+"""Microseconds for which a received copy cannot be overwritten. An op that waits for a tensor may start before the receiving
+thread has released it, and its output then needs new memory. In traces of Inception, VGG16, DenseNet121, Xception and
+MobileNetV2 this happens for 17 % of 876 ops that start within 200 us after the copy, and for 3 of 550 that start after 200 to
+1000 us. Simulated ops start at once, or later by an op."""
 
 
 def predicted_timelines(
@@ -32,11 +32,12 @@ def predicted_timelines(
     calibration: Calibration,
     beside_us: NDArray[np.float64] | None = None,
 ) -> list[Timeline]:
-    """The step with its memory, in `ORDERS` orders in which it may begin.
+    """Returns timelines of the step with memory, in `ORDERS` start orders.
 
-    A tensor that was not sent yet stays, and a busy worker sends late: devices hold more than under a scheduler. Updates
-    copy variables that are still read (see `updates`), and results are written over received copies, in every second round of
-    `WAYS` only once these have been there for `HELD_US`. `beside_us`: as in `predicted_us`; tensors come while an op runs.
+    A tensor stays until it was sent, and a busy worker sends late: devices hold more than under a scheduler. Updates copy
+    variables that are still read (see `updates`). Results are written over received copies; in every second round of
+    `RECEIVE_MODES`, only over copies that have been there for `COPY_RETAINED_US`. `beside_us`: as in `predicted_us`.
+    Tensors arrive while an op runs.
 
     >>> from baechi_lab.graph import Link
     >>> costs = Calibration(0.0, 0.0, Link(1.0, 0.0), Link(1.0, 0.0), Link(0.0, 0.0), 1.0)
@@ -45,41 +46,59 @@ def predicted_timelines(
     >>> [int(fullest(lines, device).peak_bytes[device]) for device in (0, 1)]  # the 50 bytes leave after 2 and 3
     [128, 50]
     """
-    both, placed = with_shared_caches(graph, placement, calibration, beside_us)
-    wire, plain = wire_us(both, graph.n, calibration), graph
+    extended, placed = with_shared_caches(graph, placement, calibration, beside_us)
+    wire, plain = wire_us(extended, graph.n, calibration), graph
     if graph.reuse is None:
         plain = graph.replace(reuse=np.zeros(graph.n, dtype=np.int8))
-    orders = in_orders(both, placed, graph.n, wire, ORDERS)
-    lines = [_timeline(graph, both, cluster, placed.device, ran) for ran in orders]
+    orders = executions_in_orders(extended, placed, graph.n, wire, ORDERS)
+    lines = [_timeline(graph, extended, cluster, placed.device, execution) for execution in orders]
     return [
         apply_buffer_reuse(
-            plain.replace(temp_bytes=temporaries(graph, line)), cluster, line, over_copies_us=HELD_US * held
+            plain.replace(temp_bytes=temporaries(graph, line)),
+            cluster,
+            line,
+            over_copies_us=COPY_RETAINED_US * holds_copies,
         )
-        for line, held in zip(lines, cycle([0] * len(WAYS) + [1] * len(WAYS)), strict=False)
+        for line, holds_copies in zip(lines, cycle([0] * len(RECEIVE_MODES) + [1] * len(RECEIVE_MODES)), strict=False)
     ]
 
 
 def fullest(timelines: Iterable[Timeline], device: int) -> Timeline:
-    """That in which the device holds most."""
+    """Returns the timeline with the largest peak of the device."""
     return max(timelines, key=lambda line: int(line.peak_bytes[device]))
 
 
-def _timeline(graph: OpGraph, both: OpGraph, cluster: Cluster, device: NDArray[np.int32], ran: Ran) -> Timeline:
-    """Ops and transfers of a step. A copy is made when what was sent is there: it is held for the end of what receiving takes."""
-    start_us, end_us = ran
-    ready_us = np.zeros(both.n)
-    np.maximum.at(ready_us, both.consumers, end_us[both.edge_source])
-    made_us = np.maximum(end_us - both.duration_us, ready_us)
+def _timeline(
+    graph: OpGraph, extended: OpGraph, cluster: Cluster, device: NDArray[np.int32], execution: Execution
+) -> Timeline:
+    """Returns ops and transfers of a step. A copy exists during the last part of receiving, after the data has arrived."""
+    start_us, end_us = execution
+    ready_us = np.zeros(extended.n)
+    np.maximum.at(ready_us, extended.consumers, end_us[extended.edge_source])
+    made_us = np.maximum(end_us - extended.duration_us, ready_us)
     tensor, target = crossing(graph, device[: graph.n])
     receive = graph.n + len(tensor)
     transfers = Transfers(
-        tensor, device[graph.tensor_producer[tensor]], target, start_us[graph.n : receive], made_us[receive:],
+        tensor,
+        device[graph.tensor_producer[tensor]],
+        target,
+        start_us[graph.n : receive],
+        made_us[receive:],
         end_us[receive:],
-    )  # fmt: skip
+    )
     return Timeline(
-        op=np.arange(graph.n), device=device[: graph.n], start_us=start_us[: graph.n], end_us=end_us[: graph.n],
-        transfers=transfers, memory=MemoryLog.none(), peak_bytes=np.zeros(cluster.n, dtype=np.int64),
-        makespan_us=float(end_us.max(initial=0.0)), origin="simulated", op_names=graph.names,
-        device_names=tuple(d.name for d in cluster.devices), memory_bytes=cluster.memory_bytes,
-        tensor_producer=graph.tensor_producer, tensor_bytes=graph.tensor_bytes,
-    )  # fmt: skip
+        op=np.arange(graph.n),
+        device=device[: graph.n],
+        start_us=start_us[: graph.n],
+        end_us=end_us[: graph.n],
+        transfers=transfers,
+        memory=MemoryLog.none(),
+        peak_bytes=np.zeros(cluster.n, dtype=np.int64),
+        makespan_us=float(end_us.max(initial=0.0)),
+        origin="simulated",
+        op_names=graph.names,
+        device_names=tuple(d.name for d in cluster.devices),
+        memory_bytes=cluster.memory_bytes,
+        tensor_producer=graph.tensor_producer,
+        tensor_bytes=graph.tensor_bytes,
+    )

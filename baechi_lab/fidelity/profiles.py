@@ -1,8 +1,8 @@
-"""What kernels of a step take on workers of a cluster: while the others do nothing, and while they run the same step.
+"""Kernel times of a step on workers of a cluster: while the other workers are idle, and while they run the same step.
 
-Workers share caches and memory bandwidth, so kernels that stream through memory take longer beside each other. Neither
-profile looks at a placement that is predicted. Cores change their pace (see `pipelines.tensorflow`), so what is to be held
-against steps of some minutes is profiled several times in these minutes (`mean_graph`).
+Workers share caches and memory bandwidth, so kernels that stream through memory take longer at the same time. Neither profile
+uses a placement that is predicted. Cores change their speed (see `pipelines.tensorflow`), so a study that takes minutes profiles
+the step several times (`mean_graph`).
 """
 
 from __future__ import annotations
@@ -21,35 +21,37 @@ from ..passes.unroll import ACCUMULATE
 from ..profilers import profile
 
 SETTLED = 6
-"""Steps before one counts: during the first few allocators go on asking the system for memory, and connections widen."""
-AGAIN = 2
-"""The same for workers that have run the step before."""
+"""Warm-up steps: during the first steps allocators request memory from the system, and connections become faster."""
+SETTLED_BEFORE = 2
+"""Warm-up steps for workers that have run the step before."""
 TRACES = 5
 
 
 def measured_graph(
     step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED
 ) -> OpGraph:
-    """The step's graph with durations, temporary bytes and types of ops as on worker 0 alone; `warmup` steps before each trace.
+    """Returns the step's graph with durations, temporary bytes and op types on worker 0 alone; `warmup` steps before each trace.
 
-    Types are those that ran: TensorFlow replaces some ops where oneDNN has them.
+    Op types are those that ran: TensorFlow replaces some ops by oneDNN ops.
 
     Raises `ExecutionError` when the step does not run.
     """
     shape = profile(step, mode="estimated", hardware="cpu-core")
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
-    seen, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
+    traced_us, temporary = np.zeros((traces, shape.n)), np.zeros(shape.n, dtype=np.int64)
     types = shape.op_types
-    for row in seen:
+    for row in traced_us:
         timeline, replaced = traced_step(step, alone, local, worker, shape, warmup)
         row[timeline.op] = timeline.end_us - timeline.start_us
         types = tuple(replaced.get(name, kind) for name, kind in zip(shape.names, shape.op_types, strict=True))
         temporary = np.maximum(temporary, temporary_bytes(timeline, shape.n))
-    return shape.replace(duration_us=_typical(seen), duration_by_kind={}, temp_bytes=temporary, op_types=types)
+    return shape.replace(
+        duration_us=_typical_durations(traced_us), duration_by_kind={}, temp_bytes=temporary, op_types=types
+    )
 
 
 def mean_graph(profiles: Sequence[OpGraph]) -> OpGraph:
-    """One step as profiled several times: mean durations, and the most temporary bytes.
+    """Combines profiles of one step: mean durations and largest temporary bytes.
 
     >>> a, b = (OpGraph.from_edges([us], temp_bytes=[most]) for us, most in ((10.0, 8), (14.0, 4)))
     >>> mean = mean_graph([a, b])
@@ -64,18 +66,18 @@ def mean_graph(profiles: Sequence[OpGraph]) -> OpGraph:
 
 
 def temporary_bytes(timeline: Timeline, count: int) -> NDArray[np.int64]:
-    """int64[count]: what each op of a measured timeline held at most besides its outputs."""
-    held, most = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
+    """int64[count]: largest temporary bytes of each op of a measured timeline."""
+    live, peak = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     log = timeline.memory
     for row in np.flatnonzero(log.category == MEMORY_CATEGORIES.index("temporary")).tolist():
         op = log.op[row]
-        held[op] += log.delta[row]
-        most[op] = max(most[op], held[op])
-    return most
+        live[op] += log.delta[row]
+        peak[op] = max(peak[op], live[op])
+    return peak
 
 
 def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED) -> OpGraph:
-    """The same while worker 1 runs the step as well: two micro-batches that know nothing of each other, one on each.
+    """As `measured_graph`, while worker 1 runs the step as well: two independent micro-batches, one per worker.
 
     Raises `ExecutionError` when the step does not run.
     """
@@ -83,21 +85,21 @@ def busy_graph(step: Step, local: LocalCluster, worker: Worker, traces: int = TR
     alone = Placement(device=np.zeros(shape.n, dtype=np.int32))
     twice = pipelined_step(step, alone, local.cluster, shape, 2, None, "mean")
     added = np.array([kind == ACCUMULATE for kind in twice.graph.op_types])
-    second = (np.asarray(twice.graph.micro_batch) == 1) & ~added
-    apart = Placement(device=second.astype(np.int32))
+    is_second = (np.asarray(twice.graph.micro_batch) == 1) & ~added
+    split_placement = Placement(device=is_second.astype(np.int32))
     origin = np.asarray(twice.graph.copy_of)
-    seen = np.zeros((traces, shape.n))
-    for row in seen:
-        timeline, _ = traced_step(twice.step, apart, local, worker, twice.graph, warmup)
-        mine = ~second[timeline.op] & ~added[timeline.op]
-        row[origin[timeline.op[mine]]] = (timeline.end_us - timeline.start_us)[mine]
-    return shape.replace(duration_us=_typical(seen), duration_by_kind={})
+    traced_us = np.zeros((traces, shape.n))
+    for row in traced_us:
+        timeline, _ = traced_step(twice.step, split_placement, local, worker, twice.graph, warmup)
+        of_first = ~is_second[timeline.op] & ~added[timeline.op]
+        row[origin[timeline.op[of_first]]] = (timeline.end_us - timeline.start_us)[of_first]
+    return shape.replace(duration_us=_typical_durations(traced_us), duration_by_kind={})
 
 
 def beside_us(
     step: Step, local: LocalCluster, worker: Worker, traces: int = TRACES, warmup: int = SETTLED
 ) -> NDArray[np.float64] | None:
-    """Durations of `busy_graph`; None, which is said, where two of the step cannot run at once, and on one worker.
+    """Returns durations of `busy_graph`. None for one worker, or with a warning if two copies of the step cannot run at once.
 
     Raises `ExecutionError` when the step does not run.
     """
@@ -105,28 +107,28 @@ def beside_us(
         return None
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # of batch statistics: nobody reads what this step computes
+            warnings.simplefilter("ignore", UserWarning)  # of batch statistics: the results of this step are not used
             return busy_graph(step, local, worker, traces, warmup).duration_us
     except InvalidInput as error:
         warnings.warn(f"kernels of step {step.name!r} count as if the other workers did nothing: {error}", stacklevel=2)
         return None
 
 
-def _typical(seen: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n] of `seen[traces, n]`: of each op the median.
+def _typical_durations(traced_us: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns the scaled median duration of every op, float64[n], from `traced_us[traces, n]`.
 
-    Other work on the machine lengthens single kernels in single traces, which a mean would keep. The sum of medians is
-    less than the median of sums, though, because kernels rarely take less time and sometimes more: all are lengthened to it.
+    Other work on the machine lengthens single kernels in single traces, which a mean would include. But the sum of medians is
+    less than the median of sums, because kernels sometimes take longer and rarely less. So all medians are scaled to that sum.
     """
-    each = np.median(seen, axis=0)
-    whole = float(np.median(seen.sum(axis=1))) / max(float(each.sum()), 1e-9)
-    return np.asarray(each * max(whole, 1.0))
+    medians = np.median(traced_us, axis=0)
+    lengthening = float(np.median(traced_us.sum(axis=1))) / max(float(medians.sum()), 1e-9)
+    return np.asarray(medians * max(lengthening, 1.0))
 
 
 def traced_step(
     step: Step, placement: Placement, local: LocalCluster, worker: Worker, graph: OpGraph, warmup: int
 ) -> tuple[Timeline, dict[str, str]]:
-    """One traced step after `warmup` others, and the types of ops that TensorFlow replaced in it, by name.
+    """Returns one traced step after `warmup` steps, and op name -> type of the ops that TensorFlow replaced.
 
     Raises `ExecutionError` when it does not run.
     """
@@ -137,10 +139,15 @@ def traced_step(
 
 
 def run_placed(
-    step: Step, placement: Placement, local: LocalCluster, worker: Worker, steps: int, graph: OpGraph,
+    step: Step,
+    placement: Placement,
+    local: LocalCluster,
+    worker: Worker,
+    steps: int,
+    graph: OpGraph,
     warmup: int = SETTLED,
-) -> Run:  # fmt: skip
-    """Run the step on the cluster; `info["all_seconds"]` has every step. `ExecutionError` when it does not end ok."""
+) -> Run:
+    """Run the step on the cluster. `info["all_seconds"]` has every step. Raises `ExecutionError` if it does not end ok."""
     run = execute(
         step, placement, steps, warmup=warmup, traced=1, cluster=local, graph=graph, worker=worker, progress=False
     )

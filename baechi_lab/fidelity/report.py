@@ -1,4 +1,4 @@
-"""What a fidelity study found: one row per placement, and the figures that the target is stated in."""
+"""The results of a fidelity study: one row per placement, and the summary figures of the target."""
 
 from __future__ import annotations
 
@@ -18,26 +18,28 @@ if TYPE_CHECKING:
     from ..executors.tensorflow.calibration import Calibration
 
 TARGET_ERROR, WORST_ERROR = 0.05, 0.15
-"""Mean and largest error that the study aims at."""
+"""Target of the study: mean and largest error."""
 CLEAR = 0.10
-"""Placements whose measured times differ by more than this must be ranked right."""
+"""Placements whose measured times differ by more than this must be ranked correctly."""
 QUIET = 0.8
-"""Share of the CPU below which a worker was disturbed too much for its times to count."""
+"""Smallest CPU share of a worker whose times count. Below it, other programs disturbed the worker."""
 DRIFT = 1.1
-"""`Row.drift` above which it is told: times of single steps are then no better than that."""
+"""`Row.drift` above this is reported: times of single steps are not more exact than that."""
 
 
 @dataclass(frozen=True)
 class Row:
     """One placement of one model; times in microseconds.
 
-    `without_overheads_us` is what the simulator says from kernel times and wires alone; `compute_us` and
-    `traced_compute_us` are the busiest device's kernels as profiled on worker 0 and as traced under the placement;
-    `message_us` is what messages take of all processors; `busy_share` is the CPU time of the busiest worker per time that passed,
-    in the round where it was least; `others_share` that of all other programs, in the round where it was most. Peaks are
-    those of the device that held most when measured, as in `studies.memory`; 0 where they were not taken; their parts are
-    persistent, outputs, temporary and received bytes (`Timeline.peak_parts`). `drift`: of the
-    profiles of the step, one per round, the longest as a multiple of the shortest; far above 1 where cores change their pace.
+    Fields:
+        without_overheads_us: the simulated time from kernel times and wires alone.
+        compute_us, traced_compute_us: kernels of the busiest device, as profiled on worker 0 and as traced under the placement.
+        message_us: processor time of all messages.
+        busy_share: CPU time of the busiest worker per elapsed time, in the round where it was smallest.
+        others_share: CPU time of all other programs per elapsed time, in the round where it was largest.
+        simulated_peak_bytes, measured_peak_bytes: peaks of the device with the largest measured peak; 0 if not measured. Their
+            parts are persistent, output, temporary and received bytes (`Timeline.peak_parts`).
+        drift: longest profile of the step divided by the shortest, one per round. Far above 1 if cores change their speed.
     """
 
     model: str
@@ -66,26 +68,26 @@ class Row:
         return self.predicted_us / self.measured_us - 1.0
 
     @property
-    def where(self) -> str:
-        """The largest part of the error: kernels that took another time under the placement, or the rest."""
-        compute = abs(self.compute_error) >= abs(self.rest)
-        part, share = ("compute", self.compute_error) if compute else ("transfers and runtime", self.rest)
-        return f"{part} {share:+.0%}"
+    def largest_error_part(self) -> str:
+        """The larger part of the error in words: kernels with another duration under the placement, or the rest."""
+        compute = abs(self.compute_error) >= abs(self.rest_error)
+        source, share = ("compute", self.compute_error) if compute else ("transfers and runtime", self.rest_error)
+        return f"{source} {share:+.0%}"
 
     @property
     def compute_error(self) -> float:
-        """The busiest device's kernels as profiled, less those as traced, as a share of the measured time."""
+        """Kernels of the busiest device as profiled, minus those as traced, divided by the measured time."""
         return (self.compute_us - self.traced_compute_us) / self.measured_us
 
     @property
-    def rest(self) -> float:
-        """The error that is not of kernels."""
+    def rest_error(self) -> float:
+        """The error that does not come from kernels."""
         return self.error - self.compute_error
 
 
 @dataclass(frozen=True)
 class Summary:
-    """`mean_error` and `worst_error` are of absolute values; `ranked_right` of `clear_pairs`; `rank_correlation` by model."""
+    """`mean_error` and `worst_error` are absolute. `ranked_right` counts within `clear_pairs`. `rank_correlation`: per model."""
 
     mean_error: float
     worst_error: float
@@ -96,7 +98,7 @@ class Summary:
 
     @property
     def met(self) -> bool:
-        """Was the target met: mean error within 5 %, none above 15 %, clear pairs ranked right, on an undisturbed machine?"""
+        """Whether the target is met: mean error at most 5 %, none above 15 %, clear pairs ranked correctly, machine quiet."""
         near = self.mean_error <= TARGET_ERROR and self.worst_error <= WORST_ERROR
         return self.quiet and near and self.ranked_right == self.clear_pairs
 
@@ -127,8 +129,8 @@ class Report:
                 "low_ms": row.measured_low_us / 1e3,
                 "high_ms": row.measured_high_us / 1e3,
                 "error": row.error,
-                "where": row.where,
-                **self.parts(row),
+                "where": row.largest_error_part,
+                **self.error_parts(row),
                 "without_overheads_ms": row.without_overheads_us / 1e3,
                 "of_single": row.measured_us / self._single_us(row.model),
                 "busy_share": row.busy_share,
@@ -142,24 +144,26 @@ class Report:
             for row in self.rows
         )
 
-    def parts(self, row: Row) -> dict[str, float]:
-        """Where a row's error comes from, as shares of its measured time that add up to it.
+    def error_parts(self, row: Row) -> dict[str, float]:
+        """Returns the parts of a row's error, as shares of its measured time that add up to the error.
 
-        `from_compute`: kernels that took another time than profiled. `from_runtime`: what `single`, which has no
-        transfers, is off beside them. `from_transfers`: the rest. Memory has no part: a CPU worker enforces no limit, and
-        what its caches cost is in the kernels. Without a `single` row runtime and transfers are NaN.
+        `from_compute`: kernels with another duration than profiled. `from_runtime`: the remaining error of `single`, which has
+        no transfers. `from_transfers`: the rest. Memory has no part: a CPU worker enforces no limit, and costs of caches are
+        in the kernels. Without a `single` row, runtime and transfers are NaN.
         """
-        found = [r for r in self.rows if r.model == row.model and r.placement == "single"]
-        runtime = found[0].rest * found[0].measured_us / row.measured_us if found else float("nan")
-        return {"from_compute": row.compute_error, "from_runtime": runtime, "from_transfers": row.rest - runtime}
+        single_rows = [r for r in self.rows if r.model == row.model and r.placement == "single"]
+        runtime = (
+            single_rows[0].rest_error * single_rows[0].measured_us / row.measured_us if single_rows else float("nan")
+        )
+        return {"from_compute": row.compute_error, "from_runtime": runtime, "from_transfers": row.rest_error - runtime}
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, ready for JSON."""
-        rows = [{**asdict(row), "error": row.error, "where": row.where} for row in self.rows]
-        found = self.summary
+        rows = [{**asdict(row), "error": row.error, "where": row.largest_error_part} for row in self.rows]
+        summary = self.summary
         return {
             "rows": rows,
-            "summary": {**asdict(found), "met": found.met},
+            "summary": {**asdict(summary), "met": summary.met},
             "calibration": asdict(self.calibration),
         }
 
@@ -168,43 +172,43 @@ class Report:
         return json.dumps(self.to_dict(), indent=1)
 
     def _single_us(self, model: str) -> float:
-        found = [row.measured_us for row in self.rows if row.model == model and row.placement == "single"]
-        return found[0] if found else float("nan")
+        single_us = [row.measured_us for row in self.rows if row.model == model and row.placement == "single"]
+        return single_us[0] if single_us else float("nan")
 
     def __str__(self) -> str:
-        found = self.summary
+        summary = self.summary
         text = self.to_pandas().to_string(index=False, float_format=lambda x: f"{x:.3g}")
-        ranks = ", ".join(f"{model} {rho:.2f}" for model, rho in found.rank_correlation.items())
-        quiet = "" if found.quiet else "\nThe machine was busy with other work: these times do not count."
+        ranks = ", ".join(f"{model} {rho:.2f}" for model, rho in summary.rank_correlation.items())
+        quiet = "" if summary.quiet else "\nThe machine was busy with other work: these times do not count."
         drift = max((row.drift for row in self.rows), default=1.0)
         if drift > DRIFT:
             quiet += f"\nThe cores changed their pace: one profile of a step took {drift:.2f} times as long as another."
         return (
-            f"{text}\nmean error {found.mean_error:.1%}, worst {found.worst_error:.1%}; "
-            f"{found.ranked_right} of {found.clear_pairs} clear pairs ranked right; rank correlation {ranks}{quiet}"
+            f"{text}\nmean error {summary.mean_error:.1%}, worst {summary.worst_error:.1%}; "
+            f"{summary.ranked_right} of {summary.clear_pairs} clear pairs ranked right; rank correlation {ranks}{quiet}"
         )
 
 
-def _megabytes(parts: dict[str, int]) -> str:
-    return "/".join(f"{parts[name] / 1e6:.0f}" for name in MEMORY_CATEGORIES if name in parts)
+def _megabytes(bytes_by_category: dict[str, int]) -> str:
+    return "/".join(f"{bytes_by_category[name] / 1e6:.0f}" for name in MEMORY_CATEGORIES if name in bytes_by_category)
 
 
 def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summary:
-    """Errors, pairs that differ by over 10 % and how many are ranked right, Spearman's rho per model, and whether
-    other programs disturbed a row, or the calibration (its `busy_share`)."""
+    """Returns errors, the number of pairs that differ by over 10 % and of those ranked correctly, Spearman's rho per model, and
+    whether other programs disturbed a row or the calibration (its `busy_share`)."""
     errors = [abs(row.error) for row in rows]
     models = list(dict.fromkeys(row.model for row in rows))
     clear = right = 0
     correlation = {}
     for model in models:
-        mine = [row for row in rows if row.model == model]
-        correlation[model] = _spearman([r.predicted_us for r in mine], [r.measured_us for r in mine])
-        for i, a in enumerate(mine):
-            for b in mine[i + 1 :]:
+        model_rows = [row for row in rows if row.model == model]
+        correlation[model] = _spearman([r.predicted_us for r in model_rows], [r.measured_us for r in model_rows])
+        for i, a in enumerate(model_rows):
+            for b in model_rows[i + 1 :]:
                 if max(a.measured_us, b.measured_us) > (1 + CLEAR) * min(a.measured_us, b.measured_us):
                     clear += 1
                     right += (a.predicted_us < b.predicted_us) == (a.measured_us < b.measured_us)
-    # Only a placement on one device never waits for messages; elsewhere a low share of its own says nothing.
+    # Only a placement on one device never waits for messages. A low CPU share of other placements shows nothing.
     alone = [row.busy_share for row in rows if row.placement == "single" or row.transfers == 0]
     quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= MOST for row in rows)
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
@@ -212,7 +216,7 @@ def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summar
 
 
 def _spearman(a: Sequence[float], b: Sequence[float]) -> float:
-    """Rank correlation; NaN for fewer than two values or when one side does not vary."""
+    """Returns the rank correlation; NaN for fewer than two values or if one side is constant."""
     from scipy.stats import rankdata
 
     x, y = (rankdata(values) for values in (a, b))

@@ -1,4 +1,4 @@
-"""Does a step run faster on two devices than on one? Measured in turns on a `bl.LocalCluster`."""
+"""Measure whether a step runs faster on two devices than on one, in alternating runs on a `bl.LocalCluster`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..graph import Placement, Run
 from ..workers.client import Worker
 from .charging import predicted_us
 from .others import own_processes, wait_for_quiet
-from .pairs import measured_apart, under
+from .pairs import graph_under_placement, measured_apart
 from .profiles import TRACES, beside_us, measured_graph, run_placed
 from .study import WAIT, Case, place_for
 
@@ -30,12 +30,12 @@ PLACERS = (
     ("m-sct", ("colocation", "fusion")),
     ("m-etf", ("colocation", "coplacement", "fusion")),
 )
-"""Placers and the passes before them: co-placement saves most messages, at the price of larger groups to balance."""
+"""Placers and the passes before them. Co-placement saves most messages, but its larger groups are harder to balance."""
 
 
 @dataclass(frozen=True)
 class SpeedUp:
-    """One placement on all workers (B) against worker 0 alone (A), run in turns.
+    """Comparison of a placement on all workers (B) and worker 0 alone (A), in alternating runs.
 
     `predicted_ratio` is the simulator's B / A; `measured` has the step times of both and their ratio with its interval.
     """
@@ -50,7 +50,7 @@ class SpeedUp:
 
     @property
     def times_faster(self) -> float:
-        """A / B, measured: above 1 the cluster is faster than one of its devices."""
+        """Measured A / B. Above 1 the cluster is faster than one of its devices."""
         return 1.0 / self.measured.ratio
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,11 +58,11 @@ class SpeedUp:
         return {**asdict(self), "times_faster": self.times_faster}
 
     def __str__(self) -> str:
-        found, after = self.measured, ", ".join(self.passes)
-        times = f"{found.a.median * 1e3:.4g} ms on one device, {found.b.median * 1e3:.4g} ms on all"
+        comparison, after = self.measured, ", ".join(self.passes)
+        times = f"{comparison.a.median * 1e3:.4g} ms on one device, {comparison.b.median * 1e3:.4g} ms on all"
         return (
             f"{self.model}, {self.placer} after {after}: {times} ({self.transfers} transfers): {self.times_faster:.3f} times "
-            f"as fast ({1 / found.high:.3f} to {1 / found.low:.3f}; simulated {1 / self.predicted_ratio:.3f})"
+            f"as fast ({1 / comparison.high:.3f} to {1 / comparison.low:.3f}; simulated {1 / self.predicted_ratio:.3f})"
         )
 
 
@@ -77,7 +77,7 @@ def speed_up(
     wait: float | None = WAIT,
     trusted_users: bool = False,
 ) -> tuple[tuple[SpeedUp, ...], Calibration]:
-    """Measure placements of a step on a local cluster against one of its workers; one `SpeedUp` per placer and passes.
+    """Compare placements of a step on a local cluster with one of its workers. Returns one `SpeedUp` per placer and passes.
 
     Each round runs both for `steps` steps, the order turning from round to round. Placers see what a message costs in
     all. `wait`: seconds to wait for a quiet machine, None measures all the same. `trusted_users`: of the cluster.
@@ -89,7 +89,7 @@ def speed_up(
             wait_for_quiet(own_processes([*local.pids, worker.pid]), wait)
         costs = calibration or calibrate(local)
         graph = measured_graph(case.step, local, worker)
-        beside = beside_us(case.step, local, worker)
+        busy_us = beside_us(case.step, local, worker)
         pairs = measured_apart(case.step, local, worker, graph, TRACES)
         alone = Placement(device=np.zeros(graph.n, dtype=np.int32))
         single_us = predicted_us(graph, alone, costs)
@@ -97,18 +97,20 @@ def speed_up(
         def run(placed: Placement) -> Run:
             return run_placed(case.step, placed, local, worker, steps, graph)
 
-        found = []
+        speed_ups = []
         for name, passes in placers:
             placed = place_for(name, graph, local, costs, passes=passes)
             measured = interleaved(partial(run, alone), partial(run, placed), rounds)
-            seen, where, longer = under(graph, placed, pairs, beside)
-            share = predicted_us(seen, where, costs, longer) / single_us
-            found.append(SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured))
-    return tuple(found), costs
+            placed_graph, placed_on_graph, longer_us = graph_under_placement(graph, placed, pairs, busy_us)
+            share = predicted_us(placed_graph, placed_on_graph, costs, longer_us) / single_us
+            speed_ups.append(
+                SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured)
+            )
+    return tuple(speed_ups), costs
 
 
 def _messages(graph: Any, placed: Placement) -> int:
-    """Tensors that leave their device, once per device that reads them."""
+    """Returns the number of messages: tensors that leave their device, once per device that reads them."""
     device = placed.on(graph).device
     crossing = device[graph.edge_source] != device[graph.consumers]
     pairs = np.stack([graph.edge_tensor[crossing], device[graph.consumers][crossing]], axis=1)

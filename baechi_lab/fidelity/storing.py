@@ -1,7 +1,7 @@
-"""A study's results as a file: what ran, where and when, and every figure.
+"""Store a study's results in a file, with all figures and the environment of the run.
 
-One JSON file holds several parts (`study`, `speed_up`); each says which command made it, on which date and machine.
-The file is written again whenever a model is done, so that a study cut short leaves what it has.
+One JSON file has several sections (`study`, `speed_up`). Each names its command, date and machine. The file is written again
+after every model, so an interrupted study keeps its results.
 """
 
 from __future__ import annotations
@@ -25,15 +25,20 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT, VERSION = "baechi_lab fidelity", 1
-PARTS = ("study", "speed_up")
-LATER = (
-    "others_share", "simulated_peak_bytes", "measured_peak_bytes", "simulated_peak_parts", "measured_peak_parts", "drift",
-)  # fmt: skip
-"""Fields of rows that older files do not have."""
+SECTIONS = ("study", "speed_up")
+OPTIONAL_FIELDS = (
+    "others_share",
+    "simulated_peak_bytes",
+    "measured_peak_bytes",
+    "simulated_peak_parts",
+    "measured_peak_parts",
+    "drift",
+)
+"""Fields of rows that older files lack."""
 
 
 def provenance(command: str | None = None, **settings: Any) -> dict[str, Any]:
-    """Command, date, processor, cores, memory, load and versions, beside the settings given.
+    """Returns command, date, processor, cores, memory, load and versions, plus the given settings.
 
     >>> sorted(provenance("make figures", seed=0))
     ['command', 'date', 'hardware', 'load', 'seed', 'versions']
@@ -48,15 +53,15 @@ def provenance(command: str | None = None, **settings: Any) -> dict[str, Any]:
     }
 
 
-def store(path: str | os.PathLike[str], part: str, content: Mapping[str, Any]) -> None:
-    """Write one part into the file and keep the others; `FormatError` when the file is another's or not writable."""
+def store(path: str | os.PathLike[str], section: str, content: Mapping[str, Any]) -> None:
+    """Write one section and keep the others. Raises `FormatError` if the file is in another format or not writable."""
     document = load(path) if Path(path).exists() else {"format": FORMAT, "version": VERSION}
-    text = json.dumps({**document, part: content}, indent=1, ensure_ascii=False)
+    text = json.dumps({**document, section: content}, indent=1, ensure_ascii=False)
     write_atomically(path, (text + "\n").encode())
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The document in a file; raises `FormatError` when it is none of ours."""
+    """Returns the document in a file. Raises `FormatError` if it is no result file."""
     try:
         document = json.loads(Path(path).read_text("utf-8"))
     except OSError as error:
@@ -69,20 +74,20 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
 
 
 def load_report(path: str | os.PathLike[str]) -> Report:
-    """The report of a stored study; raises `FormatError` when the file holds none."""
+    """Returns the report of a stored study. Raises `FormatError` if the file has none."""
     from ..executors.tensorflow.calibration import Calibration
 
-    part = load(path).get("study")
-    if part is None:
+    section = load(path).get("study")
+    if section is None:
         raise FormatError(f"{os.fspath(path)}: field study is missing; `baechi-lab fidelity -o FILE` writes it")
     try:
         costs: dict[str, Any] = {
-            key: Link(**value) if isinstance(value, dict) else value for key, value in part["calibration"].items()
+            key: Link(**value) if isinstance(value, dict) else value for key, value in section["calibration"].items()
         }
-        costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files do not have it
+        costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files lack it
         rows = tuple(
-            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in LATER})
-            for row in part["rows"]
+            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in OPTIONAL_FIELDS})
+            for row in section["rows"]
         )
         return Report(rows, Calibration(**costs))
     except (KeyError, TypeError, AttributeError) as error:
@@ -90,7 +95,7 @@ def load_report(path: str | os.PathLike[str]) -> Report:
 
 
 def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
-    """The stored speed-ups, one line per placement: milliseconds, and how many times as fast (measured with interval)."""
+    """Returns the stored speed-ups, one row per placement: milliseconds, and the measured speed-up with its interval."""
     import pandas as pd
 
     rows = load(path).get("speed_up", {}).get("rows", [])
@@ -112,7 +117,7 @@ def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
 
 
 def _command() -> str:
-    """The command line, with the program's name and not its place."""
+    """Returns the command line with the program's name instead of its path."""
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
@@ -136,10 +141,10 @@ def _versions() -> dict[str, str]:
 
     from .. import __version__
 
-    found = {"python": platform.python_version(), "baechi_lab": __version__}
+    versions = {"python": platform.python_version(), "baechi_lab": __version__}
     for name in ("tensorflow", "numpy"):
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions

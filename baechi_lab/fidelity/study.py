@@ -22,10 +22,10 @@ from ..profilers.machine_load import MOST, Others
 from ..simulator import simulate
 from ..workers.client import Worker
 from .charging import predicted_us, with_shared_caches
-from .others import own_processes, refused, wait_for_quiet
-from .pairs import Pairs, mean_pairs, measured_apart, under
+from .others import busy_machine_error, own_processes, wait_for_quiet
+from .pairs import Pairs, graph_under_placement, mean_pairs, measured_apart
 from .peaks import fullest, predicted_timelines
-from .profiles import AGAIN, SETTLED, beside_us, mean_graph, measured_graph, run_placed
+from .profiles import SETTLED, SETTLED_BEFORE, beside_us, mean_graph, measured_graph, run_placed
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {
@@ -33,35 +33,41 @@ MODELS: dict[str, dict[str, Any]] = {
     "gnmt": {"batch_size": 128, "sequence_length": 10, "layers": 2, "units": 256, "vocabulary": 4000},
     "resnet50": {"batch_size": 2},
     "transformer": {
-        "batch_size": 16, "layers": 3, "units": 256, "heads": 4, "inner": 1024, "vocabulary": 4000, "sequence_length": 32,
+        "batch_size": 16,
+        "layers": 3,
+        "units": 256,
+        "heads": 4,
+        "inner": 1024,
+        "vocabulary": 4000,
+        "sequence_length": 32,
     },
-}  # fmt: skip
-"""Model -> size at which a step takes some hundred milliseconds on one core."""
+}
+"""Model -> parameters with which a step takes some hundred milliseconds on one core."""
 BUILT_AS = {"resnet50": "resnet"}
-"""Names of the study that `bl.models.build` calls otherwise."""
+"""Name in the study -> name in `bl.models.build`."""
 PASSES = ("colocation", "fusion")
-"""Without co-placement, which would leave most of a recurrent step in one group: placements are to differ."""
+"""Co-placement is left out: it would put most of a recurrent step into one group, and placements should differ."""
 WAIT = 60.0
 """Seconds that a study waits for a quiet machine."""
 CALIBRATION_STEPS = 10
-"""Steps of each made-up kind that a round measures overheads with."""
+"""Steps of each synthetic kind that measure the overheads in a round."""
 TRACES = 2
-"""Traces of the step per round, alone and beside another."""
+"""Traces of the step per round, alone and while another worker runs it."""
 TRIES = 2
-"""Measurements of a model, before a machine on which others work at times is refused."""
+"""Measurements of a model before the study ends because other programs disturb it."""
 PLACEMENTS = ("single", "m-topo", "m-etf", "m-sct", "random")
 
 
 @dataclass(frozen=True)
 class _Measured:
-    """What was measured of a model; by placement: runs, CPU share of the workers and that of other programs."""
+    """Measurements of a model. Per placement: runs, CPU share of the workers and of other programs."""
 
     model: str
     graph: OpGraph
     beside_us: NDArray[np.float64] | None
     pairs: Pairs | None
     placed: dict[str, Placement]
-    runs: dict[str, list[Run]]
+    runs_by_placement: dict[str, list[Run]]
     busy_share: dict[str, float]
     others_share: dict[str, float]
     drift: float
@@ -108,7 +114,7 @@ def study(
     Durations come from traces of the whole step on worker 0, alone and beside the same step on worker 1 (and of kernels that
     need another op beside them, from one where these ops are on worker 1); the prediction of
     `single` is thus a test of the overheads alone, that of the others of the whole simulator. Every model has workers of its
-    own: those that have run others for a while take up to a quarter more for a message.
+    own_seconds: those that have run others for a while take up to a quarter more for a message.
 
     Raises `ExecutionError` when a step does not run or the machine stays busy, `InvalidInput` for bad counts.
     """
@@ -118,32 +124,34 @@ def study(
     costs: list[Calibration] = []
     for case in cases_of(cases):
         with LocalCluster(workers, trusted_users=trusted_users) as local, Worker(network=local.network) as worker:
-            own = own_processes([*local.pids, worker.pid])
+            own_seconds = own_processes([*local.pids, worker.pid])
             counts = (steps, rounds, seed)
-            measure = partial(_measured, case, placements, local, worker, calibration, counts, progress)
-            found = _undisturbed(wait, own, measure)
-            costs.append(found.costs)
-            rows += [_row(found, name, local) for name in placements]
+            measure = partial(_measure, case, placements, local, worker, calibration, counts, progress)
+            measurement = _measure_undisturbed(wait, own_seconds, measure)
+            costs.append(measurement.costs)
+            rows += [_row(measurement, name, local) for name in placements]
         if on_model is not None:
             on_model(Report(tuple(rows), mean_calibration(costs)))
     return Report(tuple(rows), mean_calibration(costs))
 
 
-def _undisturbed(wait: float | None, own: Callable[[], float], measure: Callable[[], _Measured]) -> _Measured:
-    """A model as measured, once more where other programs disturbed it."""
+def _measure_undisturbed(
+    wait: float | None, own_seconds: Callable[[], float], measure: Callable[[], _Measured]
+) -> _Measured:
+    """Measures a model, and repeats the measurement if other programs disturbed it."""
     if wait is None:
         return measure()
     for _ in range(TRIES):
-        wait_for_quiet(own, wait)
-        found = measure()
-        worst = max(found.others_share.values(), default=0.0)
+        wait_for_quiet(own_seconds, wait)
+        measurement = measure()
+        worst = max(measurement.others_share.values(), default=0.0)
         if worst <= MOST:
-            return found
-    raise refused(worst, f"during {TRIES} measurements of {found.model!r}")
+            return measurement
+    raise busy_machine_error(worst, f"during {TRIES} measurements of {measurement.model!r}")
 
 
 def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> Iterable[Case]:
-    """Models built one after the other, by name and parameters; traced steps as they are."""
+    """Returns the cases. Models given by name and parameters are built lazily; traced steps are used as they are."""
     from ..models import build
 
     if cases is None or isinstance(cases, Mapping):
@@ -151,7 +159,7 @@ def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> 
     return cases
 
 
-def _measured(
+def _measure(
     case: Case,
     placements: Sequence[str],
     local: LocalCluster,
@@ -165,57 +173,68 @@ def _measured(
     steps, rounds, seed = counts
     costs: list[Calibration] = []
     profiles: list[OpGraph] = []
-    besides: list[NDArray[np.float64]] = []
-    apart: list[Pairs | None] = []
+    busy_us_of_rounds: list[NDArray[np.float64]] = []
+    pairs_of_rounds: list[Pairs | None] = []
     placed: dict[str, Placement] = {}
-    runs: dict[str, list[Run]] = {name: [] for name in placements}
+    runs_by_placement: dict[str, list[Run]] = {name: [] for name in placements}
     share, disturbed = dict.fromkeys(placements, np.inf), dict.fromkeys(placements, 0.0)
-    own = own_processes([*local.pids, worker.pid])
+    own_seconds = own_processes([*local.pids, worker.pid])
     bar = tqdm(total=rounds * len(placements), desc=case.name, unit="run", disable=not progress, leave=False)
     with bar:
         for index in range(rounds):
-            warmup = AGAIN if index else SETTLED
+            warmup = SETTLED_BEFORE if index else SETTLED
             costs.append(calibration or calibrate(local, CALIBRATION_STEPS))
             profiles.append(measured_graph(case.step, local, worker, TRACES, warmup))
-            if len(besides) == index:  # None, which is said once: two of the step cannot run at once
-                besides += [us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None]
-            apart.append(measured_apart(case.step, local, worker, profiles[-1], TRACES, warmup))
+            if len(busy_us_of_rounds) == index:  # None after one warning: two copies of the step cannot run at once
+                busy_us_of_rounds += [
+                    us for us in [beside_us(case.step, local, worker, TRACES, warmup)] if us is not None
+                ]
+            pairs_of_rounds.append(measured_apart(case.step, local, worker, profiles[-1], TRACES, warmup))
             placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
-            # The order turns, so that no placement always follows the same one.
+            # The order alternates, so no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
-                others = Others(own)
+                other_programs = Others(own_seconds)
                 before = [process_seconds(pid) for pid in local.pids]
                 run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))
                 share[name] = min(share[name], spent / max(sum(run.info["all_seconds"]), 1e-9))
-                disturbed[name] = max(disturbed[name], others.share())
-                runs[name].append(run)
+                disturbed[name] = max(disturbed[name], other_programs.share())
+                runs_by_placement[name].append(run)
                 bar.update()
-    beside = np.mean(besides, axis=0) if besides else None
+    busy_us = np.mean(busy_us_of_rounds, axis=0) if busy_us_of_rounds else None
     took = [float(graph.duration_us.sum()) for graph in profiles]
     drift = max(took) / max(min(took), 1e-9)
     mean = mean_calibration(costs)
     return _Measured(
-        case.name, mean_graph(profiles), beside, mean_pairs(apart), placed, runs, share, disturbed, drift, mean
+        case.name,
+        mean_graph(profiles),
+        busy_us,
+        mean_pairs(pairs_of_rounds),
+        placed,
+        runs_by_placement,
+        share,
+        disturbed,
+        drift,
+        mean,
     )
 
 
 def place_for(
     name: str, graph: OpGraph, local: LocalCluster, costs: Calibration, seed: int = 0, passes: Sequence[str] = PASSES
 ) -> Placement:
-    """A placement for this cluster; placers see what a message costs in all."""
+    """Returns a placement for this cluster. Placers get a link with the total cost of a message."""
     if name == "random":
         return random_placement(graph, local, seed)
-    parts = ((costs.wire, 1.0), (costs.send, 1.0), (costs.receive, 1.0), (costs.overlap, -1.0))
+    terms = ((costs.wire, 1.0), (costs.send, 1.0), (costs.receive, 1.0), (costs.overlap, -1.0))
     link = Link(
-        sum(sign * part.latency_us for part, sign in parts), sum(sign * part.us_per_byte for part, sign in parts)
+        sum(sign * term.latency_us for term, sign in terms), sum(sign * term.us_per_byte for term, sign in terms)
     )
     coarse = optimize(graph, passes=passes, forward_only=False)
     return place(coarse, local.cluster.replace(link=link), name).on(graph)
 
 
 def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placement:
-    """Each colocation group, and each op without one, on a device drawn at random."""
+    """Returns a placement with every colocation group, and every op without one, on a random device."""
     rng = np.random.default_rng(seed)
     allowed_devices(graph, local.cluster)
     group = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
@@ -223,32 +242,34 @@ def random_placement(graph: OpGraph, local: LocalCluster, seed: int) -> Placemen
     return Placement(device=drawn[group].astype(np.int32), placer="random", graph_key=graph.key)
 
 
-def _row(found: _Measured, name: str, local: LocalCluster) -> Row:
-    """One line of the report: prediction, measurement, and where they part."""
-    runs, costs = found.runs[name], found.costs
-    graph, placed, beside = under(found.graph, found.placed[name], found.pairs, found.beside_us)
-    measured = mean_of_rounds([run.step_seconds for run in runs])
+def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
+    """Returns one row of the report: prediction, measurement, and the parts of the error."""
+    runs_of_placement, costs = measurement.runs_by_placement[name], measurement.costs
+    graph, placed, longer_us = graph_under_placement(
+        measurement.graph, measurement.placed[name], measurement.pairs, measurement.beside_us
+    )
+    measured = mean_of_rounds([run.step_seconds for run in runs_of_placement])
     plain = simulate(graph, local.cluster.replace(link=costs.wire, comm="parallel"), placed, "fifo")
-    both, _ = with_shared_caches(graph, placed, costs, beside)
-    timelines = [run.timeline for run in runs if run.timeline is not None]
+    extended, _ = with_shared_caches(graph, placed, costs, longer_us)
+    timelines = [run.timeline for run in runs_of_placement if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
     return Row(
-        model=found.model,
+        model=measurement.model,
         placement=name,
         ops=graph.n,
         transfers=len(timelines[0].transfers),
-        predicted_us=predicted_us(graph, placed, costs, beside),
+        predicted_us=predicted_us(graph, placed, costs, longer_us),
         measured_us=measured[0] * 1e6,
         measured_low_us=measured[1] * 1e6,
         measured_high_us=measured[2] * 1e6,
         compute_us=float(plain.busy_us.max()),
         traced_compute_us=kernels_us,
-        message_us=float(both.duration_us[graph.n :].sum()),
+        message_us=float(extended.duration_us[graph.n :].sum()),
         without_overheads_us=plain.makespan_us,
-        busy_share=found.busy_share[name],
-        others_share=found.others_share[name],
-        drift=found.drift,
-        **_peaks(graph, local, placed, costs, beside, timelines),
+        busy_share=measurement.busy_share[name],
+        others_share=measurement.others_share[name],
+        drift=measurement.drift,
+        **_peaks(graph, local, placed, costs, longer_us, timelines),
     )
 
 
@@ -257,14 +278,14 @@ def _peaks(
     local: LocalCluster,
     placed: Placement,
     costs: Calibration,
-    beside: NDArray[np.float64] | None,
+    busy_us: NDArray[np.float64] | None,
     timelines: Sequence[Timeline],
 ) -> dict[str, Any]:
-    """Simulated and measured peak of the device that held most, and what that consists of."""
+    """Returns the simulated and measured peak of the device with the largest measured peak, and their parts."""
     device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
-    both = {
-        "simulated": fullest(predicted_timelines(graph, local.cluster, placed, costs, beside), device),
+    timeline_by_origin = {
+        "simulated": fullest(predicted_timelines(graph, local.cluster, placed, costs, busy_us), device),
         "measured": fullest(timelines, device),
     }
-    peaks = {f"{of}_peak_bytes": int(line.peak_bytes[device]) for of, line in both.items()}
-    return {**peaks, **{f"{of}_peak_parts": line.peak_parts(device) for of, line in both.items()}}
+    peaks = {f"{origin}_peak_bytes": int(line.peak_bytes[device]) for origin, line in timeline_by_origin.items()}
+    return {**peaks, **{f"{origin}_peak_parts": line.peak_parts(device) for origin, line in timeline_by_origin.items()}}

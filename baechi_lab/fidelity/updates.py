@@ -1,8 +1,8 @@
-"""What updates of variables take while they run: the variable's bytes once more where its old value is still read.
+"""Temporary memory of variable updates: a copy of the variable if its old value is still in use.
 
-TensorFlow's dense updates write into the variable's memory where nobody else holds it, and else into a copy
-(`PrepareToUpdateVariable`). A read gives no copy but the memory itself, so it depends on the order of a step, and thus on the
-placement, whether an op that reads, or a send, has not ended when the update begins. A profile tells of its own order alone.
+TensorFlow's dense updates write into the variable's memory if no one else uses it, and otherwise into a copy
+(`PrepareToUpdateVariable`). A read returns the memory itself and no copy. So it depends on the order of a step, and on the
+placement, whether a reader or a send is still running when the update starts. A profile only shows its own order.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ..graph import OpGraph, Timeline
 from ..graph.opgraph import CONTROL_BYTES, VIEW
 
 DENSE = re.compile(r"Assign(Add|Sub)VariableOp|ResourceApply\w+")
-"""Types of updates that may copy. Sparse ones make reads copy instead, assignments have a value of their own."""
+"""Types of updates that may copy. For sparse updates the reads copy instead; assignments bring their own value."""
 HANDLE, READ = "VarHandleOp", "ReadVariableOp"
 ROUNDING_US = 1e-6
 
 
 def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
-    """int64[n]: `temp_bytes` of the ops in a simulated timeline, with those of updates as in its order.
+    """int64[n]: `temp_bytes` of the ops, with those of updates adjusted to the order of a simulated timeline.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> edges = [(0, 1, 4), (0, 3, 4), (1, 2, 80), (1, 3, 4)]  # 3 updates what 1 has read for 2
@@ -32,7 +32,7 @@ def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
     >>> [temporaries(graph, simulate(graph, Cluster.uniform(1), x, "planned")).tolist() for x in both]
     [[0, 0, 0, 0], [0, 0, 0, 80]]
     """
-    found = graph.temp_bytes.copy()
+    temp_bytes = graph.temp_bytes.copy()
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
     until = _needed_until(graph, line, end)
@@ -41,13 +41,13 @@ def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
         for handle in (i for i in producers[op] if types[i] == HANDLE):
             size = int(graph.persistent_bytes[handle])
             reads = [i for i in readers[handle] if types[i] == READ and end[i] <= start[op] + ROUNDING_US]
-            held = any(until[i] > start[op] + ROUNDING_US for i in reads)
-            found[op] += size * (int(held) - int(found[op] >= size))
-    return found
+            is_read_later = any(until[i] > start[op] + ROUNDING_US for i in reads)
+            temp_bytes[op] += size * (int(is_read_later) - int(temp_bytes[op] >= size))
+    return temp_bytes
 
 
 def _sides(graph: OpGraph, reverse: bool = False) -> list[list[int]]:
-    """Of each op those that read of it, or in reverse those that it reads of."""
+    """Returns the readers of every op, or in reverse the ops that it reads."""
     near: list[list[int]] = [[] for _ in range(graph.n)]
     for pair in zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True):
         source, reader = reversed(pair) if reverse else pair
@@ -56,7 +56,7 @@ def _sides(graph: OpGraph, reverse: bool = False) -> list[list[int]]:
 
 
 def _needed_until(graph: OpGraph, line: Timeline, end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n]: when the last op that needs an op's output on its device has ended, views of it included, and its sends."""
+    """float64[n]: end of the last use of every op's output on its device, including uses of views, and sends."""
     until, device = end.copy(), np.zeros(graph.n, dtype=np.int64)
     device[line.op] = line.device
     np.maximum.at(until, graph.tensor_producer[line.transfers.tensor], line.transfers.end_us)

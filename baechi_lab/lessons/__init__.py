@@ -31,5 +31,5 @@ def lesson(name: str) -> Lesson:
     """
     if not isinstance(name, str) or name not in LESSONS:
         raise UnknownNameError.of("lesson", name, sorted(LESSONS))
-    found = import_module(f".{name.replace('-', '_')}", __name__)
-    return Lesson(name, found.CHECKS)
+    module = import_module(f".{name.replace('-', '_')}", __name__)
+    return Lesson(name, module.CHECKS)

@@ -98,8 +98,8 @@ def number(right: float, unit: str, mistakes: Mapping[float, str] | None = None,
             return "that is no finite number"
         if _near(float(answer), right, within):
             return ""
-        known = next((hint for wrong, hint in (mistakes or {}).items() if _near(float(answer), wrong, within)), "")
-        return known or f"that is too {'small' if answer < right else 'large'}"
+        hint_text = next((hint for wrong, hint in (mistakes or {}).items() if _near(float(answer), wrong, within)), "")
+        return hint_text or f"that is too {'small' if answer < right else 'large'}"
 
     return check
 
@@ -108,7 +108,7 @@ def _near(answer: float, right: float, within: float) -> bool:
     return abs(answer - right) <= within * abs(right) + 1e-12
 
 
-def names(right: Collection[str], known: Sequence[str]) -> Check:
+def names(right: Collection[str], op_names: Sequence[str]) -> Check:
     """Names of ops, in any order.
 
     >>> check = names({"a", "c"}, ["a", "b", "c"])
@@ -119,14 +119,14 @@ def names(right: Collection[str], known: Sequence[str]) -> Check:
     def check(answer: Any) -> str:
         if not isinstance(answer, (str, list, tuple, set, frozenset)):
             return f"give a list of names, not {type(answer).__name__}"
-        given = [answer] if answer in known else list(answer)
-        for name in given:
-            if name not in known:
+        answered = [answer] if answer in op_names else list(answer)
+        for name in answered:
+            if name not in op_names:
                 return f"there is no op {name!r}"
-        wrong = [name for name in given if name not in right]
+        wrong = [name for name in answered if name not in right]
         if wrong:
             return f"{wrong[0]!r} is not one of them"
-        return "" if set(given) == set(right) else "right so far, but not all"
+        return "" if set(answered) == set(right) else "right so far, but not all"
 
     return check
 
@@ -135,25 +135,25 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
     """A device per op, by position or by name, with a step of at most so many microseconds (None: the least there is)."""
 
     def check(answer: Any) -> str:
-        given = answer.device.tolist() if isinstance(answer, Placement) else answer
-        if isinstance(given, Mapping):
-            missing = [name for name in graph.names if name not in given]
+        devices = answer.device.tolist() if isinstance(answer, Placement) else answer
+        if isinstance(devices, Mapping):
+            missing = [name for name in graph.names if name not in devices]
             if missing:
                 return f"op {missing[0]!r} has no device"
-            given = [given[name] for name in graph.names]
-        if not isinstance(given, (list, tuple, np.ndarray)) or len(given) != graph.n:
+            devices = [devices[name] for name in graph.names]
+        if not isinstance(devices, (list, tuple, np.ndarray)) or len(devices) != graph.n:
             return f"give a device for each of the {graph.n} ops"
-        for name, device in zip(graph.names, given, strict=True):
+        for name, device in zip(graph.names, devices, strict=True):
             if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
                 return f"op {name!r} is on {device!r}; devices are 0 to {cluster.n - 1}"
-        timeline = simulate(graph, cluster, Placement(device=np.array(given)), scheduler)
+        timeline = simulate(graph, cluster, Placement(device=np.array(devices)), scheduler)
         if timeline.violations:
             return str(timeline.violations[0].message)
         limit = best_us(graph, cluster, scheduler) if at_most_us is None else at_most_us
         if timeline.makespan_us <= limit * (1 + 1e-9):
             return ""
-        asked = "there is a shorter one" if at_most_us is None else f"at most {limit:g} us are asked for"
-        return f"the step takes {timeline.makespan_us:g} us; {asked}"
+        request = "there is a shorter one" if at_most_us is None else f"at most {limit:g} us are asked for"
+        return f"the step takes {timeline.makespan_us:g} us; {request}"
 
     return check
 
@@ -201,10 +201,10 @@ def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, 
             wrong = np.flatnonzero(~np.isclose(numbers, expected, rtol=1e-6, atol=1e-9))
             if len(wrong):
                 k = int(wrong[0])
-                here = f" at position {k}" if numbers.ndim else ""
+                position = f" at position {k}" if numbers.ndim else ""
                 side = "small" if numbers.flat[k] < expected.flat[k] else "large"
                 why = f"which is too {side}" if np.isfinite(numbers.flat[k]) else "which is no finite number"
-                return f"{label} yours returns {numbers.flat[k]:g}{here}, {why}"
+                return f"{label} yours returns {numbers.flat[k]:g}{position}, {why}"
         return ""
 
     return check

@@ -19,14 +19,14 @@ def softmax(logits: list[float]) -> list[float]:
     return (weight / weight.sum()).tolist()
 
 
-def reinforce(logits: list[float], chosen: int, advantage: float, rate: float) -> list[float]:
+def reinforce(logits: list[float], action: int, advantage: float, rate: float) -> list[float]:
     """One step of REINFORCE: along the gradient of the log-probability of what was chosen, as far as it was better.
 
     >>> [round(x, 3) for x in reinforce([0.0, 0.0], 1, 0.5, 1.0)]
     [-0.25, 0.25]
     """
-    taken = np.arange(len(logits)) == chosen
-    return (np.asarray(logits) + rate * advantage * (taken - np.asarray(softmax(logits)))).tolist()
+    is_action = np.arange(len(logits)) == action
+    return (np.asarray(logits) + rate * advantage * (is_action - np.asarray(softmax(logits)))).tolist()
 
 
 def _cases() -> list[tuple[list[float], int, float, float]]:
@@ -34,20 +34,33 @@ def _cases() -> list[tuple[list[float], int, float, float]]:
 
 
 CHECKS = {
-    1: number(5.0**12, "placements", {
-        12.0**5: "every group chooses a device, not every device a group",
-        60.0: "the choices of the groups multiply",
-    }, within=0.0),
-    2: number(1 / (1 + math.exp(-1)), "probability", {
-        1 / (1 + math.exp(1)): "that is the other device",
-        math.e: "those are the odds; what share is that?",
-        0.5: "the logits differ",
-    }),
+    1: number(
+        5.0**12,
+        "placements",
+        {
+            12.0**5: "every group chooses a device, not every device a group",
+            60.0: "the choices of the groups multiply",
+        },
+        within=0.0,
+    ),
+    2: number(
+        1 / (1 + math.exp(-1)),
+        "probability",
+        {
+            1 / (1 + math.exp(1)): "that is the other device",
+            math.e: "those are the odds; what share is that?",
+            0.5: "the logits differ",
+        },
+    ),
     # -sqrt(0.25) = -0.5, which is 0.1 more than -0.6.
-    3: number(0.1, "reward", {
-        -0.5: "that is the reward; how much better is it than the baseline?",
-        -0.1: "was the sample better or worse than the baseline?",
-        0.35: "the reward is the root of the step time, with a minus",
-    }),
+    3: number(
+        0.1,
+        "reward",
+        {
+            -0.5: "that is the reward; how much better is it than the baseline?",
+            -0.1: "was the sample better or worse than the baseline?",
+            0.35: "the reward is the root of the step time, with a minus",
+        },
+    ),
     4: function(reinforce, _cases),
-}  # fmt: skip
+}

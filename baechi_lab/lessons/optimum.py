@@ -19,18 +19,26 @@ def _cases() -> list[tuple[OpGraph, Cluster]]:
 
 CHECKS = {
     # The longest path is 25, the work on three devices 45 / 3 = 15.
-    1: number(25.0, "microseconds", {
-        15.0: "that is the work per device; does another bound say more?",
-        45.0: "that is one device",
-        22.5: "that is the work on two devices",
-    }),
+    1: number(
+        25.0,
+        "microseconds",
+        {
+            15.0: "that is the work per device; does another bound say more?",
+            45.0: "that is one device",
+            22.5: "that is the work on two devices",
+        },
+    ),
     # 3 + 3 and 2 + 2 + 2.
     2: placement(FIVE, EQUAL, at_most_us=6.0),
     # The optimum may be as small as 29: 32 / 29 - 1.
-    3: number(100 * (32 / 29 - 1), "percent", {
-        100 * (1 - 29 / 32): "that is of the step; the question is how much longer it is than what may be possible",
-        3.0: "those are microseconds",
-        32 / 29 - 1: "in percent",
-    }),
+    3: number(
+        100 * (32 / 29 - 1),
+        "percent",
+        {
+            100 * (1 - 29 / 32): "that is of the step; the question is how much longer it is than what may be possible",
+            3.0: "those are microseconds",
+            32 / 29 - 1: "in percent",
+        },
+    ),
     4: function(best_us, _cases),
-}  # fmt: skip
+}

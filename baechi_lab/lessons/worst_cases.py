@@ -17,7 +17,7 @@ from .exercise import Check, number
 DEVICES, MOST_OPS = 3, 8
 
 
-def attacks(attacked: str, other: str, times: float, most_ops: int) -> Check:
+def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
     """An `Instance` on which one placer takes so many times as long as another."""
 
     def check(answer: Any) -> str:
@@ -27,11 +27,11 @@ def attacks(attacked: str, other: str, times: float, most_ops: int) -> Check:
             return f"it has {len(answer.durations)} ops; 1 to {most_ops} are allowed"
         if min(answer.durations) <= 0 or min(answer.speeds) <= 0:
             return "durations and speeds must be greater than 0"
-        found = ratio(answer, attacked, other)
+        times_as_long = ratio(answer, attacked, baseline)
         return (
             ""
-            if found >= times - 1e-9
-            else f"{attacked} takes {found:.2f} times as long as {other}, {times:g} are asked for"
+            if times_as_long >= times - 1e-9
+            else f"{attacked} takes {times_as_long:.2f} times as long as {baseline}, {times:g} are asked for"
         )
 
     return check
@@ -45,10 +45,14 @@ def graham(answer: Any) -> str:
         return "durations must be numbers greater than 0"
     cluster = Cluster.uniform(DEVICES, link=Link(0.0, 0.0), comm="parallel")
     graph = OpGraph.from_edges([float(x) for x in answer])
-    taken = simulate(graph, cluster, place(graph, cluster, "etf")).makespan_us
-    found = taken / _least(np.array(answer, dtype=np.float64))
+    makespan_us = simulate(graph, cluster, place(graph, cluster, "etf")).makespan_us
+    times_optimum = makespan_us / _least(np.array(answer, dtype=np.float64))
     limit = 2 - 1 / DEVICES
-    return "" if found >= limit - 1e-9 else f"the list takes {found:.2f} times the optimum; {limit:.2f} are possible"
+    return (
+        ""
+        if times_optimum >= limit - 1e-9
+        else f"the list takes {times_optimum:.2f} times the optimum; {limit:.2f} are possible"
+    )
 
 
 def _least(durations: np.ndarray) -> float:
@@ -59,12 +63,16 @@ def _least(durations: np.ndarray) -> float:
 
 CHECKS = {
     # Earliest start: one on each device, 20 / 1. Both on the fast one: 2 * 20 / 4 = 10.
-    1: number(2.0, "times", {
-        4.0: "that is one op; with two, what would the best placement do?",
-        1.0: "ETF lets no device idle, not even the slow one",
-        20.0: "those are the microseconds of ETF's step",
-    }),
+    1: number(
+        2.0,
+        "times",
+        {
+            4.0: "that is one op; with two, what would the best placement do?",
+            1.0: "ETF lets no device idle, not even the slow one",
+            20.0: "those are the microseconds of ETF's step",
+        },
+    ),
     2: attacks("m-etf", "heft", 4.0, 1),
     3: attacks("heft", "m-etf", 1.2, 6),
     4: graham,
-}  # fmt: skip
+}

@@ -39,7 +39,7 @@ class Model(Params):
         `graph` is this model's profiled graph, `devices` >= 1 the number of devices. `attention` says whether the
         attention between decoder and encoder goes with the "last" or the "first" layer, where a model has it.
         """
-        return assign_by_scope(graph, devices, lambda parts: 0)
+        return assign_by_scope(graph, devices, lambda scope_parts: 0)
 
     def owner_text(self) -> str:
         """Messages say which model's parameter they mean."""

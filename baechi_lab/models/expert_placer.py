@@ -49,12 +49,12 @@ class Expert(Placer):
 
         placement = Placement(expert(self.model, graph, cluster, self.attention))
         _, peak = makespan_and_peak(graph, cluster, placement)
-        over = int(np.argmax(peak - cluster.memory_bytes))
-        if peak[over] > cluster.memory_bytes[over]:
-            needed, available = int(peak[over]), cluster.memory_bytes
+        fullest = int(np.argmax(peak - cluster.memory_bytes))
+        if peak[fullest] > cluster.memory_bytes[fullest]:
+            needed, available = int(peak[fullest]), cluster.memory_bytes
             raise InfeasiblePlacement(
-                f"the expert's placement needs {format_bytes(needed)} on device {cluster.names[over]}, "
-                f"which has {format_bytes(int(available[over]))}",
+                f"the expert's placement needs {format_bytes(needed)} on device {cluster.names[fullest]}, "
+                f"which has {format_bytes(int(available[fullest]))}",
                 needed,
                 available.tolist(),
             )

@@ -73,14 +73,14 @@ class _Network:
         return self._decode(self.target(target_in), memory, states, target_out)
 
     def _encode(self, words: list[Any]) -> tuple[list[Any], list[Any]]:
-        outputs, state = self._both_ways(words)
+        outputs, state = self._bidirectional(words)
         states = [state]
         for k, layer in enumerate(self.encoder, start=1):
             outputs, state = layer.unroll(outputs, self.batch, residual=k >= 2)
             states.append(state)
         return outputs, states
 
-    def _both_ways(self, words: list[Any]) -> tuple[list[Any], Any]:
+    def _bidirectional(self, words: list[Any]) -> tuple[list[Any], Any]:
         import tensorflow as tf
 
         ahead, ahead_state = self.forward.unroll(words, self.batch)
@@ -93,9 +93,9 @@ class _Network:
             return outputs, tuple(tf.concat(pair, 1) for pair in zip(ahead_state, back_state, strict=True))
 
     def _decode(self, words: list[Any], memory: list[Any], states: list[Any], target: Any) -> Any:
-        self.attention.begin(memory)
+        self.attention.read_weights(memory)
         for layer in self.decoder:
-            layer.begin()
+            layer.read_weights()
         outputs = []
         for t, x in enumerate(words):
             context = self.attention.step(t, states[0][1])

@@ -60,4 +60,4 @@ class Mlp(Model):
         random = np.random.default_rng(self.seed + 1)
         batch = random.standard_normal((self.batch_size, self.inputs), dtype=np.float32)
         labels = random.integers(0, self.classes, self.batch_size, dtype=np.int32)
-        return make_step(self.name, loss, make.made, (batch, labels), ("x", "labels"), self.optimizer)
+        return make_step(self.name, loss, make.variables, (batch, labels), ("x", "labels"), self.optimizer)

@@ -49,9 +49,9 @@ class _Network:
         for layer in self.encoder:
             memory, state = layer.unroll(memory, self.batch)
             states.append(state)
-        self.attention.begin(memory)
+        self.attention.read_weights(memory)
         for layer in self.decoder:
-            layer.begin()
+            layer.read_weights()
         outputs = []
         for t, x in enumerate(self.target(target_in)):
             inputs = [x, self.attention.step(t, states[-1][1])]

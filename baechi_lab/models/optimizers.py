@@ -40,12 +40,12 @@ class Optimizer(ABC):
         if not tf.executing_eagerly():
             for slot in (s for slots in self.state for s in slots):
                 tf.compat.v1.get_default_graph().watch_variable(slot)  # raw ops take handles and would not tell
-        self.begin()
+        self.prepare_step()
         for variable, slots, gradient in zip(self.variables, self.state, gradients, strict=True):
             with tf.name_scope(f"optimizer/{plain_name(variable)}"):
                 self.update(variable, slots, gradient)
 
-    def begin(self) -> None:  # noqa: B027 - most rules have none
+    def prepare_step(self) -> None:  # noqa: B027 - most rules have none
         """Work that is done once per step."""
 
     @abstractmethod
@@ -86,9 +86,15 @@ class RmsProp(Optimizer):
 
     def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
         tf.raw_ops.ResourceApplyRMSProp(
-            var=variable.handle, ms=slots[0].handle, mom=slots[1].handle, lr=self.rate,
-            rho=0.9, momentum=0.9, epsilon=1.0, grad=dense(gradient),
-        )  # fmt: skip
+            var=variable.handle,
+            ms=slots[0].handle,
+            mom=slots[1].handle,
+            lr=self.rate,
+            rho=0.9,
+            momentum=0.9,
+            epsilon=1.0,
+            grad=dense(gradient),
+        )
 
 
 class Adam(Optimizer):
@@ -102,17 +108,24 @@ class Adam(Optimizer):
         with tf.device("/CPU:0"):
             self.count = tf.Variable(np.float32(0), trainable=False, name="optimizer/steps")
 
-    def begin(self) -> None:
+    def prepare_step(self) -> None:
         with tf.name_scope("optimizer/powers"):
             steps = self.count.assign_add(1.0)
             self.powers = tf.pow(0.9, steps), tf.pow(0.98, steps)
 
     def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
         tf.raw_ops.ResourceApplyAdam(
-            var=variable.handle, m=slots[0].handle, v=slots[1].handle,
-            beta1_power=self.powers[0], beta2_power=self.powers[1], lr=self.rate,
-            beta1=0.9, beta2=0.98, epsilon=1e-9, grad=dense(gradient),
-        )  # fmt: skip
+            var=variable.handle,
+            m=slots[0].handle,
+            v=slots[1].handle,
+            beta1_power=self.powers[0],
+            beta2_power=self.powers[1],
+            lr=self.rate,
+            beta1=0.9,
+            beta2=0.98,
+            epsilon=1e-9,
+            grad=dense(gradient),
+        )
 
 
 _RULES: dict[str, type[Optimizer]] = {"sgd": Sgd, "momentum": Momentum, "rmsprop": RmsProp, "adam": Adam}

@@ -36,7 +36,7 @@ class LstmLayer:
         self.kernel = weights.matrix(f"{scope}/kernel", inputs + units, 4 * units)
         self.bias = weights.zeros(f"{scope}/bias", 4 * units)
 
-    def begin(self) -> None:
+    def read_weights(self) -> None:
         """Read the weights; call once per training step, inside the tape."""
         self.weights = read(self.scope, self.kernel, self.bias)
 
@@ -58,7 +58,7 @@ class LstmLayer:
 
     def unroll(self, inputs: Sequence[Any], batch: int, residual: bool = False) -> tuple[list[Any], State]:
         """Outputs per time step and final state, from a zero state."""
-        self.begin()
+        self.read_weights()
         state, outputs = self.zero_state(batch), []
         for t, x in enumerate(inputs):
             output, state = self.step(t, [x], state, residual)
@@ -88,7 +88,7 @@ class Attention:
         self.memory_kernel = weights.matrix(f"{scope}/memory", memory, units)
         self.vector = weights.matrix(f"{scope}/vector", units, 1)
 
-    def begin(self, memory: Sequence[Any]) -> None:
+    def read_weights(self, memory: Sequence[Any]) -> None:
         """Read the weights and compute what all time steps share; `memory`: one float32[batch, units] per position."""
         query, kernel, vector = read(self.scope, self.query_kernel, self.memory_kernel, self.vector)
         with tf.name_scope(f"{self.scope}/keys"):

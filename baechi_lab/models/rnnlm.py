@@ -48,7 +48,7 @@ class RnnLm(SequenceModel):
 
         text = random_words(self.seed, self.vocabulary, self.sequence_length + 1, self.batch_size)
         inputs, names = (text[:-1], text[1:]), ("words", "following")
-        return make_step(self.name, loss, make.made, inputs, names, self.optimizer, 10.0)
+        return make_step(self.name, loss, make.variables, inputs, names, self.optimizer, 10.0)
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:

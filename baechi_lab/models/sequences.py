@@ -56,7 +56,7 @@ class TranslationModel(SequenceModel):
         source, target = random_words(self.seed, *sizes), random_words(self.seed + 1, *sizes)
         inputs = source, np.roll(target, 1, axis=0), target
         names = "source", "target_in", "target_out"
-        return make_step(self.name, net.loss, net.weights.made, inputs, names, self.optimizer, 5.0)
+        return make_step(self.name, net.loss, net.weights.variables, inputs, names, self.optimizer, 5.0)
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:

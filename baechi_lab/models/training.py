@@ -36,7 +36,7 @@ class Weights:
     """Makes the variables of a model, on the host and from one seed, so that tracing takes no accelerator memory."""
 
     seed: int
-    made: list[Any] = field(default_factory=list)
+    variables: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
@@ -57,7 +57,7 @@ class Weights:
         """A variable of the given value."""
         with tf.device("/CPU:0"):
             variable = tf.Variable(value, name=name)
-        self.made.append(variable)
+        self.variables.append(variable)
         return variable
 
 

@@ -59,7 +59,7 @@ class Transformer(Model):
         source, target = (random_words(self.seed + k, *sizes).T.copy() for k in (0, 1))
         inputs = source, np.roll(target, 1, axis=1), target
         names = "source", "target_in", "target_out"
-        return make_step(self.name, net.loss, net.weights.made, inputs, names, self.optimizer)
+        return make_step(self.name, net.loss, net.weights.variables, inputs, names, self.optimizer)
 
     @classmethod
     def expert(cls, graph: OpGraph, devices: int, attention: str = "last") -> NDArray[np.int32]:

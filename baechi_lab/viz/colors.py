@@ -17,7 +17,7 @@ MEASURED = SERIES[5]
 CLASSES = ("#8C9FDB", "#EE8866", "#C3D26B", "#FFAABB", "#A5E3F5", "#8FCFB4", "#EEDD99", "#B08FD8")
 """Classes of ops (types, scopes, micro-batches) on a timeline: light colours, each far from every device's."""
 
-OTHER = "#BBBBBB"
+OTHER_COLOR = "#BBBBBB"
 """What belongs to no class."""
 
 CATEGORY = {"persistent": "#4D4D4D", "outputs": SERIES[0], "temporary": SERIES[1], "copies": SERIES[5]}

@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
-from .colors import LIMIT, OTHER, class_colors, device_colors, faded, text_on
+from .colors import LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
 
 COLOR_BY = ("device", "micro-batch")
@@ -132,7 +132,7 @@ def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
     """A colour per micro-batch, grey for what is done once."""
     batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
     colors = class_colors(int(batch.max(initial=0)) + 1)
-    return [OTHER if b < 0 else colors[b] for b in batch.tolist()]
+    return [OTHER_COLOR if b < 0 else colors[b] for b in batch.tolist()]
 
 
 def _names(timeline: Timeline, rows: Any, shades: list[str]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..placers.registry import placer_class, told_pipeline
 from ..simulator.pipelined_graph import pipeline_options
-from .setting import GIVEN, Setting
+from .setting import GIVEN_SUBJECT, Setting
 
 Built = tuple[str, Mapping[str, Any]]
 """A benchmark model and its parameters other than the defaults."""
@@ -206,7 +206,7 @@ def _read_build(fields: dict[str, Any], args: list[Any], options: dict[str, Any]
 
 
 def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    fields.setdefault("source", GIVEN)
+    fields.setdefault("source", GIVEN_SUBJECT)
     fields["profile"] = options.get("mode", "measured")
     fields["hardware"] = options.get("hardware", "rtx2080")
 

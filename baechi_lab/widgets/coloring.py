@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import OpGraph, Timeline
 from ..passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
-from ..viz.colors import CLASSES, LIMIT, OTHER
+from ..viz.colors import CLASSES, LIMIT, OTHER_COLOR
 from ..viz.nested.tree import ROOT, Tree, build_tree
 from .bars import short_device
 
@@ -58,7 +58,7 @@ def coloring(
     if by == CRITICAL:
         on = np.zeros(graph.n, dtype=np.int64)
         on[np.asarray(critical, dtype=np.int64)] = 1
-        return _coloring_of(graph, on, ("other ops", "critical path"), (OTHER, LIMIT))
+        return _coloring_of(graph, on, ("other ops", "critical path"), (OTHER_COLOR, LIMIT))
     batch = _batches(graph, timeline)
     if by != BATCH or batch is None:
         raise InvalidInput(f"color_by is {by!r}; this graph can be coloured by {', '.join(choices(graph, timeline))}")
@@ -94,7 +94,7 @@ def _of_parts(graph: OpGraph) -> Coloring:
     order = [k for k in (FORWARD, BACKWARD, UPDATE, SETUP) if (role == k).any()]
     position = np.zeros(4, dtype=np.int64)
     position[order] = np.arange(len(order))
-    colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER}
+    colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER_COLOR}
     return _coloring_of(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
 
 
@@ -105,7 +105,7 @@ def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
     many = int(batch.max(initial=-1)) + 1
     labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
     labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
-    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER))
+    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
 
 
 def _scopes(graph: OpGraph) -> NDArray[np.object_]:
@@ -133,7 +133,7 @@ def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
     shown = [str(names[k]) or "no type" for k in order[:MOST_CLASSES]]
     rest_label = () if few else (f"{len(names) - MOST_CLASSES} others",)
     return _coloring_of(
-        graph, rank[inverse], (*shown, *rest_label), (*CLASSES[: len(shown)], *(() if few else (OTHER,)))
+        graph, rank[inverse], (*shown, *rest_label), (*CLASSES[: len(shown)], *(() if few else (OTHER_COLOR,)))
     )
 
 

@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     import pandas
 
 CURRENT = "current"
-HELD = "held"
 
 
 def compare_placers(

@@ -44,7 +44,7 @@ class Outcome:
     coarse: OpGraph
     base: Placement
     placement: Placement
-    ran: OpGraph
+    executed_graph: OpGraph
     timeline: Timeline
     once: Timeline
     bounds: Mapping[str, float]
@@ -75,19 +75,24 @@ class Outcome:
 
     def originals(self, ran_ops: Any) -> NDArray[np.int64]:
         """Ops of `graph`, ascending, for ops of the timeline."""
-        ops = np.asarray(ran_ops, dtype=np.int64)
-        return np.unique(ops if self.ran is self.graph else np.asarray(self.ran.copy_of, dtype=np.int64)[ops])
+        return np.unique(self._original_of(np.asarray(ran_ops, dtype=np.int64)))
 
     @property
     def critical(self) -> NDArray[np.int64]:
         """Ops of `graph` on the critical path of the timeline, in order of time."""
-        ops = self.chain.ops
-        return ops if self.ran is self.graph else np.asarray(self.ran.copy_of, dtype=np.int64)[ops]
+        return self._original_of(self.chain.ops)
+
+    def _original_of(self, ops: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The op of `graph` of which each op of the timeline is a copy."""
+        return (
+            ops if self.executed_graph is self.graph else np.asarray(self.executed_graph.copy_of, dtype=np.int64)[ops]
+        )
 
     def copies(self, ops: Any) -> NDArray[np.int64]:
         """Ops of the timeline for ops of `graph`: those of every micro-batch."""
-        ops_array = np.asarray(ops, dtype=np.int64)
-        return ops_array if self.ran is self.graph else np.flatnonzero(np.isin(np.asarray(self.ran.copy_of), ops_array))
+        if self.executed_graph is self.graph:
+            return np.asarray(ops, dtype=np.int64)
+        return np.flatnonzero(np.isin(np.asarray(self.executed_graph.copy_of), np.asarray(ops, dtype=np.int64)))
 
     @property
     def lower_bound_us(self) -> float:
@@ -250,7 +255,7 @@ class Placing:
         if "callback" in placer_class(name).__dataclass_fields__:
             params["callback"] = self._tell
         if limit := time_limit(name, self.stage.params):  # networks are built before the first answer is there
-            self._said(f"{name}: 0 of {limit:g} s, no answer yet", 0.0)
+            self._report(f"{name}: 0 of {limit:g} s, no answer yet", 0.0)
         return Place(name, **params)(graph, cluster)
 
     def _tell(self, *progress: Any) -> bool:
@@ -263,9 +268,9 @@ class Placing:
             share = -1.0 if not limit else min(point[0] / limit, 1.0)
             if limit:
                 message = message.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
-        return self._said(f"{self.stage.placer}: {message}", share, point) is True
+        return self._report(f"{self.stage.placer}: {message}", share, point) is True
 
-    def _said(self, *progress: Any) -> Any:
+    def _report(self, *progress: Any) -> Any:
         report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
         return report(*progress)
 
@@ -300,9 +305,13 @@ def placed_in_groups(
 ) -> tuple[OpGraph, Placement]:
     """The graph that was placed, and its placement: `coarse`, or smaller groups where no placement of those fits."""
     return place_in_groups(
-        graph, coarse, setting.share, Optimize(setting.passes, setting.forward_only),
-        lambda groups, cluster: placed(setting, groups, memo, report), memo,
-    )  # fmt: skip
+        graph,
+        coarse,
+        setting.share,
+        Optimize(setting.passes, setting.forward_only),
+        lambda groups, cluster: placed(setting, groups, memo, report),
+        memo,
+    )
 
 
 def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:

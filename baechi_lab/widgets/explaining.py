@@ -29,14 +29,14 @@ MOST_SHOWN, MOST_LOOKED = 40, 400
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Decisions of one placement of `coarse`; step `k` placed group `order[k]`. `told`: by the placer itself."""
+    """Decisions of one placement of `coarse`; step `k` placed group `order[k]`. `logged_by_placer`: not replayed."""
 
     placement: Placement
     coarse: OpGraph
     decisions: Sequence[Any]
     order: NDArray[np.int64]
     device_names: tuple[str, ...]
-    told: bool = True
+    logged_by_placer: bool = True
 
     def __len__(self) -> int:
         return len(self.order)
@@ -91,7 +91,7 @@ class Log:
     def next_interesting(self, step: int) -> int:
         """The next step worth a look, from the first again after the last; `step` itself if there is no other."""
         order = [*range(step + 1, len(self)), *range(step)]
-        looked = order if self.told else order[:MOST_LOOKED]  # a replay works each step out
+        looked = order if self.logged_by_placer else order[:MOST_LOOKED]  # a replay works each step out
         return next((k for k in looked if self.interesting(k)), step)
 
     def against_timeline(self, step: int, timeline: Timeline) -> str:
@@ -145,7 +145,7 @@ def explain(outcome: Outcome) -> Log:
             return Log(placement, coarse, decisions, order, setting.share.names)
     order = schedule_order(outcome)
     log = Replay(coarse, setting.share, outcome.base, order)
-    return Log(outcome.base, coarse, log, order, setting.share.names, told=False)
+    return Log(outcome.base, coarse, log, order, setting.share.names, logged_by_placer=False)
 
 
 def schedule_order(outcome: Outcome) -> NDArray[np.int64]:

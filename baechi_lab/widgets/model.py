@@ -35,7 +35,7 @@ from .guard import Guard, Problem
 from .history import History
 from .moves import move, named_ops, shortest_names
 from .remedies import STAGES, Remedy, remedy_of
-from .setting import GIVEN, Setting
+from .setting import GIVEN_SUBJECT, Setting
 
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
@@ -59,7 +59,7 @@ class WorkbenchModel:
                 f"a workbench opens on a Step or an OpGraph, not on {type(subject).__name__}; bl.torch.profile makes the graph "
                 "of a PyTorch model, bl.trace the step of a TensorFlow function"
             )
-        if subject is None and setting.source == GIVEN:
+        if subject is None and setting.source == GIVEN_SUBJECT:
             raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")
         self.subject, self.inline = subject, inline
         self.memo = Memo(64)
@@ -267,7 +267,7 @@ class WorkbenchModel:
     # -- code ------------------------------------------------------------------------------------------
 
     @property
-    def given(self) -> str:
+    def subject_variable(self) -> str:
         """The name that code uses for what the workbench was opened with."""
         return "step" if isinstance(self.subject, Step) else "graph"
 
@@ -287,15 +287,20 @@ class WorkbenchModel:
         setting, outcome = self.setting, self.outcome
         if outcome is not None and outcome.setting == setting and "finer_groups" in outcome.base.info:
             setting = setting.replace(passes=outcome.base.info["passes"], forward_only=False)
-        return to_code(setting, variable=self.given, built=self.built, export=export)
+        return to_code(setting, variable=self.subject_variable, built=self.built, export=export)
 
     def load_code(self, text: str) -> None:
         """Take over the setting that the code describes; the model that the given step was built of means that step."""
         read = from_code(text)
         name, params = self.built or ("", {})
         model_params = {key: x for key, x in params.items() if key != "batch_size"}
-        if self.setting.source == GIVEN and read.model == name and name and dict(read.model_params) == model_params:
-            read = replace(read, source=GIVEN, model_params={})
+        if (
+            self.setting.source == GIVEN_SUBJECT
+            and read.model == name
+            and name
+            and dict(read.model_params) == model_params
+        ):
+            read = replace(read, source=GIVEN_SUBJECT, model_params={})
         self.enter(read)
 
 

@@ -16,7 +16,7 @@ from ..graph import Cluster, Device, Link, Placement
 from ..passes.optimize import PASSES
 from ..stages import Optimize, Profile
 
-GIVEN = "given"
+GIVEN_SUBJECT = "given"
 """The source that stands for the graph or step that the workbench was opened with."""
 
 LINKS: Mapping[str, Link] = MappingProxyType(
@@ -51,7 +51,7 @@ class Setting:
     """
 
     cluster: Cluster
-    source: str = GIVEN
+    source: str = GIVEN_SUBJECT
     batch_size: int | None = None
     model_params: Mapping[str, Any] = field(default_factory=dict)
     profile: str = "estimated"
@@ -72,7 +72,7 @@ class Setting:
         object.__setattr__(self, "passes", Optimize(self.passes, self.forward_only).passes)
         object.__setattr__(self, "moves", _pairs(self.moves))
         kind, _, name = self.source.partition(":")
-        if not (self.source == GIVEN or (kind in ("model", "file") and name)):
+        if not (self.source == GIVEN_SUBJECT or (kind in ("model", "file") and name)):
             raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
         self._check_names()
         self._check_pipeline()

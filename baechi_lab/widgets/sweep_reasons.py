@@ -16,7 +16,7 @@ MOST_SETTINGS = 3
 OTHER_AXES = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "placer"]
 
 
-def surprises(table: pandas.DataFrame, most: int = MOST_SETTINGS) -> list[str]:
+def surprises(table: pandas.DataFrame, limit: int = MOST_SETTINGS) -> list[str]:
     """A sentence for each reason why a setting has more memory than another and a longer step, the worst first.
 
     A placement that fits less memory fits more of it as well: what is found there is at hand.
@@ -33,7 +33,7 @@ def surprises(table: pandas.DataFrame, most: int = MOST_SETTINGS) -> list[str]:
         settings_by_reason[_reason(row, faster_row)].append((float(longer.max()), _both_axes(row, faster_row)))
     sorted_reasons = sorted((sorted(settings, reverse=True), why) for why, settings in settings_by_reason.items())
     return [
-        f"{_listed([setting for _, setting in settings], most)}: {why}" for settings, why in reversed(sorted_reasons)
+        f"{_listed([setting for _, setting in settings], limit)}: {why}" for settings, why in reversed(sorted_reasons)
     ]
 
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 RUN, SWEEP = "the run", "the sweep"
 ROW = "row:"
-"""Begins the keys of `Tasks.beside` that are rows of Compare."""
+"""Begins the keys of `Tasks.comparable_outcomes` that are rows of Compare."""
 
 
 class Tasks:
@@ -40,15 +40,15 @@ class Tasks:
         self.runner = Runner(self.worker, self._came_on)
         self.table: pandas.DataFrame | None = None
         self.table_of: Outcome | None = None
-        self.held: Outcome | None = None
+        self.pinned: Outcome | None = None
         self._row: tuple[str, Outcome | None] = ("", None)
         self.log: Log | None = None
         self.rows: pandas.DataFrame | None = None
-        self.runs: list[tuple[Outcome, Run]] = []
+        self.measured_runs: list[tuple[Outcome, Run]] = []
         self._stop_sweep = threading.Event()
         self.job = self._refusal = ""
 
-    def _begin(self, job: str) -> None:
+    def _begin_job(self, job: str) -> None:
         """Note what is under way; a second task must not push the first aside unseen."""
         if self.worker.busy:
             self._refusal = f"{self.job} is still under way: wait for it, or cancel it"
@@ -57,11 +57,11 @@ class Tasks:
         self.model.clear_problem()
 
     def _start(self, job: str, work: Any, on_result: Any) -> None:
-        self._begin(job)
+        self._begin_job(job)
         if self.model.inline:
             on_result(work(Ticket(lambda text, share: None)))
         else:
-            self.worker.submit(work, on_result, self._over)
+            self.worker.submit(work, on_result, self._end_job)
 
     def start(self, job: str, work: Any, on_result: Any) -> None:
         """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
@@ -73,9 +73,9 @@ class Tasks:
         self._stop_sweep.set()
         # Runs and sweeps end by themselves and give what they have; anything else is dropped.
         if self.job not in (RUN, SWEEP) and self.worker.cancel():
-            self._over()
+            self._end_job()
 
-    def _over(self) -> None:
+    def _end_job(self) -> None:
         """Nothing is under way any more, and what was refused for that reason may be asked for again."""
         self.model.emit("task", ("", -1.0))
         problem = self.model.problem
@@ -108,7 +108,7 @@ class Tasks:
         )
 
     def _compared(self, outcome: Outcome, table: pandas.DataFrame) -> None:
-        for measured, run in self.runs:
+        for measured, run in self.measured_runs:
             if _alike(measured, outcome) and not measured.setting.moves:
                 table.loc[table["placer"] == measured.setting.placer, "measured_us"] = run.median_seconds * 1e6
         self.table, self.table_of = table, outcome
@@ -142,7 +142,7 @@ class Tasks:
 
     # -- beside the current placement ------------------------------------------------------------------
 
-    def beside(self) -> dict[str, tuple[str, float]]:
+    def comparable_outcomes(self) -> dict[str, tuple[str, float]]:
         """What can lie below the current timeline on its axis, by key: the setting before, the held one, rows of Compare.
 
         Each with its name and its step in microseconds.
@@ -151,8 +151,12 @@ class Tasks:
         if current is None:
             return {}
         choices: dict[str, tuple[str, float]] = {}
-        for key, label, outcome in (("before", "before", self.model.before), ("held", "held", self.held)):
-            if outcome is not None and outcome is not current and outcome.ran.names == current.ran.names:
+        for key, label, outcome in (("before", "before", self.model.before), ("held", "held", self.pinned)):
+            if (
+                outcome is not None
+                and outcome is not current
+                and outcome.executed_graph.names == current.executed_graph.names
+            ):
                 choices[key] = f"{label}: {name_of(outcome)}", outcome.timeline.makespan_us
         if self.table is not None and self.table_of is not None and _alike(self.table_of, current):
             rows = self.table[self.table["makespan_us"].notna() & (self.table["placer"] != CURRENT)]
@@ -162,8 +166,8 @@ class Tasks:
         return choices
 
     def bring(self, key: str) -> None:
-        """Make the outcome behind a key of `beside` ready; `beside` is emitted when it is there."""
-        if not key.startswith(ROW) or self.other(key) is not None:
+        """Make the outcome behind a key of `comparable_outcomes` ready; `beside` is emitted when it is there."""
+        if not key.startswith(ROW) or self.comparable_outcome(key) is not None:
             return self.model.emit("beside", key)
         return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda outcome: self._brought(key, outcome))
 
@@ -171,10 +175,10 @@ class Tasks:
         self._row = (key, outcome)
         self.model.emit("beside", key)
 
-    def other(self, key: str) -> Outcome | None:
-        """The outcome behind a key of `beside`, as far as it is there."""
+    def comparable_outcome(self, key: str) -> Outcome | None:
+        """The outcome behind a key of `comparable_outcomes`, as far as it is there."""
         if key in ("before", "held"):
-            return self.model.before if key == "before" else self.held
+            return self.model.before if key == "before" else self.pinned
         current, (had, row_outcome) = self.model.outcome, self._row
         return (
             row_outcome
@@ -183,12 +187,12 @@ class Tasks:
         )
 
     def _hold(self, outcome: Outcome) -> None:
-        self.held = outcome
+        self.pinned = outcome
         self.model.emit("held", outcome)
 
     def release(self) -> None:
         """Hold nothing any more."""
-        self.held = None
+        self.pinned = None
         self.model.emit("held", None)
 
     # -- running ---------------------------------------------------------------------------------------
@@ -201,10 +205,10 @@ class Tasks:
         setting = outcome.setting
         if setting.micro_batches is None and setting.schedule:
             raise InvalidInput("a schedule without micro-batches cannot be run: say how many")
-        self._begin(RUN)
+        self._begin_job(RUN)
         options: dict[str, Any] = {**({} if kind == "auto" else {"kind": kind}), **setting.pipeline}
         options |= {"native": True} if native else {}
-        self.runner.start(outcome, steps, warmup, lambda run: self._ran(outcome, run), **options)
+        self.runner.start(outcome, steps, warmup, lambda run: self._keep_run(outcome, run), **options)
 
     def _came_on(self, live: LiveRun) -> None:
         self.model.emit("live", live)
@@ -213,19 +217,19 @@ class Tasks:
             progress_text = f"step {count} of {live.planned}" if count else f"{live.phase} steps"
             self.model.emit("task", (progress_text, count / live.planned))
 
-    def _ran(self, outcome: Outcome, run: Run) -> None:
+    def _keep_run(self, outcome: Outcome, run: Run) -> None:
         if len(run.step_seconds):
-            self.runs = [r for r in self.runs if not same_placement(r[0], outcome)] + [(outcome, run)]
+            self.measured_runs = [r for r in self.measured_runs if not same_placement(r[0], outcome)] + [(outcome, run)]
         if run.status not in ("ok", "cancelled"):
             self.model.fail(Problem(f"the run ended with status {run.status!r}: {run.message}", run.message))
         self.model.emit("run", (outcome, run))
-        self._over()
+        self._end_job()
 
     def run_of(self, outcome: Outcome | None) -> Run | None:
         """The newest run of this placement, also after the setting went elsewhere and came back."""
         if outcome is None:
             return None
-        return next((run for measured, run in reversed(self.runs) if same_placement(measured, outcome)), None)
+        return next((run for measured, run in reversed(self.measured_runs) if same_placement(measured, outcome)), None)
 
     def measure_link(self) -> None:
         """Time transfers between two TensorFlow devices here and take the fitted link over."""
@@ -287,7 +291,7 @@ class Tasks:
         )
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
-        self._begin(SWEEP)
+        self._begin_job(SWEEP)
         self._stop_sweep = stop = threading.Event()
         rows: list[dict[str, Any]] = []
         count = math.prod(len(values) for values in grid.values())
@@ -320,7 +324,7 @@ class Tasks:
             options["executor"] = "here"
             self._swept(work(Ticket(lambda text, share: None)))
         else:
-            self.worker.submit(work, self._swept, self._over)
+            self.worker.submit(work, self._swept, self._end_job)
 
     def _sweep_row(self, rows: list[dict[str, Any]]) -> None:
         import pandas as pd

@@ -153,16 +153,16 @@ class Workbench(Pictured, ipywidgets.VBox):
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
         self._offer()
-        other_outcome = self.tasks.other(self.timeline.against)
+        other_outcome = self.tasks.comparable_outcome(self.timeline.against)
         if other_outcome is None:
             self.timeline.against = ""
         titles = [name_of(outcome), *(f"{name_of(outcome)}, {t.origin}" for t in timelines[1:])]
         other_timelines = [] if other_outcome is None else [other_outcome.timeline]
         self.timeline.show(
-            outcome.ran,
+            outcome.executed_graph,
             [*timelines, *other_timelines],
             outcome.chain,
-            () if other_outcome is None else [*titles, self.tasks.beside()[self.timeline.against][0]],
+            () if other_outcome is None else [*titles, self.tasks.comparable_outcomes()[self.timeline.against][0]],
             -1 if other_outcome is None else len(timelines),
         )
         self.memory.show(timelines, self.timeline.span_us)
@@ -178,7 +178,7 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     def _offer(self) -> None:
         """What the timeline can be held against; the choice goes when its placement does."""
-        offered = self.tasks.beside()
+        offered = self.tasks.comparable_outcomes()
         self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in offered.items()]
         if self.timeline.against not in offered:
             self.timeline.against = ""

@@ -15,7 +15,7 @@ from baechi_lab.errors import ExecutionError
 from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate
 from baechi_lab.executors.tensorflow.cluster import LocalCluster
 from baechi_lab.fidelity.peaks import fullest, predicted_timelines
-from baechi_lab.fidelity.profiles import AGAIN, SETTLED, beside_us, measured_graph, run_placed
+from baechi_lab.fidelity.profiles import SETTLED, SETTLED_BEFORE, beside_us, measured_graph, run_placed
 from baechi_lab.fidelity.study import PASSES, Case, cases_of, random_placement
 from baechi_lab.graph import OpGraph, Placement, Run, Timeline
 from baechi_lab.passes import optimize
@@ -28,7 +28,7 @@ PLACEMENTS = ("single", "m-topo", "m-etf", "random")
 SESSIONS = 10
 """How often each placement runs: in which order a worker begins its part, TensorFlow leaves to chance once per session, and
 what it holds depends on that. Of ten sessions of DenseNet121 under m-topo the most is 96 to 103 MB, of five 84 to 103."""
-WARMUPS = (SETTLED, *(AGAIN,) * (SESSIONS - 1))
+WARMUPS = (SETTLED, *(SETTLED_BEFORE,) * (SESSIONS - 1))
 
 
 def study(

@@ -59,7 +59,7 @@ def with_busy_messages(costs: Calibration, found: Sequence[NDArray[np.float64]])
 
 def _ends(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float]:
     """Microseconds of processor time that a message takes of a sender and of a receiver that both make products."""
-    stays, goes = (cost(stream_step(MESSAGES, size, goes, both=True), 2).cpu_us for goes in (False, True))
+    stays, goes = (cost(stream_step(MESSAGES, size, goes, two_streams=True), 2).cpu_us for goes in (False, True))
     sent, received = ((b - a) / MESSAGES for a, b in zip(stays, goes, strict=True))
     return sent, received
 

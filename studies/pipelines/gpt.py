@@ -44,7 +44,7 @@ def gpt_step(
             return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(tf.reshape(wanted, [-1]), logits))
 
     text = np.random.default_rng(seed + 1).integers(0, vocabulary, (batch_size, words + 1), dtype=np.int32)
-    made = make_step("gpt", loss, make.made, (text[:, :-1].copy(), text[:, 1:].copy()), ("given", "wanted"), "sgd")
+    made = make_step("gpt", loss, make.variables, (text[:, :-1].copy(), text[:, 1:].copy()), ("given", "wanted"), "sgd")
     return trace(made.function, *made.inputs, name="gpt" if causal else "bert")
 
 

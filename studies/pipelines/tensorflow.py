@@ -25,7 +25,7 @@ from baechi_lab.executors import LocalCluster, Worker, execute
 from baechi_lab.executors.statistics import summarize
 from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
 from baechi_lab.fidelity.others import own_processes
-from baechi_lab.fidelity.profiles import AGAIN, SETTLED, busy_graph, mean_graph
+from baechi_lab.fidelity.profiles import SETTLED, SETTLED_BEFORE, busy_graph, mean_graph
 from baechi_lab.graph import OpGraph, Placement, Run, Step
 from baechi_lab.profilers.machine_load import Others
 from studies.pipelines.busy import busy_messages, with_busy_messages
@@ -107,7 +107,7 @@ def _rounds(
     placed: Mapping[str, Placement] = {}
     chosen: dict[str, Plan] = {}
     for turn in range(rounds):
-        seen.profiles.append(profile(warmup=AGAIN if turn else SETTLED))
+        seen.profiles.append(profile(warmup=SETTLED_BEFORE if turn else SETTLED))
         seen.messages.append(busy_messages(local, worker))
         graph = mean_graph(seen.profiles)
         placed = placed or placements(graph, local.n)
@@ -128,7 +128,7 @@ def _run(
     before = [process_seconds(pid) for pid in local.pids]
     others = Others(own_processes([*local.pids, worker.pid]))
     run = execute(
-        step, placed, steps, warmup=AGAIN if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
+        step, placed, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
         worker=worker, progress=False, micro_batches=micro_batches,
         schedule=chosen[name].timeline.info["schedule"] if name else "gpipe",
     )  # fmt: skip

@@ -16,10 +16,14 @@ def keras_case():
 
     def build():
         keras.utils.set_random_seed(11)
-        model = keras.Sequential([
-            keras.layers.Input((10,)), keras.layers.Dense(16, activation="relu", name="hidden"),
-            keras.layers.BatchNormalization(name="norm"), keras.layers.Dense(3, name="logits"),
-        ])  # fmt: skip
+        model = keras.Sequential(
+            [
+                keras.layers.Input((10,)),
+                keras.layers.Dense(16, activation="relu", name="hidden"),
+                keras.layers.BatchNormalization(name="norm"),
+                keras.layers.Dense(3, name="logits"),
+            ]
+        )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile(optimizer=keras.optimizers.Adam(0.01), loss=loss)
         return model
@@ -105,8 +109,8 @@ def test_returns_a_dict_as_the_step_does_and_takes_composites_and_dicts():
     traced = bl.trace(step, first, {"a": np.array(["x", "yz"], dtype=object)})
     placement = bl.Placement(device=[0] * bl.profile(traced, mode="estimated").n)
     with bl.apply(traced, placement, kind="cpu") as placed_step:
-        found = placed_step(second, {"a": np.array(["xyz", "yz"], dtype=object)})
-        assert sorted(found) == ["length", "sums"] and found["sums"].tolist() == [1, 6] and found["length"] == 5
+        outputs = placed_step(second, {"a": np.array(["xyz", "yz"], dtype=object)})
+        assert sorted(outputs) == ["length", "sums"] and outputs["sums"].tolist() == [1, 6] and outputs["length"] == 5
         with pytest.raises(bl.InvalidInput, match="takes 3 inputs; 2 were given"):
             placed_step(first)
     batches = checked_batches(traced, [[second, {"a": np.array(["xyz", "yz"], dtype=object)}]])

@@ -20,8 +20,8 @@ def test_the_middle_of_the_window():
 
 
 def test_only_the_fastest_message_counts():
-    sent = [(0, 1, 0.0, 9000.0), (0, 1, 10.0, 5110.0), (1, 0, 5200.0, 300.0), (1, 0, 5300.0, 2000.0)]
-    assert clock_offsets(sent, 2) == [0.0, 5000.0]
+    messages = [(0, 1, 0.0, 9000.0), (0, 1, 10.0, 5110.0), (1, 0, 5200.0, 300.0), (1, 0, 5300.0, 2000.0)]
+    assert clock_offsets(messages, 2) == [0.0, 5000.0]
 
 
 def test_one_direction_gives_its_bound():
@@ -31,22 +31,22 @@ def test_one_direction_gives_its_bound():
 
 def test_offsets_add_up_along_a_chain_and_strangers_keep_theirs():
     """1 is 5000 ahead of 0, 2 is 3000 behind 1; nobody spoke with 3. Messages take 100."""
-    sent = [(0, 1, 0.0, 5100.0), (1, 0, 5000.0, 100.0), (1, 2, 5000.0, 2100.0), (2, 1, 2000.0, 5100.0)]
-    assert clock_offsets(sent, 4) == [0.0, 5000.0, 2000.0, 0.0]
+    messages = [(0, 1, 0.0, 5100.0), (1, 0, 5000.0, 100.0), (1, 2, 5000.0, 2100.0), (2, 1, 2000.0, 5100.0)]
+    assert clock_offsets(messages, 4) == [0.0, 5000.0, 2000.0, 0.0]
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_after_removal_nothing_arrives_before_it_was_sent(seed):
     rng = np.random.default_rng(seed)
     true = np.r_[0.0, rng.normal(0, 10_000, 2)]
-    sent = []
+    messages = []
     for _ in range(60):
         a, b = rng.choice(3, 2, replace=False)
         start = rng.uniform(0, 1000)
-        sent.append((int(a), int(b), start + true[a], start + rng.uniform(50, 500) + true[b]))
-    found = clock_offsets(sent, 3)
+        messages.append((int(a), int(b), start + true[a], start + rng.uniform(50, 500) + true[b]))
+    offsets = clock_offsets(messages, 3)
     # Both estimates of a pair come from windows at most 1000 wide, over at most two hops.
-    assert np.all(np.abs(np.array(found) - true) < 1000)
+    assert np.all(np.abs(np.array(offsets) - true) < 1000)
 
 
 # -- messages ---------------------------------------------------------------------------------------------
@@ -56,22 +56,27 @@ def test_arrays_of_every_kind_survive():
     import ml_dtypes
 
     arrays = (
-        np.float32(3.5), np.zeros((0, 3)), np.arange(6).reshape(2, 3).T, np.array([True, False]),
-        np.array([b"a", b"bc"], dtype=object), np.array([1, 2], dtype=ml_dtypes.bfloat16), np.array("text"),
-    )  # fmt: skip
-    (got,) = decode_all(encode(Message("step", {"x": [1, None]}, tuple(np.asarray(a) for a in arrays))))
-    assert got.kind == "step" and got.header == {"x": [1, None]}
-    for sent, received in zip(arrays, got.arrays, strict=True):
-        np.testing.assert_array_equal(np.asarray(sent).astype(received.dtype), received)
-    assert got.arrays[5].dtype == ml_dtypes.bfloat16
+        np.float32(3.5),
+        np.zeros((0, 3)),
+        np.arange(6).reshape(2, 3).T,
+        np.array([True, False]),
+        np.array([b"a", b"bc"], dtype=object),
+        np.array([1, 2], dtype=ml_dtypes.bfloat16),
+        np.array("text"),
+    )
+    (message,) = decode_all(encode(Message("step", {"x": [1, None]}, tuple(np.asarray(a) for a in arrays))))
+    assert message.kind == "step" and message.header == {"x": [1, None]}
+    for array, received in zip(arrays, message.arrays, strict=True):
+        np.testing.assert_array_equal(np.asarray(array).astype(received.dtype), received)
+    assert message.arrays[5].dtype == ml_dtypes.bfloat16
 
 
 def test_messages_arrive_in_pieces():
     data = b"".join(encode(Message("step", {"index": i}, (np.arange(i),))) for i in range(3))
-    decoder, seen = Decoder(), []
+    decoder, decoded = Decoder(), []
     for i in range(0, len(data), 7):
-        seen += decoder.feed(data[i : i + 7])
-    assert [m.header["index"] for m in seen] == [0, 1, 2]
+        decoded += decoder.feed(data[i : i + 7])
+    assert [m.header["index"] for m in decoded] == [0, 1, 2]
 
 
 def test_objects_are_not_sent_and_pickles_not_read():
@@ -117,9 +122,9 @@ def test_cpu_devices_split_the_machine_evenly():
 
 
 def test_names_become_tensorflow_devices():
-    chosen = select([("cpu:2", 1), ("CPU:0", 1), ("/device:CPU:1", 1)], {"kind": "cpu"}, 3)
+    selection = select([("cpu:2", 1), ("CPU:0", 1), ("/device:CPU:1", 1)], {"kind": "cpu"}, 3)
     local = "/job:localhost/replica:0/task:0/device:CPU:"
-    assert chosen.devices == [f"{local}2", f"{local}0", f"{local}1"] and chosen.cpus == 3
+    assert selection.devices == [f"{local}2", f"{local}0", f"{local}1"] and selection.cpus == 3
 
 
 def test_foreign_names_of_a_cluster_are_refused():

@@ -68,11 +68,11 @@ def test_threads_that_share_a_core_do_not_spin(monkeypatch):
 def test_a_worker_without_spinning_tells_tensorflow_so(monkeypatch):
     import tensorflow as tf
 
-    told = []
+    configs = []
 
     class Server:
-        def __init__(self, known, start):
-            told.append(known.default_session_config.experimental.disable_thread_spinning)
+        def __init__(self, server_def, start):
+            configs.append(server_def.default_session_config.experimental.disable_thread_spinning)
 
         def start(self):
             pass
@@ -81,7 +81,7 @@ def test_a_worker_without_spinning_tells_tensorflow_so(monkeypatch):
     monkeypatch.setattr(server, "keep_to_loopback", lambda port: None)
     for spinning in (True, False):
         server.start("127.0.0.1", 0, 2, spinning=spinning, trusted_users=True)
-    assert told == [False, True]
+    assert configs == [False, True]
 
 
 def test_losses_equal_the_unplaced_step(cluster_run, unplaced_losses):
@@ -91,7 +91,7 @@ def test_losses_equal_the_unplaced_step(cluster_run, unplaced_losses):
 
 def test_transfers_carry_the_tensors_bytes(cluster_run, ops, placement):
     """Every tensor that the placement cuts is received once per reading device, after its producer has ended."""
-    moved, end = cluster_run.timeline.transfers, {}
+    transfers, end = cluster_run.timeline.transfers, {}
     for op, ended in zip(cluster_run.timeline.op.tolist(), cluster_run.timeline.end_us.tolist(), strict=True):
         end[op] = ended
     free = {t for t in range(ops.tensor_count) if ops.tensor_names[t] == "^"}
@@ -101,9 +101,11 @@ def test_transfers_carry_the_tensors_bytes(cluster_run, ops, placement):
         for t, p, c in zip(ops.edge_tensor.tolist(), ops.edge_source.tolist(), ops.consumers.tolist(), strict=True)
         if placement.device[p] != placement.device[c] and t not in free
     }
-    measured = list(zip(moved.tensor.tolist(), moved.target.tolist(), strict=True))
+    measured = list(zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True))
     assert cut == {pair for pair in measured if pair[0] not in free} and len(measured) == len(set(measured))
-    for t, start, arrived in zip(moved.tensor.tolist(), moved.start_us.tolist(), moved.end_us.tolist(), strict=True):
+    for t, start, arrived in zip(
+        transfers.tensor.tolist(), transfers.start_us.tolist(), transfers.end_us.tolist(), strict=True
+    ):
         assert arrived >= start >= end[int(ops.tensor_producer[t])] - 1.0
 
 
@@ -111,9 +113,9 @@ def test_one_op_at_a_time_on_each_device(cluster_run):
     """Kernels of one worker do not overlap (2 us: the clock's ticks at both ends)."""
     timeline = cluster_run.timeline
     for device in range(2):
-        mine = np.flatnonzero(timeline.device == device)
-        mine = mine[np.argsort(timeline.start_us[mine], kind="stable")]
-        assert np.all(timeline.start_us[mine][1:] >= timeline.end_us[mine][:-1] - 2.0)
+        rows = np.flatnonzero(timeline.device == device)
+        rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
+        assert np.all(timeline.start_us[rows][1:] >= timeline.end_us[rows][:-1] - 2.0)
 
 
 def test_copies_are_counted_where_they_arrive(cluster_run):
@@ -154,11 +156,14 @@ def test_a_worker_process_goes_to_the_cluster_that_it_runs_a_step_on(local, step
     options = {"steps": 1, "warmup": 0, "traced": 0, "progress": False}
     with bl.LocalCluster(2, trusted_users=True) as open_to_all, Worker(network=local.network) as worker:
         pids = [worker.pid]
-        for where in (
-            {"cluster": local}, {"kind": "cpu"}, {"cluster": open_to_all},
-            {"cluster": open_to_all.cluster, "workers": open_to_all.addresses}, {"cluster": local},
-        ):  # fmt: skip
-            assert bl.execute(step, placement, worker=worker, **where, **options).status == "ok"
+        for target in (
+            {"cluster": local},
+            {"kind": "cpu"},
+            {"cluster": open_to_all},
+            {"cluster": open_to_all.cluster, "workers": open_to_all.addresses},
+            {"cluster": local},
+        ):
+            assert bl.execute(step, placement, worker=worker, **target, **options).status == "ok"
             pids.append(worker.pid)
         assert pids[0] == pids[1] == pids[2] and pids[3] == pids[4]
         assert len({pids[0], pids[3], pids[5]}) == 3 and gone(pids[0], pids[3])
@@ -191,42 +196,46 @@ def test_more_devices_than_workers(local, step, ops):
         bl.execute(step, bl.Placement(device=[2] * ops.n), cluster=local)
 
 
-@pytest.mark.parametrize(("which", "trusted"), [(0, False), (1, False), (0, True)])
-def test_worker_killed_mid_step(step, placement, which, trusted):
+@pytest.mark.parametrize(("victim", "trusted"), [(0, False), (1, False), (0, True)])
+def test_worker_killed_mid_step(step, placement, victim, trusted):
     """Without a timeout: TensorFlow itself waits for ever for worker 0, which leads the session."""
     with bl.LocalCluster(2, trusted_users=trusted) as local:
 
         def kill(result):
             if result.index == 2:
-                os.kill(local.pids[which], signal.SIGKILL)
+                os.kill(local.pids[victim], signal.SIGKILL)
 
         run = bl.execute(step, placement, steps=10**6, warmup=0, traced=1, cluster=local, on_step=kill)
         assert run.status == "died" and 3 <= len(run.outputs) < 10**6 and run.timeline is not None
-        assert run.message == f"worker {which} of the cluster ({local.addresses[which]}) has ended"
+        assert run.message == f"worker {victim} of the cluster ({local.addresses[victim]}) has ended"
         # Which command starts a worker at that address is no advice about a cluster that starts its own.
-        with pytest.raises(bl.ExecutionError, match=rf"worker {which} of the cluster .* has ended; make a new LocalCl"):
+        with pytest.raises(
+            bl.ExecutionError, match=rf"worker {victim} of the cluster .* has ended; make a new LocalCl"
+        ):
             bl.execute(step, placement, cluster=local)
         with pytest.raises(bl.ExecutionError, match=r"does not answer .* start it with: baechi-lab worker --bind 127"):
             bl.execute(step, placement, workers=local.addresses)
-        with pytest.raises(bl.ExecutionError, match=rf"worker {which} of the cluster .* has ended; make a new LocalCl"):
+        with pytest.raises(
+            bl.ExecutionError, match=rf"worker {victim} of the cluster .* has ended; make a new LocalCl"
+        ):
             bl.measure_link(0, 1, cluster=local)
     assert all(not os.path.exists(f"/proc/{pid}") for pid in local.pids)
 
 
-@pytest.mark.parametrize(("which", "seconds"), [(0, 0.0), (1, 2.0)])
-def test_worker_killed_before_the_first_step(step, placement, local, which, seconds):
+@pytest.mark.parametrize(("victim", "seconds"), [(0, 0.0), (1, 2.0)])
+def test_worker_killed_before_the_first_step(step, placement, local, victim, seconds):
     """While the session is made; the seconds that this takes vary, and with them the moment: it may be gone when first asked."""
-    with bl.LocalCluster(2) as own, Peers(own.addresses, local=own) as peers:
-        timer = threading.Timer(seconds, os.kill, (own.pids[which], signal.SIGKILL))
+    with bl.LocalCluster(2) as own_cluster, Peers(own_cluster.addresses, local=own_cluster) as peers:
+        timer = threading.Timer(seconds, os.kill, (own_cluster.pids[victim], signal.SIGKILL))
         timer.start()
-        gone = f"worker {which} of the cluster ({own.addresses[which]}) has ended"
+        message = f"worker {victim} of the cluster ({own_cluster.addresses[victim]}) has ended"
         try:
-            run = bl.execute(step, placement, steps=10**6, traced=0, cluster=own, progress=False)
-            assert (run.status, run.message) == ("died", gone)
+            run = bl.execute(step, placement, steps=10**6, traced=0, cluster=own_cluster, progress=False)
+            assert (run.status, run.message) == ("died", message)
         except bl.ExecutionError as error:
-            assert str(error).startswith((gone, f"worker {own.addresses[which]!r} does not answer"))
+            assert str(error).startswith((message, f"worker {own_cluster.addresses[victim]!r} does not answer"))
         timer.join()
-        assert peers.lost_within(5.0) == gone
+        assert peers.wait_for_ended_server(5.0) == message
     # The next execution works, on another cluster.
     assert bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=local).status == "ok"
 
@@ -237,9 +246,9 @@ def test_a_server_that_closes_an_idle_connection_is_not_lost():
         with Peers([address], seconds=0.1) as peers:
             for _ in range(3):
                 listener.accept()[0].close()
-                assert peers.lost_within(0.3) is None
+                assert peers.wait_for_ended_server(0.3) is None
             listener.close()
-            assert peers.lost_within(5.0) == f"worker 0 of the cluster ({address}) has ended"
+            assert peers.wait_for_ended_server(5.0) == f"worker 0 of the cluster ({address}) has ended"
 
 
 def test_address_that_does_not_answer(step, placement):
@@ -250,8 +259,8 @@ def test_address_that_does_not_answer(step, placement):
 
 
 def test_port_taken():
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         with pytest.raises(bl.ExecutionError, match=f"cannot listen on 127.0.0.1:{port}: Address already in use"):
             server.main(f"127.0.0.1:{port}", trusted_users=True)
 

@@ -10,7 +10,7 @@ import baechi_lab as bl
 from baechi_lab.executors.structure import graph_of
 from baechi_lab.executors.tensorflow import running, session
 from baechi_lab.executors.tensorflow.devices import device_options
-from baechi_lab.executors.tensorflow.running import _replaced
+from baechi_lab.executors.tensorflow.running import _replaced_ops
 from baechi_lab.executors.tensorflow.trace import Trace
 from baechi_lab.workers.messages import Message
 from baechi_lab.workers.transport import step_arrays, step_header
@@ -57,14 +57,14 @@ def test_constants_and_shapes_are_not_told_of_as_moved():
 
     import tensorflow as tf
 
-    from baechi_lab.executors.tensorflow.running import _moved
+    from baechi_lab.executors.tensorflow.running import _moved_ops
 
-    planned, ran = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
+    planned, executed = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
     for name, kind in (("c", "Const"), ("s", "Shape"), ("m", "MatMul")):
         planned.node.add(name=name, op=kind, device="/device:CPU:0")
-        ran.node.add(name=name, op=kind, device="/device:CPU:1")
-    metadata = SimpleNamespace(partition_graphs=[ran])
-    assert _moved(metadata, planned.node) == ["m"]
+        executed.node.add(name=name, op=kind, device="/device:CPU:1")
+    metadata = SimpleNamespace(partition_graphs=[executed])
+    assert _moved_ops(metadata, planned.node) == ["m"]
 
 
 def test_what_the_runtime_replaced_is_told():
@@ -72,47 +72,51 @@ def test_what_the_runtime_replaced_is_told():
     pytest.importorskip("tensorflow")
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
-    placed, part = GraphDef(), GraphDef()
+    placed, partition = GraphDef(), GraphDef()
     for name, op in (("a", "MatMul"), ("b", "Relu")):
         placed.node.add(name=name, op=op)
     for name, op in (("a", "_MklMatMul"), ("b", "Relu"), ("b_S1", "_Recv")):
-        part.node.add(name=name, op=op)
-    metadata = SimpleNamespace(partition_graphs=[part])
-    assert _replaced(metadata, placed.node) == {"a": "_MklMatMul"}
+        partition.node.add(name=name, op=op)
+    metadata = SimpleNamespace(partition_graphs=[partition])
+    assert _replaced_ops(metadata, placed.node) == {"a": "_MklMatMul"}
 
 
 @pytest.mark.parametrize(("warmup", "expected"), [(2, ["divided", "plain", "trace", "plain"]), (0, ["both", "plain"])])
 def test_a_trace_need_not_tell_how_the_graph_is_divided(step, ops, placement, monkeypatch, warmup, expected):
     """A worker that tells begins later than in other steps, and holds less: only the first step does, if it may warm up."""
-    asked, run = [], session.PlacedSession._run
+    asked_options, run = [], session.PlacedSession._run
 
-    def noted(self, inputs, options=None, **given):
+    def noted(self, inputs, options=None, **keywords):
         kinds = {(False, False): "plain", (False, True): "divided", (True, False): "trace", (True, True): "both"}
-        asked.append(
+        asked_options.append(
             kinds[options is not None and options.trace_level > 0, getattr(options, "output_partition_graphs", False)]
         )
-        return run(self, inputs, **({} if options is None else {"options": options}), **given)
+        return run(self, inputs, **({} if options is None else {"options": options}), **keywords)
 
     monkeypatch.setattr(session.PlacedSession, "_run", noted)
-    sent = served(step, ops, placement, warmup=warmup, traced=1, steps=1)
-    assert asked == expected
-    assert [kind for kind, _, _ in sent].count("step") == len(expected)
-    trace = Trace(*next(arrays for kind, _, arrays in sent if kind == "timeline"))
+    messages = served(step, ops, placement, warmup=warmup, traced=1, steps=1)
+    assert asked_options == expected
+    assert [kind for kind, _, _ in messages].count("step") == len(expected)
+    trace = Trace(*next(arrays for kind, _, arrays in messages if kind == "timeline"))
     assert len(trace.op) == ops.n and len(trace.transfers) > 0  # which the divided graphs tell of
 
 
 def served(step, ops, placement, **counts):
     """What a worker sends for one run: kinds, headers and arrays."""
     header = {
-        **step_header(step), "op_names": list(ops.names), "devices": None, "options": device_options(2, None, "cpu", None),
-        "return_variables": False, **counts,
-    }  # fmt: skip
-    sent = []
+        **step_header(step),
+        "op_names": list(ops.names),
+        "devices": None,
+        "options": device_options(2, None, "cpu", None),
+        "return_variables": False,
+        **counts,
+    }
+    messages = []
     arrays = (placement.device, *step_arrays(step), *step.example_inputs)
     running.serve(
-        Message("execute", header, arrays), lambda kind, header=None, arrays=(): sent.append((kind, header, arrays))
+        Message("execute", header, arrays), lambda kind, header=None, arrays=(): messages.append((kind, header, arrays))
     )
-    return sent
+    return messages
 
 
 def test_replaced_ops_are_ops_of_the_step(run, ops):
@@ -128,10 +132,10 @@ def test_nothing_moves_when_resources_stay_together(run):
 def test_timeline_has_every_op_on_its_device(run, ops, placement):
     timeline = run.timeline
     assert timeline.origin == "measured"
-    where = dict(zip(timeline.op.tolist(), timeline.device.tolist(), strict=True))
-    missing = {ops.names[i] for i in range(ops.n) if i not in where}
+    device_of = dict(zip(timeline.op.tolist(), timeline.device.tolist(), strict=True))
+    missing = {ops.names[i] for i in range(ops.n) if i not in device_of}
     assert missing == set()
-    assert all(placement.device[op] == device for op, device in where.items())
+    assert all(placement.device[op] == device for op, device in device_of.items())
     assert np.all(timeline.end_us >= timeline.start_us)
     assert timeline.start_us.min() == 0.0
     assert timeline.makespan_us >= timeline.end_us.max()
@@ -155,8 +159,8 @@ def test_transfers_are_those_that_the_placement_cuts(run, ops, placement):
         for t, p, c in zip(ops.edge_tensor.tolist(), ops.edge_source.tolist(), ops.consumers.tolist(), strict=True)
         if device[p] != device[c]
     }
-    moved = run.timeline.transfers
-    measured = set(zip(moved.tensor.tolist(), moved.source.tolist(), moved.target.tolist(), strict=True))
+    transfers = run.timeline.transfers
+    measured = set(zip(transfers.tensor.tolist(), transfers.source.tolist(), transfers.target.tolist(), strict=True))
     # TensorFlow may copy constants of up to 16 bytes instead of sending them, and merges control dependencies.
     free = {
         t
@@ -164,7 +168,7 @@ def test_transfers_are_those_that_the_placement_cuts(run, ops, placement):
         if ops.tensor_names[t] == "^" or (ops.op_types[p] == "Const" and ops.tensor_bytes[t] <= 16)
     }
     assert len(cut) > 5 and {m for m in measured if m[0] not in free} == {c for c in cut if c[0] not in free}
-    assert np.all(moved.end_us >= moved.start_us)
+    assert np.all(transfers.end_us >= transfers.start_us)
 
 
 def test_a_variable_that_is_assigned_a_value_is_held_once():
@@ -227,10 +231,10 @@ def test_batches_are_used_in_turn(step, placement, example_batch, worker):
 
 
 def test_on_step_sees_every_step_as_it_happens(step, placement, worker):
-    seen = []
-    run = bl.execute(step, placement, steps=2, warmup=1, kind="cpu", on_step=seen.append, worker=worker)
-    assert [s.phase for s in seen] == ["warmup", "traced", "traced", "traced", "measured", "measured"]
-    assert [s.outputs for s in seen] == list(run.outputs)
+    results = []
+    run = bl.execute(step, placement, steps=2, warmup=1, kind="cpu", on_step=results.append, worker=worker)
+    assert [s.phase for s in results] == ["warmup", "traced", "traced", "traced", "measured", "measured"]
+    assert [s.outputs for s in results] == list(run.outputs)
 
 
 def test_one_worker_runs_step_after_step(step, placement, worker, unplaced_losses):
@@ -245,9 +249,9 @@ def test_coarse_placement_is_spread_over_its_members(step, ops, worker):
     group = (np.arange(ops.n) >= ops.n // 2).astype(np.int32)
     coarse = bl.Placement(device=[0, 1], group_of=group, source_key=ops.key, graph_key="coarse")
     run = bl.execute(step, coarse, steps=1, warmup=0, kind="cpu", worker=worker)
-    moved = {ops.index[name] for name in run.moved_ops}
+    moved_ops = {ops.index[name] for name in run.moved_ops}
     for op, device in zip(run.timeline.op.tolist(), run.timeline.device.tolist(), strict=True):
-        assert device == group[op] or op in moved
+        assert device == group[op] or op in moved_ops
 
 
 # -- refusals: one clear sentence before anything runs --------------------------------------------------

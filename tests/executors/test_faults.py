@@ -141,8 +141,8 @@ def test_out_of_memory_is_a_status_and_one_sentence_of_a_profile():
 
     huge = 1 << 42  # float32: 16 TiB
     step = bl.trace(lambda x: tf.reduce_sum(tf.fill([huge], x)), np.float32(1.0), name="16 TiB")
-    with ThreadPoolExecutor(1) as other:
-        profiled = other.submit(bl.profile, step, mode="measured", device="/device:CPU:0", progress=False)
+    with ThreadPoolExecutor(1) as executor:
+        profiled = executor.submit(bl.profile, step, mode="measured", device="/device:CPU:0", progress=False)
         run = bl.execute(step, bl.Placement(device=[0] * graph_of(step).n), **ONCE)
         with pytest.raises(bl.ExecutionError, match="step '16 TiB' cannot run on /device:CPU:0: OOM when allocating"):
             profiled.result()
@@ -167,9 +167,12 @@ def test_error_in_the_callback_ends_the_worker(step, placement):
 def script(code):
     home = str(Path(bl.__file__).resolve().parents[1])
     return subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        [sys.executable, "-c", code],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
         env={**os.environ, "PYTHONPATH": home},
-    )  # fmt: skip
+    )
 
 
 def test_ctrl_c_ends_the_worker_and_the_next_execution_works():
@@ -192,8 +195,8 @@ print(run.status, flush=True)
 """)
     pid = int(caller.stdout.readline())
     caller.send_signal(signal.SIGINT)
-    said = caller.stdout.read().split("\n")
-    assert said[:2] == ["interrupted False", "ok"]
+    lines = caller.stdout.read().split("\n")
+    assert lines[:2] == ["interrupted False", "ok"]
     assert caller.wait(30) == 0 and gone(pid)
     caller.stdout.close()
 
@@ -222,8 +225,10 @@ def test_worker_ends_when_its_requests_do():
     """Where the kernel does not tell of a parent's death, the end of stdin does."""
     command = [sys.executable, "-m", "baechi_lab.workers.process"]
     home = str(Path(bl.__file__).resolve().parents[1])
-    done = subprocess.run(command, input=b"", capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": home})
-    assert (done.returncode, done.stdout) == (0, b"")
+    process = subprocess.run(
+        command, input=b"", capture_output=True, timeout=60, env={**os.environ, "PYTHONPATH": home}
+    )
+    assert (process.returncode, process.stdout) == (0, b"")
 
 
 # -- nothing leaks ---------------------------------------------------------------------------------------

@@ -37,10 +37,10 @@ def printed(*command, **environment):
     """What a module prints, its exit code, and whether it was forked."""
     with_log = {**worker_environment(), **environment}
     process = forked.start(*command, environment=with_log)
-    said = process.stdout.read().decode(), process.stderr.read().decode(), process.wait(60)
+    outputs = process.stdout.read().decode(), process.stderr.read().decode(), process.wait(60)
     for stream in (process.stdin, process.stdout, process.stderr):
         stream.close()
-    return said, isinstance(process, forked.Forked)
+    return outputs, isinstance(process, forked.Forked)
 
 
 def devices(worker):
@@ -122,10 +122,10 @@ def test_when_the_server_is_killed_the_next_worker_works():
 
 @pytest.mark.slow
 def test_what_tensorflow_reads_when_it_is_imported_is_read_anew():
-    other = {"TF_ENABLE_ONEDNN_OPTS": "0"}
+    environment = {"TF_ENABLE_ONEDNN_OPTS": "0"}
     printed("platform")
-    printed("platform", **other)
-    with Worker() as one, Worker(environment=other) as two:
+    printed("platform", **environment)
+    with Worker() as one, Worker(environment=environment) as two:
         assert psutil.Process(one.pid).ppid() != psutil.Process(two.pid).ppid()
         assert devices(one) == devices(two) == ["devices"]
 

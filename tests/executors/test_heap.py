@@ -24,7 +24,7 @@ print(keep_freed_memory(), plain, faults(), faults())
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="asks glibc")
 def test_pages_are_asked_for_once():
-    done = subprocess.run([sys.executable, "-c", BODY], capture_output=True, text=True, check=True, timeout=60)
-    kept, plain, first, again = done.stdout.split()
+    process = subprocess.run([sys.executable, "-c", BODY], capture_output=True, text=True, check=True, timeout=60)
+    retained, plain, first, second = process.stdout.split()
     # Eight blocks of 48 MB; pages may have 2 MB each.
-    assert kept == "True" and int(plain) >= 8 * 24 and int(first) < int(plain) / 2 and int(again) < 8
+    assert retained == "True" and int(plain) >= 8 * 24 and int(first) < int(plain) / 2 and int(second) < 8

@@ -27,30 +27,30 @@ def fitted(local):
 
 
 def test_between_two_cpu_devices():
-    found = bl.measure_link(sizes=SIZES, repeats=3, progress=False)
-    assert found.seconds.shape == (3, 3) and np.all(found.seconds > 0)
-    assert found.link.latency_us >= 0 and found.link.us_per_byte >= 0 and found.residual >= 0
-    assert found.size_bytes.tolist() == list(SIZES)
-    assert "/device:CPU:0 -> /device:CPU:1" in repr(found)
+    fit = bl.measure_link(sizes=SIZES, repeats=3, progress=False)
+    assert fit.seconds.shape == (3, 3) and np.all(fit.seconds > 0)
+    assert fit.link.latency_us >= 0 and fit.link.us_per_byte >= 0 and fit.residual >= 0
+    assert fit.size_bytes.tolist() == list(SIZES)
+    assert "/device:CPU:0 -> /device:CPU:1" in repr(fit)
 
 
 def test_between_the_workers_of_a_cluster(local):
     """4 MB over a socket take far longer than 4 bytes; a pointer that changes hands would not."""
-    found = bl.measure_link(1, local.cluster.names[0], cluster=local, sizes=SIZES, repeats=5, progress=False)
-    assert (found.source, found.target) == (local.cluster.names[1], local.cluster.names[0])
-    assert found.median_us[2] > 2 * found.median_us[0] > 0
-    assert found.link.us_per_byte > 0
+    fit = bl.measure_link(1, local.cluster.names[0], cluster=local, sizes=SIZES, repeats=5, progress=False)
+    assert (fit.source, fit.target) == (local.cluster.names[1], local.cluster.names[0])
+    assert fit.median_us[2] > 2 * fit.median_us[0] > 0
+    assert fit.link.us_per_byte > 0
 
 
 def test_whole_cluster_has_a_link_per_ordered_pair(local, fitted, tmp_path):
-    found = fitted.cluster
-    assert found.names == local.cluster.names and np.array_equal(found.memory_bytes, local.cluster.memory_bytes)
-    assert [(fit.source, fit.target) for fit in fitted.links] == [found.names, found.names[::-1]]
-    assert found.link_between(0, 1) == fitted.links[0].link and found.link_between(1, 0) == fitted.links[1].link
+    cluster = fitted.cluster
+    assert cluster.names == local.cluster.names and np.array_equal(cluster.memory_bytes, local.cluster.memory_bytes)
+    assert [(fit.source, fit.target) for fit in fitted.links] == [cluster.names, cluster.names[::-1]]
+    assert cluster.link_between(0, 1) == fitted.links[0].link and cluster.link_between(1, 0) == fitted.links[1].link
     assert all(0 <= share <= 1 for probe in fitted.probes for share in (probe.same_direction, probe.opposite))
-    assert found.comm in [probe.comm for probe in fitted.probes]
-    bl.save_cluster(found, tmp_path / "measured.json")
-    assert bl.load_cluster(tmp_path / "measured.json") == found
+    assert cluster.comm in [probe.comm for probe in fitted.probes]
+    bl.save_cluster(cluster, tmp_path / "measured.json")
+    assert bl.load_cluster(tmp_path / "measured.json") == cluster
 
 
 def test_measured_cluster_is_what_the_simulator_takes(fitted):
@@ -66,9 +66,9 @@ def test_overheads_of_a_local_cluster(local, fitted, monkeypatch):
     costs = calibration.Calibration(0.0, 0.0, bl.Link(30.0, 0.0), bl.Link(20.0, 0.0), bl.Link(1.0, 0.0), 1.0)
     monkeypatch.setattr(calibration, "calibrate", lambda cluster: costs)
     monkeypatch.setattr(links, "measure_links", lambda *_, **__: fitted)
-    found = bl.measure_cluster(local, progress=False)
+    measured_cluster = bl.measure_cluster(local, progress=False)
     for a, b in ((0, 1), (1, 0)):
-        assert found.link_between(a, b) == with_overhead(fitted.cluster.link_between(a, b), 25.0)
+        assert measured_cluster.link_between(a, b) == with_overhead(fitted.cluster.link_between(a, b), 25.0)
     assert bl.measure_cluster(local, overhead=False, progress=False) == fitted.cluster
 
 
@@ -92,7 +92,7 @@ def test_mode_of_a_probe(same, opposite, mode):
     ("arguments", "options", "message"),
     [
         (("cpu", "/device:CPU:1"), {}, "unknown device 'cpu'"),
-        (("/device:CPU:0", "/device:CPU:0"), {}, "costs nothing to move"),
+        (("/device:CPU:0", "/device:CPU:0"), {}, "costs nothing"),
         ((), {"sizes": (4,)}, "at least two different"),
         ((), {"sizes": (4, 6)}, "multiples of 4"),
         ((), {"repeats": 0}, "repeats is 0"),
@@ -133,5 +133,5 @@ def test_timeout():
 @pytest.mark.gpu
 def test_between_cpu_and_gpu():
     """A megabyte has to be copied over the bus, which takes longer than four bytes."""
-    found = bl.measure_link("/device:CPU:0", "/device:GPU:0", sizes=SIZES, repeats=5, progress=False)
-    assert found.link.us_per_byte > 0 and found.median_us[2] > found.median_us[0]
+    fit = bl.measure_link("/device:CPU:0", "/device:GPU:0", sizes=SIZES, repeats=5, progress=False)
+    assert fit.link.us_per_byte > 0 and fit.median_us[2] > fit.median_us[0]

@@ -9,7 +9,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors.inputs import divided
 from baechi_lab.executors.tensorflow.accumulating import rows_tensors
-from baechi_lab.executors.tensorflow.ordering import waits_of
+from baechi_lab.executors.tensorflow.ordering import control_dependencies
 from baechi_lab.executors.tensorflow.pipelining import pipelined_step
 from baechi_lab.executors.tensorflow.session import parse_graph
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
@@ -39,9 +39,18 @@ class Case:
     def run(self, step, placement, **options):
         options = {"graph": self.graph, **options}
         return bl.execute(
-            step, placement, steps=2, warmup=0, traced=1, kind="cpu", return_variables=True, worker=self.worker,
-            progress=False, inputs=self.whole.example_inputs, **options,
-        )  # fmt: skip
+            step,
+            placement,
+            steps=2,
+            warmup=0,
+            traced=1,
+            kind="cpu",
+            return_variables=True,
+            worker=self.worker,
+            progress=False,
+            inputs=self.whole.example_inputs,
+            **options,
+        )
 
     def stages(self, devices):
         cluster = bl.Cluster.uniform(devices, kind="cpu", link=bl.Link(0.0, 0.0), comm="parallel")
@@ -58,12 +67,12 @@ class Case:
 
 @pytest.fixture(scope="module")
 def cases(worker):
-    made = {}
+    cases_by_name = {}
 
     def case(name):
-        if name not in made:
-            made[name] = Case(name, worker)
-        return made[name]
+        if name not in cases_by_name:
+            cases_by_name[name] = Case(name, worker)
+        return cases_by_name[name]
 
     return case
 
@@ -123,10 +132,10 @@ def _in_order(timeline):
     """No op of a unit starts before all ops of the units before it on its device have ended (1 us of the clock's ticks)."""
     unit = timeline.info["unit"][timeline.op]
     for device in range(len(timeline.device_names)):
-        mine = timeline.device == device
-        for k in np.unique(unit[mine])[1:]:
-            earlier = timeline.end_us[mine & (unit < k)].max()
-            assert timeline.start_us[mine & (unit == k)].min() >= earlier - 1.0
+        rows = timeline.device == device
+        for k in np.unique(unit[rows])[1:]:
+            earlier = timeline.end_us[rows & (unit < k)].max()
+            assert timeline.start_us[rows & (unit == k)].min() >= earlier - 1.0
 
 
 def test_one_micro_batch_and_fewer_than_stages(cases):
@@ -136,9 +145,18 @@ def test_one_micro_batch_and_fewer_than_stages(cases):
         batch = divided(case.whole, 1, case.whole.example_inputs)
         half = tuple(value[: 2 * count] for value in batch)
         run = bl.execute(
-            case.step, case.stages(4), steps=1, warmup=0, traced=1, inputs=half, micro_batches=count, schedule="1f1b",
-            kind="cpu", graph=case.graph, worker=case.worker,
-        )  # fmt: skip
+            case.step,
+            case.stages(4),
+            steps=1,
+            warmup=0,
+            traced=1,
+            inputs=half,
+            micro_batches=count,
+            schedule="1f1b",
+            kind="cpu",
+            graph=case.graph,
+            worker=case.worker,
+        )
         assert run.status == "ok"
         _in_order(run.timeline)
 
@@ -147,9 +165,17 @@ def test_compare_measures_the_same_step(cases):
     case = cases("mlp")
     cluster = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(0.0, 0.0), comm="parallel")
     table = bl.compare(
-        case.graph, cluster, [("contiguous", {"objective": "throughput"})], step=case.step, measure=True, steps=1,
-        micro_batches=M, schedule="1f1b", batch_size=2 * M, progress=False,
-    )  # fmt: skip
+        case.graph,
+        cluster,
+        [("contiguous", {"objective": "throughput"})],
+        step=case.step,
+        measure=True,
+        steps=1,
+        micro_batches=M,
+        schedule="1f1b",
+        batch_size=2 * M,
+        progress=False,
+    )
     assert (table["error"] == "").all() and table["measured_us"].iloc[0] > 0
 
 
@@ -157,26 +183,44 @@ def test_on_workers(cases):
     """On a LocalCluster, and on the same workers as machines that one names by address."""
     case = cases("mlp")
     placed = case.placement("1f1b")
-    both = bl.Placement(device=[0] * case.graph.n, replicas=[(0, 1)])
+    replicated = bl.Placement(device=[0] * case.graph.n, replicas=[(0, 1)])
     with bl.LocalCluster(2, trusted_users=True) as local:
         shared = bl.execute(
-            case.step, both, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,
-            schedule="1f1b", graph=case.graph, return_variables=True, cluster=local,
-        )  # fmt: skip
+            case.step,
+            replicated,
+            steps=2,
+            warmup=0,
+            traced=1,
+            inputs=case.whole.example_inputs,
+            micro_batches=M,
+            schedule="1f1b",
+            graph=case.graph,
+            return_variables=True,
+            cluster=local,
+        )
         for name, value in case.expected.info["variables"].items():
             np.testing.assert_allclose(shared.info["variables"][name], value, rtol=1e-5, atol=1e-6)
-        for where in ({"cluster": local}, {"cluster": local.cluster, "workers": local.addresses}):
+        for target in ({"cluster": local}, {"cluster": local.cluster, "workers": local.addresses}):
             run = bl.execute(
-                case.step, placed, steps=2, warmup=0, traced=1, inputs=case.whole.example_inputs, micro_batches=M,
-                schedule="1f1b", graph=case.graph, return_variables=True, **where,
-            )  # fmt: skip
+                case.step,
+                placed,
+                steps=2,
+                warmup=0,
+                traced=1,
+                inputs=case.whole.example_inputs,
+                micro_batches=M,
+                schedule="1f1b",
+                graph=case.graph,
+                return_variables=True,
+                **target,
+            )
             assert run.status == "ok" and run.timeline.device_names == local.cluster.names
             for name, value in case.expected.info["variables"].items():
                 np.testing.assert_allclose(run.info["variables"][name], value, rtol=1e-5, atol=1e-6)
             simulated = bl.simulate(case.graph, local.cluster, placed, micro_batches=M, schedule="1f1b")
             assert run.timeline.op_names == simulated.op_names
-            sent = {(x, y) for x, y in zip(run.timeline.transfers.source, run.timeline.transfers.target, strict=True)}
-            assert sent == {(0, 1), (1, 0)}
+            pairs = {(x, y) for x, y in zip(run.timeline.transfers.source, run.timeline.transfers.target, strict=True)}
+            assert pairs == {(0, 1), (1, 0)}
             _in_order(run.timeline)
 
 
@@ -195,15 +239,15 @@ def test_gradients_of_weights_come_first_within_a_unit():
     )
     device = [0, 1, 1, 1, 0, 1]
     one = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "1f1b")
-    assert waits_of(one) == {2: [3], 4: [0]}
+    assert control_dependencies(one) == {2: [3], 4: [0]}
     split = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=device), 1, "zb-h1")
-    assert waits_of(split) == {3: [2], 4: [0]}
+    assert control_dependencies(split) == {3: [2], 4: [0]}
 
 
 def test_without_a_schedule_nothing_waits():
     graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 8)])
     pipe = make_pipelined_graph(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]), 2)
-    assert waits_of(pipe) == {}
+    assert control_dependencies(pipe) == {}
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -225,10 +269,10 @@ def test_order_has_no_circle(seed):
     device = [int(stage[k if k < layers else pairs[k]]) for k in range(len(pairs))]
     for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2"):
         pipe = make_pipelined_graph(graph, bl.Cluster.uniform(3), bl.Placement(device=device), 5, schedule)
-        waits, whole = waits_of(pipe), pipe.graph
-        arcs = list(zip(whole.edge_source.tolist(), whole.consumers.tolist(), strict=True))
-        arcs += [(k, op) for op, others in waits.items() for k in others]
-        joined = bl.OpGraph.from_edges([0.0] * whole.n, [(a, b, 4) for a, b in sorted(set(arcs))])  # or CycleError
+        waits, unrolled = control_dependencies(pipe), pipe.graph
+        arcs = list(zip(unrolled.edge_source.tolist(), unrolled.consumers.tolist(), strict=True))
+        arcs += [(k, op) for op, predecessors in waits.items() for k in predecessors]
+        joined = bl.OpGraph.from_edges([0.0] * unrolled.n, [(a, b, 4) for a, b in sorted(set(arcs))])  # or CycleError
         assert all(joined.position[a] < joined.position[b] for a, b in arcs)
         assert any(waits.values()), schedule
 
@@ -238,11 +282,11 @@ def test_order_has_no_circle(seed):
 
 def test_batches_are_cut_where_they_are_longer(cases):
     step = cases("gnmt").step  # words are int32[steps, batch]: the batch is the second axis
-    parts = divided(step, M, cases("gnmt").whole.example_inputs)
-    assert len(parts) == M * len(step.inputs)
-    assert [p.shape for p in parts] == [s.shape for s in step.inputs] * M
+    pieces = divided(step, M, cases("gnmt").whole.example_inputs)
+    assert len(pieces) == M * len(step.inputs)
+    assert [p.shape for p in pieces] == [s.shape for s in step.inputs] * M
     np.testing.assert_array_equal(
-        np.concatenate(parts[:: len(step.inputs)], axis=1), cases("gnmt").whole.example_inputs[0]
+        np.concatenate(pieces[:: len(step.inputs)], axis=1), cases("gnmt").whole.example_inputs[0]
     )
 
 
@@ -270,9 +314,9 @@ def test_bad_input_is_one_sentence(cases):
         (bl.InvalidInput, "form no pipeline with several stages on a device: stage 3 of 4", {"schedule": "zb-v"}),
         (bl.UnknownNameError, "unknown reduction 'max'", {"reduction": "max"}),
     ]:
-        given = {"micro_batches": M, "schedule": "1f1b", **options}
+        arguments = {"micro_batches": M, "schedule": "1f1b", **options}
         with pytest.raises(error, match=message):
-            bl.execute(case.step, two, kind="cpu", graph=case.graph, **given)
+            bl.execute(case.step, two, kind="cpu", graph=case.graph, **arguments)
     with pytest.raises(bl.InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from .* to "):
         bl.execute(
             case.step,
@@ -297,23 +341,33 @@ def test_random_ops_draw_anew_for_every_micro_batch(worker):
 
     def noise(x):
         return (
-            tf.random.uniform([2], seed=5) + 0 * x[0], tf.random.stateless_uniform([2], seed=[1, 2]) + 0 * x[0],
-            generator.uniform([2]) + 0 * x[0], tf.reduce_mean(x), tf.reduce_sum(tf.cast(x > 0, tf.int32)),
-        )  # fmt: skip
+            tf.random.uniform([2], seed=5) + 0 * x[0],
+            tf.random.stateless_uniform([2], seed=[1, 2]) + 0 * x[0],
+            generator.uniform([2]) + 0 * x[0],
+            tf.reduce_mean(x),
+            tf.reduce_sum(tf.cast(x > 0, tf.int32)),
+        )
 
-    step, made = _unrolled(noise, np.zeros((2, 2), np.float32))
+    step, unrolled = _unrolled(noise, np.zeros((2, 2), np.float32))
     batch = np.array([[1, 2], [3, 4], [5, 6], [-1, -1], [7, 8], [9, 10]], np.float32)
     run = bl.execute(
-        step, bl.Placement(device=[0] * len(bl.profile(step, mode="estimated").names)), steps=2, warmup=0, traced=0,
-        inputs=(batch,), micro_batches=3, kind="cpu", worker=worker,
-    )  # fmt: skip
+        step,
+        bl.Placement(device=[0] * len(bl.profile(step, mode="estimated").names)),
+        steps=2,
+        warmup=0,
+        traced=0,
+        inputs=(batch,),
+        micro_batches=3,
+        kind="cpu",
+        worker=worker,
+    )
     assert run.status == "ok"
     for drawn in run.outputs[0][:3]:
         assert drawn.shape == (3, 2) and len(np.unique(drawn)) == 6
     assert run.outputs[0][3] == pytest.approx(batch.mean())  # a float scalar is the mean of the micro-batches'
     assert run.outputs[0][4] == 10  # a count is their sum
     assert not np.array_equal(run.outputs[0][0], run.outputs[1][0])
-    assert [s.shape for s in made.step.outputs] == [(3, 2)] * 3 + [()] * 2
+    assert [s.shape for s in unrolled.step.outputs] == [(3, 2)] * 3 + [()] * 2
 
 
 def test_a_loss_that_is_a_sum(worker):
@@ -334,9 +388,18 @@ def test_a_loss_that_is_a_sum(worker):
 
     def go(reduction):
         return bl.execute(
-            step, placed, steps=1, warmup=0, traced=0, inputs=(x,), micro_batches=3, kind="cpu", worker=worker,
-            reduction=reduction, return_variables=True,
-        )  # fmt: skip
+            step,
+            placed,
+            steps=1,
+            warmup=0,
+            traced=0,
+            inputs=(x,),
+            micro_batches=3,
+            kind="cpu",
+            worker=worker,
+            reduction=reduction,
+            return_variables=True,
+        )
 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -352,12 +415,12 @@ def test_rows_of_looked_up_tables_are_known_by_their_readers(cases):
     """GNMT scales the rows of its tables by the clipping factor, then subtracts them: rows, indices, nothing else."""
     step, graph = cases("gnmt").step, cases("gnmt").graph
     nodes = {node.name: node for node in parse_graph(step.graph_def).node}
-    made = make_pipelined_graph(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n), 2)
-    repeated = {name.rsplit("/mb", 1)[0] for name in made.graph.names if name.endswith("/mb0")}
-    found = rows_tensors(nodes, [n for n in nodes if n not in repeated], repeated)
+    pipe = make_pipelined_graph(graph, bl.Cluster.uniform(1, kind="cpu"), bl.Placement(device=[0] * graph.n), 2)
+    repeated = {name.rsplit("/mb", 1)[0] for name in pipe.graph.names if name.endswith("/mb0")}
+    rows = rows_tensors(nodes, [n for n in nodes if n not in repeated], repeated)
     scatters = [n for n in nodes.values() if n.op == "ResourceScatterSub"]
     indices = {node.input[1].split(":")[0] for node in scatters}
-    assert len(scatters) == 2 and indices <= {name for name, _ in found} and len(found) == 2 * len(scatters)
+    assert len(scatters) == 2 and indices <= {name for name, _ in rows} and len(rows) == 2 * len(scatters)
 
 
 # -- the undivided batch, with other losses and updates -----------------------------------------------------------------
@@ -401,33 +464,43 @@ def _losses_of_words(weight, words, labels):
     return tf.nn.sparse_softmax_cross_entropy_with_logits(labels=labels, logits=logits)
 
 
-def _both(make, batch, worker, parts=4, steps=3):
-    """The undivided batch's run, and that of `parts` micro-batches."""
-    runs = []
-    for count in (1, parts):
+def _whole_and_divided(make, batch, worker, micro_batches=4, steps=3):
+    """The undivided batch's run, and that of `micro_batches` micro-batches."""
+    results = []
+    for count in (1, micro_batches):
         step = bl.trace(make(), *(array[: len(array) // count] for array in batch))
         graph = bl.profile(step, mode="estimated", hardware="cpu-core")
         pipeline = {} if count == 1 else {"micro_batches": count, "schedule": "1f1b"}
-        runs.append(
+        results.append(
             bl.execute(
-                step, bl.Placement(device=[0] * graph.n), steps=steps, warmup=0, traced=0, inputs=batch, kind="cpu",
-                worker=worker, graph=graph, return_variables=True, progress=False, **pipeline,
+                step,
+                bl.Placement(device=[0] * graph.n),
+                steps=steps,
+                warmup=0,
+                traced=0,
+                inputs=batch,
+                kind="cpu",
+                worker=worker,
+                graph=graph,
+                return_variables=True,
+                progress=False,
+                **pipeline,
             )
-        )  # fmt: skip
-        assert runs[-1].status == "ok"
-    return runs
+        )
+        assert results[-1].status == "ok"
+    return results
 
 
-def _assert_equal_steps(make, batch, worker, parts=4, steps=3):
+def _assert_equal_steps(make, batch, worker, count=4, steps=3):
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        whole, divided_run = _both(make, batch, worker, parts, steps)
-    losses = [[float(o[0]) for o in run.outputs] for run in (whole, divided_run)]
+        whole_run, divided_run = _whole_and_divided(make, batch, worker, count, steps)
+    losses = [[float(o[0]) for o in run.outputs] for run in (whole_run, divided_run)]
     assert len(set(losses[0])) > 1
     np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
-    values = [list(run.info["variables"].values()) for run in (whole, divided_run)]
-    for one, other in zip(*values, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-4, atol=1e-6)
+    values = [list(run.info["variables"].values()) for run in (whole_run, divided_run)]
+    for one, divided_value in zip(*values, strict=True):
+        np.testing.assert_allclose(divided_value, one, rtol=1e-4, atol=1e-6)
 
 
 def _updates():
@@ -567,8 +640,8 @@ def test_a_divisor_that_the_inputs_tell_is_the_undivided_batchs(kind, worker):
     _assert_equal_steps(lambda: _gradient_step(_masked_losses()[kind]), (WORDS, LABELS, COUNTS), worker)
 
 
-@pytest.mark.parametrize("parts", [4, 8])
-def test_keras_masks_are_those_of_the_undivided_batch(parts, worker):
+@pytest.mark.parametrize("count", [4, 8])
+def test_keras_masks_are_those_of_the_undivided_batch(count, worker):
     """`Masking` and `mask_zero` divide by the number of words that count; micro-batches of one sample as well."""
     import keras
 
@@ -578,7 +651,7 @@ def test_keras_masks_are_those_of_the_undivided_batch(parts, worker):
         model.compile(keras.optimizers.SGD(0.5), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
         return model
 
-    _assert_equal_steps(make, (WORDS * COUNTS[..., None], LABELS), worker, parts)
+    _assert_equal_steps(make, (WORDS * COUNTS[..., None], LABELS), worker, count)
 
 
 def test_a_sum_is_added_up_and_its_penalty_counts_once(worker):
@@ -650,11 +723,15 @@ def _mixing_losses():
         return tf.reduce_mean(tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, -1))
 
     return {
-        contrast: "compares samples with each other", centred: "reads a value of the whole batch for each of its samples",
-        root: "op 'Sqrt' is not linear", mean_and_sum: "adds a sum over the batch to a mean over it",
-        kept_entries: "averages over a number of entries that depends on the data", learned_divisor: "is not linear",
-        drawn_divisor: "is not linear", pairs: "compares samples with each other",
-    }  # fmt: skip
+        contrast: "compares samples with each other",
+        centred: "reads a value of the whole batch for each of its samples",
+        root: "op 'Sqrt' is not linear",
+        mean_and_sum: "adds a sum over the batch to a mean over it",
+        kept_entries: "averages over a number of entries that depends on the data",
+        learned_divisor: "is not linear",
+        drawn_divisor: "is not linear",
+        pairs: "compares samples with each other",
+    }
 
 
 @pytest.mark.parametrize("kind", range(8))
@@ -689,19 +766,19 @@ def test_statistics_of_the_batch_are_warned_of_once(worker):
     x, y = np.ones((2, 3), np.float32), np.zeros((2, 1), np.float32)
     step = bl.trace(model, x, y)
     placed = bl.Placement(device=[0] * bl.profile(step, mode="estimated").n)
-    with pytest.warns(UserWarning, match="every micro-batch sees its own") as seen:
+    with pytest.warns(UserWarning, match="every micro-batch sees its own") as caught:
         run = bl.execute(
             step, placed, steps=1, warmup=0, traced=0, micro_batches=2, schedule="1f1b", kind="cpu", worker=worker
         )
-    assert run.status == "ok" and len(seen) == 1
+    assert run.status == "ok" and len(caught) == 1
 
 
 def test_what_cannot_be_added_up_is_refused():
     import tensorflow as tf
 
-    seen = tf.Variable(False)
+    flag = tf.Variable(False)
     with pytest.raises(bl.InvalidInput, match="of type bool, which differs from micro-batch to micro-batch"):
-        _unrolled(lambda x: seen.assign(tf.reduce_any(x > 0)), np.zeros(2, np.float32))
+        _unrolled(lambda x: flag.assign(tf.reduce_any(x > 0)), np.zeros(2, np.float32))
 
 
 def test_what_is_no_step_is_refused():

@@ -64,15 +64,15 @@ def test_interleaved_rounds_cancel_a_drift_that_hits_both():
     rng = np.random.default_rng(2)
     a = [s * rng.normal(1.0, 0.01, 20) for s in speed]
     b = [1.1 * s * rng.normal(1.0, 0.01, 20) for s in speed]
-    found = compare_rounds(a, b, resamples=500)
-    assert found.differs and found.low < 1.1 < found.high
-    assert "B takes 1." in str(found)
+    comparison = compare_rounds(a, b, resamples=500)
+    assert comparison.differs and comparison.low < 1.1 < comparison.high
+    assert "B takes 1." in str(comparison)
 
 
 def test_no_difference_is_said_to_be_none():
     rng = np.random.default_rng(3)
-    found = compare_rounds([rng.normal(1, 0.1, 10) for _ in range(4)], [rng.normal(1, 0.1, 10) for _ in range(4)])
-    assert not found.differs and "no difference shown" in str(found)
+    comparison = compare_rounds([rng.normal(1, 0.1, 10) for _ in range(4)], [rng.normal(1, 0.1, 10) for _ in range(4)])
+    assert not comparison.differs and "no difference shown" in str(comparison)
 
 
 def a_run(seconds, status="ok"):
@@ -81,9 +81,9 @@ def a_run(seconds, status="ok"):
 
 def test_interleaved_takes_turns():
     order = []
-    found = interleaved(lambda: order.append("A") or a_run(2.0), lambda: order.append("B") or a_run(1.0), rounds=3)
+    comparison = interleaved(lambda: order.append("A") or a_run(2.0), lambda: order.append("B") or a_run(1.0), rounds=3)
     assert order == ["A", "B", "B", "A", "A", "B"]
-    assert found.ratio == 0.5
+    assert comparison.ratio == 0.5
 
 
 def test_interleaved_refuses_a_run_that_failed():

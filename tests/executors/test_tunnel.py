@@ -71,10 +71,10 @@ def test_bytes_go_there_and_back(secret):
     with echo() as port:
         gate = tunnel.Gate("127.0.0.1", 0, port, secret)
         connection, stream, line = ask_proxy(tunnel.Proxy(secret).url, f"127.0.0.1:{gate.port}")
-        sent = bytes(range(256)) * 8192  # 2 MiB, more than any buffer
-        threading.Thread(target=connection.sendall, args=(sent,)).start()
+        payload = bytes(range(256)) * 8192  # 2 MiB, more than any buffer
+        threading.Thread(target=connection.sendall, args=(payload,)).start()
         assert line == "HTTP/1.1 200 Connection established"
-        assert stream.read(1 + len(sent)) == b"!" + sent
+        assert stream.read(1 + len(payload)) == b"!" + payload
         stream.close()
         connection.close()
 
@@ -110,7 +110,7 @@ def test_another_secret_plain_text_and_nobody(secret, other_secret):
         with pytest.raises(bl.InvalidInput, match=f"workers names '{address}' more than once"):
             Peers([address, address], secret=str(secret))
         with Peers([address], secret=str(secret)) as peers:
-            assert peers.lost() is None
+            assert peers.ended_server() is None
 
 
 @linux
@@ -153,9 +153,13 @@ def test_what_other_users_of_the_machine_reach(with_secret, secret):
     options = ["--secret", str(secret)] if with_secret else ["--trusted-users"]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     worker = subprocess.Popen(
-        isolated("baechi_lab", "worker", "--follow-stdin", *options), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL, env=environment, text=True,
-    )  # fmt: skip
+        isolated("baechi_lab", "worker", "--follow-stdin", *options),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env=environment,
+        text=True,
+    )
     try:
         gate = int(worker.stdout.readline().rpartition(":")[2])
         assert listening_ports(worker.pid) == {gate}
@@ -186,11 +190,13 @@ def test_bad_secrets(secret, tmp_path, step, placement):
     text = tmp_path / "text.pem"
     text.write_text("not a key")
     text.chmod(0o600)
-    for file, said in (
-        (readable, "make it yours alone with: chmod 600"), (text, "holds no private key with its certificate"),
-        (tmp_path / "none.pem", "cannot be read: No such file"), (tmp_path, "is a folder; give the file in it"),
-    ):  # fmt: skip
-        with pytest.raises(bl.InvalidInput, match=said):
+    for file, message in (
+        (readable, "make it yours alone with: chmod 600"),
+        (text, "holds no private key with its certificate"),
+        (tmp_path / "none.pem", "cannot be read: No such file"),
+        (tmp_path, "is a folder; give the file in it"),
+    ):
+        with pytest.raises(bl.InvalidInput, match=message):
             bl.execute(step, placement, workers=["127.0.0.1:1"] * 2, secret=file)
     with pytest.raises(bl.InvalidInput, match="secret is given without workers"):
         bl.execute(step, placement, secret=secret)

@@ -9,58 +9,63 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.fidelity.charging import with_messages
 from baechi_lab.fidelity.core import Core
-from baechi_lab.fidelity.executor import PIECES, SHARES, WAYS, executed, in_pieces
+from baechi_lab.fidelity.executor import PIECES, RECEIVE_MODES, SHARES, execution_of, random_start_order
 
 
-def played(core, begins):
-    """(what, when it ended) of everything; `begins`: time -> (microseconds, name), tensors by a number as name."""
-    log, waiting = [], sorted(begins.items())
+def finished_tasks(core, starts):
+    """(what, when it ended) of everything; `starts`: time -> (microseconds, name), tensors by a number as name."""
+    log, waiting = [], sorted(starts.items())
     while waiting or core.next_us() < np.inf:
-        now = min(core.next_us(), waiting[0][0] if waiting else np.inf)
-        core.advance(now)
-        core.finish(now)
-        while waiting and waiting[0][0] == now:
-            takes, what = waiting.pop(0)[1]
-            note = lambda then, what=what: log.append((what, then))  # noqa: E731
-            core.run(takes, note) if isinstance(what, str) else core.receive(takes, what, note)
+        time_us = min(core.next_us(), waiting[0][0] if waiting else np.inf)
+        core.advance(time_us)
+        core.finish(time_us)
+        while waiting and waiting[0][0] == time_us:
+            takes, label = waiting.pop(0)[1]
+            note = lambda end_us, label=label: log.append((label, end_us))  # noqa: E731
+            core.run(takes, note) if isinstance(label, str) else core.receive(takes, label, note)
     return log
 
 
 def test_receiving_alone_has_all_of_a_core():
-    assert played(Core(0.5), {3.0: (4.0, 0)}) == [(0, 7.0)]
+    assert finished_tasks(Core(0.5), {3.0: (4.0, 0)}) == [(0, 7.0)]
 
 
 def test_tensors_that_come_together_end_by_size():
     """Both get half until 2, when a third begins: then thirds. 1 has 1 + 1 = 2 at 5; 2 has 1 then and needs 2 more: at 9."""
-    assert played(Core(0.5), {0.0: (9.0, 0), 0.5: (1.75, 1), 2.0: (3.0, 2)}) == [
-        (1, pytest.approx(5.0)), (2, pytest.approx(9.0)), (0, pytest.approx(13.75)),
-    ]  # fmt: skip
+    assert finished_tasks(Core(0.5), {0.0: (9.0, 0), 0.5: (1.75, 1), 2.0: (3.0, 2)}) == [
+        (1, pytest.approx(5.0)),
+        (2, pytest.approx(9.0)),
+        (0, pytest.approx(13.75)),
+    ]
 
 
 def test_tensors_may_come_one_after_the_other():
     """As above, but each as a whole; one that comes when nothing is received begins at once, with what an op leaves."""
-    begins = {0.0: (9.0, 0), 0.5: (1.75, 1), 2.0: (3.0, 2), 20.0: (4.0, "op"), 21.0: (1.0, 3)}
-    assert played(Core(0.5, in_turns=False), begins) == [
-        (0, pytest.approx(9.0)), (1, pytest.approx(10.75)), (2, pytest.approx(13.75)), (3, pytest.approx(23.0)),
+    starts = {0.0: (9.0, 0), 0.5: (1.75, 1), 2.0: (3.0, 2), 20.0: (4.0, "op"), 21.0: (1.0, 3)}
+    assert finished_tasks(Core(0.5, in_turns=False), starts) == [
+        (0, pytest.approx(9.0)),
+        (1, pytest.approx(10.75)),
+        (2, pytest.approx(13.75)),
+        (3, pytest.approx(23.0)),
         ("op", pytest.approx(25.0)),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(("share", "op", "tensor"), [(1.0, 14.0, 8.0), (0.5, 14.0, 12.0), (0.8, 14.0, 9.0)])
 def test_an_op_has_what_is_left(share, op, tensor):
     """10 of op from 0 on, 4 of tensor from 4 on: together until 14 whoever comes first."""
-    log = dict(played(Core(share), {0.0: (10.0, "op"), 4.0: (4.0, 0)}))
+    log = dict(finished_tasks(Core(share), {0.0: (10.0, "op"), 4.0: (4.0, 0)}))
     assert log == {"op": pytest.approx(op), 0: pytest.approx(tensor)}
 
 
-@pytest.mark.parametrize(("share", "in_turns"), WAYS)
+@pytest.mark.parametrize(("share", "in_turns"), RECEIVE_MODES)
 def test_nothing_is_lost(share, in_turns):
     rng = np.random.default_rng(0)
     for _ in range(20):
         times, takes = np.sort(rng.uniform(0, 20, 8)), rng.uniform(0.1, 5, 8)
-        begins = {float(t): (float(us), k) for k, (t, us) in enumerate(zip(times, takes, strict=True))}
-        log = played(Core(share, in_turns), {0.0: (30.0, "op"), **begins})
-        assert len(log) == 9 and max(when for _, when in log) == pytest.approx(30.0 + takes.sum())
+        starts = {float(t): (float(us), k) for k, (t, us) in enumerate(zip(times, takes, strict=True))}
+        log = finished_tasks(Core(share, in_turns), {0.0: (30.0, "op"), **starts})
+        assert len(log) == 9 and max(time_us for _, time_us in log) == pytest.approx(30.0 + takes.sum())
 
 
 def test_orders_differ_in_what_receiving_has():
@@ -68,30 +73,32 @@ def test_orders_differ_in_what_receiving_has():
     edges = [(0, k, 8 + k) for k in range(1, 9)]
     graph = bl.OpGraph.from_edges([1.0] + [1.0] * 8 + [50.0], edges)
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(0.0, 0.0), receive=bl.Link(4.0, 0.0))
-    both, placed = with_messages(graph, bl.Placement(device=[0] + [1] * 9), costs)
-    runs = [executed(both, placed, graph.n, np.zeros(8), share=share) for share in SHARES]
-    ends = [run.end_us for run in runs]
-    received = [float(end[-8:].max()) for end in ends]
+    extended, placed = with_messages(graph, bl.Placement(device=[0] + [1] * 9), costs)
+    executions = [execution_of(extended, placed, graph.n, np.zeros(8), share=share) for share in SHARES]
+    ends_us = [run.end_us for run in executions]
+    received = [float(end[-8:].max()) for end in ends_us]
     assert received == sorted(received, reverse=True)
     assert (received[0], received[-1]) == (pytest.approx(65.0), pytest.approx(33.0))
-    assert [float(end.max()) for end in ends] == pytest.approx([32.0 + 50.0 + 8.0] * len(SHARES))
-    assert {float(run.start_us[9]) for run in runs} == {0.0}  # whatever it takes from then on
+    assert [float(end.max()) for end in ends_us] == pytest.approx([32.0 + 50.0 + 8.0] * len(SHARES))
+    assert {float(run.start_us[9]) for run in executions} == {0.0}  # whatever it takes from then on
 
 
 def test_pieces_are_in_order_within():
     """Each piece goes up or down by one: what is cut changes direction or jumps, at most once per piece."""
     for seed in range(50):
-        found = in_pieces(np.random.default_rng(seed), 40)
-        assert sorted(found) == list(range(40))
-        assert np.count_nonzero(np.abs(np.diff(found)) != 1) < PIECES
-    assert in_pieces(np.random.default_rng(0), 0) == []
-    assert {tuple(in_pieces(np.random.default_rng(seed), 3)) for seed in range(50)} == set(permutations(range(3)))
+        order = random_start_order(np.random.default_rng(seed), 40)
+        assert sorted(order) == list(range(40))
+        assert np.count_nonzero(np.abs(np.diff(order)) != 1) < PIECES
+    assert random_start_order(np.random.default_rng(0), 0) == []
+    assert {tuple(random_start_order(np.random.default_rng(seed), 3)) for seed in range(50)} == set(
+        permutations(range(3))
+    )
 
 
-@pytest.mark.parametrize(("begin", "updated"), [(range, 2.0), (lambda count: range(count)[::-1], 12.0)])
-def test_what_lies_below_a_long_op_waits(begin, updated):
+@pytest.mark.parametrize(("start_order", "updated"), [(range, 2.0), (lambda count: range(count)[::-1], 12.0)])
+def test_what_lies_below_a_long_op_waits(start_order, updated):
     """A variable's handle makes an update of 1 us ready; constants go first, whatever the order."""
     types = ["VarHandleOp", "Conv2D", "Assign", "Const"]
     graph = bl.OpGraph.from_edges([1.0, 10.0, 1.0, 0.0], [(0, 2, 8), (3, 2, 8)], op_types=types)
-    end = executed(graph, bl.Placement(device=[0] * 4), graph.n, np.zeros(0), begin).end_us
+    end = execution_of(graph, bl.Placement(device=[0] * 4), graph.n, np.zeros(0), start_order).end_us
     assert (end[3], end[2]) == (0.0, updated)

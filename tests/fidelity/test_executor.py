@@ -8,7 +8,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.fidelity.charging import with_messages
-from baechi_lab.fidelity.executor import executed, in_pieces
+from baechi_lab.fidelity.executor import execution_of, random_start_order
 from baechi_lab.graph.generators import layered_dag
 
 FREE = bl.Link(0.0, 0.0)
@@ -19,24 +19,24 @@ def BACKWARD(count):
     return range(count)[::-1]
 
 
-def ends(durations, edges, device, draw, send=0.0, receive=0.0, wire=0.0):
+def end_times(durations, edges, device, draw, send=0.0, receive=0.0, wire=0.0):
     """When ops end whose messages take so long: float64[ops]."""
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(send, 0.0), receive=bl.Link(receive, 0.0))
     graph = bl.OpGraph.from_edges([float(x) for x in durations], edges)
-    both, placed = with_messages(graph, bl.Placement(device=device), costs)
-    messages = (both.n - graph.n) // 2
-    return executed(both, placed, graph.n, np.full(messages, wire), draw).end_us[: graph.n].tolist()
+    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
+    messages = (extended.n - graph.n) // 2
+    return execution_of(extended, placed, graph.n, np.full(messages, wire), draw).end_us[: graph.n].tolist()
 
 
 def test_what_became_ready_last_goes_first():
     """0 makes 1 and 2 ready: 2, the later, lies on top. 2 makes 3 ready, which goes above 1, and 4 ends it."""
-    assert ends([1, 1, 1, 1, 1], [(0, 1, 8), (0, 2, 8), (2, 3, 8)], [0] * 5, AS_GIVEN) == [1, 4, 2, 3, 5]
-    assert ends([1, 1, 1, 1, 1], [(0, 1, 8), (0, 2, 8), (2, 3, 8)], [0] * 5, BACKWARD) == [2, 5, 3, 4, 1]
+    assert end_times([1, 1, 1, 1, 1], [(0, 1, 8), (0, 2, 8), (2, 3, 8)], [0] * 5, AS_GIVEN) == [1, 4, 2, 3, 5]
+    assert end_times([1, 1, 1, 1, 1], [(0, 1, 8), (0, 2, 8), (2, 3, 8)], [0] * 5, BACKWARD) == [2, 5, 3, 4, 1]
 
 
 def test_a_send_waits_for_local_ops():
     """0 feeds 1, here, and 2, there: 1 goes first, then the tensor leaves at 6 + 2, arrives at 11, is received until 12."""
-    assert ends([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, 3.0) == [1, 6, 13]
+    assert end_times([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, 3.0) == [1, 6, 13]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_send_that_was_asked_for_goes_where_its_reader_would(durations, device
     local op 3, it is sent after that, from 22 to 24, there at 27, received until 28.
     """
     edges = [(0, 1, 8), (1, 2, 8), (1, 3, 8)]
-    assert ends(durations, edges, device, AS_GIVEN, 2.0, 1.0, 3.0) == expected
+    assert end_times(durations, edges, device, AS_GIVEN, 2.0, 1.0, 3.0) == expected
 
 
 def test_receiving_begins_before_sending_has_ended():
@@ -59,13 +59,13 @@ def test_receiving_begins_before_sending_has_ended():
     0 is sent from 10 to 12, there at 11, received until 12, and 1 runs until 13. It is sent until 15, there at 14, received until
     15, 3 until 16; only after the whole send device 0 goes on, with 2, until 20.
     """
-    found = ends([10, 1, 5, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], AS_GIVEN, 2.0, 1.0, -1.0)
-    assert found == [10, 13, 20, 16]
+    ends_us = end_times([10, 1, 5, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], AS_GIVEN, 2.0, 1.0, -1.0)
+    assert ends_us == [10, 13, 20, 16]
 
 
 def test_nothing_is_received_before_it_is_sent():
     """The send begins at 6, so the tensor is there at 6, although 9 us of the send would be left by then."""
-    assert ends([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, -9.0) == [1, 6, 8]
+    assert end_times([1, 5, 1], [(0, 1, 8), (0, 2, 8)], [0, 0, 1], AS_GIVEN, 2.0, 1.0, -9.0) == [1, 6, 8]
 
 
 @pytest.mark.parametrize(("draw", "expected"), [(BACKWARD, [22, 11, 102, 51]), (AS_GIVEN, [22, 11, 73, 55])])
@@ -77,14 +77,14 @@ def test_whether_a_worker_asks_first_decides(draw, expected):
     receiving the first one makes 3 end at 55; the second is received until 62, 2 ends at 73. Device 0 begins with op 1 there
     and with 0 here.
     """
-    found = ends([11, 11, 11, 51], [(0, 2, 8), (1, 2, 8)], [0, 0, 1, 1], draw, 9.0, 4.0, 18.0)
-    assert sorted(found[:2]) == [11, 22] and found[2:] == expected[2:]
+    ends_us = end_times([11, 11, 11, 51], [(0, 2, 8), (1, 2, 8)], [0, 0, 1, 1], draw, 9.0, 4.0, 18.0)
+    assert sorted(ends_us[:2]) == [11, 22] and ends_us[2:] == expected[2:]
 
 
 def test_what_a_tensor_makes_ready_goes_to_the_bottom():
     """Device 1 asks, then runs 2. The tensor of 0 is received from 3 to 6: 2 ends at 13; 3 goes before 1, which ends at 24."""
-    found = ends([1, 1, 10, 10], [(0, 1, 8), (2, 3, 8)], [0, 1, 1, 1], AS_GIVEN, 2.0, 3.0)
-    assert found == [1, 24, 13, 23]
+    ends_us = end_times([1, 1, 10, 10], [(0, 1, 8), (2, 3, 8)], [0, 1, 1, 1], AS_GIVEN, 2.0, 3.0)
+    assert ends_us == [1, 24, 13, 23]
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -93,29 +93,35 @@ def test_every_op_runs_once_and_after_what_it_reads(seed):
     rng = np.random.default_rng(seed)
     device = rng.integers(0, 3, graph.n).astype(np.int32)
     costs = SimpleNamespace(op_us=0.0, send=bl.Link(3.0, 0.0), receive=bl.Link(2.0, 0.0))
-    both, placed = with_messages(graph, bl.Placement(device=device), costs)
-    start, end = executed(both, placed, graph.n, np.full((both.n - graph.n) // 2, 1.0), partial(in_pieces, rng))
-    assert (end - both.duration_us >= start - 1e-6).all()
-    assert (start[both.consumers] >= end[both.edge_source] - 1e-6).all()
-    for mine in range(3):
-        busy = both.duration_us[placed.device == mine].sum()
-        assert end[placed.device == mine].max(initial=0.0) >= busy - 1e-6
+    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
+    start, end = execution_of(
+        extended, placed, graph.n, np.full((extended.n - graph.n) // 2, 1.0), partial(random_start_order, rng)
+    )
+    assert (end - extended.duration_us >= start - 1e-6).all()
+    assert (start[extended.consumers] >= end[extended.edge_source] - 1e-6).all()
+    for current in range(3):
+        busy = extended.duration_us[placed.device == current].sum()
+        assert end[placed.device == current].max(initial=0.0) >= busy - 1e-6
 
 
 def test_one_device_takes_the_sum_of_its_ops():
     graph = layered_dag(20, seed=1)
     alone = bl.Placement(device=np.zeros(graph.n, dtype=np.int32))
-    assert executed(graph, alone, graph.n, np.zeros(0), AS_GIVEN).end_us.max() == pytest.approx(graph.duration_us.sum())
+    assert execution_of(graph, alone, graph.n, np.zeros(0), AS_GIVEN).end_us.max() == pytest.approx(
+        graph.duration_us.sum()
+    )
     empty = bl.OpGraph.from_edges([])
-    assert executed(empty, bl.Placement(device=[]), 0, np.zeros(0), AS_GIVEN).end_us.tolist() == []
+    assert execution_of(empty, bl.Placement(device=[]), 0, np.zeros(0), AS_GIVEN).end_us.tolist() == []
 
 
 def typed(durations, edges, device, types, draw=AS_GIVEN):
     """When ops of these types end, messages taking nothing."""
     graph = bl.OpGraph.from_edges([float(x) for x in durations], edges, op_types=types)
     costs = SimpleNamespace(op_us=0.0, send=FREE, receive=FREE)
-    both, placed = with_messages(graph, bl.Placement(device=device), costs)
-    return executed(both, placed, graph.n, np.zeros((both.n - graph.n) // 2), draw).end_us[: graph.n].tolist()
+    extended, placed = with_messages(graph, bl.Placement(device=device), costs)
+    return (
+        execution_of(extended, placed, graph.n, np.zeros((extended.n - graph.n) // 2), draw).end_us[: graph.n].tolist()
+    )
 
 
 def test_cheap_ops_run_at_once_and_in_turn():
@@ -131,5 +137,5 @@ def test_a_send_comes_after_what_onednn_computes(kind, expected):
 
     An op that was replaced when the graph was already divided is later than the send.
     """
-    found = typed([10, 1, 10, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], ["Mul", "Mul", kind, "Mul"])
-    assert found == expected
+    ends_us = typed([10, 1, 10, 1], [(0, 1, 8), (1, 2, 8), (1, 3, 8)], [1, 0, 0, 1], ["Mul", "Mul", kind, "Mul"])
+    assert ends_us == expected

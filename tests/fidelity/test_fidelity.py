@@ -83,16 +83,16 @@ def test_prediction_where_both_ends_of_a_message_work_beside_each_other():
 
 def test_placers_see_what_a_message_takes_from_end_to_end(monkeypatch):
     """5 + 2 + 10 - 3 us, and 0.5 + 0.25 + 1 - 0.125 per byte."""
-    seen = []
+    clusters = []
 
     def place(coarse, cluster, name):
-        seen.append(cluster)
+        clusters.append(cluster)
         return bl.place(coarse, cluster, name)
 
     monkeypatch.setattr(sys.modules[place_for.__module__], "place", place)
     local = SimpleNamespace(cluster=bl.Cluster.uniform(2, kind="cpu"))
     place_for("m-etf", bl.OpGraph.from_edges([10.0, 10.0]), local, replace(COSTS, overlap=bl.Link(3.0, 0.125)))
-    assert seen[0].link == bl.Link(14.0, 1.625)
+    assert clusters[0].link == bl.Link(14.0, 1.625)
 
 
 def test_a_kernel_takes_longer_while_the_other_device_works():
@@ -100,8 +100,8 @@ def test_a_kernel_takes_longer_while_the_other_device_works():
     graph = bl.OpGraph.from_edges([10.0, 5.0])
     placed = bl.Placement(device=[0, 1])
     costs = replace(COSTS, op_us=0.0)
-    both, _ = with_shared_caches(graph, placed, costs, np.array([14.0, 5.0]))
-    assert both.duration_us.tolist() == pytest.approx(
+    extended, _ = with_shared_caches(graph, placed, costs, np.array([14.0, 5.0]))
+    assert extended.duration_us.tolist() == pytest.approx(
         [10 + 4 * 5 / 12, 5.0]
     )  # read off the pass before, where it took 12
     alone, _ = with_shared_caches(graph, bl.Placement(device=[0, 0]), costs, np.array([14.0, 9.0]))
@@ -110,23 +110,34 @@ def test_a_kernel_takes_longer_while_the_other_device_works():
 
 def test_messages_are_work_of_both_ends():
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 50.0], [(0, 2, 8), (1, 2, 8)])
-    both, there = with_messages(graph, bl.Placement(device=[0, 0, 1, 1]), COSTS)
-    assert both.duration_us.tolist() == [11.0, 11.0, 11.0, 51.0, 9.0, 9.0, 4.0, 4.0]
-    assert there.device.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
+    extended, extended_placement = with_messages(graph, bl.Placement(device=[0, 0, 1, 1]), COSTS)
+    assert extended.duration_us.tolist() == [11.0, 11.0, 11.0, 51.0, 9.0, 9.0, 4.0, 4.0]
+    assert extended_placement.device.tolist() == [0, 0, 1, 1, 0, 0, 1, 1]
 
 
 def test_a_tensor_is_received_once_by_every_device_that_reads_it():
     graph = bl.OpGraph.from_edges([10.0] * 4, [(0, 1, 8), (0, 2, 8), (0, 3, 8)])
-    both, there = with_messages(graph, bl.Placement(device=[0, 1, 1, 2]), COSTS)
-    assert there.device.tolist() == [0, 1, 1, 2, 0, 0, 1, 2]
-    found = {(int(a), int(b)) for a, b in zip(both.edge_source, both.consumers, strict=True)}
-    assert found == {(0, 4), (0, 5), (4, 6), (5, 7), (6, 1), (6, 2), (7, 3)}
+    extended, extended_placement = with_messages(graph, bl.Placement(device=[0, 1, 1, 2]), COSTS)
+    assert extended_placement.device.tolist() == [0, 1, 1, 2, 0, 0, 1, 2]
+    edges = {(int(a), int(b)) for a, b in zip(extended.edge_source, extended.consumers, strict=True)}
+    assert edges == {(0, 4), (0, 5), (4, 6), (5, 7), (6, 1), (6, 2), (7, 3)}
 
 
-def row(model, placement, predicted, measured, **other):
-    given = {"compute_us": predicted, "traced_compute_us": predicted, "busy_share": 1.0, **other}
-    return Row(model, placement, 10, 2, predicted, measured, measured, measured, message_us=0.0,
-               without_overheads_us=predicted, **given)  # fmt: skip
+def row(model, placement, predicted, measured, **overrides):
+    fields = {"compute_us": predicted, "traced_compute_us": predicted, "busy_share": 1.0, **overrides}
+    return Row(
+        model,
+        placement,
+        10,
+        2,
+        predicted,
+        measured,
+        measured,
+        measured,
+        message_us=0.0,
+        without_overheads_us=predicted,
+        **fields,
+    )
 
 
 def test_figures_of_a_report():
@@ -136,11 +147,11 @@ def test_figures_of_a_report():
     rho = 1 - 6 * (1 + 0 + 1) / (3 * 8) = 0.5.
     """
     rows = [row("m", "single", 110, 100), row("m", "a", 120, 150), row("m", "b", 104, 104)]
-    found = summarize_rows(rows)
-    assert found.mean_error == pytest.approx(0.1) and found.worst_error == pytest.approx(0.2)
-    assert (found.clear_pairs, found.ranked_right) == (2, 2)
-    assert found.rank_correlation == {"m": pytest.approx(0.5)}
-    assert not found.met
+    summary = summarize_rows(rows)
+    assert summary.mean_error == pytest.approx(0.1) and summary.worst_error == pytest.approx(0.2)
+    assert (summary.clear_pairs, summary.ranked_right) == (2, 2)
+    assert summary.rank_correlation == {"m": pytest.approx(0.5)}
+    assert not summary.met
 
 
 def test_target_is_missed_by_a_wrong_rank_a_large_error_or_a_busy_machine():
@@ -154,20 +165,25 @@ def test_target_is_missed_by_a_wrong_rank_a_large_error_or_a_busy_machine():
 
 def test_where_an_error_comes_from():
     """Predicted 130 of 100. Kernels took 20 less than profiled: compute +20%, the rest +10%."""
-    assert row("m", "a", 130, 100, compute_us=90, traced_compute_us=70).where == "compute +20%"
-    assert row("m", "a", 130, 100, compute_us=90, traced_compute_us=85).where == "transfers and runtime +25%"
+    assert row("m", "a", 130, 100, compute_us=90, traced_compute_us=70).largest_error_part == "compute +20%"
+    assert (
+        row("m", "a", 130, 100, compute_us=90, traced_compute_us=85).largest_error_part == "transfers and runtime +25%"
+    )
 
 
 def test_parts_of_an_error_add_up():
     """single: 90 of 100, kernels as profiled: runtime -10%. a: 130 of 200, -35%; kernels 20 too few, -10%; runtime's 10 of 200
     are -5%; transfers the remaining -20%."""
     single, a = row("m", "single", 90, 100), row("m", "a", 130, 200, compute_us=60, traced_compute_us=80)
-    parts = Report((single, a), COSTS).parts(a)
-    assert parts == {"from_compute": pytest.approx(-0.1), "from_runtime": pytest.approx(-0.05),
-                     "from_transfers": pytest.approx(-0.2)}  # fmt: skip
-    assert sum(parts.values()) == pytest.approx(a.error)
-    assert Report((single,), COSTS).parts(single)["from_transfers"] == 0.0
-    assert np.isnan(Report((a,), COSTS).parts(a)["from_transfers"])
+    error_parts = Report((single, a), COSTS).error_parts(a)
+    assert error_parts == {
+        "from_compute": pytest.approx(-0.1),
+        "from_runtime": pytest.approx(-0.05),
+        "from_transfers": pytest.approx(-0.2),
+    }
+    assert sum(error_parts.values()) == pytest.approx(a.error)
+    assert Report((single,), COSTS).error_parts(single)["from_transfers"] == 0.0
+    assert np.isnan(Report((a,), COSTS).error_parts(a)["from_transfers"])
 
 
 def test_report_prints_and_becomes_json():
@@ -233,10 +249,10 @@ def _costs(monkeypatch, walls):
 
     The kernels of the 4 x 16 ops take 1 us each, those of the rungs 500 us in all.
     """
-    left = iter(walls)
+    remaining = iter(walls)
 
     def cost(local, worker, steps, step, devices):
-        us = next(left) if step.name.startswith("ladder") else 10_000.0
+        us = next(remaining) if step.name.startswith("ladder") else 10_000.0
         kernels = 500.0 + (0 if step.name.endswith("x 0") else 4 * 16)
         return calibration.Cost(us, kernels, (us / 2,) * devices)
 
@@ -269,15 +285,17 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, 
         if "messages" in step.name:
             count = int(step.name.split()[0])
             return calibration.Cost(0.0, 0.0, (10.0 * count, 30.0 * count))
-        goes = "that go," in step.name
-        return calibration.Cost(1_000.0 + 72 * hop_us * goes, 0.0, (500.0 + 72 * 120 * goes, 500.0 + 72 * 80 * goes))
+        crosses = "that go," in step.name
+        return calibration.Cost(
+            1_000.0 + 72 * hop_us * crosses, 0.0, (500.0 + 72 * 120 * crosses, 500.0 + 72 * 80 * crosses)
+        )
 
     monkeypatch.setattr(calibration, "cost_of", cost)
     monkeypatch.setattr(calibration, "Worker", nullcontext)
     monkeypatch.setattr(calibration, "RUNGS", 4)
     costs = calibrate(SimpleNamespace(n=2))
-    found = [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire, costs.overlap)]
-    assert found == pytest.approx([50, 150, wire_us, overlap_us], abs=1e-6)
+    costs_us = [x.cost_us(1 << 20) for x in (costs.send, costs.receive, costs.wire, costs.overlap)]
+    assert costs_us == pytest.approx([50, 150, wire_us, overlap_us], abs=1e-6)
     assert mean_calibration([costs, replace(costs, overlap=bl.Link(0.0, 0.0))]).overlap.cost_us(8) == pytest.approx(
         overlap_us / 2
     )
@@ -285,14 +303,14 @@ def test_a_message_is_what_a_step_takes_more_when_its_tensor_moves(monkeypatch, 
 
 def test_a_message_after_long_kernels_takes_more(monkeypatch):
     """Warm, 72 hops take 100 us each of both processors; after kernels of 10, 50 and 300 us 20, 90 and 80 more."""
-    more = {0: 0.0, 1 << 18: 20.0, 1 << 20: 90.0, 1 << 22: 80.0}
+    extra_us = {0: 0.0, 1 << 18: 20.0, 1 << 20: 90.0, 1 << 22: 80.0}
     took = {0: 0.0, 1 << 18: 10.0, 1 << 20: 50.0, 1 << 22: 300.0}
 
     def cost(local, worker, steps, step, devices):
         if "hops" not in step.name:
             return calibration.Cost(0.0, 0.0, (0.0, 0.0))
         stream = int(step.name.split()[-3])
-        cpu = 72 * (100.0 + more[stream]) / 2 if "that go," in step.name else 0.0
+        cpu = 72 * (100.0 + extra_us[stream]) / 2 if "that go," in step.name else 0.0
         return calibration.Cost(0.0, 0.0, (cpu, cpu), took[stream])
 
     monkeypatch.setattr(calibration, "cost_of", cost)
@@ -310,9 +328,9 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     graph = bl.OpGraph.from_edges([10.0, 10.0, 10.0, 40.0, 4.0], [(0, 1, 8), (2, 3, 8)])
     placed = bl.Placement(device=[0, 1, 0, 2, 1])
     costs = replace(COSTS, cooled=((0.0, 0.0), (100.0, 200.0)))
-    both, there = with_shared_caches(graph, placed, costs)
-    assert both.duration_us[:5].tolist() == [11, 11, 11, 41, 5] and both.duration_us[7:].tolist() == [4 + 5, 4]
-    assert sorted(both.duration_us[5:7].tolist()) == [9, 9 + 22] and there.device.tolist() == [
+    extended, extended_placement = with_shared_caches(graph, placed, costs)
+    assert extended.duration_us[:5].tolist() == [11, 11, 11, 41, 5] and extended.duration_us[7:].tolist() == [4 + 5, 4]
+    assert sorted(extended.duration_us[5:7].tolist()) == [9, 9 + 22] and extended_placement.device.tolist() == [
         0,
         1,
         0,
@@ -326,8 +344,8 @@ def test_a_message_is_cold_after_the_kernels_that_its_device_has_run_since_the_l
     assert charged_graph(graph, placed, costs).duration_us.tolist() == [31, 11 + 4 + 16, 31, 41 + 4 + 41, 5]
 
 
-def _row(placement, busy, others=0.0, transfers=3):
-    return Row("m", placement, 1, transfers, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, busy, others)
+def _row(placement, busy, others_share=0.0, transfers=3):
+    return Row("m", placement, 1, transfers, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, busy, others_share)
 
 
 @pytest.mark.parametrize(
@@ -348,11 +366,11 @@ def test_cpu_time_of_other_programs_is_counted_and_ones_own_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             pids = [busy.pid]
-            theirs, both = Others(own_processes([])), Others(own_processes(pids))
+            theirs, with_child = Others(own_processes([])), Others(own_processes(pids))
             spent = process_seconds(busy.pid)
             while process_seconds(busy.pid) - spent < 0.5:
                 time.sleep(0.01)
-            noticed, ignored = theirs.share(), both.share()
+            noticed, ignored = theirs.share(), with_child.share()
         finally:
             busy.kill()
     used = 0.5 / (time.monotonic() - theirs.began)
@@ -398,7 +416,10 @@ def test_a_model_that_was_disturbed_is_measured_once_more(monkeypatch, shares, c
     measured = [SimpleNamespace(model="m", others_share={"single": share}) for share in shares]
     if counted is None:
         with pytest.raises(ExecutionError, match=r"0\.50 of a core during 2 measurements of 'm'"):
-            study_module._undisturbed(60.0, None, lambda: measured.pop(0))
+            study_module._measure_undisturbed(60.0, None, lambda: measured.pop(0))
     else:
-        assert study_module._undisturbed(60.0, None, lambda: measured.pop(0)).others_share["single"] == shares[counted]
-    assert study_module._undisturbed(None, None, lambda: "as it is") == "as it is"
+        assert (
+            study_module._measure_undisturbed(60.0, None, lambda: measured.pop(0)).others_share["single"]
+            == shares[counted]
+        )
+    assert study_module._measure_undisturbed(None, None, lambda: "as it is") == "as it is"

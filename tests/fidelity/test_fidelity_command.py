@@ -15,7 +15,7 @@ from baechi_lab.fidelity.study import BUILT_AS, MODELS
 
 COSTS = Calibration(
     1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0, overlap=bl.Link(1.0, 0.125)
-)  # fmt: skip
+)
 
 
 @pytest.fixture
@@ -64,9 +64,9 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert [row["placer"] for row in printed["speed_up"]] == ["m-etf"]
     stored = load(path)
     assert stored["study"]["rows"] == printed["rows"] and stored["speed_up"]["rows"] == printed["speed_up"]
-    for part in (stored["study"], stored["speed_up"]):
-        assert part["command"] and part["date"].endswith("UTC") and part["hardware"]["cores"] >= 1
-        assert (part["steps"], part["rounds"], part["workers"]) == (2, 2, 2)
+    for section in (stored["study"], stored["speed_up"]):
+        assert section["command"] and section["date"].endswith("UTC") and section["hardware"]["cores"] >= 1
+        assert (section["steps"], section["rounds"], section["workers"]) == (2, 2, 2)
     assert stored["study"]["seed"] == 0 and stored["study"]["models"] == {"mlp": {"batch_size": 4}}
     report = load_report(path)
     assert report.calibration == COSTS and [row.placement for row in report.rows] == ["single", "random"]
@@ -77,7 +77,7 @@ def test_both_parts_are_printed_and_stored(small, tmp_path, capsys):
     assert (table["one_device_ms"] / table["all_devices_ms"]).tolist() == pytest.approx(table["times_faster"].tolist())
 
 
-OWN = """
+OWN_STEP = """
 import numpy as np
 import tensorflow as tf
 
@@ -100,7 +100,7 @@ def dense():
 def test_a_step_of_ones_own(small, tmp_path, capsys):
     pytest.importorskip("tensorflow")
     path = tmp_path / "mine.py"
-    path.write_text(OWN)
+    path.write_text(OWN_STEP)
     command = ["fidelity", "--models", f"{path}:dense", "--placements", "single", "--parts", "study"]
     assert main([*command, "--steps", "2", "--rounds", "1", "--busy", "--json", "-o", str(tmp_path / "o.json")]) == 0
     printed = json.loads(capsys.readouterr().out)
@@ -177,6 +177,6 @@ def test_every_model_of_the_study_exists():
     from baechi_lab.models.registry import make_model
 
     for name, size in MODELS.items():
-        made = make_model(BUILT_AS.get(name, name), **size)
-        made.validate()
-        assert made.get_params().items() >= size.items()
+        model = make_model(BUILT_AS.get(name, name), **size)
+        model.validate()
+        assert model.get_params().items() >= size.items()

@@ -9,7 +9,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors import Worker
 from baechi_lab.fidelity.charging import predicted_us
-from baechi_lab.fidelity.pairs import Pairs, mean_pairs, measured_apart, pairs_in, under
+from baechi_lab.fidelity.pairs import Pairs, graph_under_placement, mean_pairs, measured_apart, pairs_in
 from baechi_lab.fidelity.profiles import measured_graph
 
 TYPES = ["_MklNativeMaxPool", "MatMul", "_MklNativeMaxPoolGrad", "_MklNativeMaxPool", "_MklNativeMaxPoolGrad"]
@@ -35,36 +35,36 @@ def test_without_onednn_there_are_none(graph):
     assert measured_apart(None, TWO, None, plain, 1) is None
 
 
-def traced(graph, became, seen):
+def traced(graph, became, placements):
     """`traced_step` of a worker on which gradients take ten times as long, and become what `became` says."""
 
     def step(_step, placement, _local, _worker, _graph, _warmup):
-        seen.append(placement.device.tolist())
-        own = bl.simulate(
+        placements.append(placement.device.tolist())
+        simulated = bl.simulate(
             graph.replace(duration_us=graph.duration_us * 10), bl.Cluster.uniform(1), bl.Placement(device=[0] * 5)
         )
-        return own, became
+        return simulated, became
 
     return step
 
 
 def test_only_what_became_another_kernel_counts(graph, monkeypatch):
     """The second gradient stays oneDNN's even apart from its pooling."""
-    seen = []
+    placements = []
     became = {"pool0": TYPES[0], "pool1": TYPES[3], "back1": TYPES[4]}
-    monkeypatch.setattr(sys.modules[measured_apart.__module__], "traced_step", traced(graph, became, seen))
-    found = measured_apart(None, TWO, None, graph, 2)
-    assert seen == [[1, 0, 0, 1, 0]] * 2
-    assert (found.op.tolist(), found.forward.tolist()) == ([2], [0])
-    assert found.apart_us.tolist() == [30.0] and found.kinds == ("MaxPoolGrad",)
+    monkeypatch.setattr(sys.modules[measured_apart.__module__], "traced_step", traced(graph, became, placements))
+    measured = measured_apart(None, TWO, None, graph, 2)
+    assert placements == [[1, 0, 0, 1, 0]] * 2
+    assert (measured.op.tolist(), measured.forward.tolist()) == ([2], [0])
+    assert measured.apart_us.tolist() == [30.0] and measured.kinds == ("MaxPoolGrad",)
 
 
 def test_one_worker_has_nothing_apart(graph):
     assert measured_apart(None, SimpleNamespace(n=1), None, graph, 1) is None
 
 
-def pairs(us, most):
-    return Pairs(np.array([2]), np.array([0]), np.array([us]), np.array([most]), ("MaxPoolGrad",))
+def pairs(us, temp_bytes):
+    return Pairs(np.array([2]), np.array([0]), np.array([us]), np.array([temp_bytes]), ("MaxPoolGrad",))
 
 
 def test_rounds_are_averaged():
@@ -74,15 +74,15 @@ def test_rounds_are_averaged():
 
 
 def test_it_counts_where_the_two_are_apart(graph):
-    together, apart = (bl.Placement(device=device) for device in ([0, 1, 0, 1, 1], [0, 1, 1, 0, 0]))
-    beside = graph.duration_us + 1.0
-    same, placed, longer = under(graph, together, pairs(30.0, 64), beside)
-    assert same.duration_us.tolist() == graph.duration_us.tolist() and longer.tolist() == beside.tolist()
-    slow, placed, longer = under(graph, apart, pairs(30.0, 64), beside)
+    together, separate = (bl.Placement(device=device) for device in ([0, 1, 0, 1, 1], [0, 1, 1, 0, 0]))
+    beside_us = graph.duration_us + 1.0
+    same, placed, longer = graph_under_placement(graph, together, pairs(30.0, 64), beside_us)
+    assert same.duration_us.tolist() == graph.duration_us.tolist() and longer.tolist() == beside_us.tolist()
+    slow, placed, longer = graph_under_placement(graph, separate, pairs(30.0, 64), beside_us)
     assert slow.duration_us.tolist() == [2.0, 9.0, 30.0, 2.0, 5.0] and longer.tolist() == [3.0, 10.0, 31.0, 3.0, 6.0]
     assert slow.temp_bytes.tolist() == [0, 0, 64, 0, 0] and slow.op_types[2] == "MaxPoolGrad"
     assert placed.on(slow).device.tolist() == [0, 1, 1, 0, 0]
-    assert under(graph, apart, None, None) == (graph, apart, None)
+    assert graph_under_placement(graph, separate, None, None) == (graph, separate, None)
 
 
 @pytest.mark.tensorflow
@@ -99,22 +99,22 @@ def test_a_pooling_of_a_real_step():
         kernel.assign_sub(0.1 * tape.gradient(loss, kernel))
         return loss
 
-    made = bl.trace(step, np.ones((2, 16, 16, 3), np.float32))
+    traced_step = bl.trace(step, np.ones((2, 16, 16, 3), np.float32))
     with bl.LocalCluster(2) as local, Worker(network=local.network) as worker:
-        graph = measured_graph(made, local, worker, 1, 1)
-        found = measured_apart(made, local, worker, graph, 1, 1)
+        graph = measured_graph(traced_step, local, worker, 1, 1)
+        measured = measured_apart(traced_step, local, worker, graph, 1, 1)
     onednn = any(kind.startswith("_Mkl") for kind in graph.op_types)
-    assert (found is not None) == onednn
-    if found is not None:
-        assert [graph.op_types[i] for i in found.op.tolist()] == ["_MklNativeMaxPoolGrad"]
-        assert found.kinds == ("MaxPoolGrad",) and (found.apart_us > 0).all()
+    assert (measured is not None) == onednn
+    if measured is not None:
+        assert [graph.op_types[i] for i in measured.op.tolist()] == ["_MklNativeMaxPoolGrad"]
+        assert measured.kinds == ("MaxPoolGrad",) and (measured.apart_us > 0).all()
         free = bl.Link(0.0, 0.0)
         costs = SimpleNamespace(
             op_us=0.0, step_us=0.0, send=free, receive=free, wire=free, overlap=free, cooled=(), cold_us=lambda us: 0.0
         )
-        slow = found.apart_us.sum() - graph.duration_us[found.op].sum()
+        slow = measured.apart_us.sum() - graph.duration_us[measured.op].sum()
         split = np.zeros(graph.n, dtype=np.int32)
-        split[found.forward] = 1
-        apart, placed, _ = under(graph, bl.Placement(device=split), found, None)
+        split[measured.forward] = 1
+        placed_graph, placed, _ = graph_under_placement(graph, bl.Placement(device=split), measured, None)
         before = predicted_us(graph, bl.Placement(device=split), costs)
-        assert predicted_us(apart, placed, costs) == pytest.approx(before + slow, rel=0.05)
+        assert predicted_us(placed_graph, placed, costs) == pytest.approx(before + slow, rel=0.05)

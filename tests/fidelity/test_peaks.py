@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import baechi_lab as bl
-from baechi_lab.fidelity.executor import WAYS
+from baechi_lab.fidelity.executor import RECEIVE_MODES
 from baechi_lab.fidelity.peaks import predicted_timelines
 from baechi_lab.graph.opgraph import OVERWRITES, OWN
 
@@ -19,13 +19,13 @@ def test_the_order_in_which_a_step_begins_decides():
     edges = [(0, 1, 0), (1, 3, 0), (1, 4, 80), (2, 4, 0)]
     graph = bl.OpGraph.from_edges([1.0] * 5, edges, temp_bytes=[0, 0, 0, 80, 0])
     cluster, alone = bl.Cluster.uniform(1), bl.Placement(device=[0] * 5)
-    found = predicted_timelines(graph, cluster, alone, COSTS)
-    assert {int(line.peak_bytes[0]) for line in found} == {80, 160}
+    timelines = predicted_timelines(graph, cluster, alone, COSTS)
+    assert {int(line.peak_bytes[0]) for line in timelines} == {80, 160}
 
 
 def test_results_lie_in_received_copies():
     """1 writes over the copy that it received of 0, and sends that back, unless it begins before that is let go of."""
     graph = bl.OpGraph.from_edges([1.0] * 3, [(0, 1, 40), (1, 2, 40)]).replace(reuse=[OWN, OVERWRITES, OWN])
     cluster, placed = bl.Cluster.uniform(2), bl.Placement(device=[0, 1, 0])
-    found = [line.peak_bytes.tolist() for line in predicted_timelines(graph, cluster, placed, COSTS)]
-    assert found == ([[40, 40]] * len(WAYS) + [[40, 80]] * len(WAYS)) * 3
+    peaks = [line.peak_bytes.tolist() for line in predicted_timelines(graph, cluster, placed, COSTS)]
+    assert peaks == ([[40, 40]] * len(RECEIVE_MODES) + [[40, 80]] * len(RECEIVE_MODES)) * 3

@@ -56,8 +56,15 @@ def test_a_predicted_peak_counts_the_copy():
     So 4 runs before 3 has read the variable: 80 of the variable, 80 of its copy, and the handle's 4, which 4 reads.
     """
     edges = [*EDGES[:4], (2, 4, 4), EDGES[5]]
-    costs = SimpleNamespace(op_us=0.0, send=bl.Link(1.0, 0.0), receive=bl.Link(1.0, 0.0), wire=bl.Link(0.0, 0.0),
-                            overlap=bl.Link(0.0, 0.0), cooled=(), cold_us=lambda us: 0.0)  # fmt: skip
+    costs = SimpleNamespace(
+        op_us=0.0,
+        send=bl.Link(1.0, 0.0),
+        receive=bl.Link(1.0, 0.0),
+        wire=bl.Link(0.0, 0.0),
+        overlap=bl.Link(0.0, 0.0),
+        cooled=(),
+        cold_us=lambda us: 0.0,
+    )
     graph, alone = step(edges=edges), bl.Placement(device=[0] * 6)
-    found = predicted_timelines(graph, bl.Cluster.uniform(1), alone, costs)
-    assert {int(line.peak_bytes[0]) for line in found} == {80 + 80 + 4}
+    timelines = predicted_timelines(graph, bl.Cluster.uniform(1), alone, costs)
+    assert {int(line.peak_bytes[0]) for line in timelines} == {80 + 80 + 4}

@@ -16,7 +16,7 @@ from baechi_lab.lessons.list_scheduling import earliest_start
 from studies.attack import Instance
 
 FOLDER = Path(__file__).resolve().parents[2] / "notebooks"
-ALL = [(name, k) for name in LESSONS for k in lesson(name).checks]
+EXERCISES = [(name, k) for name in LESSONS for k in lesson(name).checks]
 
 
 def sources(name, tagged):
@@ -43,7 +43,7 @@ def test_solutions_are_folded(name):
             assert cell["source"][0] == "# Solution\n"
 
 
-@pytest.mark.parametrize(("name", "exercise"), ALL)
+@pytest.mark.parametrize(("name", "exercise"), EXERCISES)
 def test_unanswered_exercises_say_so(name, exercise):
     verdict = lesson(name)(exercise, ...)
     assert verdict.right is None
@@ -51,7 +51,7 @@ def test_unanswered_exercises_say_so(name, exercise):
     assert repr(verdict) == f"Exercise {exercise}: not answered yet"
 
 
-@pytest.mark.parametrize(("name", "exercise"), ALL)
+@pytest.mark.parametrize(("name", "exercise"), EXERCISES)
 @pytest.mark.parametrize(
     "nonsense", ["x", -1, [], [9.5], {}, float("nan"), True, object()], ids=lambda x: type(x).__name__
 )
@@ -62,11 +62,20 @@ def test_nonsense_is_no_answer_and_gets_a_sentence(name, exercise, nonsense):
 
 
 RIGHT = {
-    ("placement", 1): 9, ("placement", 2): 2.5, ("placement", 4): 32,
-    ("list-scheduling", 1): 14, ("list-scheduling", 2): 5, ("list-scheduling", 3): 17,
-    ("critical-paths", 3): 26, ("optimum", 1): 25, ("optimum", 3): 10.34,
-    ("worst-cases", 1): 2, ("learning", 1): 244_140_625, ("learning", 2): 0.731, ("learning", 3): 0.1,
-}  # fmt: skip
+    ("placement", 1): 9,
+    ("placement", 2): 2.5,
+    ("placement", 4): 32,
+    ("list-scheduling", 1): 14,
+    ("list-scheduling", 2): 5,
+    ("list-scheduling", 3): 17,
+    ("critical-paths", 3): 26,
+    ("optimum", 1): 25,
+    ("optimum", 3): 10.34,
+    ("worst-cases", 1): 2,
+    ("learning", 1): 244_140_625,
+    ("learning", 2): 0.731,
+    ("learning", 3): 0.1,
+}
 
 
 @pytest.mark.parametrize(("name", "exercise"), RIGHT)
@@ -77,9 +86,9 @@ def test_numbers_are_right_and_no_message_tells_them(name, exercise):
         verdict = check(exercise, wrong)
         if abs(wrong - right) > 0.006 * right:
             assert verdict.right is False
-            told = {float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", verdict.message)}
+            numbers_in_message = {float(x) for x in re.findall(r"-?\d+(?:\.\d+)?", verdict.message)}
             # Sums in a message lead to the answer; the answer itself stands in none.
-            assert right not in told, verdict
+            assert right not in numbers_in_message, verdict
 
 
 def test_a_number_near_enough_is_right():
@@ -171,7 +180,7 @@ def sum_in_place(values):
 
 
 @pytest.mark.parametrize(
-    ("answer", "said"),
+    ("answer", "message"),
     [
         (lambda a: a, "the function cannot be called with 2 arguments: (a, b)"),
         (lambda a, b, c: a, "the function cannot be called with 2 arguments: (a, b)"),
@@ -194,7 +203,7 @@ def sum_in_place(values):
         (max, "for (1, 2) yours returns 2, which is too small"),
     ],
 )
-def test_functions_of_learners_that_fail_get_one_sentence(answer, said, monkeypatch):
+def test_functions_of_learners_that_fail_get_one_sentence(answer, message, monkeypatch):
     monkeypatch.setattr(exercise, "SECONDS", 0.05)
 
     def right(a, b):
@@ -202,18 +211,19 @@ def test_functions_of_learners_that_fail_get_one_sentence(answer, said, monkeypa
 
     verdict = Lesson("sums", {1: function(right, lambda: [(1, 2)])})(1, answer)
     assert verdict.right is False and "\n" not in verdict.message
-    assert verdict.message.startswith(f"not yet: {said}")
+    assert verdict.message.startswith(f"not yet: {message}")
 
 
 def test_a_function_that_changes_its_arguments_is_judged_by_what_it_was_given():
     assert function(sum, lambda: [([1, 2],), ([4],)])(sum_in_place) == ""
 
 
-@pytest.mark.parametrize(("name", "number_of"), ALL)
+@pytest.mark.parametrize(("name", "number_of"), EXERCISES)
 @pytest.mark.parametrize(
-    "answer", [10**400, [[1], [2, 3]], b"x", {"read": "x"}, ["\0"], [float("inf")] * 3, lambda: 1, int],
+    "answer",
+    [10**400, [[1], [2, 3]], b"x", {"read": "x"}, ["\0"], [float("inf")] * 3, lambda: 1, int],
     ids=lambda x: type(x).__name__,
-)  # fmt: skip
+)
 def test_odd_answers_get_a_verdict(name, number_of, answer):
     verdict = lesson(name)(number_of, answer)
     assert verdict.right is False and "\n" not in verdict.message

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.executors.native import native_ways  # noqa: E402
+from baechi_lab.executors.native import native_runners  # noqa: E402
 from baechi_lab.executors.torch import native  # noqa: E402
 
 CALLS: list[str] = []
@@ -52,7 +52,7 @@ def test_eager_runs_the_users_model_and_puts_everything_back(monkeypatch):
     graph = bl.torch.profile(model, step.inputs, warmup=0, runs=1)
     placed = bl.Placement(device=[0] * graph.n)
     profiled = len(CALLS)
-    runners = native_ways(step, True, placements=[placed])
+    runners = native_runners(step, True, placements=[placed])
     assert list(runners) == ["eager", "torch.compile"]
     output = runners["eager"](steps=3, warmup=1)
     assert len(CALLS) == profiled + 4 and output.status == "ok" and len(output.step_seconds) == 3
@@ -87,7 +87,7 @@ def test_compiled_where_a_compiler_is():
     if native.no_compiler("cpu"):
         pytest.skip(native.no_compiler("cpu"))
     step = bl.torch.TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(3, 4),))
-    runners = native_ways(step, True)
+    runners = native_runners(step, True)
     compiled, eager = (runners[mode](steps=2, warmup=1) for mode in ("torch.compile", "eager"))
     assert (compiled.status, compiled.message) == ("ok", "") and len(compiled.step_seconds) == 2
     np.testing.assert_allclose(compiled.outputs, eager.outputs, rtol=1e-5)

@@ -120,7 +120,7 @@ def test_repeated_blocks_are_found_between_head_and_tail():
     assert (start, period, count) == (2, 5, 12)
     chain = np.arange(len(labels))
     cut = segments(labels, chain[:-1], chain[1:], 20)
-    assert cut.repeated == 12 and np.bincount(cut.part).tolist() == [2, *[5] * 12, 1]
+    assert cut.repeated == 12 and np.bincount(cut.segment_of).tolist() == [2, *[5] * 12, 1]
 
 
 def test_a_mismatch_in_a_block_does_not_hide_the_pattern():
@@ -139,7 +139,7 @@ def test_segments_are_cut_where_fewest_edges_cross():
     source, target = zip(
         *[(a, b) for a, b in itertools.combinations(range(64), 2) if (a < 30) == (b < 30)], strict=True
     )
-    part = segments(np.arange(64), np.array([*source, 29]), np.array([*target, 30]), 2).part
+    part = segments(np.arange(64), np.array([*source, 29]), np.array([*target, 30]), 2).segment_of
     assert part.tolist() == [0] * 31 + [1] * 33
 
 

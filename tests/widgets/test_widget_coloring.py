@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.viz.colors import CLASSES, OTHER, device_colors
+from baechi_lab.viz.colors import CLASSES, OTHER_COLOR, device_colors
 from baechi_lab.widgets.coloring import BATCH, MOST_CLASSES, choices, coloring
 from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.schedule import critical_chain
@@ -12,7 +12,7 @@ from baechi_lab.widgets.views import TimelineView
 
 
 def test_no_class_has_a_device_s_colour():
-    assert not {*CLASSES, OTHER} & set(device_colors(32)) and len(set(CLASSES)) == len(CLASSES)
+    assert not {*CLASSES, OTHER_COLOR} & set(device_colors(32)) and len(set(CLASSES)) == len(CLASSES)
 
 
 def test_types_and_scopes_by_their_time(diamond):
@@ -30,7 +30,7 @@ def test_types_beyond_the_last_colour_are_one():
     many = MOST_CLASSES + 3
     graph = bl.OpGraph.from_edges(np.arange(many, 0, -1), op_types=tuple(f"T{k}" for k in range(many)))
     made = coloring(graph, "op type")
-    assert made.labels == (*(f"T{k}" for k in range(MOST_CLASSES)), "3 others") and made.colors[-1] == OTHER
+    assert made.labels == (*(f"T{k}" for k in range(MOST_CLASSES)), "3 others") and made.colors[-1] == OTHER_COLOR
     assert made.kind.tolist() == [*range(MOST_CLASSES), *[MOST_CLASSES] * 3] and made.time_us[-1] == 3 + 2 + 1
 
 

@@ -399,7 +399,7 @@ def test_compare_panel(bench):
     use = next(b for b in bench.compare.grid.children if getattr(b, "tooltip", "") == "make m-etf current")
     bench.compare.hold.click()
     use.click()
-    assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.held.value
+    assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.pinned.value
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
@@ -494,7 +494,7 @@ def test_the_run_panel_shows_the_run_of_the_placement_that_is_there(bench):
     """Numbers of another placement, or beside what was promised before the ops were profiled here, are no comparison."""
     outcome = replace(bench.model.outcome, step=bl.Step("s", b"", (), (), (), (), ()))
     run = bl.Run(replace(outcome.timeline, origin="measured"), np.array([0.002, 0.002]), (), "ok")
-    bench.model.outcome, bench.tasks.runs = outcome, [(outcome, run)]
+    bench.model.outcome, bench.tasks.measured_runs = outcome, [(outcome, run)]
     bench.model.emit("run", (outcome, run))
     assert "simulated for rtx2080" in bench.run.numbers.value and "measured / simulated" not in bench.run.numbers.value
     # The same placement with costs measured here: the run is held against what is promised now.

@@ -75,9 +75,9 @@ def test_two_placements_side_by_side(diamond, pair):
 
 def test_holding_another_placer(tasks):
     tasks.hold("single")
-    assert tasks.held.placement.placer == "single" and tasks.model.setting.placer == "m-etf"
+    assert tasks.pinned.placement.placer == "single" and tasks.model.setting.placer == "m-etf"
     tasks.release()
-    assert tasks.held is None
+    assert tasks.pinned is None
 
 
 def test_the_decision_log_places_every_group_once(tasks):
@@ -96,7 +96,7 @@ def test_every_placer_can_be_explained(tasks, placer):
     tasks.model.change(placer=placer)
     tasks.explain()
     log = tasks.log
-    assert sorted(log.order.tolist()) == list(range(log.coarse.n)) and log.told == (placer == "m-topo")
+    assert sorted(log.order.tolist()) == list(range(log.coarse.n)) and log.logged_by_placer == (placer == "m-topo")
     for step in (0, len(log) // 2, len(log) - 1):
         chosen = log.decisions[step].chosen
         assert chosen.op == log.order[step] and chosen.device == tasks.model.outcome.base.device[chosen.op]
@@ -115,7 +115,7 @@ def test_a_log_too_long_for_the_twin_is_replayed(monkeypatch, tasks):
     monkeypatch.setattr(explaining, "MOST_OPS", 5)
     tasks.explain()
     replayed = tasks.log
-    assert told.told and not replayed.told and len(replayed) == len(told)
+    assert told.logged_by_placer and not replayed.logged_by_placer and len(replayed) == len(told)
     assert np.array_equal(replayed.placement.device, told.placement.device)
 
 
@@ -208,7 +208,7 @@ def test_fast_steps_are_drawn_now_and_then_and_all_at_the_end(monkeypatch, tasks
 def test_a_run_in_micro_batches_is_not_one_of_the_whole_step(tasks):
     outcome = tasks.model.outcome
     run = bl.Run(outcome.timeline, np.array([0.1]), (), "ok")
-    tasks.runs = [(outcome, run)]
+    tasks.measured_runs = [(outcome, run)]
     pipelined = replace(outcome, setting=replace(outcome.setting, micro_batches=2, schedule="gpipe"))
     assert tasks.run_of(outcome) is run and tasks.run_of(pipelined) is None
 

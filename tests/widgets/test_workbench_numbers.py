@@ -200,7 +200,7 @@ def test_micro_batches_schedule_and_replicas_are_the_library_s():
     assert outcome.bubble == pytest.approx(1 - float(line.busy_us.sum()) / (2 * line.makespan_us))
     assert f"bubble</abbr> <b>{outcome.bubble:.0%}</b>" in bench.header.facts.value
     # An op selected in the graph is selected in every micro-batch of the timeline, and back.
-    op = int(np.flatnonzero(np.bincount(np.asarray(outcome.ran.copy_of)) == 4)[0])
+    op = int(np.flatnonzero(np.bincount(np.asarray(outcome.executed_graph.copy_of)) == 4)[0])
     bench.model.select([op])
     assert len(bench.timeline.selected) == 4 and bench.graph.selected_ops == [op]
     assert outcome.originals(bench.timeline.selected).tolist() == [op]

@@ -17,23 +17,8 @@ from ...profilers.tensorflow.nodes import data_inputs, op_def
 
 _ROWS = frozenset({"indices", "updates", "segment_ids"})
 _ROW_OPS = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply", "UnsortedSegment", "Segment")
-_ELEMENTWISE = frozenset(
-    {
-        "Mul",
-        "Neg",
-        "RealDiv",
-        "Div",
-        "Cast",
-        "Identity",
-        "IdentityN",
-        "AddV2",
-        "Add",
-        "Sub",
-        "DivNoNan",
-        "Square",
-        "Sqrt",
-    }
-)
+_ARITHMETIC = frozenset({"Add", "AddV2", "Sub", "Mul", "Neg", "RealDiv", "Div", "DivNoNan", "Square", "Sqrt"})
+_ELEMENTWISE = _ARITHMETIC | {"Cast", "Identity", "IdentityN"}
 
 Tensor = tuple[str, int]
 
@@ -45,25 +30,25 @@ def rows_tensors(
 
     `once`: the ops that run once per step. `functions`: the bodies of conditionals and loops, by name.
     """
-    again, bodies = set(once), functions or {}
-    waiting = [tensor for name in again for tensor in _row_inputs(nodes[name], bodies)]
-    found = _row_sources(waiting, {name: nodes[name] for name in again})
-    return {tensor for tensor in found if tensor[0] in repeated}
+    once_ops, bodies = set(once), functions or {}
+    waiting = [tensor for name in once_ops for tensor in _row_inputs(nodes[name], bodies)]
+    row_sources = _row_sources(waiting, {name: nodes[name] for name in once_ops})
+    return {tensor for tensor in row_sources if tensor[0] in repeated}
 
 
 def _row_inputs(node: Any, functions: Mapping[str, Any]) -> list[Tensor]:
     """The data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
     if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
         return [tensor for tensor, label in _labelled(node) if _is_rows(node.op, label)]
-    inputs, found = list(data_inputs(node)), []
+    inputs, row_tensors = list(data_inputs(node)), []
     for value in node.attr.values():
         for called in [value.func] if value.HasField("func") else value.list.func:
             body = functions[called.name]
             names = [argument.name for argument in body.signature.input_arg]
             rows = _row_arguments(body, functions)
             passed = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
-            found += [tensor for tensor, name in zip(passed, names, strict=True) if name in rows]
-    return found
+            row_tensors += [tensor for tensor, name in zip(passed, names, strict=True) if name in rows]
+    return row_tensors
 
 
 def _row_arguments(body: Any, functions: Mapping[str, Any]) -> set[str]:
@@ -74,27 +59,27 @@ def _row_arguments(body: Any, functions: Mapping[str, Any]) -> set[str]:
 
 
 def _row_sources(waiting: list[Tensor], through: Mapping[str, Any]) -> set[Tensor]:
-    """`waiting`, and what element-wise ops among `through` make them of."""
-    found: set[Tensor] = set()
+    """Returns `waiting` and all tensors from which element-wise ops among `through` compute them."""
+    sources_of_rows: set[Tensor] = set()
     while waiting:
         tensor = waiting.pop()
-        if tensor in found:
+        if tensor in sources_of_rows:
             continue
-        found.add(tensor)
+        sources_of_rows.add(tensor)
         producer = through.get(tensor[0])
         if producer is not None and producer.op in _ELEMENTWISE:
             sources = list(data_inputs(producer))
             waiting += [sources[tensor[1]]] if producer.op == "IdentityN" else sources
-    return found
+    return sources_of_rows
 
 
 def _labelled(node: Any) -> list[tuple[Tensor, str]]:
-    """Data inputs with the names of their arguments."""
+    """Returns the data inputs with the names of their arguments."""
     return list(zip(data_inputs(node), argument_names(node), strict=False))
 
 
 def argument_names(node: Any) -> list[str]:
-    """The argument of every data input of a node, as TensorFlow's definition calls it."""
+    """Returns the argument name of every data input of a node, from TensorFlow's op definition."""
     names: list[str] = []
     for name, list_attr, number_attr in _arguments(node.op):
         count = (
@@ -119,35 +104,42 @@ def _is_rows(op: str, label: str) -> bool:
 
 
 class Sums:
-    """Adds to a GraphDef the ops that join one tensor of all micro-batches; every tensor once.
+    """Adds ops to a GraphDef that add up one tensor over all micro-batches. Every tensor is added up once.
 
-    `divisor`: sums of floating-point numbers are divided by it where `is_averaged(tensor)`. `named(op, output, k)`: the name that
-    the unrolled graph has for the joining of micro-batch k, or None. `logical(op)`: the type of op that joins what `op` says of
-    each micro-batch, true or false, or None.
+    Args:
+        divisor: floating-point sums are divided by it if `is_averaged(tensor)`.
+        named: (op, output, k) -> the name in the unrolled graph of the op that adds micro-batch k, or None.
+        logical: op -> the type of op that combines its boolean outputs over micro-batches, or None.
     """
 
     def __init__(
-        self, graph: Any, rows: set[Tensor], divisor: int, is_averaged: Callable[[Tensor], bool], named: Any,
-        logical: Callable[[str], str | None], prefix: str,
-    ) -> None:  # fmt: skip
+        self,
+        graph: Any,
+        rows: set[Tensor],
+        divisor: int,
+        is_averaged: Callable[[Tensor], bool],
+        named: Any,
+        logical: Callable[[str], str | None],
+        prefix: str,
+    ) -> None:
         self.graph, self.rows, self.divisor, self.named, self.prefix = graph, rows, divisor, named, prefix
         self.is_averaged, self.logical = is_averaged, logical
-        self._made: dict[tuple[Tensor, str], str] = {}
-        self._means: dict[tuple[Tensor, str], str] = {}
+        self._sum_names: dict[tuple[Tensor, str], str] = {}
+        self._mean_names: dict[tuple[Tensor, str], str] = {}
 
-    def of(self, tensor: Tensor, dtype: int, parts: list[str], *, averaged: bool | None = None) -> str:
-        """The name of the joined tensor; `parts` are those of the micro-batches. `averaged` in place of `is_averaged`."""
-        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(parts)), ""), "", averaged)
+    def of(self, tensor: Tensor, dtype: int, addends: list[str], *, averaged: bool | None = None) -> str:
+        """Returns the name of the sum of `addends`, one per micro-batch. `averaged` overrides `is_averaged`."""
+        return self.mean_of(tensor, dtype, self.chain(tensor, dtype, list(enumerate(addends)), ""), "", averaged)
 
     def chain(
-        self, tensor: Tensor, dtype: int, parts: Sequence[tuple[int, str]], suffix: str, *, named: bool = True
+        self, tensor: Tensor, dtype: int, addends: Sequence[tuple[int, str]], suffix: str, *, named: bool = True
     ) -> str:
-        """The sum of `parts` (micro-batch, name), or the rows of all; `suffix` tells several of one tensor apart."""
-        if (tensor, suffix) not in self._made:
-            self._made[tensor, suffix] = self._joined(tensor, dtype, parts, suffix, named)
-        return self._made[tensor, suffix]
+        """Returns the sum of `addends` (micro-batch, name), or the rows of all; `suffix` distinguishes sums of a tensor."""
+        if (tensor, suffix) not in self._sum_names:
+            self._sum_names[tensor, suffix] = self._joined(tensor, dtype, addends, suffix, named)
+        return self._sum_names[tensor, suffix]
 
-    def _joined(self, tensor: Tensor, dtype: int, parts: Sequence[tuple[int, str]], suffix: str, named: bool) -> str:
+    def _joined(self, tensor: Tensor, dtype: int, addends: Sequence[tuple[int, str]], suffix: str, named: bool) -> str:
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
@@ -157,18 +149,18 @@ class Sums:
                 f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
                 "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
             )
-        total = parts[0][1]
-        for k, part in parts[1:]:
+        total = addends[0][1]
+        for k, addend in addends[1:]:
             name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
             if tensor in self.rows:
-                total = self._concat(name, dtype, total, part)
+                total = self._concat(name, dtype, total, addend)
             else:
                 types = {} if logical else {"T": dtype}
-                total = made_node(self.graph, logical or "AddV2", name, [total, part], **types)
+                total = add_node(self.graph, logical or "AddV2", name, [total, addend], **types)
         return total
 
     def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str, averaged: bool | None = None) -> str:
-        """`total` divided, where sums of its type are; `suffix` as in `chain`."""
+        """Returns `total` divided by `divisor`, if the tensor is averaged; `suffix` as in `chain`."""
         import tensorflow as tf
 
         kind = tf.dtypes.as_dtype(dtype)
@@ -176,11 +168,13 @@ class Sums:
             return total
         if averaged is None and not self.is_averaged(tensor):
             return total
-        if (tensor, suffix) not in self._means:
+        if (tensor, suffix) not in self._mean_names:
             base = self._base(tensor)
             share = constant(self.graph, f"{base}/share{suffix}", tf.constant(1.0 / self.divisor, tf.float64), kind)
-            self._means[tensor, suffix] = made_node(self.graph, "Mul", f"{base}/mean{suffix}", [total, share], T=dtype)
-        return self._means[tensor, suffix]
+            self._mean_names[tensor, suffix] = add_node(
+                self.graph, "Mul", f"{base}/mean{suffix}", [total, share], T=dtype
+            )
+        return self._mean_names[tensor, suffix]
 
     def _base(self, tensor: Tensor) -> str:
         return f"{self.prefix}/{tensor[0]}/{tensor[1]}"
@@ -189,15 +183,15 @@ class Sums:
         import tensorflow as tf
 
         axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
-        made = made_node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
+        output = add_node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
         node = self.graph.node[-1]
         node.attr["N"].i = 2
         node.attr["Tidx"].type = tf.int32.as_datatype_enum
-        return made
+        return output
 
 
 def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
-    """A constant op of a type."""
+    """Adds a constant of a TensorFlow type; returns its name."""
     import tensorflow as tf
 
     node = graph.node.add(op="Const", name=name)
@@ -206,8 +200,8 @@ def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
     return name
 
 
-def made_node(graph: Any, op: str, name: str, inputs: Iterable[str], **types: int) -> str:
-    """An op with attributes that are types."""
+def add_node(graph: Any, op: str, name: str, inputs: Iterable[str], **types: int) -> str:
+    """Adds an op; `types` are attributes that are data types. Returns its name."""
     node = graph.node.add(op=op, name=name)
     node.input.extend(inputs)
     for key, dtype in types.items():

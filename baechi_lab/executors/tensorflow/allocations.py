@@ -1,9 +1,9 @@
-"""What the ops of a traced step allocated, from TensorFlow's own records.
+"""Memory that the ops of a traced step allocated, from TensorFlow's records.
 
-Every kernel's allocations are recorded with their times, and so is the release of each, until the end of the step. They
-are the bytes that tensors asked for; the device's allocator may take more (`allocator_peaks`): it rounds up, and hands
-out a free chunk of up to twice the size. Logical CPU devices of one process share its allocator, which then says nothing
-of one device, while records always belong to the op's device. What a kernel on a GPU takes of the host is left out.
+TensorFlow records every allocation of a kernel and its release, with times, until the end of the step. The sizes are the
+bytes that tensors requested. The device's allocator may take more (`allocator_peaks`): it rounds up, and returns free chunks
+of up to twice the size. Logical CPU devices of one process share an allocator, so its figures belong to no single device;
+records always belong to the op's device. Host memory of kernels on a GPU is left out.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _WRITES = re.compile(r"= \w*(Apply|Assign|Scatter)\w*\(")
 def allocations(kernels: Sequence[Kernel], devices: Sequence[str], offset: NDArray[np.float64]) -> NDArray[np.float64]:
     """float64[k, 5]: (device, time, category, delta, op) of every allocation and release, in order of time.
 
-    Temporary are those released before the kernel ended. What an op that writes a variable takes and keeps is the
-    variable's new value: the old one goes when the op ends, so the bytes are counted until then.
+    Allocations that are released before the kernel ends are temporary. An op that writes a variable may allocate the new
+    value: the old value is freed when the op ends, so the bytes are counted until then.
     """
     rows = [
         (kernel.device, time - offset[kernel.device], category, delta, kernel.op)
@@ -41,60 +41,62 @@ def allocations(kernels: Sequence[Kernel], devices: Sequence[str], offset: NDArr
     return np.array(sorted(rows, key=lambda row: row[1]), dtype=np.float64).reshape(-1, 5)
 
 
-def given_up(memory: NDArray[np.float64], assigned: Sequence[tuple[int, float, int]]) -> list[tuple[float, ...]]:
-    """Rows like those of `memory`: the old values of variables that took over an op's output.
+def replaced_variable_values(
+    memory: NDArray[np.float64], assigned: Sequence[tuple[int, float, int]]
+) -> list[tuple[float, ...]]:
+    """Returns rows like those of `memory` that free the old values of assigned variables.
 
-    An assignment keeps the memory of a value that nobody else needs, and gives back that of the value before, which an
-    earlier step's op had allocated: no record of this step tells of it.
+    An assignment takes over the memory of its input if nobody else needs it, and frees the variable's old value. An op of
+    an earlier step allocated that value, so no record of this step shows its release.
 
     Args:
         memory: rows of `allocations`.
-        assigned: (device, end of the assignment, bytes) of every assignment whose value was made on its device.
+        assigned: (device, end of the assignment, bytes) of every assignment of a value that was computed on its device.
 
-    >>> made = np.array([(0, 5.0, OUTPUTS, 64, 3), (0, 6.0, OUTPUTS, 64, 4), (0, 8.0, OUTPUTS, -64, 4)])
-    >>> given_up(made, [(0, 9.0, 64), (0, 10.0, 32)])  # of op 3's, which is still there at the end
+    >>> memory = np.array([(0, 5.0, OUTPUTS, 64, 3), (0, 6.0, OUTPUTS, 64, 4), (0, 8.0, OUTPUTS, -64, 4)])
+    >>> replaced_variable_values(memory, [(0, 9.0, 64), (0, 10.0, 32)])  # frees op 3's output, which is still live
     [(0, 9.0, 1, -64, 3)]
     """
-    kept: dict[tuple[int, int], list[tuple[float, int]]] = {}
+    live_outputs: dict[tuple[int, int], list[tuple[float, int]]] = {}
     for device, time, category, delta, op in memory.tolist():
-        there = kept.setdefault((int(device), int(abs(delta))), [])
+        same_size = live_outputs.setdefault((int(device), int(abs(delta))), [])
         if category == OUTPUTS and delta > 0:
-            there.append((time, int(op)))
+            same_size.append((time, int(op)))
         elif category == OUTPUTS:
-            there.remove(next(row for row in there if row[1] == op))
+            same_size.remove(next(row for row in same_size if row[1] == op))
     rows: list[tuple[float, ...]] = []
     for device, end, size in sorted(assigned, key=lambda row: row[1]):
-        there = kept.get((device, size), [])
-        before = [i for i, (time, _) in enumerate(there) if time <= end]
-        if before:
-            rows.append((device, end, OUTPUTS, -size, there.pop(before[-1])[1]))
+        same_size = live_outputs.get((device, size), [])
+        candidates = [i for i, (time, _) in enumerate(same_size) if time <= end]
+        if candidates:
+            rows.append((device, end, OUTPUTS, -size, same_size.pop(candidates[-1])[1]))
     return rows
 
 
 def allocator_peaks(kernels: Sequence[Kernel], devices: Sequence[str]) -> NDArray[np.int64]:
-    """int64[devices]: the most that each device's allocator had handed out when a kernel ended, and within it.
+    """int64[devices]: the most bytes that each device's allocator had handed out during or after a kernel.
 
-    0 where the allocator does not say, or serves several devices that ran ops.
+    0 if the allocator reports nothing, or serves several devices that ran ops.
     """
-    most = np.zeros(len(devices), dtype=np.int64)
+    peaks = np.zeros(len(devices), dtype=np.int64)
     for kernel in kernels:
         for used in kernel.stats.memory:
             if _of_device(used.allocator_name, devices[kernel.device]) and used.allocator_bytes_in_use:
-                within = used.allocator_bytes_in_use + used.peak_bytes - used.live_bytes
-                most[kernel.device] = max(most[kernel.device], within)
-    ran = {kernel.device for kernel in kernels}
-    sharing = Counter(_allocator(devices[d]) for d in ran)
-    alone = [d in ran and sharing[_allocator(devices[d])] == 1 for d in range(len(devices))]
-    return np.where(alone, most, 0)
+                in_use = used.allocator_bytes_in_use + used.peak_bytes - used.live_bytes
+                peaks[kernel.device] = max(peaks[kernel.device], in_use)
+    active_devices = {kernel.device for kernel in kernels}
+    sharing = Counter(_allocator(devices[d]) for d in active_devices)
+    has_own_allocator = [d in active_devices and sharing[_allocator(devices[d])] == 1 for d in range(len(devices))]
+    return np.where(has_own_allocator, peaks, 0)
 
 
 def _allocator(device: str) -> str:
-    """What devices with one allocator have in common: CPU devices their task, a GPU itself."""
+    """Identifies a device's allocator: CPU devices of a task share one, a GPU has its own."""
     return device.partition("/device:CPU:")[0] if "CPU" in device else device
 
 
 def _of_device(allocator: str, device: str) -> bool:
-    """Whether an allocator's memory is the device's own."""
+    """Whether an allocator manages the device's own memory."""
     return "GPU" not in device or allocator.startswith("GPU")
 
 

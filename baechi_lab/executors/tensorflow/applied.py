@@ -1,8 +1,7 @@
-"""`bl.apply`: a placed step that is called like the original one, in the caller's own process and loop.
+"""`bl.apply`: a placed step that the caller calls like the original one, in the same process.
 
-Unlike `bl.execute` nothing is isolated or measured here: the step runs in a TensorFlow session of this process and
-keeps its variables from call to call. A session has devices of its own, so that the caller's TensorFlow may already
-be in use.
+Unlike `bl.execute`, nothing is isolated or measured. The step runs in a TensorFlow session of this process and keeps its
+variables from call to call. A session has its own devices, so the caller may already use TensorFlow.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def apply(
     kind: str = "auto",
     threads: int | None = None,
 ) -> PlacedStep:
-    """The step under a placement, to be called in a training loop.
+    """Returns the step under a placement, to be called in a training loop.
 
     The variables start from the values that they had when the step was traced.
 
@@ -68,10 +67,10 @@ def apply(
     step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.apply")
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)
-    chosen = select(names, options, int(placed.device.max(initial=0)) + 1)
-    device_of = {name: chosen.devices[d] for name, d in zip(graph.names, placed.device.tolist(), strict=True)}
-    config = session_config(chosen.cpus, soft=chosen.soft, threads=chosen.threads)
-    chosen.apply(config)
+    selection = select(names, options, int(placed.device.max(initial=0)) + 1)
+    device_of = {name: selection.devices[d] for name, d in zip(graph.names, placed.device.tolist(), strict=True)}
+    config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads)
+    selection.apply(config)
     # This is the caller's training loop, not a measurement: an op may use every core.
     config.intra_op_parallelism_threads = 0
     try:
@@ -110,8 +109,8 @@ class PlacedStep:
 
     @property
     def moved_ops(self) -> tuple[str, ...]:
-        """Ops that run with their variable and not where the placement wanted them."""
-        return self._session.placed.moved
+        """Ops that run on the device of their variable instead of the device in the placement."""
+        return self._session.placed.moved_ops
 
     @property
     def variables(self) -> dict[str, NDArray[Any]]:
@@ -121,7 +120,7 @@ class PlacedStep:
         return {node_of(spec.name): value for spec, value in zip(self.step.variables, values, strict=True)}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the variables as `.npz` (written beside and renamed); `load` reads it back."""
+        """Write the variables as `.npz`, atomically. `load` reads the file."""
         target = Path(path)
         values = {f"variable_{i}": value for i, value in enumerate(self.variables.values())}
         try:
@@ -132,7 +131,7 @@ class PlacedStep:
             raise ExecutionError(f"cannot write {target}: {error.strerror or error}") from error
 
     def load(self, values: str | os.PathLike[str] | Mapping[str, NDArray[Any]]) -> None:
-        """Set the variables from a file that `save` wrote, or from names and values as `variables` gives them."""
+        """Set the variables from a file that `save` wrote, or from a mapping like `variables`."""
         names = [node_of(spec.name) for spec in self.step.variables]
         if not isinstance(values, Mapping):
             with np.load(values, allow_pickle=False) as stored:
@@ -140,8 +139,11 @@ class PlacedStep:
         missing = [name for name in names if name not in values]
         if missing:
             raise InvalidInput(f"no value for variable {missing[0]!r}; all {len(names)} variables need one")
-        kept = [_fitting(values[n], v, n, self.step.name) for n, v in zip(names, self.step.initial_values, strict=True)]
-        self._session.assign(kept)
+        converted = [
+            _checked_value(values[n], v, n, self.step.name)
+            for n, v in zip(names, self.step.initial_values, strict=True)
+        ]
+        self._session.assign(converted)
 
     def restore(self, model: Any) -> int:
         """Copy the variables back into what the step was traced from; returns how many were copied.
@@ -152,7 +154,7 @@ class PlacedStep:
         return copy_back(self.variables, model)
 
     def close(self) -> None:
-        """Free the session; can be called twice."""
+        """Free the session. Further calls do nothing."""
         if self._open:
             self._session.close()
         self._open = False
@@ -173,9 +175,9 @@ class PlacedStep:
         return f"<PlacedStep {self.step.name!r}: {len(self.step.variables)} variables, {len(self.step.inputs)} inputs>"
 
 
-def _fitting(value: Any, wanted: NDArray[Any], name: str, step: str) -> NDArray[Any]:
+def _checked_value(value: Any, initial: NDArray[Any], name: str, step: str) -> NDArray[Any]:
     array = np.asarray(value)
-    array = array.view(wanted.dtype) if array.dtype.kind == "V" else array
-    if array.shape != wanted.shape:
-        raise InvalidInput(f"variable {name!r} has shape {array.shape}; step {step!r} needs {wanted.shape}")
-    return array.astype(wanted.dtype)
+    array = array.view(initial.dtype) if array.dtype.kind == "V" else array
+    if array.shape != initial.shape:
+        raise InvalidInput(f"variable {name!r} has shape {array.shape}; step {step!r} needs {initial.shape}")
+    return array.astype(initial.dtype)

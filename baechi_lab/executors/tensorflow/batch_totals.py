@@ -1,7 +1,8 @@
-"""Adds to an unrolled graph the totals of the undivided batch that each micro-batch divides by (see `batch_values`).
+"""Adds ops to an unrolled graph that compute totals of the undivided batch, by which each micro-batch divides.
 
-A total is computed from the inputs of all micro-batches, by copies of the ops that lead to it, before the first forward op. The
-input ops of the step wait for their turn in the schedule; so what both read is an input under `baechi_lab/batch/`.
+See `batch_values`. Copies of the ops that lead to a total compute it from the inputs of all micro-batches, before the first
+forward op. The input ops of the step wait for their turn in the schedule, so the copies and the input ops both read a
+placeholder under `baechi_lab/batch/`.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from functools import reduce
 from typing import Any
 
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types
-from .accumulating import Tensor, constant, made_node
+from .accumulating import Tensor, add_node, constant
 from .batch_values import REDUCTIONS, BatchValues, Samples, Total
 from .session import PREFIX
 
@@ -20,11 +21,11 @@ TOTALS = f"{PREFIX}/batch"
 
 
 class BatchTotals:
-    """The totals of one step; every op once.
+    """The totals of one step. Every op is added once.
 
     Args:
         graph: the GraphDef that gets the ops.
-        values: what is known of the step.
+        values: the analysis of the step.
         repeated: the ops that run once per micro-batch.
         name_of: the name of an op for a micro-batch.
         micro_batches: how many there are.
@@ -45,19 +46,19 @@ class BatchTotals:
             name_of,
             micro_batches,
         )
-        self._done: dict[tuple[str, int | None], str] = {}
+        self._copy_names: dict[tuple[str, int | None], str] = {}
         self._joined: dict[Tensor, str] = {}
         self._shares: dict[Tensor, str] = {}
         self.fed: dict[str, str] = {}
-        """Input op of the step -> what is fed in its place."""
+        """Input op of the step -> the placeholder that is fed instead."""
 
     def enters(self, tensor: Tensor, reader: str) -> bool:
-        """Does `reader` read its share of the undivided batch's `tensor`?"""
+        """Whether `reader` reads its share of the undivided batch's `tensor`."""
         of_totals = isinstance(self.values.of((reader, 0)), Total) and reader not in self.values.trained
         return tensor in self.values.shared and not of_totals
 
     def share(self, tensor: Tensor) -> str:
-        """The name of what each micro-batch reads in place of its own `tensor`."""
+        """Returns the name of the tensor that each micro-batch reads instead of its own `tensor`."""
         import tensorflow as tf
 
         if tensor not in self._shares:
@@ -66,13 +67,13 @@ class BatchTotals:
                 dtype = output_types(self.values.nodes[tensor[0]])[tensor[1]]
                 base = f"{TOTALS}/{tensor[0]}/{tensor[1]}/share"
                 factor = tf.constant(float(self.count) ** -power, tf.float64)
-                part = constant(self.graph, f"{base}/factor", factor, tf.dtypes.as_dtype(dtype))
-                total = made_node(self.graph, "Mul", base, [total, part], T=dtype)
+                factor_name = constant(self.graph, f"{base}/factor", factor, tf.dtypes.as_dtype(dtype))
+                total = add_node(self.graph, "Mul", base, [total, factor_name], T=dtype)
             self._shares[tensor] = total
         return self._shares[tensor]
 
     def feed(self, nodes: dict[str, Any]) -> None:
-        """Input ops that the copies read as well become Identity ops of what is fed."""
+        """Replaces input ops that the copies read as well by Identity ops of the fed placeholders."""
         for name, source in self.fed.items():
             node, fed = nodes[name], self.graph.node.add()
             fed.CopyFrom(node)
@@ -84,7 +85,7 @@ class BatchTotals:
             node.input[:] = [source, *waits]
 
     def _undivided(self, tensor: Tensor) -> str:
-        """The tensor of the undivided batch."""
+        """Returns the name of `tensor` for the undivided batch."""
         node = self.values.nodes[tensor[0]]
         if not any(isinstance(self.values.of(source), Samples) for source in data_inputs(node)):
             return self._copy(tensor, None)
@@ -98,19 +99,17 @@ class BatchTotals:
         node, base = self.values.nodes[tensor[0]], f"{TOTALS}/{tensor[0]}/{tensor[1]}"
         dtype = output_types(node)[tensor[1]]
         types = {} if op.startswith("Logical") else {"T": dtype}
-        parts = [self._copy(tensor, k) for k in range(self.count)]
-        total = reduce(
-            lambda a, b: made_node(self.graph, op, f"{base}/join{parts.index(b)}", [a, b], **types), parts
-        )  # fmt: skip
+        copies = [self._copy(tensor, k) for k in range(self.count)]
+        total = reduce(lambda a, b: add_node(self.graph, op, f"{base}/join{copies.index(b)}", [a, b], **types), copies)
         if node.op != "Mean":
             return total
-        part = constant(
+        inverse_count = constant(
             self.graph, f"{base}/part", tf.constant(1.0 / self.count, tf.float64), tf.dtypes.as_dtype(dtype)
         )
-        return made_node(self.graph, "Mul", f"{base}/mean", [total, part], T=dtype)
+        return add_node(self.graph, "Mul", f"{base}/mean", [total, inverse_count], T=dtype)
 
     def _copy(self, tensor: Tensor, k: int | None) -> str:
-        """The tensor of micro-batch `k`, or (None) of the undivided batch, before the schedule begins."""
+        """Returns the name of `tensor` of micro-batch `k` (None: of the undivided batch), computed before the schedule starts."""
         name, output = tensor
         if name not in self.repeated:
             return join(self.name_of(name, 0), output)
@@ -118,7 +117,7 @@ class BatchTotals:
         if node.op == "Placeholder":
             at = self.name_of(name, k or 0)
             return self.fed.setdefault(at, f"{TOTALS}/{at}")
-        if (name, k) not in self._done:
+        if (name, k) not in self._copy_names:
             inputs = [
                 self.share(source)
                 if self.enters(source, name)
@@ -134,5 +133,5 @@ class BatchTotals:
                 copy.attr.pop(key, None)
             del copy.input[:]
             copy.input.extend(inputs)
-            self._done[name, k] = copy.name
-        return join(self._done[name, k], output)
+            self._copy_names[name, k] = copy.name
+        return join(self._copy_names[name, k], output)

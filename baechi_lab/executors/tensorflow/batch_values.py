@@ -1,14 +1,15 @@
-"""What the tensors of one micro-batch are to the undivided batch, read from the forward graph.
+"""Analysis of the forward graph: how tensors of micro-batches relate to those of the undivided batch.
 
-A tensor that looks at the batch has an entry per sample along one axis (`Samples`), or is one for all samples
-(`Total`): the undivided batch's is then the sum of the micro-batches' (`power` 1), their mean (0), or something else.
-A loss that is divided by a total, such as the number of words that count, is no mean of its micro-batches' losses. Where the
-total follows from the inputs alone, without variables, the undivided batch's is known before the first forward op: each
-micro-batch then divides by its share of it (`shared`), and the mean is exact again. What mixes samples in other ways
-(batch statistics, losses that compare samples) is a `Problem`.
+A tensor that depends on the batch has an entry per sample along one axis (`Samples`), or one value for all samples
+(`Total`). The undivided batch's total is the sum of the micro-batches' totals (`power` 1), their mean (0), or neither.
 
-The rules know the ops that losses are made of. Of others an output with the length of the batch along the same axis is
-taken for samples, a scalar for a total of unknown kind. O(ops + edges).
+A loss that is divided by a total, such as the number of counted words, is not the mean of its micro-batches' losses. If that
+total depends on the inputs alone and on no variable, the undivided batch's total is known before the first forward op. Each
+micro-batch then divides by its share of that total (`shared`), and the mean is exact. Ops that mix samples in other ways
+(batch statistics, losses that compare samples) are recorded in `problems`.
+
+There are rules for the ops that losses consist of. For other ops, an output with the length of the batch along the same axis
+counts as samples, and a scalar as a total of unknown kind. O(ops + edges).
 """
 
 from __future__ import annotations
@@ -28,14 +29,15 @@ from ...profilers.tensorflow.shapes import SHAPES
 
 Tensor = tuple[str, int]
 Shape = tuple[int, ...] | None
-"""-1 for a length that depends on the data; None where the rank does."""
+"""-1 for a length that depends on the data; None if the rank depends on it."""
 
 
 @dataclass(frozen=True)
 class Samples:
-    """An entry per sample along `axis` (None: unknown).
+    """One entry per sample along `axis` (None: unknown).
 
-    `power`: of totals that each entry was multiplied by. `counts`: how many entries may have been added up so far.
+    `power`: the power of the totals by which each entry was multiplied. `counts`: the possible numbers of entries added up
+    so far.
     """
 
     axis: int | None
@@ -45,11 +47,11 @@ class Samples:
 
 @dataclass(frozen=True)
 class Total:
-    """One value for all samples: b times as many samples make it b ** `power` times as large (None: unknown).
+    """One value for all samples. With b times as many samples it is b ** `power` times as large (None: unknown).
 
-    `exact`: the undivided batch's is the sum (power 1) or mean (power 0) of the micro-batches', not just of that size.
-    `counts`: how many entries may have been added up. `penalty`: a constant was added to a sum. `share`: the power that
-    remains where the graph has a number of entries as a constant.
+    `exact`: the undivided batch's value equals the sum (power 1) or mean (power 0) of the micro-batches' values; otherwise only
+    its magnitude is known. `counts`: the possible numbers of entries added up. `penalty`: a constant was added to a sum.
+    `share`: the power that remains if the graph contains a number of entries as a constant.
     """
 
     power: int | None
@@ -60,27 +62,24 @@ class Total:
 
 
 Value = Samples | Total | None
-"""None: the same for all micro-batches."""
+"""None: the value is the same for all micro-batches."""
 
 _MOST_COUNTS = 1000
 _VARIANT = 21
 """TensorFlow's DT_VARIANT, the type of lists of tensors."""
 _SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile", "Fill", "StridedSlice", "Slice", "Range"})
-"""Ops whose further inputs are shapes or indices."""
-_LINEAR = _SHAPED | frozenset(
-    {"Identity", "Cast", "Neg", "Squeeze", "ExpandDims", "Transpose", "Pack", "EnsureShape", "CheckNumerics", "StopGradient",
-     "PreventGradient", "Snapshot"}
-)  # fmt: skip
+"""Ops whose inputs after the first are shapes or indices."""
+_PASS_ON = frozenset({"Identity", "EnsureShape", "CheckNumerics", "StopGradient", "PreventGradient", "Snapshot"})
+_LINEAR = _SHAPED | _PASS_ON | {"Cast", "Neg", "Squeeze", "ExpandDims", "Transpose", "Pack"}
 _SUMS = frozenset({"Add", "AddV2", "AddN", "Sub"})
 _DIVISIONS = frozenset({"RealDiv", "Div", "DivNoNan", "TruncateDiv", "FloorDiv"})
 _PRODUCTS = frozenset({"Mul", "MulNoNan"})
 _SCALING = frozenset({"Maximum", "Minimum", "Abs", "Relu", *_SUMS})
-"""Ops that scale as their inputs do, beside constants that only keep a divisor from 0."""
-_FIXED = frozenset({"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual", "LogicalAnd", "LogicalOr", "LogicalNot",
-                    "IsFinite", "IsNan", "IsInf", "Sign"})  # fmt: skip
-_BROADCASTING = _SUMS | _DIVISIONS | _PRODUCTS | _SCALING | _FIXED | frozenset(
-    {"Select", "SelectV2", "Pow", "SquaredDifference", "FloorMod", "Xlogy", "Xdivy", "BitwiseAnd", "Atan2", "Xlog1py"}
-)  # fmt: skip
+"""Ops whose output scales like their inputs. A constant input may only keep a divisor from being 0."""
+_COMPARISONS = frozenset({"Equal", "NotEqual", "Less", "LessEqual", "Greater", "GreaterEqual"})
+_FIXED = _COMPARISONS | {"LogicalAnd", "LogicalOr", "LogicalNot", "IsFinite", "IsNan", "IsInf", "Sign"}
+_ARITHMETIC = frozenset({"Pow", "SquaredDifference", "FloorMod", "Xlogy", "Xdivy", "BitwiseAnd", "Atan2", "Xlog1py"})
+_BROADCASTING = _SUMS | _DIVISIONS | _PRODUCTS | _SCALING | _FIXED | _ARITHMETIC | {"Select", "SelectV2"}
 REDUCTIONS = {
     "Sum": "AddV2",
     "Mean": "AddV2",
@@ -89,7 +88,7 @@ REDUCTIONS = {
     "All": "LogicalAnd",
     "Any": "LogicalOr",
 }
-"""Reductions, and the op that joins those of several micro-batches."""
+"""Reduction -> the op that combines its results over micro-batches."""
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "TopK"})
 _ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "ArgMax", "ArgMin"})
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
@@ -100,17 +99,17 @@ _RANDOM = re.compile(
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
 _NORMALISING = ("FusedBatchNorm", "batch_norm", "batchnorm", "BatchNorm")
-"""Batch normalisation is warned of by `bl.unroll`."""
+"""Ops of batch normalization; `bl.unroll` warns of them."""
 
 
 @dataclass
 class BatchValues:
-    """What is known of a step; see `read_batch_values`.
+    """The analysis of a step; see `read_batch_values`.
 
-    `batch`: samples of a micro-batch. `values`: of every tensor that differs from micro-batch to micro-batch. `trained`: ops
-    whose outputs depend on variables, or on random numbers. `shared`: totals that enter each micro-batch as its share of the
-    undivided batch's, with the power by which the share is smaller. `problems`: ops that mix samples in a way that micro-batches
-    cannot, with the reason. `unclear`: ops that divide by a constant which may be a number of samples.
+    `batch`: samples of a micro-batch. `values`: every tensor that differs between micro-batches. `trained`: ops whose outputs
+    depend on variables or random numbers. `shared`: totals of which each micro-batch reads its share of the undivided batch's
+    total, with the power by which the share is smaller. `problems`: op -> reason why micro-batches cannot compute what it
+    computes. `unclear`: op -> its division by a constant that may be a number of samples.
     """
 
     graph_def: Any
@@ -127,18 +126,18 @@ class BatchValues:
         self.nodes = {node.name: node for node in self.graph_def.node}
 
     def of(self, tensor: Tensor) -> Value:
-        """The tensor's value; None for what is the same for all micro-batches."""
+        """Returns the tensor's value; None if it is the same for all micro-batches."""
         return self.values.get(tensor)
 
     def shape(self, tensor: Tensor) -> Shape:
-        """The shape that the graph gives, -1 for an open length."""
-        known = self.nodes[tensor[0]].attr[SHAPES].list.shape
-        if tensor[1] >= len(known) or known[tensor[1]].unknown_rank:
+        """Returns the shape in the graph, with -1 for an unknown length."""
+        shapes = self.nodes[tensor[0]].attr[SHAPES].list.shape
+        if tensor[1] >= len(shapes) or shapes[tensor[1]].unknown_rank:
             return None
-        return tuple(int(d.size) for d in known[tensor[1]].dim)
+        return tuple(int(d.size) for d in shapes[tensor[1]].dim)
 
     def constant(self, tensor: Tensor) -> Any:
-        """The value of what constants and shapes tell, None for anything else."""
+        """Returns the value of a tensor that follows from constants and shapes, else None."""
         import tensorflow as tf
 
         node = self.nodes[tensor[0]]
@@ -154,14 +153,17 @@ class BatchValues:
         return compute(node, *values)
 
 
-def _slice(node: Any, x: Any, begin: Any, end: Any, strides: Any) -> Any:
+def _slice(node: Any, x: Any, begin_indices: Any, end_indices: Any, steps: Any) -> Any:
     """`x[begin:end]` or `x[begin]` of one axis."""
-    if len(begin) != 1:
+    if len(begin_indices) != 1:
         return None
     if node.attr["shrink_axis_mask"].i:
-        return x[int(begin[0])]
-    first, last = (None if node.attr[f"{key}_mask"].i else int(at[0]) for key, at in (("begin", begin), ("end", end)))
-    return x[first : last : int(strides[0])]
+        return x[int(begin_indices[0])]
+    first, last = (
+        None if node.attr[f"{key}_mask"].i else int(at[0])
+        for key, at in (("begin", begin_indices), ("end", end_indices))
+    )
+    return x[first : last : int(steps[0])]
 
 
 _CONSTANTS: dict[str, Callable[..., Any]] = {
@@ -176,56 +178,55 @@ _CONSTANTS: dict[str, Callable[..., Any]] = {
     "Maximum": lambda node, x, y: np.maximum(x, y),
     "Pack": lambda node, *parts: np.stack(parts),
 }
-"""What follows from shapes and constants, such as the number of entries of a tensor."""
+"""Op -> its evaluation on constants. Numbers of entries, for example, follow from shapes and constants."""
 
 
 def read_batch_values(
     graph_def: Any, forward: Sequence[str], axes: Mapping[str, int | None], micro_batches: int
 ) -> BatchValues:
-    """Follow the batch through the `forward` ops, which are in topological order.
+    """Propagates the batch through the `forward` ops, which are in topological order.
 
-    `axes`: the batch's axis in each input, by the input's name; None where it is unknown. An input that is not in it is the same
-    for all micro-batches.
+    `axes`: input name -> the batch's axis, None if unknown. Inputs that are missing are the same for all micro-batches.
     """
-    found = BatchValues(graph_def, micro_batches)
+    batch_values = BatchValues(graph_def, micro_batches)
     for name, axis in axes.items():
-        shape = found.shape((name, 0))
-        found.batch = max(found.batch, shape[axis] if shape and axis is not None else 1)
+        shape = batch_values.shape((name, 0))
+        batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
     for name in forward:
-        _Rule(found, found.nodes[name], axes).apply()
-    return found
+        _OpRule(batch_values, batch_values.nodes[name], axes).apply()
+    return batch_values
 
 
-class _Rule:
-    """One op: from what its inputs are to what its outputs are."""
+class _OpRule:
+    """The analysis of one op: computes the values of its outputs from those of its inputs."""
 
-    def __init__(self, found: BatchValues, node: Any, axes: Mapping[str, int | None]) -> None:
-        self.found, self.node, self.axes = found, node, axes
+    def __init__(self, batch_values: BatchValues, node: Any, axes: Mapping[str, int | None]) -> None:
+        self.batch_values, self.node, self.axes = batch_values, node, axes
         self.inputs = list(data_inputs(node))
-        self.values = [found.of(tensor) for tensor in self.inputs]
-        self.shapes = [found.shape(tensor) for tensor in self.inputs]
+        self.values = [batch_values.of(tensor) for tensor in self.inputs]
+        self.shapes = [batch_values.shape(tensor) for tensor in self.inputs]
 
     def apply(self) -> None:
-        """Store what the outputs are."""
-        node, found = self.node, self.found
+        """Stores the values of the outputs."""
+        node, known_values = self.node, self.batch_values
         random = _RANDOM.match(node.op) is not None
-        if node.op == "VarHandleOp" or random or any(p in found.trained for p, _ in self.inputs):
-            found.trained.add(node.name)
+        if node.op == "VarHandleOp" or random or any(p in known_values.trained for p, _ in self.inputs):
+            known_values.trained.add(node.name)
         if node.op == "Placeholder":
-            shape = found.shape((node.name, 0))
+            shape = known_values.shape((node.name, 0))
             if node.name in self.axes and shape != ():
-                found.values[node.name, 0] = Samples(self.axes[node.name])
+                known_values.values[node.name, 0] = Samples(self.axes[node.name])
             return
         if not any(self.values):
-            shape = found.shape((node.name, 0)) if random else ()
+            shape = known_values.shape((node.name, 0)) if random else ()
             if shape:
-                axes = [a for a, size in enumerate(shape) if size == found.batch]
-                found.values[node.name, 0] = Samples(axes[0] if axes and found.batch > 1 else None)
+                axes = [a for a, size in enumerate(shape) if size == known_values.batch]
+                known_values.values[node.name, 0] = Samples(axes[0] if axes and known_values.batch > 1 else None)
             return
         for output in range(len(output_types(node))):
             value = self._output(output)
             if value is not None:
-                found.values[node.name, output] = value
+                known_values.values[node.name, output] = value
 
     # -- kinds of ops ------------------------------------------------------------------------------------------------
 
@@ -257,10 +258,10 @@ class _Rule:
         return Total(1 if self.node.op == "Size" else None, exact=self.node.op == "Size")
 
     def _control_flow(self, output: int) -> Value:
-        """Loops and conditionals are not looked into: what they return per sample stays so, a total is of unknown kind."""
+        """Value of an output of a loop or conditional. Bodies are not analyzed: scalars are totals of unknown kind."""
         import tensorflow as tf
 
-        shape = self.found.shape((self.node.name, output))
+        shape = self.batch_values.shape((self.node.name, output))
         if self.node.op.endswith("While") and self.values[output] is None and shape == ():
             if not tf.dtypes.as_dtype(output_types(self.node)[output]).is_floating:
                 return None
@@ -272,8 +273,8 @@ class _Rule:
         value, shape = self.values[0], self.shapes[0]
         if not isinstance(value, Samples):
             return self._of_totals()
-        axes = self.found.constant(self.inputs[1]) if len(self.inputs) > 1 else None
-        out = self.found.shape((self.node.name, 0))
+        axes = self.batch_values.constant(self.inputs[1]) if len(self.inputs) > 1 else None
+        out = self.batch_values.shape((self.node.name, 0))
         rank = None if shape is None else len(shape)
         reduced = None if axes is None or rank is None else {int(a) % max(rank, 1) for a in np.ravel(axes)}
         all_of_it = (
@@ -282,8 +283,8 @@ class _Rule:
         if value.axis is None and not all_of_it:
             return value
         if not all_of_it and (reduced is None or value.axis not in reduced):
-            kept = self.node.attr["keep_dims"].b
-            axis = value.axis if kept or reduced is None else value.axis - sum(a < value.axis for a in reduced)  # type: ignore[operator]
+            keeps_dims = self.node.attr["keep_dims"].b
+            axis = value.axis if keeps_dims or reduced is None else value.axis - sum(a < value.axis for a in reduced)  # type: ignore[operator]
             return Samples(axis, self._counts(value.counts, shape, reduced))
         counts = self._counts(value.counts, shape, reduced)
         if shape is not None and value.axis is not None and shape[value.axis] > 0:
@@ -300,10 +301,10 @@ class _Rule:
         return replace(self._reduced(value, 0, counts), exact=False)
 
     def _reduced(self, value: Samples, power: int, counts: frozenset[float]) -> Total:
-        known = None if value.power is None else value.power + power
-        if self.node.name not in self.found.trained:
-            return Total(known, False, counts, share=None if value.power else known)
-        return Total(known, counts=counts)
+        total_power = None if value.power is None else value.power + power
+        if self.node.name not in self.batch_values.trained:
+            return Total(total_power, False, counts, share=None if value.power else total_power)
+        return Total(total_power, counts=counts)
 
     def _counts(self, counts: frozenset[float], shape: Shape, reduced: set[int] | None) -> frozenset[float]:
         if self.node.op != "Sum" or shape is None or reduced is None:
@@ -312,7 +313,7 @@ class _Rule:
         return counts | {c * entries for c in counts}
 
     def _product(self) -> Value:
-        """Matrix products and `Einsum`: an axis of samples is kept, or summed over."""
+        """Value of a matrix product or `Einsum`: the axis of samples is kept or summed over."""
         if all(value is None or isinstance(value, Total) for value in self.values):
             return self._of_totals()
         self._share_totals()
@@ -332,14 +333,14 @@ class _Rule:
         return self._reduced(Samples(None, power=power), 1, frozenset({1.0}))
 
     def _labels(self) -> tuple[list[str], str]:
-        """The axes of both factors and of the product, one letter each."""
+        """Returns the axes of the factors and of the product, one letter per axis."""
         if self.node.op == "Einsum":
-            left, _, out = self.node.attr["equation"].s.decode().partition("->")
-            names = left.split(",")
-            if "." in left:
+            factor_labels, _, product_labels = self.node.attr["equation"].s.decode().partition("->")
+            names = factor_labels.split(",")
+            if "." in factor_labels:
                 names = [self._spelled(n, s) for n, s in zip(names, self.shapes, strict=True)]
-                out = self._spelled(out, self.found.shape((self.node.name, 0)))
-            return names, out
+                product_labels = self._spelled(product_labels, self.batch_values.shape((self.node.name, 0)))
+            return names, product_labels
         ranks = [len(shape or (0, 0)) for shape in self.shapes]
         keys = ("transpose_a", "transpose_b") if self.node.op == "MatMul" else ("adj_x", "adj_y")
         lead = "ABCDEFGH"[: max(ranks) - 2]
@@ -350,22 +351,22 @@ class _Rule:
 
     @staticmethod
     def _spelled(labels: str, shape: Shape) -> str:
-        """Letters in place of `...`."""
+        """Replaces `...` by letters."""
         extra = len(shape or ()) - len(labels.replace("...", ""))
         return labels.replace("...", "ABCDEFGH"[8 - extra :])
 
     # -- totals ------------------------------------------------------------------------------------------------------
 
     def _of_totals(self) -> Value:
-        """An op that reads totals and what is the same for all micro-batches."""
+        """Value of an op that reads totals and tensors that are the same for all micro-batches."""
         totals = [(t, v) for t, v in zip(self.inputs, self.values, strict=True) if isinstance(v, Total)]
         if not totals:
             return None
-        if self.node.name not in self.found.trained:
+        if self.node.name not in self.batch_values.trained:
             power = self._power("power")
             counts = frozenset[float]().union(*(v.counts for _, v in totals))
             return Total(power, False, counts, share=self._power("share"))
-        trained = [v for t, v in totals if t[0] in self.found.trained]
+        trained = [v for t, v in totals if t[0] in self.batch_values.trained]
         self._share_totals()
         op, first = self.node.op, trained[0] if trained else None
         if first is None:
@@ -374,10 +375,10 @@ class _Rule:
             counts = self._counts(first.counts, self.shapes[0], set(range(len(self.shapes[0] or ()))))
             if len({v.power for v in trained}) > 1:
                 return self._problem("joins a sum over the batch and a mean over it", Total(None, exact=False))
-            beside = (
+            joins_constant = (
                 op in ("Pack", "ConcatV2") and first.power == 1 and len(trained) < len(self.values) - (op == "ConcatV2")
             )
-            penalty = beside or any(v.penalty for v in trained)
+            penalty = joins_constant or any(v.penalty for v in trained)
             return replace(first, exact=all(v.exact for v in trained), counts=counts, penalty=penalty)
         if op in _SUMS:
             if len({v.power for v in trained}) > 1:
@@ -385,10 +386,10 @@ class _Rule:
             penalty = any(v.penalty for v in trained) or (len(trained) < len(self.values) and first.power == 1)
             counts = reduce(_added_counts, (v.counts for v in trained))
             return replace(first, exact=all(v.exact for v in trained), counts=counts, penalty=penalty)
-        if len(trained) == 1 and op in _SELECTIONS and self.inputs[0][0] not in self.found.trained:
+        if len(trained) == 1 and op in _SELECTIONS and self.inputs[0][0] not in self.batch_values.trained:
             return first
         if len(trained) == 1 and op in (_PRODUCTS | _DIVISIONS | _MATRIX | {"Einsum"}):
-            is_first = self.inputs[0][0] in self.found.trained and self.values[0] is not None
+            is_first = self.inputs[0][0] in self.batch_values.trained and self.values[0] is not None
             if is_first or op not in _DIVISIONS:
                 return self._scaled(first, 1 if is_first else 0)
         if all(v.exact for v in trained):
@@ -397,35 +398,39 @@ class _Rule:
             )
         return Total(None, exact=False)
 
-    def _scaled(self, total: Total, other: int) -> Total:
-        """A trained total, multiplied or divided by a constant or by a share of another total."""
-        factor = self.values[other]
+    def _scaled(self, total: Total, factor_index: int) -> Total:
+        """Value of a trained total that is multiplied or divided by a constant or by a share of another total."""
+        factor = self.values[factor_index]
         if not isinstance(factor, Total):
-            return self._divided(total, self.found.constant(self.inputs[other]))
+            return self._divided(total, self.batch_values.constant(self.inputs[factor_index]))
         if total.power is None or factor.power is None:
             return Total(None, exact=False)
         return replace(total, power=total.power + (-factor.power if self.node.op in _DIVISIONS else factor.power))
 
     def _divided(self, total: Total, constant: Any) -> Total:
-        """A sum over the batch, divided by how many were added up, is a mean; by that of the whole batch, it stays a sum.
+        """Value of `total` divided by `constant`.
 
-        Another divisor may have been counted as well. A factor may be one over a count, or not.
+        A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a
+        sum. Any other integer divisor may be a number of samples, so the op is recorded as unclear. A factor may be the
+        inverse of a count.
         """
         if total.power != 1 or constant is None or np.size(constant) != 1 or float(np.ravel(constant)[0]) == 0:
             return total
         factor, divides = float(np.ravel(constant)[0]), self.node.op in _DIVISIONS
-        by = factor if divides else 1.0 / factor
-        counted = any(abs(count - by) <= 1e-5 * count for count in total.counts)
+        divisor = factor if divides else 1.0 / factor
+        counted = any(abs(count - divisor) <= 1e-5 * count for count in total.counts)
         if divides and counted:
             return replace(total, power=0, penalty=False)
-        whole = any(abs(count * self.found.micro_batches - by) <= 1e-5 * by for count in total.counts)
+        of_whole_batch = any(
+            abs(count * self.batch_values.micro_batches - divisor) <= 1e-5 * divisor for count in total.counts
+        )
         odd = divides or counted or round(factor, 3) != round(factor, 7)
-        if by > 1.5 and abs(by - round(by)) <= 1e-5 * by and odd and not whole:
-            self.found.unclear[self.node.name] = f"divides a sum over the batch by {by:g}"
+        if divisor > 1.5 and abs(divisor - round(divisor)) <= 1e-5 * divisor and odd and not of_whole_batch:
+            self.batch_values.unclear[self.node.name] = f"divides a sum over the batch by {divisor:g}"
         return total
 
     def _power(self, key: str) -> int | None:
-        """How an untrained total of totals scales with the batch."""
+        """Returns the power by which an untrained op on totals scales with the batch; None if unknown."""
         op, powers = self.node.op, [getattr(v, key, None) for v in self.values]
         totals = [p for p, v in zip(powers, self.values, strict=True) if v is not None]
         if any(p is None for p in totals):
@@ -444,26 +449,30 @@ class _Rule:
         if op in _SCALING or op in _SELECTIONS:
             scaled = [(t, v) for t, v in zip(self.inputs, self.values, strict=True)][op in _SELECTIONS :]
             small = all(v is not None or self._is_small(t) for t, v in scaled)
-            found = {getattr(v, key) for _, v in scaled if isinstance(v, Total)}
-            return found.pop() if small and len(found) == 1 else 0 if not found else None
+            powers_of_totals = {getattr(v, key) for _, v in scaled if isinstance(v, Total)}
+            return (
+                powers_of_totals.pop() if small and len(powers_of_totals) == 1 else 0 if not powers_of_totals else None
+            )
         return None
 
     def _divides_count(self) -> bool:
-        """Is the constant that a total divides the number of entries that were added up in it?"""
-        count, total = self.found.constant(self.inputs[0]), self.values[-1]
+        """Whether a constant is divided by a total, and is the number of entries that the total adds up."""
+        count, total = self.batch_values.constant(self.inputs[0]), self.values[-1]
         if self.values[0] is not None or count is None or np.size(count) != 1 or not isinstance(total, Total):
             return False
-        return any(abs(known - float(np.ravel(count)[0])) <= 1e-5 * known for known in total.counts if known > 1)
+        return any(
+            abs(entries - float(np.ravel(count)[0])) <= 1e-5 * entries for entries in total.counts if entries > 1
+        )
 
     def _is_small(self, tensor: Tensor) -> bool:
-        """A constant of at most 1 keeps a divisor from 0; another may itself have been counted from the micro-batch."""
-        value = self.found.constant(tensor)
+        """Whether a tensor is a constant of at most 1, which only keeps a divisor from being 0. Larger ones may be counts."""
+        value = self.batch_values.constant(tensor)
         return value is not None and bool(np.all(np.abs(value.astype(float)) <= 1))
 
     # -- samples -----------------------------------------------------------------------------------------------------
 
     def _share_totals(self) -> None:
-        """Totals enter an op that works on samples, or on trained totals, as shares of the undivided batch's."""
+        """Records which totals an op reads as shares of the undivided batch's totals: an op on samples or on trained totals."""
         import tensorflow as tf
 
         for tensor, value in zip(self.inputs, self.values, strict=True):
@@ -474,21 +483,21 @@ class _Rule:
                 and tensor != self.inputs[0]
             ):
                 continue  # a shape
-            trained = tensor[0] in self.found.trained
-            if trained and (self.node.name in self.found.trained and not self._reads_samples()):
+            trained = tensor[0] in self.batch_values.trained
+            if trained and (self.node.name in self.batch_values.trained and not self._reads_samples()):
                 continue
-            kind = tf.dtypes.as_dtype(output_types(self.found.nodes[tensor[0]])[tensor[1]])
+            kind = tf.dtypes.as_dtype(output_types(self.batch_values.nodes[tensor[0]])[tensor[1]])
             if trained or value.share is None or (value.share and not kind.is_floating):
                 self._problem("reads a value of the whole batch for each of its samples", None)
             else:
-                self.found.shared[tensor] = value.share
+                self.batch_values.shared[tensor] = value.share
 
     def _reads_samples(self) -> bool:
         return any(isinstance(value, Samples) for value in self.values)
 
     def _of_samples(self, output: int) -> Value:
-        """An op that reads samples, and is no reduction or product."""
-        op, shape = self.node.op, self.found.shape((self.node.name, output))
+        """Value of an op that reads samples and is neither a reduction nor a product."""
+        op, shape = self.node.op, self.batch_values.shape((self.node.name, output))
         samples = [(k, v) for k, v in enumerate(self.values) if isinstance(v, Samples)]
         counts, power = frozenset[float]().union(*(v.counts for _, v in samples)), self._samples_power()
         rank = None if shape is None else len(shape)
@@ -512,15 +521,15 @@ class _Rule:
             return self._problem(
                 "works along the samples of the batch", Samples(axis if rank == len(source) else None, counts, power)
             )
-        moved = self._moved(axis, source, shape or ())
-        if moved is None and rank == 0:
+        output_axis = self._output_axis(axis, source, shape or ())
+        if output_axis is None and rank == 0:
             return Total(None, exact=False)
-        if moved is not None and (moved >= rank or (len(set(axes)) > 1 and op in ("Pack", "ConcatV2"))):
-            moved = None
-        return Samples(moved, counts, power)
+        if output_axis is not None and (output_axis >= rank or (len(set(axes)) > 1 and op in ("Pack", "ConcatV2"))):
+            output_axis = None
+        return Samples(output_axis, counts, power)
 
     def _samples_power(self) -> int | None:
-        """The power of the totals that enter each entry, after this op."""
+        """Returns the power of the totals by which each entry of the output is multiplied."""
         powers = [value.power for value in self.values if value is not None]
         if self.node.op in _PRODUCTS | _MATRIX | {"Einsum"}:
             return None if None in powers else sum(p for p in powers if p is not None)
@@ -533,62 +542,68 @@ class _Rule:
         return powers[0] if len(set(powers)) == 1 else None
 
     def _names_axis(self, axis: int, rank: int) -> bool:
-        named = self.found.constant(self.inputs[-1])
+        named = self.batch_values.constant(self.inputs[-1])
         return named is not None and axis in {int(a) % rank for a in np.ravel(named)}
 
-    def _moved(self, axis: int, source: Sequence[int], shape: Sequence[int]) -> int | None:
-        """Where the axis of samples is in the output; None where that is not known."""
+    def _output_axis(self, axis: int, source: Sequence[int], shape: Sequence[int]) -> int | None:
+        """Returns the axis of samples in the output; None if unknown."""
         op = self.node.op
         if op == "Reshape":
-            return _reshaped(axis, source, shape, self.found.batch)
+            return _reshaped(axis, source, shape, self.batch_values.batch)
         if op in ("Transpose", "ConjugateTranspose"):
-            order = self.found.constant(self.inputs[1])
+            order = self.batch_values.constant(self.inputs[1])
             return None if order is None else [int(a) for a in order].index(axis)
         if op in ("ExpandDims", "Pack", "OneHot"):
-            at = self.found.constant(self.inputs[1]) if op == "ExpandDims" else self.node.attr["axis"].i
+            at = self.batch_values.constant(self.inputs[1]) if op == "ExpandDims" else self.node.attr["axis"].i
             return None if at is None else axis + (int(at) % len(shape) <= axis)
         if op in ("Squeeze", "Unpack"):
-            gone = list(self.node.attr["squeeze_dims"].list.i) if op == "Squeeze" else [self.node.attr["axis"].i]
-            gone = [a % len(source) for a in gone] or [a for a, size in enumerate(source) if size == 1 and a != axis]
-            return None if axis in gone else axis - sum(a < axis for a in gone)
+            removed_axes = (
+                list(self.node.attr["squeeze_dims"].list.i) if op == "Squeeze" else [self.node.attr["axis"].i]
+            )
+            removed_axes = [a % len(source) for a in removed_axes] or [
+                a for a, size in enumerate(source) if size == 1 and a != axis
+            ]
+            return None if axis in removed_axes else axis - sum(a < axis for a in removed_axes)
         if op == "StridedSlice":
             return self._sliced(axis, len(source), self.shapes[1])
         if op in ("GatherV2", "ResourceGather", "Gather") and not isinstance(self.values[0], Samples):
-            at = self.found.constant(self.inputs[2]) if op == "GatherV2" else 0
+            at = self.batch_values.constant(self.inputs[2]) if op == "GatherV2" else 0
             return None if at is None else axis + int(at)
         return axis if axis < len(shape) else None
 
-    def _sliced(self, axis: int, rank: int, begin: Shape) -> int | None:
-        """Where an axis is behind an index such as `x[:, None, ..., 0]`."""
-        shrunk, new, ellipsis = (self.node.attr[f"{key}_mask"].i for key in ("shrink_axis", "new_axis", "ellipsis"))
+    def _sliced(self, axis: int, rank: int, index_shape: Shape) -> int | None:
+        """Returns where an axis is after indexing such as `x[:, None, ..., 0]`."""
+        shrunk_axes, new_axes, ellipsis = (
+            self.node.attr[f"{key}_mask"].i for key in ("shrink_axis", "new_axis", "ellipsis")
+        )
         before = after = 0
-        for k in range(begin[0] if begin else 0):
+        for k in range(index_shape[0] if index_shape else 0):
             if ellipsis >> k & 1:
-                named = sum(not new >> j & 1 for j in range(k + 1, begin[0] if begin else 0))
+                named = sum(not new_axes >> j & 1 for j in range(k + 1, index_shape[0] if index_shape else 0))
                 after += rank - before - named
                 before = rank - named
-            elif new >> k & 1:
+            elif new_axes >> k & 1:
                 after += 1
                 continue
             else:
-                before, after = before + 1, after + (not shrunk >> k & 1)
+                before, after = before + 1, after + (not shrunk_axes >> k & 1)
             if axis < before:
-                return None if shrunk >> k & 1 else after - (before - axis)
+                return None if shrunk_axes >> k & 1 else after - (before - axis)
         return after + axis - before
 
     def _problem(self, reason: str, value: Value) -> Value:
         if not any(word in self.node.name or word in self.node.op for word in _NORMALISING):
-            self.found.problems.setdefault(self.node.name, reason)
+            self.batch_values.problems.setdefault(self.node.name, reason)
         return value
 
 
 def _added_counts(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
-    """How many entries are in a sum of two sums."""
+    """Returns the possible numbers of entries of a sum of two sums."""
     return a | b | {x + y for x in a for y in b} if len(a) * len(b) <= _MOST_COUNTS else a | b
 
 
 def _reshaped(axis: int, source: Sequence[int], shape: Sequence[int], batch: int) -> int | None:
-    """The output axis before which as many entries lie as before `axis`; of several the first that can hold the batch.
+    """Returns the first output axis that can hold the batch and has as many entries before it as `axis` has.
 
     >>> _reshaped(0, (2, 3, 5), (6, 5), 2), _reshaped(1, (3, 2, 5), (3, 10), 2), _reshaped(1, (3, 2, 5), (6, 5), 2)
     (0, 1, None)
@@ -605,10 +620,10 @@ def _reshaped(axis: int, source: Sequence[int], shape: Sequence[int], batch: int
 
 @dataclass(frozen=True)
 class Loss:
-    """What the gradients of a step are those of.
+    """The loss of a step: what its gradients differentiate.
 
-    `terms`: the last ops before the gradients, with what they are. `problems`, `unclear`: of `BatchValues`, the ops before
-    them.
+    `terms`: the last ops before the gradients, with their values. `problems`, `unclear`: the entries of `BatchValues` for ops
+    that lead to them.
     """
 
     terms: Mapping[str, Value]
@@ -617,21 +632,21 @@ class Loss:
 
 
 def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str], returned: set[str]) -> Loss:
-    """Find the loss: what the step returns behind the ops that have backward ops, else the last of these.
+    """Returns the loss: outputs of the step after the last ops that have backward ops, else those ops.
 
     Args:
         values, forward: of `read_batch_values`.
         differentiated: the forward ops that have backward ops.
-        returned: the ops that compute scalars which the step returns.
+        returned: the ops that compute the scalars that the step returns.
     """
-    part, read = set(differentiated), set[str]()
+    leads_to_loss, read = set(differentiated), set[str]()
     for name in reversed(forward):
-        if name in part:
+        if name in leads_to_loss:
             sources = {producer for producer, _ in data_inputs(values.nodes[name])}
-            part |= sources
+            leads_to_loss |= sources
             read |= sources
     terms: dict[str, Value] = {}
-    for end in (name for name in forward if name in part and name not in read and _trains(values, name)):
+    for end in (name for name in forward if name in leads_to_loss and name not in read and _trains(values, name)):
         behind = {end}
         for name in forward:
             if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):
@@ -639,12 +654,13 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
         results = {name: values.of((name, 0)) for name in forward if name in behind & returned}
         alike = len({value.power for value in results.values() if value is not None}) == 1
         terms.update(results if alike else {end: values.of((end, 0))})
-    part |= set(terms)
+    leads_to_loss |= set(terms)
     for name in reversed(forward):
-        if name in part:
-            part |= {producer for producer, _ in data_inputs(values.nodes[name])}
+        if name in leads_to_loss:
+            leads_to_loss |= {producer for producer, _ in data_inputs(values.nodes[name])}
     problems, unclear = (
-        {name: reason for name, reason in ops.items() if name in part} for ops in (values.problems, values.unclear)
+        {name: reason for name, reason in ops.items() if name in leads_to_loss}
+        for ops in (values.problems, values.unclear)
     )
     return Loss(terms, problems, unclear)
 
@@ -654,7 +670,7 @@ def _trains(values: BatchValues, name: str) -> bool:
 
 
 def share_with_gradients(values: BatchValues, backward: Sequence[str]) -> None:
-    """Gradients read the totals that the forward ops have divided by, also where nobody else reads the quotient."""
+    """Records the totals that gradients read as shares, also those whose quotient no forward op reads."""
     import tensorflow as tf
 
     for name in backward:

@@ -1,16 +1,17 @@
-"""What a cluster's runtime costs besides kernels: per op, per message, per step. Measured with small made-up steps.
+"""Measure a cluster's overheads besides kernels, per op, per message and per step, with small synthetic steps.
 
 Idea (LogP's overhead `o`, Culler et al. 1993, doi:10.1145/155332.155333, with LogGP's per-byte part, Alexandrov et
-al. 1995, doi:10.1145/215399.215427): on workers without transfer engines, sending and receiving take the devices' own
-processors. That is read from the operating system's CPU clocks of the worker processes while a tensor goes to and fro; the
-clocks do not run while other programs have the core. What is left of its time is the wire; where its time is less than that
-of both ends, they worked beside each other so long. Tensors that all leave at once take half as much, because threads that
-are awake need not be woken; in a training step they come one by one. They only tell how sender and receiver share the cost.
+al. 1995, doi:10.1145/215399.215427): on workers without transfer engines, sending and receiving take CPU time of the devices.
+The operating system's CPU clocks of the worker processes give that time while a tensor goes back and forth. These clocks stop
+while other programs have the core. The rest of the elapsed time is the wire. If the elapsed time is less than the CPU time of
+both ends, the ends overlapped for the difference. Tensors that all leave at once take half as much CPU time, because running
+threads need no wake-up. In a training step tensors leave one by one, so the simultaneous ones only determine how sender and
+receiver share the cost.
 
-Every figure is the difference of two steps, one with and one without what is measured, so that the fixed costs of a step
-cancel. Between the ops that are counted a kernel goes through megabytes, as kernels of a training step do: what the runtime
-keeps for each op is then no longer in the caches, and starting it takes some times as long. Messages, whose way leads
-through far more code, are measured with kernels of several lengths between them, and without any.
+Every figure is the difference of two steps, with and without what is measured, so the fixed costs of a step cancel. Between
+the counted ops a kernel streams through megabytes, as kernels of a training step do. This evicts the runtime's data for each
+op from the caches, and starting an op then takes several times as long. Messages run through far more code; they are measured
+without kernels between them and with kernels of several lengths.
 """
 
 from __future__ import annotations
@@ -33,35 +34,37 @@ from .cluster import LocalCluster
 SIZES = (4, 4096, 65536, 1 << 20)
 """Bytes of the tensors that are sent."""
 FEW, MANY = 8, 72
-"""Messages of the short and the long step; hops are `MANY`."""
+"""Messages of the short and the long step. Hop steps have `MANY` hops."""
 RUNGS, WIDTH = 256, 15
-"""A ladder has `RUNGS` times `WIDTH` ops that are ready at a time: the runtime's queues, which a chain does not need, take
-time as well."""
+"""A ladder has `RUNGS` groups of `WIDTH` ops that are ready at the same time. Unlike a chain, it uses the runtime's queues,
+which take time as well."""
 STREAM = 4 << 20
-"""Bytes that the product on each rung makes, more than a core's own caches hold. Products are in both ladders, so that what
-they take cancels; of traces, whose kernels are some per cent off, only the small ones are used."""
+"""Output bytes of the product on each rung: more than a core's own caches hold. Both ladders have the products, so their
+time cancels. Kernel times in traces are off by some per cent; only small kernels are read from them."""
 STREAMS = (1 << 18, 1 << 20, 1 << 22)
-"""Bytes that the products between messages make: from what stays in a core's own caches to what leaves nothing in them."""
+"""Output bytes of the products between messages: from what fits a core's own caches to what evicts everything else."""
 SIDE = 256
 """Rows and columns of the matrices whose products lie between messages of a busy worker: about a millisecond each."""
 TRIES = 3
-"""How often ladders are measured when the one with ops took no longer than the one without."""
+"""Attempts to measure ladders, while the ladder with ops is not slower than the one without."""
 
 _FREE = Link(0.0, 0.0)
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Microseconds that a cluster of workers takes beyond kernels.
+    """Overheads of a cluster of workers besides kernels, in microseconds.
 
-    `op_us` of a device per op, on top of what a trace says its kernel took (negative where tracing itself takes longer
-    than starting an op); `step_us` per step; `send` and `receive` of a device per message, `wire` between
-    devices: each `latency_us + us_per_byte * bytes`. `busy_share` is the CPU time that a worker got while it worked, as
-    a share of the time that passed: well below 1, other programs had its core and nothing here is to be trusted; 0 where
-    they hid even the difference between a short and a long step. `cooled`: what a message takes of both ends together
-    beyond `send` and `receive`, as rows (microseconds of kernels that a device has run since it last sent, for a message
-    that it sends, or last received; microseconds). `overlap`: how long both ends of a message work beside each other; there is
-    no wire then.
+    Fields:
+        op_us: per op on its device, beyond the kernel's time in a trace. Negative if tracing takes longer than starting an op.
+        step_us: per step.
+        send, receive: device time per message, `latency_us + us_per_byte * bytes`.
+        wire: time per message between the devices, likewise.
+        busy_share: CPU time of a worker per elapsed time while it worked. Well below 1, other programs had its core and no
+            figure is reliable. 0 if they hid even the difference between a short and a long step.
+        cooled: extra time per message of both ends together, beyond `send` and `receive`. Rows are (microseconds of kernels
+            that the device ran since it last sent or received, extra microseconds).
+        overlap: how long both ends of a message work at the same time. There is no wire then.
     """
 
     op_us: float
@@ -74,7 +77,7 @@ class Calibration:
     overlap: Link = _FREE
 
     def cold_us(self, between_us: float) -> float:
-        """What an end of a message takes beyond `send` or `receive` when its device has run kernels for so long.
+        """Extra time of one end of a message, beyond `send` or `receive`, after its device ran kernels for `between_us`.
 
         >>> free = Link(0.0, 0.0)
         >>> Calibration(1.0, 0.0, free, free, free, 1.0, cooled=((0.0, 0.0), (100.0, 80.0))).cold_us(50.0)
@@ -82,38 +85,44 @@ class Calibration:
         """
         if not self.cooled:
             return 0.0
-        us, more = zip(*self.cooled, strict=True)
-        return float(np.interp(between_us, us, more)) / 2
+        kernel_us, extra_us = zip(*self.cooled, strict=True)
+        return float(np.interp(between_us, kernel_us, extra_us)) / 2
 
 
-def mean_calibration(found: Sequence[Calibration]) -> Calibration:
-    """What calibrations of one cluster say on average; of `busy_share` the least. `InvalidInput` for none.
+def mean_calibration(calibrations: Sequence[Calibration]) -> Calibration:
+    """Mean of several calibrations of one cluster, with the smallest `busy_share`. `InvalidInput` if there are none.
 
     >>> free, one = Link(0.0, 0.0), Link(5.0, 0.5)
     >>> a, b = (Calibration(us, 100.0, one, free, free, 1.0, cooled=((0.0, 0.0), (us, 80.0))) for us in (1.0, 2.0))
     >>> mean_calibration([a, b]).op_us, mean_calibration([a, b]).cooled
     (1.5, ((0.0, 0.0), (1.5, 80.0)))
     """
-    if not found:
+    if not calibrations:
         raise InvalidInput("mean_calibration needs at least 1 calibration")
 
     def mean(values: Iterable[float]) -> float:
         return float(np.mean(list(values)))
 
     def link(of: Callable[[Calibration], Link]) -> Link:
-        return Link(mean(of(c).latency_us for c in found), mean(of(c).us_per_byte for c in found))
+        return Link(mean(of(c).latency_us for c in calibrations), mean(of(c).us_per_byte for c in calibrations))
 
-    rungs = zip(*(c.cooled for c in found), strict=True)
-    cooled = tuple((mean(us for us, _ in rows), mean(more for _, more in rows)) for rows in rungs)
+    rungs = zip(*(c.cooled for c in calibrations), strict=True)
+    cooled = tuple((mean(kernel_us for kernel_us, _ in rows), mean(extra_us for _, extra_us in rows)) for rows in rungs)
     return Calibration(
-        mean(c.op_us for c in found), mean(c.step_us for c in found), link(lambda c: c.send), link(lambda c: c.receive),
-        link(lambda c: c.wire), min(c.busy_share for c in found), cooled, link(lambda c: c.overlap),
-    )  # fmt: skip
+        mean(c.op_us for c in calibrations),
+        mean(c.step_us for c in calibrations),
+        link(lambda c: c.send),
+        link(lambda c: c.receive),
+        link(lambda c: c.wire),
+        min(c.busy_share for c in calibrations),
+        cooled,
+        link(lambda c: c.overlap),
+    )
 
 
 @dataclass(frozen=True)
 class Cost:
-    """One step of a made-up kind: wall and per worker CPU microseconds, and those of kernels in its trace but for products.
+    """Cost of one synthetic step, in microseconds: wall time, kernels in its trace without products, CPU time per worker.
 
     `product_us`: the median product.
     """
@@ -125,9 +134,9 @@ class Cost:
 
 
 def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
-    """Measure the overheads of a running `bl.LocalCluster` of at least two workers; about a minute.
+    """Measure the overheads of a running `bl.LocalCluster` of at least two workers. Takes about a minute.
 
-    Raises `InvalidInput` for one worker, `ExecutionError` when a made-up step does not run.
+    Raises `InvalidInput` for one worker, `ExecutionError` if a synthetic step does not run.
     """
     from ...profilers.links import fit_link
 
@@ -137,23 +146,23 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
         cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)
         without, ladder = _ladders(cost)
-        found = np.array([_message(cost, size) for size in SIZES])
-        cooled = _cooled(cost, found[0, 0] + found[0, 1])
+        messages = np.array([_message(cost, size) for size in SIZES])
+        cooled = _cooled(cost, messages[0, 0] + messages[0, 1])
     ops = RUNGS * (WIDTH + 1)
     tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
     op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
-    send, receive, hop = (fit_link(SIZES, times)[0] for times in found.T)
-    left = (
+    send, receive, hop = (fit_link(SIZES, times)[0] for times in messages.T)
+    remainder = (
         hop.latency_us - send.latency_us - receive.latency_us,
         hop.us_per_byte - send.us_per_byte - receive.us_per_byte,
     )
-    wire, overlap = (Link(*(max(sign * part, 0.0) for part in left)) for sign in (1.0, -1.0))
+    wire, overlap = (Link(*(max(sign * term, 0.0) for term in remainder)) for sign in (1.0, -1.0))
     share = min(1.0, max(tiny_cpu, 0.0) / tiny_us) if tiny_us > 0.0 else 0.0
     return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled, overlap)
 
 
 def _ladders(cost: Callable[[Step, int], Cost]) -> tuple[Cost, Cost]:
-    """A ladder without and with ops on its rungs, again while other programs made the first the slower of the two."""
+    """Measure a ladder without and with ops on its rungs; repeat while other programs made the first the slower one."""
     for _ in range(TRIES):
         without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
         if ladder.wall_us > without.wall_us:
@@ -162,27 +171,27 @@ def _ladders(cost: Callable[[Step, int], Cost]) -> tuple[Cost, Cost]:
 
 
 def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:
-    """CPU microseconds that a message takes of sender and receiver, and wall microseconds from end to end."""
+    """Returns the CPU microseconds of sender and receiver per message, and its elapsed microseconds."""
     few, many = (cost(message_step(count, size), 2) for count in (FEW, MANY))
-    stays, goes = (cost(hop_step(MANY, size, goes), 2) for goes in (False, True))
-    sent, received = (max(b - a, 1.0) for a, b in zip(few.cpu_us, many.cpu_us, strict=True))
-    both = max((sum(goes.cpu_us) - sum(stays.cpu_us)) / MANY, 0.2)
-    hop = max((goes.wall_us - stays.wall_us) / MANY, 0.1)
-    return both * sent / (sent + received), both * received / (sent + received), hop
+    staying, moving = (cost(hop_step(MANY, size, moving), 2) for moving in (False, True))
+    send_us, receive_us = (max(b - a, 1.0) for a, b in zip(few.cpu_us, many.cpu_us, strict=True))
+    both_us = max((sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY, 0.2)
+    hop = max((moving.wall_us - staying.wall_us) / MANY, 0.1)
+    return both_us * send_us / (send_us + receive_us), both_us * receive_us / (send_us + receive_us), hop
 
 
 def _cooled(cost: Callable[[Step, int], Cost], warm_us: float) -> tuple[tuple[float, float], ...]:
-    """`Calibration.cooled` where a message takes `warm_us` of both processors with nothing in between."""
-    found = [(0.0, 0.0)]
+    """Returns `Calibration.cooled`; `warm_us` is what both ends of a message take with no kernel in between."""
+    rungs = [(0.0, 0.0)]
     for stream in STREAMS:
-        stays, goes = (cost(hop_step(MANY, SIZES[0], goes, stream), 2) for goes in (False, True))
-        more = (sum(goes.cpu_us) - sum(stays.cpu_us)) / MANY - warm_us
-        found.append((max(goes.product_us, found[-1][0]), max(more, found[-1][1])))
-    return tuple((float(us), float(more)) for us, more in found)
+        staying, moving = (cost(hop_step(MANY, SIZES[0], moving, stream), 2) for moving in (False, True))
+        extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
+        rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
+    return tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
 
 
 def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> Cost:
-    """Median wall and mean CPU time of a step whose ops say in their names where they run: `d0_...`, `d1_...`."""
+    """Returns median wall and mean CPU time of a step whose op names begin with their device: `d0_...`, `d1_...`."""
     from ..dispatch import execute
     from ..structure import graph_of
 
@@ -190,9 +199,16 @@ def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices
     placement = Placement(device=np.array([int(name[1]) for name in graph.names], dtype=np.int32))
     clocks: list[tuple[float, ...]] = []
     run = execute(
-        step, placement, steps, warmup=5, traced=2, cluster=local, graph=graph, worker=worker,
+        step,
+        placement,
+        steps,
+        warmup=5,
+        traced=2,
+        cluster=local,
+        graph=graph,
+        worker=worker,
         on_step=lambda result: clocks.append(tuple(map(process_seconds, local.pids))) if result.index >= 7 else None,
-    )  # fmt: skip
+    )
     if run.status != "ok":
         raise ExecutionError(f"calibration step {step.name!r} ended with status {run.status!r}: {run.message}")
     spent = [(last - first) / (len(clocks) - 1) * 1e6 for first, last in zip(clocks[0], clocks[-1], strict=True)]
@@ -206,16 +222,16 @@ def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices
 
 
 def process_seconds(pid: int) -> float:
-    """CPU seconds that a process has used so far, all threads, to the nanosecond (Linux)."""
-    # The clock id of another process, as clock_getcpuclockid(3) makes it.
+    """Returns the CPU seconds that all threads of a process have used so far (Linux)."""
+    # The clock id of another process, computed as in clock_getcpuclockid(3).
     return time.clock_gettime((~pid << 3) | 2)
 
 
-# -- made-up steps ---------------------------------------------------------------------------------------
+# -- synthetic steps -------------------------------------------------------------------------------------
 
 
 def ladder_step(rungs: int, width: int, size: int) -> Step:
-    """Products of `size` bytes one after the other on device 0; after each `width` additions, ready at a time, and their sum."""
+    """A chain of products of `size` bytes on device 0, each followed by `width` independent additions and their sum."""
     return _step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
 
 
@@ -224,22 +240,22 @@ def message_step(messages: int, size: int) -> Step:
     return _step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
 
 
-def hop_step(hops: int, size: int, goes: bool = True, stream: int = 0) -> Step:
-    """One tensor of `size` bytes that goes to and fro between devices 0 and 1, read and made again on each; or stays on 0.
+def hop_step(hops: int, size: int, crosses: bool = True, stream: int = 0) -> Step:
+    """A tensor of `size` bytes that is copied on device 0 and 1 in turns; on device 0 alone if not `crosses`.
 
-    Between two hops a product of `stream` bytes is made, unless that is 0.
+    Between two hops a product of `stream` bytes is computed, unless `stream` is 0.
     """
-    name = f"{hops} hops of {size} bytes that {'go' if goes else 'stay'}, {stream} bytes between"
-    return _step(name, partial(_hops, hops, size, goes, stream))
+    name = f"{hops} hops of {size} bytes that {'go' if crosses else 'stay'}, {stream} bytes between"
+    return _step(name, partial(_hops, hops, size, crosses, stream))
 
 
-def stream_step(messages: int, size: int, goes: bool = True, both: bool = False) -> Step:
-    """Products one after the other on device 0, after each of which a tensor of `size` bytes goes to device 1, or stays.
+def stream_step(messages: int, size: int, crosses: bool = True, two_streams: bool = False) -> Step:
+    """A chain of products on device 0. After each one, a tensor of `size` bytes goes to device 1 if `crosses`.
 
-    With `both`, device 1 makes products of its own meanwhile.
+    With `two_streams`, device 1 computes a chain of products of its own at the same time.
     """
-    name = f"{messages} messages of {size} bytes that {'go' if goes else 'stay'}, between products"
-    return _step(name, partial(_stream, messages, size, goes, both))
+    name = f"{messages} messages of {size} bytes that {'go' if crosses else 'stay'}, between products"
+    return _step(name, partial(_stream, messages, size, crosses, two_streams))
 
 
 def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
@@ -251,20 +267,22 @@ def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
         with value.graph.control_dependencies([product.op]):
             value = raw.Identity(input=value, name=f"d0_rung{rung}")
         if width:
-            parts = [raw.AddV2(x=value, y=one, name=f"d0_add{rung}_{i}") for i in range(width)]
-            value = raw.AddN(inputs=parts, name=f"d0_sum{rung}")
+            additions = [raw.AddV2(x=value, y=one, name=f"d0_add{rung}_{i}") for i in range(width)]
+            value = raw.AddN(inputs=additions, name=f"d0_sum{rung}")
     return value
 
 
 def _messages(messages: int, size: int, raw: Any) -> Any:
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
-    sent = [raw.Identity(input=source, name=f"d0_send{i}") for i in range(messages)]
-    received = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent)]
+    sent_tensors = [raw.Identity(input=source, name=f"d0_send{i}") for i in range(messages)]
+    received = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent_tensors)]
     return raw.IdentityN(input=received, name="d1_all")[0]
 
 
-def _stream(messages: int, size: int, goes: bool, both: bool, raw: Any) -> Any:
-    value = [raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + both)]
+def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: Any) -> Any:
+    value = [
+        raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + two_streams)
+    ]
     matrix = list(value)
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     received = []
@@ -273,21 +291,25 @@ def _stream(messages: int, size: int, goes: bool, both: bool, raw: Any) -> Any:
             raw.MatMul(a=a, b=b, name=f"d{d}_product{i}") for d, (a, b) in enumerate(zip(value, matrix, strict=True))
         ]
         with source.graph.control_dependencies([value[0].op]):
-            sent = raw.Identity(input=source, name=f"d0_send{i}")
-        received.append(raw.Identity(input=sent, name=f"d{int(goes)}_receive{i}"))
+            sent_tensor = raw.Identity(input=source, name=f"d0_send{i}")
+        received.append(raw.Identity(input=sent_tensor, name=f"d{int(crosses)}_receive{i}"))
     for d, last in enumerate(value):
-        received.append(raw.Slice(
-            input=last, begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
-            size=raw.Fill(dims=[2], value=1, name=f"d{d}_size"), name=f"d{d}_last",
-        ))  # fmt: skip
-    return raw.IdentityN(input=received, name=f"d{int(goes)}_all")[0]
+        received.append(
+            raw.Slice(
+                input=last,
+                begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
+                size=raw.Fill(dims=[2], value=1, name=f"d{d}_size"),
+                name=f"d{d}_last",
+            )
+        )
+    return raw.IdentityN(input=received, name=f"d{int(crosses)}_all")[0]
 
 
-def _hops(hops: int, size: int, goes: bool, stream: int, raw: Any) -> Any:
+def _hops(hops: int, size: int, crosses: bool, stream: int, raw: Any) -> Any:
     value = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
-    many = [raw.Fill(dims=[stream // 4], value=np.float32(1), name=f"d{d}_many") for d in range(1 + goes) if stream]
+    many = [raw.Fill(dims=[stream // 4], value=np.float32(1), name=f"d{d}_many") for d in range(1 + crosses) if stream]
     for i in range(hops):
-        device = (i + 1) % 2 if goes else 0
+        device = (i + 1) % 2 if crosses else 0
         value = raw.Identity(input=value, name=f"d{device}_arrived{i}")
         after = [value.op]
         if stream:
@@ -299,7 +321,7 @@ def _hops(hops: int, size: int, goes: bool, stream: int, raw: Any) -> Any:
 
 
 def _step(name: str, build: Callable[[Any], Any]) -> Step:
-    """A step without inputs, outputs and variables that runs the op that `build` returns."""
+    """Returns a step without inputs, outputs and variables that runs the op that `build` returns."""
     import tensorflow as tf
 
     graph = tf.Graph()
@@ -311,7 +333,7 @@ def _step(name: str, build: Callable[[Any], Any]) -> Step:
 
 
 def _name_constants(definition: Any) -> None:
-    """`d0_source/dims` is a constant of the op `d0_source`, made with it: it already has its device in its name."""
+    """Checks that every op names its device. A constant such as `d0_source/dims` has the name of its op as a prefix."""
     strangers: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
     if strangers:
         raise ExecutionError(f"op {strangers[0]!r} of a calibration step does not say where it runs")

@@ -1,9 +1,9 @@
-"""`bl.LocalCluster(n)`: n TensorFlow workers on this machine, each single-threaded (by default) and on a core of its own.
+"""`bl.LocalCluster(n)`: n TensorFlow workers on this machine, by default single-threaded and each on its own core.
 
-On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers that go
-through TensorFlow's own rendezvous and a loopback network. TensorFlow's servers have no authentication, so the workers share a
-network of their own (`workers.network`), whose loopback device other users of this machine do not reach. Neither do other
-programs of this user: the process that opens the session joins that network before it uses it.
+On a machine without GPUs this is a real n-device cluster: one op at a time per worker, and transfers through TensorFlow's own
+rendezvous and a loopback network. TensorFlow's servers have no authentication, so the workers share a network namespace
+(`workers.network`). Other users of this machine cannot reach its loopback device, nor can other programs of this user. The
+process that opens a session joins that network first.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from .devices import cpu_memory
 
 SERVER = "baechi_lab.executors.tensorflow.server"
 LOOPBACK_LINK = Link(400.0, 0.0008)
-"""A round guess for two loopback workers (0.4 ms a message, 1.25 GB/s) until `bl.measure_link` replaces it."""
+"""An estimate for two loopback workers (0.4 ms per message, 1.25 GB/s); `bl.measure_link` measures the link."""
 
 
 class LocalCluster:
@@ -38,25 +38,25 @@ class LocalCluster:
 
     Args:
         n: number of workers.
-        memory_bytes: memory that each device is said to have (TensorFlow enforces none on a CPU); default an even
-            share of the machine.
+        memory_bytes: memory of each device in the `cluster` record; TensorFlow enforces no limit on a CPU. The default
+            is an even share of the machine's memory.
         link, comm: of the `cluster` record.
         timeout: seconds for all workers to start.
-        trusted_users: leave the workers in the machine's network, where all its users can run code as you while the cluster is
-            open. Only then do programs that are given `addresses` reach them, exported scripts for example.
-        trusted_network: start them as well where they cannot be kept to loopback (not on Linux): then everyone on the
-            network can run code as you.
-        threads: of each worker, which share its core. With one, a tensor that is ready to be sent may wait for the ops that
-            are ready behind it: TensorFlow leaves large sends to another thread. With two it leaves at once. Where threads
-            share a core, those that have nothing to do sleep, instead of taking it from the one that works.
+        trusted_users: keep the workers in the machine's network. All users of the machine can then run code as you while the
+            cluster is open. Other programs, such as exported scripts, can only then connect to `addresses`.
+        trusted_network: start the workers even if they cannot be restricted to loopback (not on Linux). Everyone on the
+            network can then run code as you.
+        threads: threads per worker, which share its core. With one thread, a tensor that is ready to be sent may wait for
+            the ops that are ready after it, because TensorFlow leaves large sends to another thread. With two threads it
+            leaves at once. Threads that share a core sleep while they are idle.
 
-    The workers have a network of their own, which no other user and no other program reaches; `bl.execute`,
-    `bl.measure_link` and whatever else takes the cluster itself open their session in a process that joins it. `network` is the
-    process id of a worker in it, None for a cluster in the machine's network.
+    The workers have their own network, which other users and programs cannot reach. `bl.execute`, `bl.measure_link` and other
+    functions that take the cluster open their session in a process that joins it. `network` is the process id of a worker in
+    it, None for a cluster in the machine's network.
 
     Raises:
         InvalidInput: a bad `n` or `threads`.
-        ExecutionError: a worker does not start, or the system allows no network of its own and `trusted_users` is not given.
+        ExecutionError: a worker does not start, or the system does not allow a separate network and `trusted_users` is not given.
 
     >>> with LocalCluster(2) as local:  # doctest: +SKIP
     ...     run = bl.execute(step, placement, cluster=local)
@@ -84,7 +84,7 @@ class LocalCluster:
             self._options.append("--no-spinning")
         self.network: int | None = None
         self._logs: list[IO[bytes]] = []
-        self._printed: list[bytes] = []
+        self._output: list[bytes] = []
         self._processes: list[subprocess.Popen[bytes] | Forked] = []
         deadline = time.monotonic() + timeout
         try:
@@ -95,14 +95,14 @@ class LocalCluster:
             for core in range(len(self._processes), n):
                 self._start(core, self.network)
             self.addresses = tuple(self._read(i, rb"^worker (\S+)\n", deadline) for i in range(n))
-        except BaseException:  # Ctrl-C too leaves no worker
+        except BaseException:  # includes Ctrl-C: no worker may stay
             self.close()
             raise
 
     def _start(self, core: int, network: int | None) -> None:
         log = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the worker writes to it
         self._logs.append(log)
-        self._printed.append(b"")
+        self._output.append(b"")
         environment = worker_environment({"CUDA_VISIBLE_DEVICES": ""})
         self._processes.append(
             start(
@@ -111,14 +111,14 @@ class LocalCluster:
         )
 
     def _read(self, index: int, line: bytes, deadline: float) -> str:
-        """What a worker says in the line, with one group, that it prints before the deadline."""
+        """Waits until a worker prints a line that matches `line`, which has one group. Returns the group."""
         process = self._processes[index]
         if process.stdout is None:
             raise ExecutionError(f"worker {index} has no output")
         with selectors.DefaultSelector() as selector:
             selector.register(process.stdout, selectors.EVENT_READ)
             while time.monotonic() < deadline:
-                match = re.search(line, self._printed[index], re.MULTILINE)
+                match = re.search(line, self._output[index], re.MULTILINE)
                 if match is not None:
                     return match[1].decode()
                 if not selector.select(0.1):
@@ -126,11 +126,11 @@ class LocalCluster:
                 data = os.read(process.stdout.fileno(), 4096)
                 if not data:
                     raise self._not_started(index)
-                self._printed[index] += data
-        raise ExecutionError(f"worker {index} did not start in time: {self._last_words(index)}")
+                self._output[index] += data
+        raise ExecutionError(f"worker {index} did not start in time: {self._last_log_line(index)}")
 
     def _not_started(self, index: int) -> ExecutionError:
-        words = self._last_words(index)
+        words = self._last_log_line(index)
         if words.startswith(REFUSED):
             return ExecutionError(
                 "other users of this machine cannot be kept from TensorFlow's servers, which ask nobody who he is "
@@ -138,21 +138,21 @@ class LocalCluster:
             )
         return ExecutionError(f"worker {index} ended before it listened: {words}")
 
-    def _last_words(self, index: int) -> str:
+    def _last_log_line(self, index: int) -> str:
         self._logs[index].seek(0)
         lines = self._logs[index].read().decode("utf-8", "replace").splitlines()
         return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "it said nothing")
 
-    def lost(self) -> str | None:
-        """A sentence that names the first worker that has ended; None while all run."""
+    def ended_worker(self) -> str | None:
+        """Returns a sentence that names the first worker that has ended; None while all run."""
         ended = next((i for i, process in enumerate(self._processes) if process.poll() is not None), None)
         return None if ended is None else f"worker {ended} of the cluster ({self.addresses[ended]}) has ended"
 
     def require_alive(self) -> None:
-        """Raise `ExecutionError` if a worker has ended; it names the first."""
-        lost = self.lost()
-        if lost is not None:
-            raise ExecutionError(f"{lost}; make a new LocalCluster")
+        """Raise `ExecutionError` that names the first worker that has ended, if any."""
+        message = self.ended_worker()
+        if message is not None:
+            raise ExecutionError(f"{message}; make a new LocalCluster")
 
     @property
     def n(self) -> int:
@@ -165,7 +165,7 @@ class LocalCluster:
         return tuple(p.pid for p in self._processes)
 
     def close(self) -> None:
-        """End the workers; can be called twice."""
+        """End the workers. Further calls do nothing."""
         for process in self._processes:
             if process.poll() is None:
                 process.kill()
@@ -182,7 +182,7 @@ class LocalCluster:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()
 
     def __repr__(self) -> str:

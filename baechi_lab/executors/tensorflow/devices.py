@@ -1,4 +1,4 @@
-"""Which TensorFlow devices a placement's indices stand for.
+"""Map the device indices of a placement to TensorFlow devices.
 
 Names: `gpu:1` is a whole attached GPU, `gpu:0/2` the third memory-limited part of the first one, `cpu:3` a logical
 CPU device of the process, `/job:worker/task:1/device:CPU:0` a device of a cluster. Logical CPU devices share the
@@ -37,14 +37,14 @@ _TASK = re.compile(
 
 @dataclass
 class Selection:
-    """TensorFlow devices by placement index, and what the session needs to have them.
+    """TensorFlow devices by placement index, and the session settings that they need.
 
-    `parts` gives, per visible GPU, the memory limits in bytes of its parts (empty: the whole card).
+    `gpu_parts`: per visible GPU, the memory limits in bytes of its parts (empty: the whole card).
     """
 
     devices: list[str]
     cpus: int = 1
-    parts: dict[int, list[int]] = field(default_factory=dict)
+    gpu_parts: dict[int, list[int]] = field(default_factory=dict)
     soft: bool = False
     threads: int | None = None
     workers: tuple[str, ...] = ()
@@ -59,22 +59,22 @@ class Selection:
         """Add the GPUs to a ConfigProto."""
         if self.workers:
             return
-        if not self.parts:
+        if not self.gpu_parts:
             config.device_count["GPU"] = 0
             return
-        config.gpu_options.visible_device_list = ",".join(str(g) for g in sorted(self.parts))
+        config.gpu_options.visible_device_list = ",".join(str(g) for g in sorted(self.gpu_parts))
         config.intra_op_parallelism_threads = 0
-        if any(self.parts.values()):
-            for gpu in sorted(self.parts):
+        if any(self.gpu_parts.values()):
+            for gpu in sorted(self.gpu_parts):
                 virtual = config.gpu_options.experimental.virtual_devices.add()
-                virtual.memory_limit_mb.extend([b / (1 << 20) for b in self.parts[gpu]])
+                virtual.memory_limit_mb.extend([b / (1 << 20) for b in self.gpu_parts[gpu]])
 
 
 # -- in the worker ---------------------------------------------------------------------------------------
 
 
 def gpu_memory() -> list[int]:
-    """Total bytes of every GPU that both TensorFlow and CUDA show; empty on a machine without."""
+    """Returns the total bytes of every GPU that TensorFlow and CUDA report; empty on a machine without GPUs."""
     import tensorflow as tf
 
     if not tf.config.list_physical_devices("GPU"):
@@ -95,16 +95,16 @@ def gpu_memory() -> list[int]:
 
 
 def cpu_memory() -> int:
-    """Bytes of memory of this machine."""
+    """Returns the bytes of memory of this machine."""
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
-    """The devices for a placement over `needed` indices.
+    """Selects the devices for a placement over `needed` indices.
 
-    `names` has (device name, memory bytes) of a cluster, or is None for the attached ones: GPUs where there are any
-    (split when there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`,
-    `threads`, `workers`, `secret`.
+    `names` has (device name, memory bytes) of a cluster. None means the attached devices: GPUs if there are any (split if
+    there are too few), logical CPU devices otherwise. `options`: `virtual`, `memory_limit`, `kind`, `threads`, `workers`,
+    `secret`.
     """
     if options.get("workers"):
         return _select_tasks(names, options, needed)
@@ -112,13 +112,13 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
     if options.get("kind") == "gpu" and not gpus:
         raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
     if names is None:
-        chosen = attached_names(gpus, needed, options.get("virtual"), options.get("memory_limit"))
+        attached = attached_names(gpus, needed, options.get("virtual"), options.get("memory_limit"))
         notes = (
             []
-            if len(chosen) == 0 or "/" not in chosen[0][0]
-            else [f"{len(gpus)} GPU(s) split into {len(chosen)} parts"]
+            if len(attached) == 0 or "/" not in attached[0][0]
+            else [f"{len(gpus)} GPU(s) split into {len(attached)} parts"]
         )
-        selection = _select_local(chosen, gpus)
+        selection = _select_local(attached, gpus)
         selection.notes += notes
     else:
         selection = _select_local(list(names), gpus)
@@ -128,8 +128,8 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
 
 def attached_names(
     gpus: Sequence[int], needed: int | None, virtual: int | None, limit: int | None
-) -> list[tuple[str, int]]:  # fmt: skip
-    """(name, memory bytes) of the attached devices: whole GPUs, parts of GPUs, or logical CPU devices."""
+) -> list[tuple[str, int]]:
+    """Returns (name, memory bytes) of the attached devices: whole GPUs, parts of GPUs, or logical CPU devices."""
     if not gpus:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         count = virtual or needed or cores
@@ -138,7 +138,7 @@ def attached_names(
     if limit is None and virtual is None and count <= len(gpus):
         return [(f"gpu:{i}", gpus[i]) for i in range(count)]
     each = math.ceil(count / len(gpus))
-    # CUDA and its libraries need some of the card for themselves.
+    # CUDA and its libraries need some memory of the card.
     share = limit or int(min(gpus) * 0.9 / each)
     for gpu, total in enumerate(gpus):
         if share * min(each, count) > total:
@@ -151,22 +151,22 @@ def attached_names(
 
 def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Selection:
     parsed = [_NAME.fullmatch(name) for name, _ in names]
-    for (name, _), found in zip(names, parsed, strict=True):
-        if found is None and _TASK.fullmatch(name):
+    for (name, _), match in zip(names, parsed, strict=True):
+        if match is None and _TASK.fullmatch(name):
             raise ExecutionError(
                 f"device {name!r} belongs to a TensorFlow server; give the servers' addresses as workers=, "
                 "or cluster=bl.LocalCluster(n)"
             )
-        if found is None:
+        if match is None:
             raise ExecutionError(f"device {name!r} is no TensorFlow device; names are cpu:N, gpu:N or gpu:N/part")
-        if found["kind"].lower() == "gpu" and int(found["index"]) >= len(gpus):
+        if match["kind"].lower() == "gpu" and int(match["index"]) >= len(gpus):
             has = f"{len(gpus)} GPU(s)" if gpus else "no GPU; execute without a cluster to use logical CPU devices"
             raise ExecutionError(f"device {name!r} is not attached: this machine has {has}")
-    parts = _gpu_parts(names, parsed, gpus)
+    gpu_parts = _gpu_parts(names, parsed, gpus)
     first, at = {}, 0
-    for gpu in sorted(parts):
+    for gpu in sorted(gpu_parts):
         first[gpu] = at
-        at += max(1, len(parts[gpu]))
+        at += max(1, len(gpu_parts[gpu]))
     devices = [
         f"{LOCAL}CPU:{m['index']}"
         if m["kind"].lower() == "cpu"
@@ -175,18 +175,18 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
         if m is not None
     ]
     cpus = 1 + max((int(m["index"]) for m in parsed if m is not None and m["kind"].lower() == "cpu"), default=0)
-    return Selection(devices, cpus, parts, soft=bool(parts))
+    return Selection(devices, cpus, gpu_parts, soft=bool(gpu_parts))
 
 
 def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Sequence[int]) -> dict[int, list[int]]:
-    """Memory limits of the parts of every GPU in use."""
-    parts: dict[int, dict[int, int]] = {}
-    for (_, limit), found in zip(names, parsed, strict=True):
-        if found["kind"].lower() == "gpu":
-            here = parts.setdefault(int(found["index"]), {})
-            if found["part"] is not None:
-                here[int(found["part"])] = limit
-    for gpu, limits in parts.items():
+    """Returns the memory limits of the parts of every used GPU."""
+    limits_of_gpu: dict[int, dict[int, int]] = {}
+    for (_, limit), match in zip(names, parsed, strict=True):
+        if match["kind"].lower() == "gpu":
+            here = limits_of_gpu.setdefault(int(match["index"]), {})
+            if match["part"] is not None:
+                here[int(match["part"])] = limit
+    for gpu, limits in limits_of_gpu.items():
         if sum(limits.values()) > gpus[gpu]:
             raise ExecutionError(
                 f"the parts of gpu:{gpu} have memory limits of {format_bytes(sum(limits.values()))} together; "
@@ -194,7 +194,7 @@ def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Se
             )
     return {
         g: [limits.get(p, min(limits.values())) for p in range(max(limits, default=-1) + 1)]
-        for g, limits in parts.items()
+        for g, limits in limits_of_gpu.items()
     }
 
 
@@ -202,39 +202,39 @@ def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str,
     workers = tuple(options["workers"])
     if options.get("secret"):
         go_through(options["secret"])
-    given = (
+    device_names = (
         [name for name, _ in names] if names else [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
     )
-    if needed > len(given):
-        raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(given)}")
+    if needed > len(device_names):
+        raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(device_names)}")
     devices, soft = [], False
-    for name in given:
-        found = _TASK.fullmatch(name)
-        if found is None or int(found["task"]) >= len(workers):
+    for name in device_names:
+        match = _TASK.fullmatch(name)
+        if match is None or int(match["task"]) >= len(workers):
             raise ExecutionError(
                 f"device {name!r} is none of the cluster's: /job:worker/task:0..{len(workers) - 1}/device:CPU:0"
             )
-        kind = found["kind"].upper()
+        kind = match["kind"].upper()
         soft = soft or kind == "GPU"
-        devices.append(f"/job:worker/replica:0/task:{found['task']}/device:{kind}:{found['index']}")
+        devices.append(f"/job:worker/replica:0/task:{match['task']}/device:{kind}:{match['index']}")
     return Selection(devices, soft=soft, workers=workers)
 
 
 def serve(request: Message, send: Any) -> None:
-    """The `devices` request: (name, kind, memory bytes) of what is attached."""
+    """The `devices` request: sends (name, memory bytes) of the attached devices."""
     options = request.header["options"]
     gpus = gpu_memory() if options.get("kind") != "cpu" else []
     if options.get("kind") == "gpu" and not gpus:
         raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
     names = attached_names(gpus, None, options.get("virtual"), options.get("memory_limit"))
     selection = _select_local(names, gpus)
-    if selection.parts:
+    if selection.gpu_parts:
         names = _real_memory(names, selection)
     send("devices", {"devices": [list(entry) for entry in names]})
 
 
 def _real_memory(names: Sequence[tuple[str, int]], selection: Selection) -> list[tuple[str, int]]:
-    """The bytes that TensorFlow's allocator gets on each GPU, from a session of its own."""
+    """Returns the bytes that TensorFlow's allocator gets on each GPU, read from a new session."""
     import tensorflow as tf
 
     from .session import session_config
@@ -262,7 +262,7 @@ def device_options(
     workers: Sequence[str] = (),
     secret: str | os.PathLike[str] | None = None,
 ) -> dict[str, Any]:
-    """Checked options of `execute` and `Cluster.from_tensorflow`, ready to be sent."""
+    """Checks the options of `execute` and `Cluster.from_tensorflow`. Returns them ready to be sent."""
     for name, value in (("virtual", virtual), ("threads", threads)):
         if value is not None:
             check_whole(name, value, also=", or None")
@@ -278,9 +278,13 @@ def device_options(
             raise InvalidInput("secret is given without workers; it is what the workers of other machines ask for")
         check_secret(secret)
     return {
-        "virtual": virtual, "memory_limit": limit, "kind": kind, "threads": threads, "workers": list(workers),
+        "virtual": virtual,
+        "memory_limit": limit,
+        "kind": kind,
+        "threads": threads,
+        "workers": list(workers),
         "secret": secret,
-    }  # fmt: skip
+    }
 
 
 def attached_cluster(
@@ -291,13 +295,13 @@ def attached_cluster(
     comm: str = "sequential",
     timeout: float = 120.0,
 ) -> Cluster:
-    """The devices that TensorFlow has on this machine, asked in a process of their own.
+    """Returns the devices that TensorFlow has on this machine, queried in a separate process.
 
     `virtual=4, memory_limit="2400MB"` splits each GPU into memory-limited parts; without a GPU `virtual` is the
     number of logical CPU devices (default: one per core), which share the machine's memory evenly. `link` is an
-    assumption (PCIe 3.0) until it is measured with `bl.measure_link`.
+    assumption (PCIe 3.0); `bl.measure_link` measures it.
 
-    Raises `ExecutionError` for limits above the card or when TensorFlow cannot start, `InvalidInput` for bad values.
+    Raises `ExecutionError` if limits exceed the card or TensorFlow cannot start, `InvalidInput` for bad values.
 
     >>> attached_cluster(virtual=2, kind="cpu").names  # doctest: +SKIP
     ('cpu:0', 'cpu:1')
@@ -306,5 +310,5 @@ def attached_cluster(
 
     options = device_options(virtual, memory_limit, kind)
     answer = ask(Message("devices", {"options": options}), "devices", timeout)
-    found = [Device(name, name.split(":")[0], memory) for name, memory in answer.header["devices"]]
-    return Cluster(tuple(found), link, comm)
+    devices = [Device(name, name.split(":")[0], memory) for name, memory in answer.header["devices"]]
+    return Cluster(tuple(devices), link, comm)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One step as it happened: `phase` is `warmup`, `traced` or `measured`; `outputs` is what the step returned."""
+    """One executed step. `phase` is `warmup`, `traced` or `measured`; `outputs` is what the step returned."""
 
     index: int
     phase: str
@@ -48,7 +48,7 @@ class _Collected:
     devices: list[str] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    moved: list[str] = field(default_factory=list)
+    moved_ops: list[str] = field(default_factory=list)
     replaced: dict[str, str] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
     trace: Trace | None = None
@@ -74,9 +74,9 @@ def execute(
     worker: Worker | None = None,
     local: LocalCluster | None = None,
 ) -> Run:
-    """See `baechi_lab.executors.execute`; `options` come from `device_options`, `worker` is one to use again.
+    """See `baechi_lab.executors.execute`. `options` come from `device_options`; `worker` is reused.
 
-    `local` is the cluster whose addresses the options have.
+    `local` is the cluster whose addresses are in the options.
     """
     from tqdm.auto import tqdm
 
@@ -92,13 +92,18 @@ def execute(
     batches = checked_batches(step, inputs)
     names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {
-        **step_header(step), "op_names": list(graph.names), "devices": names,
-        "steps": int(steps), "warmup": int(warmup), "traced": int(traced),
-        "options": options or {}, "return_variables": return_variables,
-    }  # fmt: skip
+        **step_header(step),
+        "op_names": list(graph.names),
+        "devices": names,
+        "steps": int(steps),
+        "warmup": int(warmup),
+        "traced": int(traced),
+        "options": options or {},
+        "return_variables": return_variables,
+    }
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
-    got = _Collected()
+    collected = _Collected()
     addresses = (options or {}).get("workers", ())
     peers = Peers(addresses, secret=(options or {}).get("secret"), local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
@@ -110,7 +115,7 @@ def execute(
     try:
         if addresses:
             used.enter(network)
-        status, message = _converse(used, request, got, timeout, cancel, _advancing(bar, on_step), peers)
+        status, message = _collect_answers(used, request, collected, timeout, cancel, _advancing(bar, on_step), peers)
     except ExecutionError:
         # The worker refused the request and waits for the next.
         raise
@@ -124,11 +129,11 @@ def execute(
             used.close()
     if status != "ok":
         used.close()
-    return _run(step, graph, placed, cluster, got, status, message)
+    return _run(step, graph, placed, cluster, collected, status, message)
 
 
 def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callable[[StepResult], None]:
-    """`on_step` after the bar has moved."""
+    """Returns a callback that advances the bar and then calls `on_step`."""
 
     def advance(result: StepResult) -> None:
         bar.update()
@@ -138,98 +143,108 @@ def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callab
     return advance
 
 
-def _converse(
+def _collect_answers(
     worker: Worker,
     request: Message,
-    got: _Collected,
+    collected: _Collected,
     timeout: float | None,
     cancel: threading.Event | None,
     on_step: Callable[[StepResult], None],
     peers: Peers,
 ) -> tuple[str, str]:
-    """Fill `got` from the worker's messages; status and message of the run."""
+    """Stores the worker's messages in `collected`. Returns status and message of the run."""
     try:
-        with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel, peers.lost)) as answers:
+        with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel, peers.ended_server)) as answers:
             for message in answers:
                 if message.kind == "failed":
-                    # TensorFlow may tell of a server's end in any words, and before the kernel does.
-                    gone = peers.lost_within(1.0)
-                    return _failed(message, got) if gone is None else ("died", gone)
-                _take(message, got)
+                    # TensorFlow may report a server's end in any words, and earlier than its closed connection.
+                    ended_server = peers.wait_for_ended_server(1.0)
+                    return _failure_status(message, collected) if ended_server is None else ("died", ended_server)
+                _store_message(message, collected)
                 if message.kind == "step":
-                    on_step(got.steps[-1])
+                    on_step(collected.steps[-1])
     except WorkerEnded as ended:
         return ended.status, ended.message
-    return "ok", "; ".join(got.notes)
+    return "ok", "; ".join(collected.notes)
 
 
-def _take(message: Message, got: _Collected) -> None:
+def _store_message(message: Message, collected: _Collected) -> None:
     header = message.header
     if message.kind == "ready":
-        got.devices, got.memory_bytes = header["devices"], header["memory_bytes"]
-        got.moved, got.notes = header["moved"], header["notes"]
+        collected.devices, collected.memory_bytes = header["devices"], header["memory_bytes"]
+        collected.moved_ops, collected.notes = header["moved"], header["notes"]
     elif message.kind == "step":
         outputs = tuple(a[()] if a.ndim == 0 else a for a in message.arrays)
-        got.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
+        collected.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
     elif message.kind == "timeline":
-        got.moved = sorted({*got.moved, *header["moved"]})
-        got.replaced = header["replaced"]
-        got.trace = Trace(*message.arrays)
+        collected.moved_ops = sorted({*collected.moved_ops, *header["moved"]})
+        collected.replaced = header["replaced"]
+        collected.trace = Trace(*message.arrays)
     elif message.kind == "variables":
-        got.variables = message.arrays
+        collected.variables = message.arrays
 
 
-def _failed(message: Message, got: _Collected) -> tuple[str, str]:
-    """A refusal, or a failure before the first step, is the caller's error; a later failure ends the run."""
+def _failure_status(message: Message, collected: _Collected) -> tuple[str, str]:
+    """Returns status and message of a failure. Raises `ExecutionError` for a refusal or a failure before the first step."""
     status, text = message.header["status"], message.header["message"]
-    if status == "refused" or (status == "error" and not got.steps):
+    if status == "refused" or (status == "error" and not collected.steps):
         raise ExecutionError(text)
     return ("died" if status == "error" else status), text
 
 
 def _run(
-    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, got: _Collected, status: str, message: str
-) -> Run:  # fmt: skip
-    if got.moved:
-        shown = ", ".join(got.moved[:3]) + (", ..." if len(got.moved) > 3 else "")
-        moved = f"{len(got.moved)} ops ran elsewhere than placed: {shown}"
-        message = f"{message}; {moved}" if message else moved
-    measured = [s.seconds for s in got.steps if s.phase == "measured"]
+    step: Step,
+    graph: OpGraph,
+    placed: Placement,
+    cluster: Cluster | None,
+    collected: _Collected,
+    status: str,
+    message: str,
+) -> Run:
+    if collected.moved_ops:
+        shown = ", ".join(collected.moved_ops[:3]) + (", ..." if len(collected.moved_ops) > 3 else "")
+        moved_message = f"{len(collected.moved_ops)} ops ran elsewhere than placed: {shown}"
+        message = f"{message}; {moved_message}" if message else moved_message
+    measured = [s.seconds for s in collected.steps if s.phase == "measured"]
     info: dict[str, Any] = {
-        "devices": tuple(got.devices),
-        "warmup_seconds": [s.seconds for s in got.steps if s.phase == "warmup"],
-        "traced_seconds": [s.seconds for s in got.steps if s.phase == "traced"],
-        "replaced": got.replaced,
+        "devices": tuple(collected.devices),
+        "warmup_seconds": [s.seconds for s in collected.steps if s.phase == "warmup"],
+        "traced_seconds": [s.seconds for s in collected.steps if s.phase == "traced"],
+        "replaced": collected.replaced,
     }
-    if got.variables:
-        info["variables"] = {spec.name: value for spec, value in zip(step.variables, got.variables, strict=True)}
+    if collected.variables:
+        info["variables"] = {spec.name: value for spec, value in zip(step.variables, collected.variables, strict=True)}
     return Run(
-        timeline=_timeline(step, graph, placed, cluster, got),
+        timeline=_timeline(step, graph, placed, cluster, collected),
         step_seconds=np.array(measured, dtype=np.float64),
-        outputs=tuple(s.outputs for s in got.steps),
+        outputs=tuple(s.outputs for s in collected.steps),
         status=status,
         message=message,
-        moved_ops=tuple(got.moved),
+        moved_ops=tuple(collected.moved_ops),
         info=info,
     )
 
 
 def _timeline(
-    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, got: _Collected
-) -> Timeline | None:  # fmt: skip
-    if got.trace is None:
+    step: Step, graph: OpGraph, placed: Placement, cluster: Cluster | None, collected: _Collected
+) -> Timeline | None:
+    if collected.trace is None:
         return None
-    names, memory = list(got.devices), list(got.memory_bytes)
+    names, memory = list(collected.devices), list(collected.memory_bytes)
     if cluster is not None:
         names[: cluster.n] = cluster.names
         memory[: cluster.n] = cluster.memory_bytes.tolist()
-    extra = [d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(got.trace.device == d)]
+    extra = [
+        d for d in range(cluster.n if cluster is not None else 0, len(names)) if np.any(collected.trace.device == d)
+    ]
     last = max([*extra, int(placed.device.max(initial=0)), (cluster.n if cluster is not None else 1) - 1])
     at = graph.index
-    held = [
+    variable_bytes = [
         (int(placed.device[at[spec.name]]), at[spec.name], int(value.nbytes))
         for spec, value in zip(step.variables, step.initial_values, strict=True)
         if spec.name in at
     ]
-    copied = any("/job:worker" in d for d in got.devices)
-    return to_timeline(got.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], held, copied)
+    copied = any("/job:worker" in d for d in collected.devices)
+    return to_timeline(
+        collected.trace.first(last + 1), graph, names[: last + 1], memory[: last + 1], variable_bytes, copied
+    )

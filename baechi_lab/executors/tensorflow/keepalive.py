@@ -1,7 +1,7 @@
-"""A connection to a server on which nothing is sent: the kernel ends it with the server's process.
+"""Detect the end of a server by an idle connection to it.
 
-Keepalive ends it with the machine. A server that closes it, as gRPC does with idle ones, still takes another. Exported clusters
-take this file along.
+The operating system closes the connection when the server's process ends; TCP keepalive closes it when the machine ends. A
+server that closes an idle connection, as gRPC does, still accepts another one. Exported clusters contain a copy of this file.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ import socket
 import ssl
 
 _KEEPALIVE = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3}
-"""Seconds of silence, seconds between probes, and probes without answer: a machine is missed after about 11 s."""
+"""Seconds of silence, seconds between probes, and unanswered probes: the end of a machine is detected after about 11 s."""
 
 _HELLO = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])
-"""How an HTTP/2 client begins, with empty settings (RFC 9113, 3.4); a server answers with short ones."""
+"""Connection preface of an HTTP/2 client with empty settings (RFC 9113, 3.4). A server answers with short settings."""
 
 
 def connected(address: str, seconds: float, tls: ssl.SSLContext | None = None) -> socket.socket:
-    """A connection to `host:port`, through TLS where that is given; `OSError` when nobody answers within `seconds`."""
+    """Connects to `host:port`, through `tls` if given. Raises `OSError` if no server answers within `seconds`."""
     host, _, port = address.rpartition(":")
     connection = socket.create_connection((host.strip("[]"), int(port)), timeout=seconds)
     if tls is not None:
         connection = tls.wrap_socket(connection)
         with contextlib.suppress(TimeoutError):  # in TLS 1.3 a refusal comes after the handshake
-            if not connection.recv(1):  # a server that lets us in greets
+            if not connection.recv(1):  # a server that accepts the client sends its settings first
                 raise ssl.SSLError("it closed the connection")
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -37,7 +37,7 @@ def connected(address: str, seconds: float, tls: ssl.SSLContext | None = None) -
 def alive(
     connections: dict[str, socket.socket], address: str, seconds: float, tls: ssl.SSLContext | None = None
 ) -> bool:
-    """Is the server at `address` there? Its connection is made anew where it was closed."""
+    """Whether the server at `address` is running. Reconnects if the connection was closed."""
     try:
         while connections[address].recv(1 << 12):
             continue
@@ -54,12 +54,12 @@ def alive(
 
 
 def speaks_plainly(address: str, seconds: float) -> bool:
-    """Does the server at `address` answer as gRPC without TLS? One that is busy for `seconds`, or has just ended: yes."""
-    with connected(address, seconds) as asked:
-        asked.settimeout(seconds)
+    """Whether the server at `address` speaks gRPC without TLS. True as well if it is busy for `seconds` or has just ended."""
+    with connected(address, seconds) as connection:
+        connection.settimeout(seconds)
         try:
-            asked.sendall(_HELLO)
-            answer = asked.recv(9)
+            connection.sendall(_HELLO)
+            answer = connection.recv(9)
         except TimeoutError:
             return True
         except ConnectionError:

@@ -1,8 +1,8 @@
-"""The kernels of a traced step: which op, on which device, from when to when.
+"""The kernels of a traced step: op, device, start and end.
 
-The executor records when it ran each op. On a GPU that is only when the kernels were launched; CUPTI's rows on the
-device's streams say when they ran, and replace it. TensorFlow copies constants of up to 16 bytes to every device that
-reads them instead of sending them; the copy on the constant's own device stands for it, or any where there is none.
+The executor records when it ran each op. On a GPU that is only the launch; CUPTI's rows on the device's streams have the
+times of the kernels and replace it. TensorFlow copies constants of up to 16 bytes to every device that reads them instead of
+sending them. The copy on the constant's own device represents the op, or any copy if there is none there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _STREAMS = "/stream:all"
 
 @dataclass(frozen=True)
 class Kernel:
-    """One op's execution; times in microseconds of its own task's clock. `stats` is TensorFlow's NodeExecStats."""
+    """One op's execution, in microseconds of its task's clock. `stats` is TensorFlow's NodeExecStats."""
 
     op: int
     device: int
@@ -33,7 +33,7 @@ class Kernel:
 
 
 def original_name(node: str) -> str:
-    """The op behind a node of a partition graph.
+    """Returns the name of the op of which a partition graph's node is a copy.
 
     >>> original_name("pow/y/replicate/_1"), original_name("pow")
     ('pow/y', 'pow')
@@ -44,19 +44,19 @@ def original_name(node: str) -> str:
 def read_kernels(
     metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int], placed: NDArray[np.int32]
 ) -> list[Kernel]:
-    """The kernels of the ops in `op_at` on the devices in `device_at`; `placed` is each op's own device."""
+    """Returns the kernels of the ops in `op_at` on the devices in `device_at`. `placed` is each op's device."""
     kernels = list(_executed(metadata, op_at, device_at))
-    chosen: dict[int, Kernel] = {}
+    kernel_of: dict[int, Kernel] = {}
     for kernel in kernels:
         copied = original_name(kernel.node) != kernel.node
-        if not copied or kernel.op not in chosen or kernel.device == placed[kernel.op]:
-            chosen[kernel.op] = kernel
+        if not copied or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
+            kernel_of[kernel.op] = kernel
     on_streams = _streamed(metadata, op_at, device_at)
-    return [_as_streamed(kernel, on_streams) for kernel in kernels if chosen[kernel.op] is kernel]
+    return [_as_streamed(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
 
 
 def _executed(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> Iterator[Kernel]:
-    """What the executors recorded."""
+    """Yields the kernels that the executors recorded."""
     for rows in metadata.step_stats.dev_stats:
         device = device_at.get(rows.device)
         if device is None:
@@ -64,30 +64,30 @@ def _executed(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, i
         for stats in rows.node_stats:
             op = op_at.get(original_name(stats.node_name))
             if op is not None:
-                begin = stats.all_start_nanos / 1e3
-                start, end = begin + stats.op_start_rel_nanos / 1e3, begin + stats.op_end_rel_nanos / 1e3
+                base_us = stats.all_start_nanos / 1e3
+                start, end = base_us + stats.op_start_rel_nanos / 1e3, base_us + stats.op_end_rel_nanos / 1e3
                 yield Kernel(op, device, start, max(start, end), stats.scheduled_nanos / 1e3, stats.node_name, stats)
 
 
 def _streamed(
     metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]
 ) -> dict[tuple[int, int], tuple[float, float]]:
-    """(op, device) -> first start and last end of its kernels on a GPU's streams."""
-    short = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0
-    found: dict[tuple[int, int], tuple[float, float]] = {}
+    """Returns (op, device) -> first start and last end of its kernels on a GPU's streams."""
+    device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0
+    intervals: dict[tuple[int, int], tuple[float, float]] = {}
     for rows in metadata.step_stats.dev_stats:
         if not rows.device.endswith(_STREAMS):
             continue  # each kernel is listed under its own stream and again under `all`
-        device = short.get(rows.device.removesuffix(_STREAMS).rsplit("/", 1)[-1])
+        device = device_by_short_name.get(rows.device.removesuffix(_STREAMS).rsplit("/", 1)[-1])
         for stats in rows.node_stats:
             op = op_at.get(stats.node_name.split(":")[0].split("@@")[0])
             if op is None or device is None:
                 continue
             start = float(stats.all_start_micros + stats.op_start_rel_micros)
             end = float(stats.all_start_micros + stats.op_end_rel_micros)
-            first, last = found.get((op, device), (start, end))
-            found[op, device] = min(first, start), max(last, end)
-    return found
+            first, last = intervals.get((op, device), (start, end))
+            intervals[op, device] = min(first, start), max(last, end)
+    return intervals
 
 
 def _as_streamed(kernel: Kernel, on_streams: Mapping[tuple[int, int], tuple[float, float]]) -> Kernel:

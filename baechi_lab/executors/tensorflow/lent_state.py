@@ -1,8 +1,9 @@
-"""Optimizer state that lies on a host between steps (`bl.offload(..., state=True)`), as TensorFlow runs it.
+"""Optimizer state that is on a host between steps (`bl.offload(..., state=True)`), in a TensorFlow graph.
 
-The variable itself is on the host. A step reads it there (`name/state`) and keeps what it read in a variable of the device's
-own, which every op that wrote or read the variable takes instead: any optimizer runs on it, in place, with its own kernels.
-When all of them have ended, the value goes back into the variable on the host (`name/stored`), and the device's is destroyed.
+The variable itself is on the host. A step reads it there (`name/state`) and assigns the value to a temporary variable on the
+device. Every op that read or wrote the original uses the temporary variable instead, so any optimizer updates it in place with
+its own kernels. When all of these ops have ended, the value goes back into the variable on the host (`name/stored`), and the
+temporary variable is destroyed.
 """
 
 from __future__ import annotations
@@ -14,44 +15,44 @@ from ...graph import OpGraph, Placement
 from ...memory_saving.offload import STATE, STORED, sent_tensor
 from ...profilers.tensorflow.nodes import data_inputs, join
 
-HERE, PUT, GOT, GONE = "/here", "/put", "/got", "/gone"
-"""Ends of the names of what is added to a step: the device's variable, its assignment, its value, its end."""
+DEVICE_VARIABLE, DEVICE_ASSIGN, DEVICE_READ, DEVICE_DESTROY = "/here", "/put", "/got", "/gone"
+"""Name suffixes of the ops on the temporary variable: its handle, its assignment, its read, its destruction."""
 
 
 def state_ops(graph: OpGraph, kind: str = STATE) -> dict[str, int]:
-    """Name of the variable -> the op of the graph that lends its value, or with `STORED` the one that stores it.
+    """Returns variable name -> the op of the graph that reads its value, or with `STORED` the op that writes it back.
 
-    Raises `InvalidInput` for one that names no op of the graph.
+    Raises `InvalidInput` if the variable is no op of the graph.
 
     >>> graph = OpGraph.from_edges([0, 0], names=["slot", "slot/state"], op_types=["VarHandleOp", "State"])
     >>> state_ops(graph)
     {'slot': 1}
     """
-    found = {}
+    op_of_variable = {}
     for op, op_type in enumerate(graph.op_types):
         if op_type == kind:
-            name, _, part = graph.names[op].rpartition("/")
-            if name not in graph.index or part.rstrip("'") != kind.lower():
+            name, _, suffix = graph.names[op].rpartition("/")
+            if name not in graph.index or suffix.rstrip("'") != kind.lower():
                 raise InvalidInput(
                     f"op {graph.names[op]!r} of graph {graph.name!r} keeps the state of no op of that graph; "
                     f"bl.offload names it NAME/{kind.lower()}"
                 )
-            found[name] = op
-    return found
+            op_of_variable[name] = op
+    return op_of_variable
 
 
-def values_given_back(graph: OpGraph) -> dict[int, list[int]]:
-    """Op that takes variables whose state a host lends -> the tensors in which their values go back."""
-    found: dict[int, list[int]] = {}
+def returned_state_tensors(graph: OpGraph) -> dict[int, list[int]]:
+    """Returns op that uses offloaded state -> the tensors in which the state goes back to the host."""
+    returned_tensors: dict[int, list[int]] = {}
     stored = state_ops(graph, STORED)
     for name, op in state_ops(graph).items():
         for reader in graph.tensor_consumers(int(graph.output_ptr[op])).tolist() if name in stored else ():
-            found.setdefault(reader, []).append(sent_tensor(graph, stored[name]))
-    return found
+            returned_tensors.setdefault(reader, []).append(sent_tensor(graph, stored[name]))
+    return returned_tensors
 
 
 def with_state_on_hosts(graph: OpGraph, placement: Placement) -> Placement:
-    """The placement with every variable where its state is between steps."""
+    """Returns the placement with every offloaded variable on its host."""
     lent = state_ops(graph)
     if not lent:
         return placement
@@ -61,18 +62,18 @@ def with_state_on_hosts(graph: OpGraph, placement: Placement) -> Placement:
 
 
 def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> tuple[str, ...]:
-    """Add to a step's GraphDef what lends and stores the state that `graph` has on hosts.
+    """Adds to a step's GraphDef the ops that read and write back the state that `graph` keeps on hosts.
 
     Args:
-        definition: is changed in place; a reader of such a variable takes the device's own instead.
-        graph: says which, by ops of types `State` and `Stored`.
-        waits: what each of these ops waits for, as control inputs.
+        definition: changed in place. Readers of such a variable use the temporary variable on the device.
+        graph: its ops of types `State` and `Stored` name the variables.
+        waits: the control inputs of each of these ops.
 
     Returns:
-        Names of ops that a step must run beside its updates.
+        Names of ops that a step must run besides its updates.
 
     Raises:
-        InvalidInput: state of what is no variable, or that is lent and never stored.
+        InvalidInput: the state belongs to no variable, or is never written back.
     """
     nodes = {node.name: node for node in definition.node}
     readers: dict[str, list[Any]] = {}
@@ -85,16 +86,16 @@ def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> 
             raise InvalidInput(
                 f"op {name!r} of graph {graph.name!r} is no variable of the step; it has no state to lend"
             )
-        back = stored[name]
-        there = (graph.names[op], waits[op]), (graph.names[back], waits[back])
-        roots += _lent(definition, nodes[name], readers.get(name, []), *there)
+        store_op = stored[name]
+        ends_of_loan = (graph.names[op], waits[op]), (graph.names[store_op], waits[store_op])
+        roots += _lend_variable(definition, nodes[name], readers.get(name, []), *ends_of_loan)
     return tuple(roots)
 
 
-def _lent(
+def _lend_variable(
     definition: Any, variable: Any, readers: list[Any], state: tuple[str, list[str]], stored: tuple[str, list[str]]
 ) -> tuple[str, str]:
-    """One variable lent to its readers; names of the ops that store it and that end the device's copy."""
+    """Redirects the readers of one variable. Returns the ops that write it back and destroy the temporary variable."""
     kind = variable.attr["dtype"].type
 
     def add(op: str, name: str, inputs: list[str]) -> str:
@@ -104,16 +105,19 @@ def _lent(
             node.attr["dtype"].type = kind
         return name
 
-    here = add("VarHandleOp", f"{state[0]}{HERE}", [])
+    device_variable = add("VarHandleOp", f"{state[0]}{DEVICE_VARIABLE}", [])
     definition.node[-1].attr["shape"].CopyFrom(variable.attr["shape"])
-    definition.node[-1].attr["shared_name"].s = here.encode()
+    definition.node[-1].attr["shared_name"].s = device_variable.encode()
     lent = add("ReadVariableOp", state[0], [variable.name, *state[1]])
-    put = add("AssignVariableOp", f"{state[0]}{PUT}", [here, lent])
+    assigned = add("AssignVariableOp", f"{state[0]}{DEVICE_ASSIGN}", [device_variable, lent])
     for node in readers:
-        given = [here if reference in (variable.name, f"{variable.name}:0") else reference for reference in node.input]
+        references = [
+            device_variable if reference in (variable.name, f"{variable.name}:0") else reference
+            for reference in node.input
+        ]
         del node.input[:]
-        node.input.extend([*given, join(put, -1)])
+        node.input.extend([*references, join(assigned, -1)])
     ended = [join(node.name, -1) for node in readers]
-    got = add("ReadVariableOp", f"{stored[0]}{GOT}", [here, *stored[1], *ended])
-    gone = add("DestroyResourceOp", f"{stored[0]}{GONE}", [here, join(got, -1)])
-    return add("AssignVariableOp", stored[0], [variable.name, got]), gone
+    current_value = add("ReadVariableOp", f"{stored[0]}{DEVICE_READ}", [device_variable, *stored[1], *ended])
+    destroyed = add("DestroyResourceOp", f"{stored[0]}{DEVICE_DESTROY}", [device_variable, join(current_value, -1)])
+    return add("AssignVariableOp", stored[0], [variable.name, current_value]), destroyed

@@ -1,11 +1,11 @@
 """The `links` request: time transfers between devices of one session, in a worker process.
 
-Every sample is read from the trace of one run and from one clock only: a tensor goes from `a` to `b`, where its first
-element is taken and sent back. The time from the end of the op that has the tensor to the start of the op that has the
-answer, less the op on `b` in between, is `cost(bytes) + cost(4)`; half of the fastest for 4 bytes is taken off (there and
-back of a small message counted alike, as NTP does). Devices of one task share a clock, and are timed one way.
+Every sample comes from the trace of one run and from one clock. A tensor goes from `a` to `b`, which sends its first element
+back. The time from the end of the op that has the tensor to the start of the op that has the answer, minus the op on `b`, is
+`cost(bytes) + cost(4)`. Half of the fastest round trip of 4 bytes is subtracted (both directions of a small message count the
+same, as in NTP). Devices of one task share a clock and are timed one way.
 
-Before, `b` has sent `a` a token: both have begun the step, so that no start-up is timed.
+Before that, `b` sends `a` a token, so both have started the step and no start-up is timed.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from .session import session_config
 
 SMALL_BYTES = 4
 KINDS = ("one", "back", "same", "opposite")
-"""What a probe times from the instant that `a` is ready: one tensor there, one back, two there, one there and one back."""
+"""What a probe times after `a` is ready: one tensor to `b`, one to `a`, two to `b`, or one in each direction."""
 
 
 def serve(request: Message, send: Send) -> None:
-    """Time the pairs of a `links` request; sends `link` per pair (float64[sizes, repeats] seconds, probes) and `done`."""
+    """Time the pairs of a `links` request. Sends `link` per pair (float64[sizes, repeats] seconds, probes) and `done`."""
     import tensorflow as tf
 
     header = request.header
-    chosen = select(header["devices"], header["options"], len(header["devices"]))
-    config = session_config(chosen.cpus, soft=chosen.soft, threads=chosen.threads, workers=chosen.workers)
-    chosen.apply(config)
+    selection = select(header["devices"], header["options"], len(header["devices"]))
+    config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads, workers=selection.workers)
+    selection.apply(config)
     for a, b in header["pairs"]:
-        places = chosen.devices[a], chosen.devices[b]
+        places = selection.devices[a], selection.devices[b]
         try:
             graph = _Graph(tf, *places)
-            with tf.compat.v1.Session(chosen.target, graph=graph.graph, config=config) as session:
+            with tf.compat.v1.Session(selection.target, graph=graph.graph, config=config) as session:
                 arrays = _pair(_Timer(tf, graph, session), header)
         except (tf.errors.OpError, ValueError) as error:
             raise ExecutionError(f"cannot move tensors from {places[0]} to {places[1]}: {first_line(error)}") from error
@@ -50,13 +50,13 @@ def serve(request: Message, send: Send) -> None:
 
 
 def _pair(timer: _Timer, header: dict[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Seconds per size and repeat, and float64[2, kinds, repeats]: probes with small tensors and with large ones."""
+    """Returns seconds per size and repeat, and float64[2, kinds, repeats]: probes with small and with large tensors."""
     sizes, repeats = header["sizes"], header["repeats"]
     if timer.one_clock:
         seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
     else:
         passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
-        # Half of the fastest: what disturbs a message makes it later, never earlier.
+        # Half of the fastest: a disturbance delays a message and never speeds it up.
         half = passed[0].min() / 2
         seconds = np.maximum(passed[1:] - half, half)
     probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
@@ -65,13 +65,13 @@ def _pair(timer: _Timer, header: dict[str, Any]) -> tuple[NDArray[np.float64], N
 
 
 def _in_turns(measures: Sequence[Callable[[], float]], repeats: int) -> NDArray[np.float64]:
-    """float64[measures, repeats] seconds: each once per round, so that a drift meets all; a first round is dropped."""
+    """float64[measures, repeats] seconds. Each round calls all, so a drift affects all; the first round is dropped."""
     return np.array([[measure() for measure in measures] for _ in range(repeats + 1)])[1:].T
 
 
 @dataclass
 class _Timer:
-    """Runs of one pair's graph, read from their traces."""
+    """Runs one pair's graph and reads the times from traces."""
 
     tf: Any
     graph: _Graph
@@ -79,22 +79,22 @@ class _Timer:
 
     @property
     def one_clock(self) -> bool:
-        """Do both devices belong to one task?"""
+        """Whether both devices belong to one task."""
         return _task(self.graph.source) == _task(self.graph.target)
 
     def one_way(self, size: int) -> float:
-        """From the end of the op that has the tensor to the start of the first that reads it."""
+        """Returns seconds from the end of the op that has the tensor to the start of the first reader."""
         at = self._trace("one", size)
         return max(_start(at["head_x0"]) - _end(at["x0"]), 1) / 1e9
 
     def there_and_back(self, size: int) -> float:
-        """As `one_way`, and back with 4 bytes; what the op on the other side takes is not counted."""
+        """Returns seconds as `one_way`, plus 4 bytes back. The op on the other device is not counted."""
         at = self._trace("one", size)
         passed = _start(at["joined_one"]) - _end(at["x0"])
         return max(passed - (_end(at["head_x0"]) - _start(at["head_x0"])), 1) / 1e9
 
     def probe(self, kind: str, size: int) -> float:
-        """From the instant that `a` is ready to the one at which it has all answers."""
+        """Returns seconds from `a` being ready until it has all answers."""
         at = self._trace(kind, size)
         return max(_start(at[f"joined_{kind}"]) - _end(at["ready"]), 1) / 1e9
 
@@ -112,7 +112,7 @@ class _Timer:
 
 
 class _Graph:
-    """The ops of one ordered pair, for all that is timed: tensors x0, x1 from source to target, y the other way."""
+    """The ops to time one ordered pair: tensors x0 and x1 go from source to target, y in the other direction."""
 
     def __init__(self, tf: Any, source: str, target: str) -> None:
         self.source, self.target, self.graph = source, target, tf.Graph()
@@ -121,24 +121,24 @@ class _Graph:
             with tf.device(f"{_task(source)}/device:CPU:0"):
                 self.elements = tf.compat.v1.placeholder(tf.int32, [1], name="elements")
             with tf.device(target):
-                made_y = raw.Fill(dims=self.elements, value=1.0, name="made_y")
-                with tf.control_dependencies([made_y]):
+                tensor_y = raw.Fill(dims=self.elements, value=1.0, name="made_y")
+                with tf.control_dependencies([tensor_y]):
                     hello = raw.Identity(input=tf.constant([1.0]), name="hello")
             with tf.device(source):
-                made = [raw.Fill(dims=self.elements, value=1.0, name=f"made_x{i}") for i in range(2)]
-                with tf.control_dependencies(made):
+                tensors = [raw.Fill(dims=self.elements, value=1.0, name=f"made_x{i}") for i in range(2)]
+                with tf.control_dependencies(tensors):
                     ready = raw.Identity(input=hello, name="ready")
                 with tf.control_dependencies([ready]):
-                    sent = [raw.Identity(input=tensor, name=f"x{i}") for i, tensor in enumerate(made)]
+                    outgoing = [raw.Identity(input=tensor, name=f"x{i}") for i, tensor in enumerate(tensors)]
             with tf.device(target):
                 token = raw.Identity(input=ready, name="token")
                 with tf.control_dependencies([token]):
-                    y = raw.Identity(input=made_y, name="y")
-                heads = [raw.Slice(input=x, begin=[0], size=[1], name=f"head_x{i}") for i, x in enumerate(sent)]
-                both = raw.AddV2(x=heads[0], y=heads[1], name="heads")
+                    y = raw.Identity(input=tensor_y, name="y")
+                heads = [raw.Slice(input=x, begin=[0], size=[1], name=f"head_x{i}") for i, x in enumerate(outgoing)]
+                sum_of_heads = raw.AddV2(x=heads[0], y=heads[1], name="heads")
             with tf.device(source):
                 head_y = raw.Slice(input=y, begin=[0], size=[1], name="head_y")
-                answers = {"one": heads[0], "back": head_y, "same": both}
+                answers = {"one": heads[0], "back": head_y, "same": sum_of_heads}
                 self.joined = {k: raw.Identity(input=x, name=f"joined_{k}") for k, x in answers.items()}
                 self.joined["opposite"] = raw.AddV2(x=heads[0], y=head_y, name="joined_opposite")
 

@@ -1,8 +1,7 @@
-"""`bl.measure_link` and `bl.measure_cluster`: move tensors between devices, fit what the simulator needs.
+"""`bl.measure_link` and `bl.measure_cluster`: time transfers between devices and fit the simulator's link costs.
 
-The transfers run in a worker process (see `linking`), so that the caller's TensorFlow stays out of it; between the
-workers of a cluster they go through TensorFlow's own rendezvous. How times become a `Link` and a communication mode
-is in `baechi_lab.profilers.links`.
+The transfers run in a worker process (see `linking`), so the caller's TensorFlow is not used. Between the workers of a cluster
+they go through TensorFlow's own rendezvous. `baechi_lab.profilers.links` fits a `Link` and a communication mode to the times.
 """
 
 from __future__ import annotations
@@ -29,16 +28,16 @@ from .devices import device_options
 from .peers import Peers
 
 PROBE_BYTES = 16 << 20
-"""Size of the tensors that probe for concurrency: large enough that bytes, not messages, take the time."""
+"""Size of the tensors that probe for concurrency: large enough that the bytes dominate the time."""
 
 _NAME = re.compile(r"/?(?:job:\w+/(?:replica:0/)?task:\d+)?/?(?:device:)?(?:cpu|gpu):\d+", re.I)
 
 
 @dataclass(frozen=True, eq=False)
 class Probe:
-    """Two transfers at once between devices `source` and `target`: how far the second waits for the first.
+    """Two simultaneous transfers between devices `source` and `target`: how long the second waits for the first.
 
-    `same_direction` and `opposite` are shares of one transfer's time: 0 they pass side by side, 1 one after the other.
+    `same_direction` and `opposite` are shares of one transfer's time: 0 if they run in parallel, 1 if one after the other.
     """
 
     source: str
@@ -48,13 +47,13 @@ class Probe:
 
     @property
     def comm(self) -> str:
-        """The communication mode that is nearest."""
+        """Returns the nearest communication mode."""
         return comm_mode(self.same_direction, self.opposite)
 
 
 @dataclass(frozen=True, eq=False)
 class ClusterFit:
-    """The links and probes of all ordered pairs, and the `cluster` that they make."""
+    """The links and probes of all ordered pairs, and the resulting `cluster`."""
 
     cluster: Cluster
     links: tuple[LinkFit, ...]
@@ -130,8 +129,8 @@ def measure_links(
     table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]
     for (a, b), fit in zip(pairs, links, strict=True):
         table[a][b] = fit.link
-    found = record.replace(link=table, comm=vote([probe.comm for probe in probes]))
-    return ClusterFit(found, tuple(links), tuple(probes))
+    measured_cluster = record.replace(link=table, comm=vote([probe.comm for probe in probes]))
+    return ClusterFit(measured_cluster, tuple(links), tuple(probes))
 
 
 def measure_cluster(
@@ -163,21 +162,24 @@ def measure_cluster(
     >>> with bl.LocalCluster(2) as local:  # doctest: +SKIP
     ...     bl.save_cluster(bl.measure_cluster(local), "two-workers.json")
     """
-    found = measure_links(
+    measured_cluster = measure_links(
         cluster, workers=workers, secret=secret, sizes=sizes, repeats=repeats, timeout=timeout, progress=progress
     ).cluster
-    if not overhead or not isinstance(cluster, LocalCluster) or found.n < 2:
-        return found
+    if not overhead or not isinstance(cluster, LocalCluster) or measured_cluster.n < 2:
+        return measured_cluster
     from .calibration import calibrate
 
     costs = calibrate(cluster)
     each = (costs.send.latency_us + costs.receive.latency_us) / 2
-    rows = [[with_overhead(found.link_between(a, b), each) for b in range(found.n)] for a in range(found.n)]
-    return found.replace(link=rows)
+    rows = [
+        [with_overhead(measured_cluster.link_between(a, b), each) for b in range(measured_cluster.n)]
+        for a in range(measured_cluster.n)
+    ]
+    return measured_cluster.replace(link=rows)
 
 
 def with_overhead(link: Link, overhead_us: float) -> Link:
-    """The same cost from end to end, of which `overhead_us` each is the sender's and the receiver's processor time.
+    """Returns a link of the same total cost, of which sender and receiver each take `overhead_us` processor time.
 
     >>> with_overhead(Link(100.0, 0.5), 30.0), with_overhead(Link(20.0, 0.5), 30.0)
     (Link(latency_us=40.0, us_per_byte=0.5, overhead_us=30.0), Link(latency_us=0.0, us_per_byte=0.5, overhead_us=10.0))
@@ -192,33 +194,46 @@ def _fit(source: str, target: str, sizes: Sequence[int], seconds: Any) -> LinkFi
 
 
 def _measure(
-    names: Sequence[tuple[str, int]], pairs: Sequence[tuple[int, int]], options: dict[str, Any], sizes: Sequence[int],
-    repeats: int, probe_bytes: int, timeout: float | None, progress: bool, cluster: Cluster | LocalCluster | None,
-) -> list[tuple[Any, Any]]:  # fmt: skip
-    """(seconds, probes) per pair, as the worker sends them."""
+    names: Sequence[tuple[str, int]],
+    pairs: Sequence[tuple[int, int]],
+    options: dict[str, Any],
+    sizes: Sequence[int],
+    repeats: int,
+    probe_bytes: int,
+    timeout: float | None,
+    progress: bool,
+    cluster: Cluster | LocalCluster | None,
+) -> list[tuple[Any, Any]]:
+    """Returns (seconds, probes) per pair, as the worker sends them."""
     from tqdm.auto import tqdm
 
     header = {
-        "devices": [list(name) for name in names], "options": options, "pairs": [list(pair) for pair in pairs],
-        "sizes": [int(s) for s in sizes], "repeats": int(repeats), "probe_bytes": int(probe_bytes),
-    }  # fmt: skip
-    found: list[tuple[Any, Any]] = []
+        "devices": [list(name) for name in names],
+        "options": options,
+        "pairs": [list(pair) for pair in pairs],
+        "sizes": [int(s) for s in sizes],
+        "repeats": int(repeats),
+        "probe_bytes": int(probe_bytes),
+    }
+    measurements: list[tuple[Any, Any]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
     local = cluster if isinstance(cluster, LocalCluster) else None
     watched = Peers(options["workers"], secret=options["secret"], local=local)
     with watched as peers, bar, Worker(network=None if local is None else local.network) as worker:
         try:
-            asked = worker.exchange(Message("links", header), {"done", "failed"}, timeout, find_lost_peer=peers.lost)
-            with closing(asked) as answers:
+            exchange = worker.exchange(
+                Message("links", header), {"done", "failed"}, timeout, find_lost_peer=peers.ended_server
+            )
+            with closing(exchange) as answers:
                 for answer in answers:
                     if answer.kind == "failed":
                         raise refusal(answer)
                     if answer.kind == "link":
-                        found.append((answer.arrays[0], answer.arrays[1]))
+                        measurements.append((answer.arrays[0], answer.arrays[1]))
                         bar.update()
         except WorkerEnded as ended:
             raise ExecutionError(f"links were not measured: {ended.message}") from ended
-    return found
+    return measurements
 
 
 def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[Cluster, tuple[str, ...]]:
@@ -237,7 +252,7 @@ def _devices(
     workers: Sequence[str],
     secret: str | os.PathLike[str] | None,
 ) -> tuple[list[tuple[str, int]], tuple[int, int], dict[str, Any]]:
-    """Names and memory of all devices, the positions of the two, and the options of the session."""
+    """Returns names and memory of all devices, the positions of the pair, and the options of the session."""
     if cluster is None:
         names = [str(source), str(target)]
         for name in names:
@@ -251,7 +266,7 @@ def _devices(
         pair = _position(record, source), _position(record, target)
         same = pair[0] == pair[1]
     if same:
-        raise InvalidInput(f"source and target are both {source!r}; on one device a tensor costs nothing to move")
+        raise InvalidInput(f"source and target are both {source!r}; a tensor that stays on one device costs nothing")
     return devices, pair, device_options(workers=addresses, secret=secret)
 
 

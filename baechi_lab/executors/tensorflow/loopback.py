@@ -1,10 +1,10 @@
-"""Keep a server of this process to the loopback interface. Needs the standard library alone: exports take it along.
+"""Restrict a server of this process to the loopback interface. Uses the standard library only: exports contain a copy.
 
-TensorFlow's server listens on every interface, whatever address it is given, and asks nobody who he is. It can be made
-without being started: then it listens, but answers nothing yet. In between, its socket is bound to the loopback device,
-so that the kernel lets in only what comes from this machine (Linux 5.7, or the right to use raw sockets).
+TensorFlow's server listens on every interface, whatever address it is given, and has no authentication. A server that is
+created but not started already listens but answers nothing. At that point its socket is bound to the loopback device, so the
+kernel only accepts connections from this machine (needs Linux 5.7, or the right to use raw sockets).
 
-The other users of the machine reach its loopback device as well. `network` keeps them out.
+Other users of the machine can also reach its loopback device. `network` keeps them out.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ REFUSAL = (
     "say so with --trusted-network"
 )
 
-USERS = (
+USERS_REFUSAL = (
     "TensorFlow's server asks nobody who he is, so all users of this machine could run code as you while it runs; give --secret "
     "FILE, which keeps them out, or, where you trust them all, say so with --trusted-users"
 )
 
 
 def is_loopback(host: str) -> bool:
-    """Is the address one that only this machine reaches?
+    """Whether only this machine can reach the address.
 
     >>> is_loopback("127.0.0.1"), is_loopback("[::1]"), is_loopback("10.0.0.1"), is_loopback("0.0.0.0")
     (True, True, False, False)
@@ -40,25 +40,25 @@ def is_loopback(host: str) -> bool:
 
 
 def keep_to_loopback(port: int) -> None:
-    """Let nobody but this machine reach what listens on `port` in this process.
+    """Restricts sockets of this process that listen on `port` to connections from this machine.
 
-    Raises `OSError` when that cannot be done, or when somebody was there before.
+    Raises `OSError` if that is impossible, or if another machine has connected before.
     """
-    kept = 0
+    bound_count = 0
     for listener in _listeners(port):
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, b"lo\0")
-        kept += 1
-    if not kept:
+        bound_count += 1
+    if not bound_count:
         raise OSError(f"no socket of this process listens on port {port}")
     if not any(state == "0A" for _, state in _connections(port)):
         raise OSError(f"the socket that listens on port {port} is in another network than this thread")
-    strange = [address for address in _connected_to(port) if not _local(address)]
-    if strange:
-        raise OSError(f"somebody connected from {strange[0]} while the server started")
+    foreign = [address for address in _connected_to(port) if not _is_local(address)]
+    if foreign:
+        raise OSError(f"somebody connected from {foreign[0]} while the server started")
 
 
 def _listeners(port: int) -> Iterator[socket.socket]:
-    """Copies of this process' sockets that listen on `port`."""
+    """Yields copies of this process' sockets that listen on `port`."""
     if not hasattr(socket, "SO_BINDTODEVICE") or not os.path.isdir("/proc/self/fd"):
         raise OSError("this system cannot bind a socket to the loopback device")
     for name in os.listdir("/proc/self/fd"):
@@ -76,12 +76,12 @@ def _listeners(port: int) -> Iterator[socket.socket]:
 
 
 def _connected_to(port: int) -> Iterator[str]:
-    """The remote addresses, as the kernel writes them, of the connections to a local port."""
-    return (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: it listens
+    """Returns the remote addresses of connections to a local port, in the kernel's format."""
+    return (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: listening
 
 
 def _connections(port: int) -> Iterator[tuple[str, str]]:
-    """Remote address and state of all sockets on a local port, in the network of this thread."""
+    """Yields remote address and state of all sockets on a local port, in the network of this thread."""
     for table in ("/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"):
         if os.path.exists(table):
             with open(table) as rows:
@@ -91,9 +91,9 @@ def _connections(port: int) -> Iterator[tuple[str, str]]:
                         yield remote, state
 
 
-def _local(address: str) -> bool:
-    """Is an address of /proc/net/tcp, words of 32 bits in the machine's order, this machine's own?"""
+def _is_local(address: str) -> bool:
+    """Whether an address in the format of /proc/net/tcp (32-bit words in the machine's byte order) is a loopback address."""
     words = [int(address[i : i + 8], 16).to_bytes(4, "little") for i in range(0, len(address), 8)]
-    found = ipaddress.ip_address(b"".join(words))
-    mapped = getattr(found, "ipv4_mapped", None)
-    return (mapped or found).is_loopback
+    parsed = ipaddress.ip_address(b"".join(words))
+    mapped = getattr(parsed, "ipv4_mapped", None)
+    return (mapped or parsed).is_loopback

@@ -1,7 +1,7 @@
-"""A TensorFlow step as TensorFlow runs it: the caller's own `tf.function` or Keras model, in this process.
+"""Run a TensorFlow step natively: the caller's own `tf.function` or Keras model, in this process.
 
-TensorFlow's graph optimizer is on, each op takes the threads that TensorFlow gives it, and nothing that tracing took out
-or inlined is missed. Variables are put back afterwards.
+TensorFlow's graph optimizer is on, each op uses the threads that TensorFlow assigns, and the function contains everything that
+tracing removes or inlines. Variables are restored afterwards.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from ..native_runner import NativeRunner, Stop, timed_steps
 FUNCTION, KERAS = "tf.function", "Keras train_step"
 
 
-def tensorflow_ways(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, NativeRunner]:
-    """The one way that this step has: `Keras train_step` of a model, `tf.function` of any other function."""
+def tensorflow_runners(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, NativeRunner]:
+    """Returns the runner of this step: `Keras train_step` for a model, `tf.function` for any other function."""
     if step.source is None:
         raise InvalidInput(
             f"step {step.name!r} is without the function it was traced from (it was sent, loaded or made by hand); "
@@ -41,7 +41,7 @@ def tensorflow_ways(step: Step, inputs: Any = None, kind: str = "auto") -> Mappi
 
 
 def _nested(source: Source, batch: Sequence[Any]) -> tuple[Any, ...]:
-    """The arrays of a batch in the nests that the function takes."""
+    """Returns the arrays of a batch in the nested structure that the function takes."""
     import tensorflow as tf
 
     arrays = iter(batch)
@@ -54,29 +54,34 @@ def _as_function(function: Any) -> Callable[..., Any]:
     import tensorflow as tf
 
     compiled = hasattr(function, "get_concrete_function") or hasattr(function, "captured_inputs")
-    made: Callable[..., Any] = function if compiled else tf.function(function)
-    return made
+    tf_function: Callable[..., Any] = function if compiled else tf.function(function)
+    return tf_function
 
 
 def _run_function(
-    function: Callable[..., Any], source: Source, batches: list[tuple[Any, ...]], kind: str, steps: int, warmup: int = 3,
+    function: Callable[..., Any],
+    source: Source,
+    batches: list[tuple[Any, ...]],
+    kind: str,
+    steps: int,
+    warmup: int = 3,
     stop: Stop | None = None,
-) -> NativeRun:  # fmt: skip
-    with _as_before(source.variables):
+) -> NativeRun:
+    with _restoring(source.variables):
         return _timed(FUNCTION, lambda k: function(*batches[k % len(batches)]), steps, warmup, stop, kind)
 
 
 def _run_keras(
     source: Source, batches: list[tuple[Any, ...]], kind: str, steps: int, warmup: int = 3, stop: Stop | None = None
 ) -> NativeRun:
-    """As `train_on_batch` does, without its conversions: the model's own train function, metrics included."""
+    """Runs the model's own train function, metrics included: `train_on_batch` without its conversions."""
     model = source.function
     before, several = model.train_function, int(getattr(model, "steps_per_execution", 1))
-    with _as_before([*source.variables, *model.variables, *model.optimizer.variables, *model.metrics_variables]):
-        known = {id(v) for v in model.metrics_variables}
+    with _restoring([*source.variables, *model.variables, *model.optimizer.variables, *model.metrics_variables]):
+        metric_ids = {id(v) for v in model.metrics_variables}
         try:
             model.make_train_function()
-            found = _timed(
+            native_run = _timed(
                 KERAS,
                 lambda k: model.train_function(iter([batches[k % len(batches)]] * several)),
                 steps,
@@ -86,25 +91,30 @@ def _run_keras(
             )
         finally:
             model.train_function = before
-            if any(id(v) not in known for v in model.metrics_variables):  # made by the first step
+            if any(id(v) not in metric_ids for v in model.metrics_variables):  # made by the first step
                 model.reset_metrics()
-    return NativeRun(found.method, found.step_seconds / several, found.outputs, found.status, found.message, found.info)
+    return NativeRun(
+        native_run.method,
+        native_run.step_seconds / several,
+        native_run.outputs,
+        native_run.status,
+        native_run.message,
+        native_run.info,
+    )
 
 
 @contextmanager
-def _as_before(variables: Sequence[Any]) -> Iterator[None]:
-    """Every variable has its value again at the end."""
-    kept = [(v, np.array(v.numpy())) for v in {id(v): v for v in variables}.values()]
+def _restoring(variables: Sequence[Any]) -> Iterator[None]:
+    """Restores the values of all variables at the end."""
+    values_before = [(v, np.array(v.numpy())) for v in {id(v): v for v in variables}.values()]
     try:
         yield
     finally:
-        for variable, value in kept:
+        for variable, value in values_before:
             variable.assign(value)
 
 
-def _timed(
-    way: str, call: Callable[[int], Any], steps: int, warmup: int, stop: Stop | None, kind: str
-) -> NativeRun:  # fmt: skip
+def _timed(name: str, call: Callable[[int], Any], steps: int, warmup: int, stop: Stop | None, kind: str) -> NativeRun:
     import tensorflow as tf
 
     gpu = kind.lower() != "cpu" and bool(tf.config.list_logical_devices("GPU"))
@@ -115,13 +125,13 @@ def _timed(
             start = time.perf_counter()
             returned = call(k)
             tf.test.experimental.sync_devices()
-            taken = time.perf_counter() - start
+            seconds = time.perf_counter() - start
         leaves = tf.nest.flatten(returned, expand_composites=True)
-        return tuple(x.numpy() for x in leaves if tf.is_tensor(x)), taken
+        return tuple(x.numpy() for x in leaves if tf.is_tensor(x)), seconds
 
     threads = tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
     expected = (tf.errors.OpError, ValueError, TypeError, RuntimeError, MemoryError)
-    return timed_steps(way, one, steps, warmup, stop, _failure, expected, {"device": device, "threads": threads})
+    return timed_steps(name, one, steps, warmup, stop, _failure, expected, {"device": device, "threads": threads})
 
 
 def _failure(error: BaseException) -> tuple[str, str]:

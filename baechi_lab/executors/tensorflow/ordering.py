@@ -1,12 +1,12 @@
-"""The order of a schedule as control dependencies: TensorFlow runs what is ready, so what must wait has to be told to.
+"""The order of a schedule as control dependencies. TensorFlow runs any op that is ready, so an order needs them.
 
-Every device works through its units one after the other, and does one op at a time, whatever threads it has: each op
-waits for the one before it. What runs once before all micro-batches is left to TensorFlow; the first unit waits for it.
-Nobody waits for an op on another device for the order's sake, so no message is sent for it.
+Every device runs its units one after the other, and one op at a time: each op waits for the previous one. Ops that run once
+before all micro-batches are left to TensorFlow; the first unit waits for them. No op waits for an op on another device just
+for the order, so the order adds no message.
 
-Within a unit ops are in topological order, by the placement's plan, else by index. Where a schedule does not split the
-backward pass, gradients of weights come before those of inputs as far as the graph allows, as in the simulator. (That
-chooses among the ops whose inputs have arrived; here the order is fixed before.) O(ops log ops + edges).
+Within a unit ops are in topological order, by the placement's plan, else by index. If a schedule does not split the backward
+pass, gradients of weights come before those of inputs as far as the graph allows, as in the simulator. The simulator chooses
+among the ops whose inputs have arrived; here the order is fixed in advance. O(ops log ops + edges).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ...simulator.pipeline_stages import B
 from ...simulator.pipelined_graph import PipelinedGraph
 
 
-def waits_of(pipe: PipelinedGraph) -> dict[int, list[int]]:
-    """Op -> the ops that it waits for besides those that it reads, under the schedule; empty without one.
+def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
+    """Returns op -> the ops that it waits for under the schedule, besides those that it reads. Empty without a schedule.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement
     >>> from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
     >>> graph = OpGraph.from_edges([1, 2, 4, 2], [(0, 1, 8), (1, 2, 8), (2, 3, 8)], forward_of=[-1, -1, 1, 0])
     >>> pipe = make_pipelined_graph(graph, Cluster.uniform(2), Placement(device=[0, 1, 1, 0]), 2, "gpipe")
-    >>> waits_of(pipe)               # ops 0-3 are micro-batch 0, 4-7 micro-batch 1; device 0: 0F0 0F1 0B0 0B1
+    >>> control_dependencies(pipe)               # ops 0-3 are micro-batch 0, 4-7 micro-batch 1; device 0: 0F0 0F1 0B0 0B1
     {4: [0], 3: [4], 7: [3], 5: [1], 2: [5], 6: [2]}
     """
     if pipe.schedule is None or pipe.unit is None:
@@ -39,25 +39,25 @@ def waits_of(pipe: PipelinedGraph) -> dict[int, list[int]]:
         units[device[op], unit].append(op)
     readers, missing = _inside(pipe)
     urgency = _urgency(pipe)
-    found: dict[int, list[int]] = {}
-    before, last = list[int](), -1
-    for where, unit in sorted(units):
-        ops = units[where, unit]
-        before, last = (before if where == last else []), where
+    waits: dict[int, list[int]] = {}
+    predecessors, last_device = list[int](), -1
+    for unit_device, unit in sorted(units):
+        ops = units[unit_device, unit]
+        predecessors, last_device = (predecessors if unit_device == last_device else []), unit_device
         if unit == 0:
-            before = [op for op in ops if not readers[op]]
+            predecessors = [op for op in ops if not readers[op]]
             continue
         for op in _ordered(ops, readers, missing, urgency):
-            found[op], before = before, [op]
-    ring = {op for op, kind in enumerate(graph.op_types) if kind == ALL_REDUCE}  # whose edges are not all TensorFlow's
+            waits[op], predecessors = predecessors, [op]
+    ring = {op for op, kind in enumerate(graph.op_types) if kind == ALL_REDUCE}  # TensorFlow lacks some of their edges
     edges = zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
-    own = {(a, b) for a, b in edges if b in found and a not in ring and b not in ring}
-    left = {op: [k for k in waited if (k, op) not in own] for op, waited in found.items()}
-    return {op: waited for op, waited in left.items() if waited}
+    data_edges = {(a, b) for a, b in edges if b in waits and a not in ring and b not in ring}
+    needed = {op: [k for k in waited if (k, op) not in data_edges] for op, waited in waits.items()}
+    return {op: waited for op, waited in needed.items() if waited}
 
 
 def _inside(pipe: PipelinedGraph) -> tuple[dict[int, list[int]], list[int]]:
-    """Readers of every op within its own unit and device, and how many such inputs every op has."""
+    """Returns the readers of every op within its unit and device, and the number of such inputs of every op."""
     graph, device, unit = pipe.graph, pipe.placement.device, np.asarray(pipe.unit)
     source, reader = graph.edge_source, graph.consumers
     same = (device[source] == device[reader]) & (unit[source] == unit[reader])
@@ -70,19 +70,19 @@ def _inside(pipe: PipelinedGraph) -> tuple[dict[int, list[int]], list[int]]:
 
 
 def _urgency(pipe: PipelinedGraph) -> list[tuple[bool, float, int]]:
-    """By what the ops of a unit are ordered: lowest first."""
+    """Returns the sort key of every op within its unit; the lowest runs first."""
     graph, schedule, stages = pipe.graph, pipe.schedule, pipe.stages
-    late = np.zeros(graph.n, dtype=np.bool_)
+    is_backward = np.zeros(graph.n, dtype=np.bool_)
     if schedule is not None and stages is not None and not schedule.splits:
-        late = stages.phase[np.asarray(graph.copy_of)] == B
+        is_backward = stages.phase[np.asarray(graph.copy_of)] == B
     planned = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
-    return list(zip(late.tolist(), planned.tolist(), range(graph.n), strict=True))
+    return list(zip(is_backward.tolist(), planned.tolist(), range(graph.n), strict=True))
 
 
 def _ordered(
     ops: list[int], readers: dict[int, list[int]], missing: list[int], urgency: list[tuple[bool, float, int]]
 ) -> list[int]:
-    """A topological order of a unit's `ops`, of those that are ready the most urgent first."""
+    """Returns a topological order of a unit's `ops`; among ready ops the most urgent comes first."""
     ready = [urgency[op] for op in ops if not missing[op]]
     heapify(ready)
     order = []

@@ -1,4 +1,4 @@
-"""Watch the servers of a cluster from outside: TensorFlow itself may wait for ever for one that has ended."""
+"""Watch the servers of a cluster: TensorFlow itself may wait forever for a server that has ended."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ ASK_SECONDS = 0.1
 
 
 class Peers:
-    """Connections to the servers at `addresses` (host:port), through TLS with a `secret`; a context manager.
+    """Connections to the servers at `addresses` (host:port), through TLS if there is a `secret`. A context manager.
 
-    Of a `local` cluster the processes are watched instead: this process does not reach their network.
+    Of a `local` cluster the processes are watched instead, because this process cannot reach their network.
 
-    Raises `ExecutionError` when a server does not answer within `seconds`, or asks for a secret and none is given, and
-    `InvalidInput` when one is named twice.
+    Raises `ExecutionError` if a server does not answer within `seconds` or requires a secret that is not given, and
+    `InvalidInput` if a server is named twice.
     """
 
     def __init__(
@@ -37,11 +37,11 @@ class Peers:
     ) -> None:
         self._local = local
         self._tls = context(secret, server=False) if secret else None
-        self._open: dict[str, socket.socket] = {}
-        self._asked, self._said = 0.0, ""
+        self._connections: dict[str, socket.socket] = {}
+        self._asked_at, self._message = 0.0, ""
         for address in dict.fromkeys(addresses if local is None else ()):
             try:
-                self._open[address] = connected(address, seconds, self._tls)
+                self._connections[address] = connected(address, seconds, self._tls)
                 if self._tls is None and not speaks_plainly(address, seconds):
                     self.close()
                     raise ExecutionError(
@@ -66,28 +66,31 @@ class Peers:
             twice = next(a for i, a in enumerate(addresses) if self._index[a] != i)
             raise InvalidInput(f"workers names {twice!r} more than once; every device has a worker of its own")
 
-    def lost(self) -> str | None:
-        """A sentence that names a server that has ended; None while all are there."""
-        if not self._said and time.monotonic() - self._asked > ASK_SECONDS:
-            self._asked = time.monotonic()
+    def ended_server(self) -> str | None:
+        """Returns a sentence that names a server that has ended; None while all are running."""
+        if not self._message and time.monotonic() - self._asked_at > ASK_SECONDS:
+            self._asked_at = time.monotonic()
             if self._local is not None:
-                self._said = self._local.lost() or ""
-                return self._said or None
-            gone = next((address for address in self._open if not alive(self._open, address, 1.0, self._tls)), None)
-            if gone is not None:
-                self._said = f"worker {self._index[gone]} of the cluster ({gone}) has ended"
-        return self._said or None
+                self._message = self._local.ended_worker() or ""
+                return self._message or None
+            address_of_ended = next(
+                (address for address in self._connections if not alive(self._connections, address, 1.0, self._tls)),
+                None,
+            )
+            if address_of_ended is not None:
+                self._message = f"worker {self._index[address_of_ended]} of the cluster ({address_of_ended}) has ended"
+        return self._message or None
 
-    def lost_within(self, seconds: float) -> str | None:
-        """`lost`, asked until it says something or `seconds` are over."""
+    def wait_for_ended_server(self, seconds: float) -> str | None:
+        """Polls `ended_server` until it returns a sentence or `seconds` have passed."""
         until = time.monotonic() + seconds
-        while (self._open or self._local) and self.lost() is None and time.monotonic() < until:
+        while (self._connections or self._local) and self.ended_server() is None and time.monotonic() < until:
             time.sleep(ASK_SECONDS)
-        return self.lost()
+        return self.ended_server()
 
     def close(self) -> None:
         """Close the connections."""
-        for connection in self._open.values():
+        for connection in self._connections.values():
             connection.close()
 
     def __enter__(self) -> Peers:
@@ -95,5 +98,5 @@ class Peers:
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.close()

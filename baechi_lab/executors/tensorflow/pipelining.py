@@ -1,4 +1,4 @@
-"""A step, a placement and a schedule -> the step of several micro-batches with its placement, to be run or exported."""
+"""Unroll a placed step into the step of several micro-batches under a schedule, to be run or exported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from .unrolling import unrolled_step
 
 @dataclass(frozen=True, eq=False)
 class PipelinedStep:
-    """`step` of all micro-batches, and the records that belong to it: its unrolled graph, placement, schedule."""
+    """The `step` of all micro-batches, with its unrolled graph, placement and schedule."""
 
     step: Step
     pipe: PipelinedGraph
@@ -31,23 +31,29 @@ class PipelinedStep:
 
     @property
     def placement(self) -> Placement:
-        """Of the unrolled graph."""
+        """The placement of the unrolled graph."""
         return self.pipe.placement
 
     def described(self, run: Run) -> Run:
-        """`run` with what `bl.simulate` says of micro-batches in its timeline."""
+        """Returns `run` with the info on micro-batches that `bl.simulate` puts into a timeline."""
         if run.timeline is None:
             return run
         return replace(run, timeline=replace(run.timeline, info={**run.timeline.info, **self.pipe.info}))
 
 
 def pipelined_step(
-    step: Any, placement: Placement, cluster: Cluster | None, graph: OpGraph | None, micro_batches: int | None,
-    schedule: Any, reduction: str | None, inputs: Sequence[Any] | None = None,
-) -> PipelinedStep:  # fmt: skip
-    """Unroll a traced step; `graph` None is estimated, which says as a profile does which ops are forward and backward.
+    step: Any,
+    placement: Placement,
+    cluster: Cluster | None,
+    graph: OpGraph | None,
+    micro_batches: int | None,
+    schedule: Any,
+    reduction: str | None,
+    inputs: Sequence[Any] | None = None,
+) -> PipelinedStep:
+    """Unrolls a traced step. If `graph` is None, it is estimated, which marks forward and backward ops like a measurement.
 
-    `inputs` are whole batches, of which only the shapes matter: they say along which axes a batch is cut.
+    `inputs` are whole batches. Only their shapes matter: they determine the axes along which a batch is split.
 
     Raises `InvalidInput` and `UnknownNameError` as `bl.simulate(..., micro_batches=, schedule=)` does.
     """
@@ -61,7 +67,7 @@ def pipelined_step(
         graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)
     kind = next(iter(graph.duration_by_kind), "gpu")
-    there = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
+    cluster_or_uniform = Cluster.uniform(placed.devices, kind=kind) if cluster is None else cluster
     axes = batch_axes(step, count, inputs)
-    pipe = make_pipelined_graph(graph, there, placed, count, schedule)
+    pipe = make_pipelined_graph(graph, cluster_or_uniform, placed, count, schedule)
     return PipelinedStep(unrolled_step(step, graph, placed, pipe, reduction, axes), pipe, count)

@@ -1,10 +1,10 @@
-"""A traced step -> the step of a recomputed or offloaded graph (`bl.recompute`, `bl.offload`), as TensorFlow runs it.
+"""Apply a recomputation or offloading plan (`bl.recompute`, `bl.offload`) to a traced step.
 
-The ops that the graph has twice are there twice, under the graph's names: a copy has its original's type, attributes and
-inputs, reads what the graph says that it reads (an original, or another copy), and waits for what the graph says by control
-dependencies. What the graph has on a host is an op there that hands on what it reads, so that TensorFlow sends it there and
-back; optimizer state that is there between steps is lent (`lent_state.py`). Nothing else changes. Sessions of placed steps run
-without graph rewriters, which would otherwise find that a copy computes what its original did, and take it out.
+An op that the graph repeats has a copy under the graph's name. A copy has its original's type and attributes. It reads the
+producers that the graph names (originals or other copies), and waits for ops by control dependencies as in the graph. An
+output that the graph offloads passes an Identity op on the host, so TensorFlow sends it there and back. Optimizer state on
+hosts is handled in `lent_state`. Nothing else changes. Sessions of placed steps run without graph rewriters, which would
+otherwise remove copies as common subexpressions.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ..structure import graph_of
 from .lent_state import lend_state, with_state_on_hosts
 from .session import PREFIX, parse_graph
 
-AGAIN = "/again"
+COPY_SUFFIX = "/again"
 
 Origin = tuple[str, int | None]
-"""An op of the step, and for what lies on a host which of its outputs."""
+"""An op of the step, and the output of it that is offloaded, if any."""
 
 
 def step_to_run(
     step: Step, placement: Placement, graph: OpGraph | None, cluster: Cluster | None, caller: str
 ) -> tuple[Step, OpGraph, Placement]:
-    """What `caller` runs of a step: as `graph` has it (by default the step's own), which the placement must be for.
+    """Returns the step, graph and placement that `caller` runs. The placement must be for `graph` (None: the step's own).
 
     Raises `InvalidInput`: replicas, a placement for another graph or for more devices, and what `recomputed_step` refuses.
     """
@@ -45,19 +45,21 @@ def step_to_run(
 
 
 def recomputed_step(step: Step, graph: OpGraph) -> Step:
-    """`step` with the copies that `graph` has of its ops, and what it has on a host; the step itself where it has none.
+    """Returns `step` with the copies and offloaded outputs of `graph`; the step itself if there are none.
 
     Raises:
-        InvalidInput: a copy of an op that the step does not have, or that has side effects; state of what is no variable.
+        InvalidInput: a copied op is missing in the step or has side effects, or state belongs to no variable.
 
     >>> recomputed = recomputed_step(step, bl.recompute(bl.profile(step)))  # doctest: +SKIP
     """
     definition = parse_graph(step.graph_def)
     changed = (
-        OFFLOADED in graph.op_types or STATE in graph.op_types or any(name.endswith(AGAIN) for name in graph.names)
+        OFFLOADED in graph.op_types
+        or STATE in graph.op_types
+        or any(name.endswith(COPY_SUFFIX) for name in graph.names)
     )
     if not changed and graph.tensor_count <= graph_of(step).tensor_count:
-        return step  # the step as it is, and nothing waits for more than there
+        return step  # no copies and no further control dependencies
     nodes = {node.name: node for node in definition.node}
     origin = {name: _origin(graph, op, nodes) for op, name in enumerate(graph.names)}
     templates = {name: (nodes[name].op, list(nodes[name].input)) for name in nodes}
@@ -68,32 +70,32 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
             lent[op] = _inputs(graph, op, [], origin)
             continue
         if output is not None:
-            made = definition.node.add(name=name, op="Identity")
-            made.attr["T"].type = output_types(nodes[first])[output]
-            made.input.extend(_inputs(graph, op, [join(first, output)], origin))
+            target = definition.node.add(name=name, op="Identity")
+            target.attr["T"].type = output_types(nodes[first])[output]
+            target.input.extend(_inputs(graph, op, [join(first, output)], origin))
             continue
         if name not in nodes:
             if has_side_effect(nodes[first].op):
                 raise InvalidInput(
                     f"op {first!r} of type {nodes[first].op} has side effects; it cannot be computed again"
                 )
-            made = definition.node.add()
-            made.CopyFrom(nodes[first])
-            made.name = name
-            made.attr.pop("_class", None)
+            target = definition.node.add()
+            target.CopyFrom(nodes[first])
+            target.name = name
+            target.attr.pop("_class", None)
         else:
-            made = nodes[name]
-        if made.op == "VarHandleOp":
+            target = nodes[name]
+        if target.op == "VarHandleOp":
             continue  # setting a variable between steps must not wait for ops of a step
-        del made.input[:]
-        made.input.extend(_inputs(graph, op, templates[first][1], origin))
+        del target.input[:]
+        target.input.extend(_inputs(graph, op, templates[first][1], origin))
     updates = (*step.updates, *lend_state(definition, graph, lent))
     keep_apart(definition, f"{PREFIX}/apart")
     return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 
 
 def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
-    """The op of the step that an op of the graph is, computes again, or has an output of on a host."""
+    """Returns the op of the step that an op of the graph is, repeats, or offloads an output of."""
     name, kind = graph.names[op], graph.op_types[op]
     if name not in nodes and kind == OFFLOADED:
         tensor = sent_tensor(graph, op)
@@ -102,14 +104,14 @@ def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
         return name, None
     while graph.names[op] not in nodes:
         before = int(graph.forward_of[op])
-        if before < 0 or not graph.names[op].startswith(graph.names[before] + AGAIN):
+        if before < 0 or not graph.names[op].startswith(graph.names[before] + COPY_SUFFIX):
             raise InvalidInput(f"op {name!r} of graph {graph.name!r} is none of the step's, and no copy of one")
         op = before
     return graph.names[op], None
 
 
 def _inputs(graph: OpGraph, op: int, template: Iterable[str], origin: dict[str, Origin]) -> list[str]:
-    """What an op reads and waits for: as the step says, from the producers that the graph names."""
+    """Returns the data and control inputs of an op: as in the step, but from the producers in the graph."""
     pointer, tensors = graph.inputs
     read = [
         (graph.names[int(graph.tensor_producer[t])], graph.tensor_names[t])
@@ -118,9 +120,9 @@ def _inputs(graph: OpGraph, op: int, template: Iterable[str], origin: dict[str, 
     source: dict[tuple[str, str], str] = {}
     for producer, label in read:
         first, output = origin[producer]
-        given = label if output is None else str(output)
+        output_label = label if output is None else str(output)
         if label.isdigit():
-            source[first, given] = join(producer, int(label))
+            source[first, output_label] = join(producer, int(label))
     data, waits = [], []
     for reference in template:
         name, output = split(reference)

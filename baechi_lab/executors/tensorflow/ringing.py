@@ -1,11 +1,11 @@
-"""Sums among the replicas of a stage, as TensorFlow runs them: the rings of the unrolled graph, under its names.
+"""Ring all-reduce among the replicas of a pipeline stage, in TensorFlow ops with the names of the unrolled graph.
 
-Every replica adds up the gradients of its own micro-batches, puts them one behind the other and cuts that into as many parts
-as there are replicas. In each round an op of the unrolled graph (`all-reduce0/round1/replica0`) adds its own part to what the
-replica before has sent, or hands it on (see `passes.all_reduce`); then every replica has all sums, equal to the last bit,
-so that copies of variables stay equal. What lies around these ops (reshaping, cutting) has names under `prefix`.
+Every replica adds up the gradients of its own micro-batches, concatenates them and splits the result into as many parts as
+there are replicas. In each round an op of the unrolled graph (`all-reduce0/round1/replica0`) adds its own part to the part
+that the previous replica sent, or passes it on (see `passes.all_reduce`). Every replica then has all sums. They are equal to
+the last bit, so the copies of variables stay equal. Helper ops (reshape, split) have names under `prefix`.
 
-Numbers of other types and rows of looked-up tables are added up, or put one behind the other, once for all replicas.
+Tensors of other types and rows of looked-up tables are added up, or concatenated, once for all replicas.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 
 from ...graph import OpGraph, Placement
 from ...passes.all_reduce import ALL_REDUCE
-from .accumulating import Sums, Tensor, constant, made_node
+from .accumulating import Sums, Tensor, add_node, constant
 
 
 class Shares:
-    """Which ops of a micro-batch's graph are in stages with replicas: `width(name)` of them, in group `group(name)` or -1."""
+    """Replica groups of a micro-batch's ops: op `name` has `width(name)` replicas in group `group(name)`, or -1 for none."""
 
     def __init__(self, graph: OpGraph, placed: Placement) -> None:
         self.widths = [len(group) for group in placed.replicas]
@@ -34,34 +34,41 @@ class Shares:
         return self.widths[self._group[name]] if name in self._group else 1
 
     def replica(self, name: str, reader: str, k: int) -> int:
-        """The replica of what `name` does once that copy `k` of `reader` reads: micro-batch k, or replica -1 - k."""
+        """Returns the replica of the op `name` that copy `k` of `reader` reads; `k` is a micro-batch, or -1 - replica."""
         if self.group(name) < 0 or self.group(name) != self.group(reader):
             return 0
         return k % self.width(name) if k >= 0 else -1 - k
 
 
 class Rings:
-    """Adds rings to a GraphDef. `gradients`: (op, output) -> its type, for all tensors of micro-batches that updates read."""
+    """Adds rings to a GraphDef. `gradients`: (op, output) -> type of every tensor of micro-batches that updates read."""
 
     def __init__(
-        self, made: Any, graph: OpGraph, whole: OpGraph, shares: Shares, sums: Sums, gradients: Mapping[Tensor, int],
-        copies: Any, prefix: str,
-    ) -> None:  # fmt: skip
-        self.made, self.shares, self.sums, self.gradients = made, shares, sums, gradients
+        self,
+        graph_def: Any,
+        graph: OpGraph,
+        unrolled: OpGraph,
+        shares: Shares,
+        sums: Sums,
+        gradients: Mapping[Tensor, int],
+        copies: Any,
+        prefix: str,
+    ) -> None:
+        self.graph_def, self.shares, self.sums, self.gradients = graph_def, shares, sums, gradients
         self.copies, self.prefix = copies, prefix
         self.ops: dict[int, dict[tuple[int, int], str]] = {}  # group -> (round, replica) -> name in the unrolled graph
-        for name, kind, i in zip(whole.names, whole.op_types, whole.copy_of.tolist(), strict=True):  # type: ignore[union-attr]
+        for name, kind, i in zip(unrolled.names, unrolled.op_types, unrolled.copy_of.tolist(), strict=True):  # type: ignore[union-attr]
             if kind == ALL_REDUCE:
                 _, at, replica = name.rsplit("/", 2)
                 group = self.ops.setdefault(shares.group(graph.names[i]), {})
                 group[int(at.removeprefix("round")), int(replica.removeprefix("replica"))] = name
-        self._kind = {g: self._most(g) for g in self.ops}
+        self._kind = {g: self._commonest_type(g) for g in self.ops}
         self._total: dict[tuple[Tensor, int], str] = {}
         for g in self.ops:
             self._ring(g)
 
     def of(self, tensor: Tensor, replica: int) -> str:
-        """The tensor that holds the sum over all micro-batches for a replica."""
+        """Returns the name of the sum of `tensor` over all micro-batches, on a replica."""
         at = (tensor, replica)
         if at not in self._total:
             if (tensor, 0) not in self._total:
@@ -69,74 +76,80 @@ class Rings:
             self._total[at] = self._total[tensor, 0]
         return self._total[at]
 
-    def _most(self, g: int) -> int:
-        """The type whose sums go round: that of most gradients."""
+    def _commonest_type(self, g: int) -> int:
+        """Returns the data type of most gradients. Only gradients of this type use the ring."""
         kinds = [kind for tensor, kind in self.gradients.items() if self._dense(tensor, kind, g)]
         return max(dict.fromkeys(kinds), key=kinds.count, default=0)
 
     def _dense(self, tensor: Tensor, kind: int, g: int) -> bool:
         import tensorflow as tf
 
-        there = self.shares.group(tensor[0]) == g and tensor not in self.sums.rows
-        return there and tf.dtypes.as_dtype(kind).is_floating
+        of_group = self.shares.group(tensor[0]) == g and tensor not in self.sums.rows
+        return of_group and tf.dtypes.as_dtype(kind).is_floating
 
-    def _own(self, tensor: Tensor, replica: int) -> str:
-        """What a replica's own micro-batches give."""
-        parts = list(enumerate(self.copies(*tensor)))[replica :: self.shares.width(tensor[0])]
-        return self.sums.chain(tensor, self.gradients[tensor], parts, f"/replica{replica}")
+    def _replica_sum(self, tensor: Tensor, replica: int) -> str:
+        """Returns the sum of `tensor` over a replica's own micro-batches."""
+        addends = list(enumerate(self.copies(*tensor)))[replica :: self.shares.width(tensor[0])]
+        return self.sums.chain(tensor, self.gradients[tensor], addends, f"/replica{replica}")
 
     def _joined(self, tensor: Tensor) -> str:
         kind, width = self.gradients[tensor], self.shares.width(tensor[0])
-        parts = [(k, self._own(tensor, k)) for k in range(width)]
-        total = self.sums.chain(tensor, kind, parts, "/replicas", named=False)
+        replica_sums = [(k, self._replica_sum(tensor, k)) for k in range(width)]
+        total = self.sums.chain(tensor, kind, replica_sums, "/replicas", named=False)
         return self.sums.mean_of(tensor, kind, total, "")
 
     def _ring(self, g: int) -> None:
-        """The ops of one ring; without gradients that go round they only keep the order."""
+        """Adds the ops of one ring. Without gradients for the ring, they are NoOps that only keep the order."""
         ops, width, kind = self.ops[g], self.shares.widths[g], self._kind[g]
-        mine = [tensor for tensor, own in self.gradients.items() if own == kind and self._dense(tensor, own, g)]
-        if not mine:
+        ring_tensors = [t for t, dtype in self.gradients.items() if dtype == kind and self._dense(t, dtype, g)]
+        if not ring_tensors:
             for name in ops.values():
-                made_node(self.made, "NoOp", name, ())
+                add_node(self.graph_def, "NoOp", name, ())
             return
-        own = [self._cut(g, k, [self._own(tensor, k) for tensor in mine]) for k in range(width)]
+        own_parts = [self._cut(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)]
         for s, k in sorted(ops):
-            before, part = ops.get((s - 1, (k - 1) % width)), own[k][(k - s) % width]
-            inputs = [part] if before is None else [part, before] if s < width else [before]
-            made_node(self.made, "AddV2" if len(inputs) > 1 else "Identity", ops[s, k], inputs, T=kind)
+            received, own_part = ops.get((s - 1, (k - 1) % width)), own_parts[k][(k - s) % width]
+            inputs = [own_part] if received is None else [own_part, received] if s < width else [received]
+            add_node(self.graph_def, "AddV2" if len(inputs) > 1 else "Identity", ops[s, k], inputs, T=kind)
         for k in range(width):
-            parts = [ops[width - 1 if (k + 1 - p) % width == 0 else width + (k - p) % width, k] for p in range(width)]
-            self._spread(g, k, mine, parts)
+            complete_parts = [
+                ops[width - 1 if (k + 1 - p) % width == 0 else width + (k - p) % width, k] for p in range(width)
+            ]
+            self._spread(g, k, ring_tensors, complete_parts)
 
     def _cut(self, g: int, k: int, sums: Sequence[str]) -> list[str]:
-        """The parts of one replica's sums."""
+        """Concatenates one replica's sums and splits them into one part per replica."""
         base, kind, width = f"{self.prefix}/ring{g}/replica{k}", self._kind[g], self.shares.widths[g]
         every = self._integers(f"{base}/every", [-1])
         flat = [
-            made_node(self.made, "Reshape", f"{base}/flat{i}", [name, every], T=kind, Tshape=self._int64)
+            add_node(self.graph_def, "Reshape", f"{base}/flat{i}", [name, every], T=kind, Tshape=self._int64)
             for i, name in enumerate(sums)
         ]
         line = self._concat(f"{base}/line", flat, kind)
-        size = made_node(self.made, "Size", f"{base}/size", [line], T=kind, out_type=self._int64)
-        least = self._whole("FloorDiv", f"{base}/least", size, self._integers(f"{base}/width", width))
-        others = self._whole("Mul", f"{base}/others", least, self._integers(f"{base}/before", width - 1))
-        last = self._whole("Sub", f"{base}/last", size, others)
-        return self._split(f"{base}/part", line, [last, *[least] * (width - 1)], kind)
+        size = add_node(self.graph_def, "Size", f"{base}/size", [line], T=kind, out_type=self._int64)
+        part_size = self._integer_op("FloorDiv", f"{base}/least", size, self._integers(f"{base}/width", width))
+        equal_parts_size = self._integer_op(
+            "Mul", f"{base}/others", part_size, self._integers(f"{base}/before", width - 1)
+        )
+        last_size = self._integer_op("Sub", f"{base}/last", size, equal_parts_size)
+        return self._split(f"{base}/part", line, [last_size, *[part_size] * (width - 1)], kind)
 
-    def _spread(self, g: int, k: int, tensors: Sequence[Tensor], parts: Sequence[str]) -> None:
-        """From the complete parts to the sums of all tensors, on one replica."""
+    def _spread(self, g: int, k: int, tensors: Sequence[Tensor], complete_parts: Sequence[str]) -> None:
+        """Splits the complete parts into the sums of all tensors, on one replica."""
         base, kind = f"{self.prefix}/ring{g}/replica{k}", self._kind[g]
-        line = self._concat(f"{base}/sums", parts, kind)
+        line = self._concat(f"{base}/sums", complete_parts, kind)
         sizes = [
-            made_node(self.made, "Size", f"{base}/size{i}", [f"{base}/flat{i}"], T=kind, out_type=self._int64)
+            add_node(self.graph_def, "Size", f"{base}/size{i}", [f"{base}/flat{i}"], T=kind, out_type=self._int64)
             for i in range(len(tensors))
         ]
         pieces = self._split(f"{base}/sum", line, sizes, kind)
         for i, (tensor, piece) in enumerate(zip(tensors, pieces, strict=True)):
-            like = [self._own(tensor, k)]
-            shape = made_node(self.made, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
-            whole = made_node(self.made, "Reshape", f"{base}/whole{i}", [piece, shape], T=kind, Tshape=self._int64)
-            self._total[tensor, k] = self.sums.mean_of(tensor, kind, whole, f"/replica{k}")
+            like = [self._replica_sum(tensor, k)]
+            shape = add_node(self.graph_def, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
+            reshaped = add_node(
+                self.graph_def, "Reshape", f"{base}/whole{i}", [piece, shape], T=kind, Tshape=self._int64
+            )
+            self._total[tensor, k] = self.sums.mean_of(tensor, kind, reshaped, f"/replica{k}")
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 
@@ -149,17 +162,17 @@ class Rings:
     def _integers(self, name: str, value: Any) -> str:
         import tensorflow as tf
 
-        return constant(self.made, name, tf.constant(value, tf.int64), tf.int64)
+        return constant(self.graph_def, name, tf.constant(value, tf.int64), tf.int64)
 
-    def _whole(self, op: str, name: str, a: str, b: str) -> str:
-        return made_node(self.made, op, name, [a, b], T=self._int64)
+    def _integer_op(self, op: str, name: str, a: str, b: str) -> str:
+        return add_node(self.graph_def, op, name, [a, b], T=self._int64)
 
-    def _concat(self, name: str, parts: Sequence[str], kind: int) -> str:
-        if len(parts) == 1:
-            return parts[0]
+    def _concat(self, name: str, tensors: Sequence[str], kind: int) -> str:
+        if len(tensors) == 1:
+            return tensors[0]
         axis = self._integers(f"{name}/axis", 0)
-        made_node(self.made, "ConcatV2", name, [*parts, axis], T=kind, Tidx=self._int64)
-        self.made.node[-1].attr["N"].i = len(parts)
+        add_node(self.graph_def, "ConcatV2", name, [*tensors, axis], T=kind, Tidx=self._int64)
+        self.graph_def.node[-1].attr["N"].i = len(tensors)
         return name
 
     def _split(self, name: str, line: str, sizes: Iterable[str], kind: int) -> list[str]:
@@ -168,9 +181,9 @@ class Rings:
         lengths = list(sizes)
         if len(lengths) == 1:
             return [line]
-        packed = made_node(self.made, "Pack", f"{name}/sizes", lengths, T=self._int64)
-        self.made.node[-1].attr["N"].i = len(lengths)
-        axis = constant(self.made, f"{name}/axis", tf.constant(0), tf.int32)
-        made_node(self.made, "SplitV", name, [line, packed, axis], T=kind, Tlen=self._int64)
-        self.made.node[-1].attr["num_split"].i = len(lengths)
+        packed = add_node(self.graph_def, "Pack", f"{name}/sizes", lengths, T=self._int64)
+        self.graph_def.node[-1].attr["N"].i = len(lengths)
+        axis = constant(self.graph_def, f"{name}/axis", tf.constant(0), tf.int32)
+        add_node(self.graph_def, "SplitV", name, [line, packed, axis], T=kind, Tlen=self._int64)
+        self.graph_def.node[-1].attr["num_split"].i = len(lengths)
         return [f"{name}:{i}" if i else name for i in range(len(lengths))]

@@ -1,4 +1,4 @@
-"""The file that machines of one cluster have in common: a private key and its own certificate, for `tunnel`."""
+"""The secret that machines of one cluster share: a file with a private key and its certificate, for `tunnel`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ YEARS = 10
 
 
 def make_secret(path: str | os.PathLike[str]) -> Path:
-    """Write a new secret, readable by its owner alone; copy it to the machines of a cluster on a way that you trust.
+    """Write a new secret that only its owner can read. Copy it to the machines of a cluster over a trusted channel.
 
-    An Ed25519 key and a certificate that it signed itself (RFC 5280, RFC 8410), in PEM. Whoever has the file can use the
-    workers that were started with it, which is to run code as the user who started them.
+    The file has an Ed25519 key and a self-signed certificate (RFC 5280, RFC 8410), in PEM. Anyone with the file can use the
+    workers that were started with it, and so run code as the user who started them.
 
     Returns:
         the path.
 
     Raises:
-        InvalidInput: something is there already.
+        InvalidInput: the path exists already.
         MissingPackage: `cryptography` is not installed (extra `cluster`).
 
     >>> import os, tempfile
@@ -39,14 +39,18 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
         raise MissingPackage.of("cryptography", "cluster", "make_secret") from error
     key = Ed25519PrivateKey.generate()
     name = x509.Name([x509.NameAttribute(x509.oid.NameOID.COMMON_NAME, "baechi-lab workers")])
-    now = datetime.datetime.now(datetime.timezone.utc)
+    created = datetime.datetime.now(datetime.timezone.utc)
     certificate = (
-        x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key())
+        x509.CertificateBuilder()
+        .subject_name(name)
+        .issuer_name(name)
+        .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1)).not_valid_after(now + datetime.timedelta(days=365 * YEARS))
+        .not_valid_before(created - datetime.timedelta(days=1))
+        .not_valid_after(created + datetime.timedelta(days=365 * YEARS))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .sign(key, None)
-    )  # fmt: skip
+    )
     text = key.private_bytes(
         serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
     ) + certificate.public_bytes(serialization.Encoding.PEM)
@@ -62,7 +66,7 @@ def make_secret(path: str | os.PathLike[str]) -> Path:
 
 
 def check_secret(path: str | os.PathLike[str]) -> None:
-    """Refuse with `InvalidInput` what is no secret, or one that others may read."""
+    """Raises `InvalidInput` if the file is no secret, or if other users can read it."""
     path = name_of(path, "secret")
     try:
         context(path, server=True)

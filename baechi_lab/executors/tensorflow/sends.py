@@ -1,9 +1,9 @@
 """The tensors that a traced step sent between devices.
 
-The partition graphs say what was sent: every cut tensor has a Send node on one device and a Recv node on the other.
-Between tasks the runtime records RecvTensor rows with bytes and times. Between devices of one process it records
-none: a send is a hand-over in memory, drawn from the producer's end to the moment at which the first consumer was
-scheduled, whichever input it waited for last (an upper bound of the transfer's end).
+The partition graphs show what was sent: every tensor that crosses has a Send node on one device and a Recv node on the
+other. Between tasks, the runtime records RecvTensor rows with bytes and times. Between devices of one process it records none,
+because the tensor stays in memory. Such a transfer lasts from the producer's end until the first consumer was scheduled, which
+is an upper bound of its end because the consumer may have waited for another input.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from .kernels import Kernel
-from .lent_state import GOT, PUT
+from .lent_state import DEVICE_ASSIGN, DEVICE_READ
 from .session import PREFIX
 
 CONTROL, LENT = -1, -2
-"""Output slots of a control dependency, and of a variable's value that goes back to a host behind the last op that needed it."""
+"""Output slots of a control dependency, and of an offloaded variable's value that goes back to its host."""
 _SENDS, _RECEIVES = ("_Send", "_HostSend"), ("_Recv", "_HostRecv")
 SUMS = f"{PREFIX}/sum/"
-"""Scope of the ops that join what several micro-batches give."""
+"""Scope of the ops that add up tensors of several micro-batches."""
 _ROW = re.compile(r"(?P<edge>edge_\d+_\S+) from (?P<source>\S+) to (?P<target>\S+)")
 
 Edge = tuple[str, int]
@@ -40,35 +40,35 @@ class Send:
 
 
 def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> dict[Edge, Send]:
-    """What was sent from op to op; values fed by the caller or returned to it are left out."""
+    """Returns the sends from op to op. Fed and fetched values are left out."""
     sources: dict[Edge, tuple[int, int, int]] = {}
     receivers: dict[Edge, str] = {}
     readers: dict[str, list[str]] = {}
-    for part in metadata.partition_graphs:
-        nodes = {node.name: node for node in part.node}
-        for node in part.node:
+    for partition in metadata.partition_graphs:
+        nodes = {node.name: node for node in partition.node}
+        for node in partition.node:
             for name in node.input:
                 readers.setdefault(name.lstrip("^").split(":")[0], []).append(node.name)
             if node.op not in _SENDS and node.op not in _RECEIVES:
                 continue
-            here, there = (device_at.get(node.attr[k].s.decode()) for k in ("send_device", "recv_device"))
-            if here is None or there is None or here == there:
+            source, target = (device_at.get(node.attr[k].s.decode()) for k in ("send_device", "recv_device"))
+            if source is None or target is None or source == target:
                 continue
-            edge = (node.attr["tensor_name"].s.decode(), there)
+            edge = (node.attr["tensor_name"].s.decode(), target)
             if node.op in _SENDS:
-                sources[edge] = (*_producer(nodes, node.input[0], op_at), here)
+                sources[edge] = (*_producer(nodes, node.input[0], op_at), source)
             else:
                 receivers[edge] = node.name
-    found = {}
-    for edge, (op, slot, here) in sources.items():
+    sends = {}
+    for edge, (op, slot, source) in sources.items():
         consumers = tuple(readers.get(receivers.get(edge, ""), ()))
-        if op >= 0 and any(name.removesuffix(PUT) in op_at for name in consumers):
-            found[edge] = Send(op, slot, here, edge[1], consumers)
-    return found
+        if op >= 0 and any(name.removesuffix(DEVICE_ASSIGN) in op_at for name in consumers):
+            sends[edge] = Send(op, slot, source, edge[1], consumers)
+    return sends
 
 
 def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
-    """Op and output slot behind a Send's input; a control edge is sent as a constant that waits for the op."""
+    """Returns op and output slot of a Send's input. A control edge is sent as a constant that waits for the op."""
     name, _, slot = tensor.partition(":")
     while name.startswith(SUMS) and name not in op_at and name in nodes and nodes[name].input:
         name, _, slot = nodes[name].input[0].partition(":")  # a mean over micro-batches, sent in place of their sum
@@ -76,13 +76,13 @@ def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -
         return op_at[name], int(slot or 0)
     for waited in nodes[name].input if name in nodes else ():
         if waited.startswith("^") and waited[1:] in op_at:
-            return op_at[waited[1:]], LENT if name.endswith(GOT) else CONTROL
+            return op_at[waited[1:]], LENT if name.endswith(DEVICE_READ) else CONTROL
     return -1, 0
 
 
 @dataclass(frozen=True)
 class Received:
-    """A tensor that arrived: its bytes, and when by the receiver's clock."""
+    """A received tensor: its bytes, and start and end by the receiver's clock."""
 
     edge: Edge
     size: int
@@ -91,7 +91,7 @@ class Received:
 
 
 def received(metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int]) -> Iterator[Received]:
-    """Every RecvTensor row of `sends`."""
+    """Yields every RecvTensor row of `sends`."""
     for rows in metadata.step_stats.dev_stats:
         for stats in rows.node_stats:
             label = _ROW.search(stats.timeline_label) if stats.node_name == "RecvTensor" else None
@@ -102,65 +102,71 @@ def received(metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, 
                 yield Received(edge, size, start, start + stats.all_end_rel_micros)
 
 
-def last_held(
+def copies_held_until(
     metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int], kernels: Sequence[Kernel]
 ) -> dict[Edge, float]:
-    """Edge -> when the last op ended that read the received copy, or an output that lies in the copy's memory.
+    """Returns edge -> end of the last op that read the received copy, or an output in the copy's memory.
 
-    Where a copy lies is not recorded. It is known from an op that reads it, gives as many bytes without allocating them, and
-    whose other inputs lie elsewhere: a view, or a result written over the copy. Of several copies of that size it is the one
-    that no other op needs any more. By the receiver's clock.
+    The address of a copy is not recorded. It follows from an op that reads the copy and has an output of the same size that
+    it did not allocate and that is not the memory of its other inputs: a view, or a result written over the copy. If several
+    copies have that size, it is the one that no later op needs. Times are by the receiver's clock.
     """
-    inputs, readers = _edges(metadata, device_at)
-    ran = {(kernel.node, kernel.device): kernel for kernel in kernels}
+    inputs, readers = _edges_by_device(metadata, device_at)
+    kernel_at = {(kernel.node, kernel.device): kernel for kernel in kernels}
     rows = list(received(metadata, sends, device_at))
-    alike = _alike(rows, sends)
-    found = {}
+    alike = _copies_of_same_size(rows, sends)
+    held_until = {}
     for row in rows:
         device = row.edge[1]
         waiting: list[tuple[str, set[int]]] = [(name, set()) for name in sends[row.edge].consumers]
-        seen, last = set[str](), row.end_us
+        visited, last_us = set[str](), row.end_us
         while waiting:
-            name, lies = waiting.pop()
-            kernel = ran.get((name, device))
-            if kernel is None or name in seen:
+            name, pointers = waiting.pop()
+            kernel = kernel_at.get((name, device))
+            if kernel is None or name in visited:
                 continue
-            seen.add(name)
-            last = max(last, kernel.end_us)
-            if not lies:
-                beside = (ran[n, device] for n in inputs.get((name, device), ()) if (n, device) in ran)
-                lies = _taken_over(kernel, row.size) - {p for other in beside for p in _pointers(other)}
-                free_first = sorted(
-                    alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], ran), e)
+            visited.add(name)
+            last_us = max(last_us, kernel.end_us)
+            if not pointers:
+                other_producers = (
+                    kernel_at[n, device] for n in inputs.get((name, device), ()) if (n, device) in kernel_at
                 )
-                lies = lies if row.edge in free_first[: len(lies)] else set()
-            for slot in (output.slot for output in kernel.stats.output if _pointer(output) in lies):
-                waiting += [(reader, lies) for reader in readers.get((name, slot, device), ())]
-        found[row.edge] = last
-    return found
+                pointers = _reused_pointers(kernel, row.size) - {
+                    p for producer in other_producers for p in _pointers(producer)
+                }
+                free_first = sorted(
+                    alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], kernel_at), e)
+                )
+                pointers = pointers if row.edge in free_first[: len(pointers)] else set()
+            for slot in (output.slot for output in kernel.stats.output if _pointer(output) in pointers):
+                waiting += [(reader, pointers) for reader in readers.get((name, slot, device), ())]
+        held_until[row.edge] = last_us
+    return held_until
 
 
-def _alike(rows: Sequence[Received], sends: Mapping[Edge, Send]) -> dict[tuple[str, int, int], list[Edge]]:
-    """(node, device, bytes) -> the copies of that size which the node reads."""
-    found: dict[tuple[str, int, int], list[Edge]] = {}
+def _copies_of_same_size(
+    rows: Sequence[Received], sends: Mapping[Edge, Send]
+) -> dict[tuple[str, int, int], list[Edge]]:
+    """Returns (node, device, bytes) -> the copies of that size which the node reads."""
+    edges_of: dict[tuple[str, int, int], list[Edge]] = {}
     for row in rows:
         for name in sends[row.edge].consumers:
-            found.setdefault((name, row.edge[1], row.size), []).append(row.edge)
-    return found
+            edges_of.setdefault((name, row.edge[1], row.size), []).append(row.edge)
+    return edges_of
 
 
-def _needed_after(kernel: Kernel, send: Send, ran: Mapping[tuple[str, int], Kernel]) -> bool:
-    """Whether another reader of what was sent ended after a kernel had begun, which then cannot have written over it."""
-    others = (ran.get((name, kernel.device)) for name in send.consumers if name != kernel.node)
-    return any(other is not None and other.end_us > kernel.start_us for other in others)
+def _needed_after(kernel: Kernel, send: Send, kernel_at: Mapping[tuple[str, int], Kernel]) -> bool:
+    """Whether another reader of the sent tensor ended after the kernel started. The kernel then did not overwrite it."""
+    readers = (kernel_at.get((name, kernel.device)) for name in send.consumers if name != kernel.node)
+    return any(reader is not None and reader.end_us > kernel.start_us for reader in readers)
 
 
-def _edges(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
-    """(node, device) -> the nodes whose data it reads; (node, output, device) -> those that read it."""
+def _edges_by_device(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
+    """Returns (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers."""
     inputs: dict[tuple[str, int], list[str]] = {}
     readers: dict[tuple[str, int, int], list[str]] = {}
-    for part in metadata.partition_graphs:
-        for node in part.node:
+    for partition in metadata.partition_graphs:
+        for node in partition.node:
             device = device_at.get(node.device, -1)
             for tensor in {tensor for tensor in node.input if not tensor.startswith("^")}:
                 name, _, slot = tensor.partition(":")
@@ -170,7 +176,7 @@ def _edges(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[
 
 
 def _pointers(kernel: Kernel) -> dict[int, int]:
-    """Where a kernel's outputs lie -> their bytes."""
+    """Returns address -> bytes of a kernel's outputs."""
     return {
         pointer: output.tensor_description.allocation_description.requested_bytes
         for output in kernel.stats.output
@@ -182,14 +188,14 @@ def _pointer(output: Any) -> int:
     return int(output.tensor_description.allocation_description.ptr)
 
 
-def _taken_over(kernel: Kernel, size: int) -> set[int]:
-    """Where outputs of `size` bytes lie that the kernel did not allocate."""
+def _reused_pointers(kernel: Kernel, size: int) -> set[int]:
+    """Returns the addresses of outputs of `size` bytes that the kernel did not allocate."""
     allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
-    return set() if size in allocated else {p for p, given in _pointers(kernel).items() if given == size}
+    return set() if size in allocated else {p for p, nbytes in _pointers(kernel).items() if nbytes == size}
 
 
-def handed_over(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:
-    """(send, bytes, start, end) of tensors sent within a process."""
+def hand_overs(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:
+    """Yields (send, bytes, start, end) of tensors that stay within a process."""
     scheduled = {(kernel.node, kernel.device): kernel.scheduled_us for kernel in kernels}
     ended = {kernel.op: kernel.end_us for kernel in kernels}
     size = {

@@ -2,14 +2,13 @@
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
 reading and writing files included, as the user who started it. They listen on every interface, whatever address they
-are given; `loopback` keeps them to this machine, whose other users still reach them. So a worker needs a secret, with which
-`tunnel` moves it to a network of its own, out of the reach of other users, and puts mutual TLS in front of it.
-`--trusted-network` says instead that nobody else is on the network, `--trusted-users` that all users of the machine are trusted:
-they may reach a worker without a secret, or one with a secret where the system allows no network of its own.
+are given. `loopback` restricts them to this machine, but its other users can still reach them. So a worker needs a secret:
+`tunnel` then moves it to its own network, which other users cannot reach, and puts mutual TLS in front of it. Alternatively,
+`--trusted-network` says that the whole network is trusted, and `--trusted-users` that all users of the machine are trusted.
+Trusted users may reach a worker without a secret, or one with a secret if the system does not allow a separate network.
 
-The server starts knowing nobody: the session that uses it sends the whole ClusterSpec, so that a worker needs no
-list of the others. That is why its own job is called `unassigned`: TensorFlow refuses a ClusterSpec that repeats the
-name with which a server booted.
+The server starts without a list of other workers: the session that uses it sends the whole ClusterSpec. Its own job is called
+`unassigned`, because TensorFlow rejects a ClusterSpec that repeats the job name with which a server started.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from ...workers.network import leave_network
 from ...workers.tensorflow_import import import_tensorflow
 from . import tunnel
 from .heap import keep_freed_memory
-from .loopback import REFUSAL, USERS, is_loopback, keep_to_loopback
+from .loopback import REFUSAL, USERS_REFUSAL, is_loopback, keep_to_loopback
 from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
@@ -33,48 +32,54 @@ _BIND = re.compile(r"(?:(?P<host>[A-Za-z0-9_.\-]+|\[[0-9A-Fa-f:]+\]):)?(?P<port>
 
 
 def parse_bind(bind: str) -> tuple[str, int]:
-    """Host and port of `host:port` or `port` (then loopback); port 0 means any free one.
+    """Parses `host:port`, or `port` on loopback. Port 0 means any free port.
 
     >>> parse_bind("2222")
     ('127.0.0.1', 2222)
     """
-    found = _BIND.fullmatch(bind.strip()) if isinstance(bind, str) else None
-    if found is None or int(found["port"]) > 65535:
+    match = _BIND.fullmatch(bind.strip()) if isinstance(bind, str) else None
+    if match is None or int(match["port"]) > 65535:
         raise InvalidInput(f"bind is {bind!r}; write host:port or port, for example 127.0.0.1:2222")
-    return found["host"] or LOOPBACK, int(found["port"])
+    return match["host"] or LOOPBACK, int(match["port"])
 
 
 def start(
-    host: str, port: int, threads: int = 1, *, trusted_network: bool = False, secret: str | None = None,
-    spinning: bool = True, trusted_users: bool = False,
-) -> str:  # fmt: skip
+    host: str,
+    port: int,
+    threads: int = 1,
+    *,
+    trusted_network: bool = False,
+    secret: str | None = None,
+    spinning: bool = True,
+    trusted_users: bool = False,
+) -> str:
     """Start the server in this process and return its address `host:port`.
 
-    With `secret`, a file of `make_secret`, those who have it reach the server there, through TLS, and nobody else: the process
-    leaves the machine's network, unless `trusted_users` says that its other users may reach the server. Without a secret one of
-    `trusted_users` and `trusted_network` must be given; with the first the host must be loopback, and the server is reached from
-    this machine alone. Threads that have nothing to do look for work for a while before they sleep, unless `spinning` is False.
+    With `secret`, a file of `make_secret`, only clients with that file can connect, through TLS. The process leaves the machine's
+    network unless `trusted_users` is given. Without a secret, `trusted_users` or `trusted_network` is required. With
+    `trusted_users` the host must be loopback, and only this machine can connect. Idle threads spin for a while before they
+    sleep, unless `spinning` is False.
 
-    Raises `InvalidInput` for another host, a file that holds no secret or a server open to users that nobody called trusted,
-    `ExecutionError` when the port is taken, the address is not one of this machine, or this system cannot keep the server to
-    loopback, or other users from it.
+    Raises `InvalidInput` for another host, a file without a secret, or a server that untrusted users could reach.
+    Raises `ExecutionError` if the port is taken, the address does not belong to this machine, or the system can neither
+    restrict the server to loopback nor keep other users from it.
     """
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
     if secret is None and not trusted_network and not is_loopback(host):
         raise InvalidInput(f"bind names {host}: {REFUSAL}")
     if secret is None and not trusted_network and not trusted_users:
-        raise InvalidInput(USERS)
+        raise InvalidInput(USERS_REFUSAL)
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])
     if secret is None:
         listener.close()
     else:
         check_secret(secret)
-        _go_behind(secret, trusted_users)
+        _enter_tunnel(secret, trusted_users)
         with _listener(LOOPBACK, 0) as probe:
             inside = int(probe.getsockname()[1])
-    # Otherwise a session that this worker leads waits for ever for another worker that died.
+    # Without this, a session of this worker waits forever for another worker that died.
     os.environ.setdefault("GRPC_FAIL_FAST", "true")
     tf = import_tensorflow()
     config = tf.compat.v1.ConfigProto(inter_op_parallelism_threads=threads, intra_op_parallelism_threads=threads)
@@ -82,9 +87,11 @@ def start(
     config.experimental.disable_thread_spinning = not spinning
     address = f"{host}:{free}"
     try:
-        known = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside, default_session_config=config)
-        known.cluster.job.add(name="unassigned").tasks[0] = address
-        server = tf.distribute.Server(known, start=False)
+        server_def = tf.train.ServerDef(
+            job_name="unassigned", protocol="grpc", port=inside, default_session_config=config
+        )
+        server_def.cluster.job.add(name="unassigned").tasks[0] = address
+        server = tf.distribute.Server(server_def, start=False)
         # The server lives until the process ends: TensorFlow cannot stop one.
         _RUNNING.append(server)
         if not trusted_network:
@@ -102,8 +109,8 @@ def start(
 _RUNNING: list[object] = []
 
 
-def _go_behind(secret: str, trusted_users: bool) -> None:
-    """What this process sends goes through TLS; unless its users are trusted, it leaves the machine's network."""
+def _enter_tunnel(secret: str, trusted_users: bool) -> None:
+    """Sends all connections of this process through TLS. Leaves the machine's network unless its users are trusted."""
     if trusted_users:
         tunnel.go_through(secret)
         return
@@ -117,7 +124,7 @@ def _go_behind(secret: str, trusted_users: bool) -> None:
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """A socket at the address, or an error: TensorFlow itself would only log and hang or abort."""
+    """Returns a listening socket. Raises an error if there is none: TensorFlow would only log, and hang or abort."""
     try:
         return tunnel.listen(host.strip("[]"), port)
     except OSError as error:
@@ -125,9 +132,15 @@ def _listener(host: str, port: int) -> socket.socket:
 
 
 def main(
-    bind: str = LOOPBACK + ":0", threads: int = 1, core: int | None = None, follow_stdin: bool = False,
-    trusted_network: bool = False, secret: str | None = None, spinning: bool = True, trusted_users: bool = False,
-) -> int:  # fmt: skip
+    bind: str = LOOPBACK + ":0",
+    threads: int = 1,
+    core: int | None = None,
+    follow_stdin: bool = False,
+    trusted_network: bool = False,
+    secret: str | None = None,
+    spinning: bool = True,
+    trusted_users: bool = False,
+) -> int:
     """Run one worker until it is stopped; prints its address on a line of its own.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
@@ -142,8 +155,14 @@ def main(
         os.sched_setaffinity(0, {allowed[core % len(allowed)]})
     keep_freed_memory()
     address = start(
-        host, port, threads, trusted_network=trusted_network, secret=secret, spinning=spinning, trusted_users=trusted_users
-    )  # fmt: skip
+        host,
+        port,
+        threads,
+        trusted_network=trusted_network,
+        secret=secret,
+        spinning=spinning,
+        trusted_users=trusted_users,
+    )
     if trusted_network:
         print("warning: everyone who reaches this machine's network can run code as you", file=sys.stderr)
     print(f"worker {address}", flush=True)
@@ -164,8 +183,13 @@ if __name__ == "__main__":
     print("started", flush=True)
     try:
         main(
-            sys.argv[1], int(sys.argv[3]), core=int(sys.argv[2]), follow_stdin=True, trusted_users=True,
-            trusted_network="--trusted-network" in sys.argv, spinning="--no-spinning" not in sys.argv,
-        )  # fmt: skip
+            sys.argv[1],
+            int(sys.argv[3]),
+            core=int(sys.argv[2]),
+            follow_stdin=True,
+            trusted_users=True,
+            trusted_network="--trusted-network" in sys.argv,
+            spinning="--no-spinning" not in sys.argv,
+        )
     except (ExecutionError, InvalidInput) as problem:
         sys.exit(str(problem))

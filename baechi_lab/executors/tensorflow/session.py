@@ -1,9 +1,9 @@
-"""Step + devices -> a TensorFlow graph with every op on its device, and the session that runs it.
+"""Build a TensorFlow graph with every op on its device, and run it in a session.
 
-The placed graph is the step's GraphDef with `device` set on every node and nothing rewritten, so that names in a
-trace are the names of the step. Three kinds of nodes are added under `baechi_lab/`: a placeholder that feeds each
-input (the input's own node becomes an Identity on the device where the placement wants it, because TensorFlow drops
-the device of a fed placeholder), and for each variable an assignment from a fed value and a read.
+The placed graph is the step's GraphDef with `device` set on every node. Nothing is rewritten, so names in a trace are the
+names of the step. Nodes of three kinds are added under `baechi_lab/`: a placeholder that feeds each input, and for each
+variable an assignment from a fed value and a read. The input's own node becomes an Identity on the device of the placement,
+because TensorFlow ignores the device of a fed placeholder.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _INT32 = 3  # TensorFlow's DT_INT32
 PLACED_FREELY = frozenset(
     ["Const", "Shape", "ShapeN", "Size", "Rank", "VariableShape", "BroadcastGradientArgs", "ConcatOffset", "NoOp"]
 )
-"""Constants and what computes shapes: they move no data, and TensorFlow may place them as it likes."""
+"""Constants and ops that compute shapes. They move no data, so TensorFlow may place them anywhere."""
 
 
 @dataclass(frozen=True)
 class VariableOps:
-    """The names that set and read one variable in the placed graph."""
+    """The names of the ops that set and read one variable in the placed graph."""
 
     name: str
     value: str
@@ -49,10 +49,10 @@ class VariableOps:
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """A placed GraphDef (serialized) and the names needed to run it; `moved` are ops put elsewhere than asked.
+    """A placed GraphDef (serialized) and the names needed to run it. `moved_ops` are on another device than requested.
 
-    `targets` are tensors, one for each device with updates, that are there once its updates have run: TensorFlow says
-    nothing of an op that it did not reach, but does of a value that is missing.
+    `targets` are tensors, one per device with updates, that are available once its updates have run. TensorFlow does not
+    report an op that it did not reach, but it reports a missing tensor.
     """
 
     graph_def: bytes
@@ -60,7 +60,7 @@ class PlacedGraph:
     fetches: tuple[str, ...]
     targets: tuple[str, ...]
     variables: tuple[VariableOps, ...]
-    moved: tuple[str, ...]
+    moved_ops: tuple[str, ...]
 
     def names(self) -> dict[str, Any]:
         """Everything but the graph, ready for JSON."""
@@ -68,17 +68,17 @@ class PlacedGraph:
 
 
 def node_of(name: str) -> str:
-    """The node of a tensor or control input name: `^a` -> `a`, `a:1` -> `a`."""
+    """Returns the node of a tensor or control input name: `^a` -> `a`, `a:1` -> `a`."""
     return name.lstrip("^").split(":")[0]
 
 
 def tensor_of(name: str) -> str:
-    """The tensor name of a node or tensor name: `a` -> `a:0`."""
+    """Returns the tensor name of a node or tensor name: `a` -> `a:0`."""
     return name if ":" in name else f"{name}:0"
 
 
 def parse_graph(data: bytes) -> GraphDef:
-    """The GraphDef of a step; `ExecutionError` when the bytes are not one."""
+    """Parses a GraphDef. Raises `ExecutionError` if the bytes are not one."""
     from google.protobuf.message import DecodeError
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
@@ -93,15 +93,15 @@ def parse_graph(data: bytes) -> GraphDef:
 def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
     """Put every op of `step` on `device_of[name]`.
 
-    Ops that `device_of` does not name go where their first placed neighbour is. Ops that share a resource
-    (a variable and what reads or writes it) run together in TensorFlow: all go to the device of the resource's own
-    handle, and those that this moves are listed in `moved`.
+    Ops that `device_of` does not name go to the device of their first placed neighbour. Ops that share a resource (a
+    variable, its readers and its writers) must be on one device in TensorFlow. They go to the device of the resource's
+    handle; `moved_ops` lists the ops that this moves.
     """
     graph = parse_graph(step.graph_def)
     nodes = {node.name: node for node in graph.node}
-    device = _complete(nodes, device_of)
+    device = _device_of_every_node(nodes, device_of)
     together = _resource_groups(graph)
-    moved = tuple(
+    moved_ops = tuple(
         name
         for name, owner in together.items()
         if device[name] != device[owner] and nodes[name].op not in PLACED_FREELY
@@ -112,13 +112,13 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
         if "_lower_using_switch_merge" in node.attr:
             node.attr["_lower_using_switch_merge"].b = False
     keep_apart(graph, f"{PREFIX}/apart", only_ordered=True)
-    feeds = tuple(_feed(graph, nodes, node_of(spec.name)) for spec in step.inputs)
-    variables = tuple(_variable(graph, nodes, node_of(spec.name)) for spec in step.variables)
+    feeds = tuple(_add_feed(graph, nodes, node_of(spec.name)) for spec in step.inputs)
+    variables = tuple(_add_variable_ops(graph, nodes, node_of(spec.name)) for spec in step.variables)
     fetches = tuple(tensor_of(spec.name) for spec in step.outputs)
     for name in map(node_of, (*fetches, *step.updates)):
         _node(nodes, name)
-    targets = _updated(graph, [nodes[node_of(name)] for name in step.updates])
-    return PlacedGraph(graph.SerializeToString(deterministic=True), feeds, fetches, targets, variables, moved)
+    targets = _add_update_markers(graph, [nodes[node_of(name)] for name in step.updates])
+    return PlacedGraph(graph.SerializeToString(deterministic=True), feeds, fetches, targets, variables, moved_ops)
 
 
 def _node(nodes: Mapping[str, NodeDef], name: str) -> NodeDef:
@@ -127,36 +127,36 @@ def _node(nodes: Mapping[str, NodeDef], name: str) -> NodeDef:
     return nodes[name]
 
 
-def _complete(nodes: Mapping[str, NodeDef], device_of: Mapping[str, str]) -> dict[str, str]:
-    """A device for every node: as given, else a neighbour's (producers first), else that of the first op."""
-    known = {name: device_of[name] for name in nodes if name in device_of}
-    missing = [name for name in nodes if name not in known]
+def _device_of_every_node(nodes: Mapping[str, NodeDef], device_of: Mapping[str, str]) -> dict[str, str]:
+    """Returns a device for every node: as given, else a neighbour's (producers first), else that of the first op."""
+    device_by_name = {name: device_of[name] for name in nodes if name in device_of}
+    missing = [name for name in nodes if name not in device_by_name]
     if not missing:
-        return known
-    if not known:
+        return device_by_name
+    if not device_by_name:
         raise ExecutionError("the placement names no op of the step's graph")
     consumers: dict[str, list[str]] = {}
     for node in nodes.values():
         for name in node.input:
             consumers.setdefault(node_of(name), []).append(node.name)
     while missing:
-        left = []
+        still_missing = []
         for name in missing:
-            near = (n for n in (*map(node_of, nodes[name].input), *consumers.get(name, ())) if n in known)
-            found = next(near, None)
-            if found is None:
-                left.append(name)
+            near = (n for n in (*map(node_of, nodes[name].input), *consumers.get(name, ())) if n in device_by_name)
+            neighbour = next(near, None)
+            if neighbour is None:
+                still_missing.append(name)
             else:
-                known[name] = known[found]
-        if len(left) == len(missing):
-            known.update(dict.fromkeys(left, next(iter(known.values()))))
-            left = []
-        missing = left
-    return known
+                device_by_name[name] = device_by_name[neighbour]
+        if len(still_missing) == len(missing):
+            device_by_name.update(dict.fromkeys(still_missing, next(iter(device_by_name.values()))))
+            still_missing = []
+        missing = still_missing
+    return device_by_name
 
 
 def _resource_groups(graph: GraphDef) -> dict[str, str]:
-    """Node -> the node whose device decides: for ops that hold or receive a resource, the first handle's op."""
+    """Returns node -> the op of the resource's first handle, for every op that holds or receives a resource."""
     owner: dict[str, str] = {}
     resource_outputs = {node.name for node in graph.node if _makes_resource(node)}
 
@@ -191,7 +191,7 @@ def _output_kinds(op: str) -> tuple[tuple[int, str], ...]:
     return () if definition is None else tuple((output.type, output.type_attr) for output in definition.output_arg)
 
 
-def _feed(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> str:
+def _add_feed(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> str:
     node = _node(nodes, name)
     if node.op not in ("Placeholder", "PlaceholderWithDefault", "PlaceholderV2"):
         raise ExecutionError(f"input {name!r} of the step is an op of type {node.op}; it must be a Placeholder")
@@ -203,27 +203,27 @@ def _feed(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> str:
     node.Clear()
     node.op, node.name, node.device = "Identity", name, device
     node.attr["T"].type = kind
-    node.input.extend([source.name, *waits])  # a schedule's order holds for inputs as well
+    node.input.extend([source.name, *waits])  # the control dependencies of a schedule apply to inputs as well
     return f"{source.name}:0"
 
 
-def _updated(graph: GraphDef, updates: Sequence[NodeDef]) -> tuple[str, ...]:
-    """On every device with updates a constant that waits for them; the tensors."""
+def _add_update_markers(graph: GraphDef, updates: Sequence[NodeDef]) -> tuple[str, ...]:
+    """Adds, on every device with updates, a constant that waits for them. Returns the tensors."""
     at: dict[str, list[str]] = {}
     for node in updates:
         at.setdefault(node.device, []).append(node.name)
-    found = []
+    tensors = []
     for k, (device, names) in enumerate(at.items()):
         node = graph.node.add(op="Const", name=f"{PREFIX}/updated/{k}", device=device)
         node.attr["dtype"].type = node.attr["value"].tensor.dtype = _INT32
         node.attr["value"].tensor.int_val.append(k)
         node.attr["value"].tensor.tensor_shape.SetInParent()
         node.input.extend(f"^{name}" for name in dict.fromkeys(names))
-        found.append(f"{node.name}:0")
-    return tuple(found)
+        tensors.append(f"{node.name}:0")
+    return tuple(tensors)
 
 
-def _variable(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> VariableOps:
+def _add_variable_ops(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> VariableOps:
     handle = _node(nodes, name)
     if handle.op != "VarHandleOp":
         raise ExecutionError(f"variable {name!r} of the step is an op of type {handle.op}; it must be a VarHandleOp")
@@ -248,15 +248,15 @@ def _variable(graph: GraphDef, nodes: Mapping[str, NodeDef], name: str) -> Varia
 class PlacedSession:
     """A TensorFlow session that holds a placed step with its variables initialised.
 
-    `call(inputs)` runs one step and returns its outputs; `trace(inputs)` also returns the RunMetadata. Traces show the step
-    as it runs untraced once `divided` was called.
+    `call(inputs)` runs one step and returns its outputs; `trace(inputs)` also returns the RunMetadata. After a call of
+    `divided`, traced steps run like untraced ones.
     """
 
     def __init__(self, placed: PlacedGraph, config: Any, target: str = "") -> None:
         import tensorflow as tf
 
         self.placed = placed
-        self._parts: list[Any] = []
+        self._partition_graphs: list[Any] = []
         self._tf = tf.compat.v1
         graph = self._tf.Graph()
         with graph.as_default():
@@ -270,45 +270,45 @@ class PlacedSession:
     def start(self, values: Sequence[NDArray[Any]]) -> None:
         """Set the variables and build the step."""
         self.assign(values)
-        wanted = [*self.placed.fetches, *self.placed.targets]
-        self._call = self.session.make_callable(wanted, list(self.placed.feeds), accept_options=True)
+        fetches = [*self.placed.fetches, *self.placed.targets]
+        self._call = self.session.make_callable(fetches, list(self.placed.feeds), accept_options=True)
 
     def assign(self, values: Sequence[NDArray[Any]]) -> None:
         """Set the variables.
 
-        TensorFlow prepares the graph anew for every set of feeds, which takes longer than the values of most
-        variables; all at once would double the memory. So many go together, up to `_FEED_BYTES`.
+        TensorFlow prepares the graph again for every set of feeds, which takes longer than most assignments. Assigning all
+        variables at once would double the memory. So variables are assigned in portions of up to `_FEED_BYTES`.
         """
-        for some in _portions([v.nbytes for v in values]):
-            feeds = {self.placed.variables[i].value: values[i] for i in some}
-            self.session.run([self.placed.variables[i].assign for i in some], feeds)
+        for portion in _portions([v.nbytes for v in values]):
+            feeds = {self.placed.variables[i].value: values[i] for i in portion}
+            self.session.run([self.placed.variables[i].assign for i in portion], feeds)
 
     def call(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
         """Run one step; the values of its outputs."""
         return self._run(inputs)
 
     def divided(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
-        """Run one step that tells how TensorFlow divided the graph, for the traces to come; the values of its outputs.
+        """Run one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
 
-        A worker that is to tell writes its part down before it begins (`GraphMgr::ExecuteAsync`). The one with the larger part
-        begins later than in other steps, when it was asked for its tensors already: they leave at once instead of waiting
-        for it to have time. Such a step may hold half of what others do.
+        A worker that records its partition does so before it starts (`GraphMgr::ExecuteAsync`). The worker with the larger
+        partition then starts later than in other steps, after its tensors were requested, so they leave at once instead of
+        waiting until it has time. Such a step may use half the memory of others.
         """
         metadata = self._tf.RunMetadata()
         outputs = self._run(inputs, options=self._tf.RunOptions(output_partition_graphs=True), run_metadata=metadata)
-        self._parts = list(metadata.partition_graphs)
+        self._partition_graphs = list(metadata.partition_graphs)
         return outputs
 
     def trace(self, inputs: Sequence[NDArray[Any]]) -> tuple[tuple[Any, ...], Any]:
-        """Run one step under a full trace; outputs and RunMetadata with partition graphs, known from before if possible."""
-        known = bool(self._parts)
+        """Run one step under a full trace. Returns outputs and RunMetadata, including partition graphs."""
+        divided_before = bool(self._partition_graphs)
         full = self._tf.RunOptions.FULL_TRACE
-        options = self._tf.RunOptions(trace_level=full, output_partition_graphs=not known)
+        options = self._tf.RunOptions(trace_level=full, output_partition_graphs=not divided_before)
         metadata = self._tf.RunMetadata()
         outputs = self._run(inputs, options=options, run_metadata=metadata)
-        if known:
-            metadata.partition_graphs.extend(self._parts)
-        self._parts = list(metadata.partition_graphs)
+        if divided_before:
+            metadata.partition_graphs.extend(self._partition_graphs)
+        self._partition_graphs = list(metadata.partition_graphs)
         return outputs, metadata
 
     def _run(self, inputs: Sequence[NDArray[Any]], **options: Any) -> tuple[Any, ...]:
@@ -333,29 +333,29 @@ class PlacedSession:
 
 
 def _portions(sizes: Sequence[int]) -> list[list[int]]:
-    """Consecutive indices in portions of at most `_FEED_BYTES`, or of one that is larger.
+    """Groups consecutive indices into portions of at most `_FEED_BYTES`; a larger one is a portion of its own.
 
     >>> _portions([1, 2, 3]), _portions([])
     ([[0, 1, 2]], [])
     """
     portions: list[list[int]] = []
-    room = 0
+    remaining = 0
     for index, size in enumerate(sizes):
-        if not portions or size > room:
+        if not portions or size > remaining:
             portions.append([])
-            room = _FEED_BYTES
+            remaining = _FEED_BYTES
         portions[-1].append(index)
-        room -= size
+        remaining -= size
     return portions
 
 
 def session_config(
     cpus: int = 1, *, soft: bool = False, threads: int | None = None, workers: Sequence[str] = (), isolate: bool = False
 ) -> Any:
-    """A ConfigProto that leaves the graph as placed: no optimizer, no rewrite, no silent move.
+    """Returns a ConfigProto that leaves the placed graph unchanged: no optimizer, no rewriter, no silent move.
 
-    `cpus` logical CPU devices; `threads` that run ops at a time (default: one per CPU device, one thread in each
-    op); `soft` lets ops without a kernel on their device go to the CPU; `workers` are the addresses of a cluster.
+    `cpus`: logical CPU devices. `threads`: ops that run at a time (default: one per CPU device), each with one thread.
+    `soft`: ops without a kernel on their device go to the CPU. `workers`: the addresses of a cluster.
     """
     import tensorflow as tf
 
@@ -376,7 +376,7 @@ def session_config(
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
-    """The result of a call and the seconds it took."""
+    """Returns the result of a call and the seconds it took."""
     start = time.perf_counter()
     result = call()
     return result, time.perf_counter() - start

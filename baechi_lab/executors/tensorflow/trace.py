@@ -1,4 +1,4 @@
-"""RunMetadata -> the plain arrays of one traced step, with clock offsets removed."""
+"""Convert a RunMetadata into the arrays of one traced step, with clock offsets removed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .allocations import allocations, allocator_peaks
 from .clocks import clock_offsets
 from .kernels import Kernel, read_kernels
-from .sends import Edge, Send, handed_over, last_held, read_sends, received
+from .sends import Edge, Send, copies_held_until, hand_overs, read_sends, received
 
 
 @dataclass(frozen=True)
@@ -25,57 +25,72 @@ class Trace:
     start_us: NDArray[np.float64]
     end_us: NDArray[np.float64]
     transfers: NDArray[np.float64]
-    """float64[k, 8]: producer, output slot, bytes, source, target, start, end, end of the last op that held the copy."""
+    """float64[k, 8]: producer, output slot, bytes, source, target, start, end, end of the last op that used the copy."""
     memory: NDArray[np.float64]
     """float64[k, 5]: device, time, category, delta, op; in order of time."""
     in_use: NDArray[np.int64]
-    """int64[devices]: most bytes that the device's own allocator took, its rounding included; 0 where it has none."""
+    """int64[devices]: most bytes that the device's own allocator took, including rounding; 0 if it has none."""
     offsets_us: NDArray[np.float64]
     """float64[devices]: clock offsets that were removed."""
 
     def arrays(self) -> tuple[NDArray[Any], ...]:
-        """The fields in order, to be sent; `Trace(*arrays)` is the inverse."""
+        """Returns the fields in order, to be sent. `Trace(*arrays)` is the inverse."""
         return tuple(getattr(self, f.name) for f in fields(self))
 
     @property
     def span_us(self) -> float:
-        """From the first start to the last end of an op."""
+        """Microseconds from the first start to the last end of an op."""
         return float(self.end_us.max(initial=0.0) - self.start_us.min(initial=np.inf)) if len(self.op) else 0.0
 
     def first(self, devices: int) -> Trace:
-        """The rows of the first devices only."""
-        ran, sent = self.device < devices, (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices)
+        """Returns the rows of the first `devices` devices only."""
+        op_rows, transfer_rows = (
+            self.device < devices,
+            (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices),
+        )
         return Trace(
-            self.op[ran], self.device[ran], self.start_us[ran], self.end_us[ran], self.transfers[sent],
-            self.memory[self.memory[:, 0] < devices], self.in_use[:devices], self.offsets_us[:devices],
-        )  # fmt: skip
+            self.op[op_rows],
+            self.device[op_rows],
+            self.start_us[op_rows],
+            self.end_us[op_rows],
+            self.transfers[transfer_rows],
+            self.memory[self.memory[:, 0] < devices],
+            self.in_use[:devices],
+            self.offsets_us[:devices],
+        )
 
 
 def read_trace(metadata: Any, names: Sequence[str], placed: NDArray[np.int32], devices: Sequence[str]) -> Trace:
-    """The rows of a RunMetadata for the ops `names`, placed on `placed`, over `devices` (full TensorFlow names)."""
+    """Returns the rows of a RunMetadata for the ops `names`, placed on `placed`; `devices` are full TensorFlow names."""
     op_at = {name: i for i, name in enumerate(names)}
     device_at = {name: i for i, name in enumerate(devices)}
     kernels = read_kernels(metadata, op_at, device_at, placed)
     sends = read_sends(metadata, op_at, device_at)
     arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received(metadata, sends, device_at)}
-    held = last_held(metadata, sends, device_at, kernels)
+    held_until = copies_held_until(metadata, sends, device_at, kernels)
     offset = _offsets(devices, kernels, sends, arrived)
     table = np.array([(k.op, k.device, k.start_us, k.end_us) for k in kernels], dtype=np.float64).reshape(-1, 4)
-    where = table[:, 1].astype(np.int32)
-    moves = [(*row, held[edge] - offset[edge[1]]) for edge, row in _between_tasks(sends, arrived, kernels, offset)]
+    device = table[:, 1].astype(np.int32)
+    moves = [
+        (*row, held_until[edge] - offset[edge[1]]) for edge, row in _between_tasks(sends, arrived, kernels, offset)
+    ]
     within = {edge: send for edge, send in sends.items() if edge not in arrived}
-    for send, size, start, end in handed_over(within, kernels):
+    for send, size, start, end in hand_overs(within, kernels):
         shift = offset[send.source]
         moves.append(
             (send.producer, send.slot, size, send.source, send.target, start - shift, end - shift, end - shift)
         )
     moves.sort(key=lambda row: (row[5], row[0], row[4]))
     return Trace(
-        op=table[:, 0].astype(np.int32), device=where,
-        start_us=table[:, 2] - offset[where], end_us=table[:, 3] - offset[where],
+        op=table[:, 0].astype(np.int32),
+        device=device,
+        start_us=table[:, 2] - offset[device],
+        end_us=table[:, 3] - offset[device],
         transfers=np.array(moves, dtype=np.float64).reshape(-1, 8),
-        memory=allocations(kernels, devices, offset), in_use=allocator_peaks(kernels, devices), offsets_us=offset,
-    )  # fmt: skip
+        memory=allocations(kernels, devices, offset),
+        in_use=allocator_peaks(kernels, devices),
+        offsets_us=offset,
+    )
 
 
 def _offsets(
@@ -84,16 +99,16 @@ def _offsets(
     sends: Mapping[Edge, Send],
     arrived: Mapping[Edge, tuple[int, float, float]],
 ) -> NDArray[np.float64]:
-    """Microseconds to subtract from the clock of each device's task."""
-    found = [re.search(r"/task:(\d+)", name) for name in devices]
-    task = np.array([int(m[1]) if m else 0 for m in found])
+    """Returns the microseconds to subtract from the clock of each device's task."""
+    matches = [re.search(r"/task:(\d+)", name) for name in devices]
+    task = np.array([int(m[1]) if m else 0 for m in matches])
     ended = {kernel.op: kernel.end_us for kernel in kernels}
-    sent = [
+    messages = [
         (int(task[sends[edge].source]), int(task[sends[edge].target]), ended[sends[edge].producer], end)
         for edge, (_, _, end) in arrived.items()
         if sends[edge].producer in ended
     ]
-    return np.array(clock_offsets(sent, int(task.max(initial=0)) + 1))[task]
+    return np.array(clock_offsets(messages, int(task.max(initial=0)) + 1))[task]
 
 
 def _between_tasks(
@@ -102,10 +117,12 @@ def _between_tasks(
     kernels: Sequence[Kernel],
     offset: NDArray[np.float64],
 ) -> Iterator[tuple[Edge, tuple[float, ...]]]:
-    """Rows of tensors that a RecvTensor row tells of; the start is the sender's, no earlier than the tensor's end."""
+    """Yields the transfers with a RecvTensor row. They start by the sender's clock, not before the producer ended."""
     ended = {kernel.op: kernel.end_us - offset[kernel.device] for kernel in kernels}
     for edge, (size, start, end) in arrived.items():
         send = sends[edge]
-        there = end - offset[send.target]
-        sent = min(max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), there)
-        yield edge, (send.producer, send.slot, size, send.source, send.target, sent, there)
+        arrival_us = end - offset[send.target]
+        sent_us = min(
+            max(start - offset[send.target], ended.get(send.producer, start - offset[send.target])), arrival_us
+        )
+        yield edge, (send.producer, send.slot, size, send.source, send.target, sent_us, arrival_us)

@@ -1,11 +1,11 @@
-"""Mutual TLS around TensorFlow's servers, which have neither encryption nor authentication of their own.
+"""Mutual TLS for TensorFlow's servers, which have neither encryption nor authentication.
 
-One file holds a private key and its own certificate; who has the file may take part, nobody else. A server is in a network of
-its own (`network.leave_network`), which has two doors. In front of it a `Gate`, whose socket was made before, listens on the
-machine's network and lets in whoever proves to have the key. What goes out is asked of a `Proxy` on loopback, in a process that
-stays in the machine's network, to which gRPC sends a CONNECT request (RFC 9110, 9.3.6) for every connection to another worker
-once `grpc_proxy` names it; that name holds a password, because a process that only calls workers has its proxy where others of
-the machine reach it. Needs the standard library alone: exports take it along.
+One file contains a private key and its certificate. Only processes with this file can take part. A server is in its own network
+(`network.leave_network`), which has one entry and one exit. The entry is a `Gate`: its socket was created before the server left
+the machine's network, and it accepts clients that prove that they have the key. The exit is a `Proxy` on loopback, in a process
+that stays in the machine's network. gRPC sends it a CONNECT request (RFC 9110, 9.3.6) for every connection to another worker,
+because `grpc_proxy` names it. That name contains a password: a process that only calls workers has its proxy on the machine's
+loopback device, which other users can reach. Uses the standard library only: exports contain a copy.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None
 
 
 def context(secret: str | os.PathLike[str], *, server: bool) -> ssl.SSLContext:
-    """TLS 1.3 in which both sides show the certificate of the file `secret` and prove that they have its key.
+    """Returns a context for TLS 1.3 in which both sides prove that they have the key of the file `secret`.
 
     Raises:
-        ValueError: what the file lacks, or that others than its owner may read it.
-        OSError: it cannot be read.
+        ValueError: the file is no secret, or users other than its owner can read it.
+        OSError: the file cannot be read.
     """
     path = Path(secret)
     if path.is_dir():
         raise ValueError(f"{path} is a folder; give the file in it that baechi-lab secret wrote")
     if path.stat().st_mode & 0o077:
         raise ValueError(f"{path} can be read by others than its owner; make it yours alone with: chmod 600 {path}")
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
-    made.minimum_version = ssl.TLSVersion.TLSv1_3
-    made.check_hostname = False  # the key says who it is, not the name of a machine
-    made.verify_mode = ssl.CERT_REQUIRED
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if server else ssl.PROTOCOL_TLS_CLIENT)
+    tls.minimum_version = ssl.TLSVersion.TLSv1_3
+    tls.check_hostname = False  # the key identifies the peer, not a host name
+    tls.verify_mode = ssl.CERT_REQUIRED
     try:
-        made.load_cert_chain(path)
-        made.load_verify_locations(path)
+        tls.load_cert_chain(path)
+        tls.load_verify_locations(path)
     except ssl.SSLError as error:
         raise ValueError(
             f"{path} holds no private key with its certificate; make one with: baechi-lab secret FILE"
         ) from error
-    return made
+    return tls
 
 
 class Gate:
-    """Listens at `host:port` and passes on to `target`, a port of this machine, what comes from who has the secret."""
+    """Listens at `host:port` and forwards connections of clients with the secret to `target`, a port of this machine."""
 
     def __init__(
         self, host: str, port: int, target: int, secret: str | os.PathLike[str], listener: socket.socket | None = None
     ) -> None:
-        """`listener` is a socket that listens there already, perhaps in another network than this thread's."""
+        """`listener` is a socket that listens there already, possibly in another network than this thread's."""
         self._target = target
         self.port = _serve(self._admit, listener or listen(host, port), context(secret, server=True))
 
@@ -73,9 +73,9 @@ class Gate:
 
 
 class Proxy:
-    """Listens on loopback, and takes CONNECT requests with its password on, through TLS, to the named address.
+    """Listens on loopback and forwards CONNECT requests with its password, through TLS, to the requested address.
 
-    `listener` is a socket that listens already, perhaps in another network than this thread's.
+    `listener` is a socket that listens already, possibly in another network than this thread's.
     """
 
     def __init__(self, secret: str | os.PathLike[str], listener: socket.socket | None = None) -> None:
@@ -87,32 +87,32 @@ class Proxy:
 
     async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         request = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), HANDSHAKE_SECONDS)
-        wanted = _CONNECT.match(request)
-        shown = re.search(rb"(?mi)^Proxy-Authorization: *(.*?)\r$", request)
-        if wanted is None or shown is None or not hmac.compare_digest(shown[1], self._expected):
+        target = _CONNECT.match(request)
+        credentials = re.search(rb"(?mi)^Proxy-Authorization: *(.*?)\r$", request)
+        if target is None or credentials is None or not hmac.compare_digest(credentials[1], self._expected):
             writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\n\r\n")
             return
         try:
-            host, port = wanted[1].decode("ascii").strip("[]"), int(wanted[2])
-            far = await asyncio.open_connection(
+            host, port = target[1].decode("ascii").strip("[]"), int(target[2])
+            remote = await asyncio.open_connection(
                 host, port, ssl=self._context, ssl_handshake_timeout=HANDSHAKE_SECONDS, limit=_CHUNK
             )
         except (OSError, ValueError):
             writer.write(b"HTTP/1.1 502 Bad Gateway\r\n\r\n")
             return
         writer.write(b"HTTP/1.1 200 Connection established\r\n\r\n")
-        await _join(reader, writer, *far)
+        await _join(reader, writer, *remote)
 
 
 @functools.cache
 def _own_proxy(secret: str) -> str:
-    """The URL of a `Proxy` in a process that ends with this one: TensorFlow may wait for an answer with Python locked."""
+    """Returns the URL of a `Proxy` in a child process. It is no thread because TensorFlow may wait while it holds the GIL."""
     context(secret, server=False)
     return _start_proxy(secret)()
 
 
 def _start_proxy(secret: str) -> Callable[..., str]:
-    """Start the process of a `Proxy`; call what is returned with its listener to get its URL."""
+    """Starts the process of a `Proxy`. Returns a function that takes its listener and returns its URL."""
     ours, theirs = socket.socketpair()
     command = [sys.executable, "-I", "-B", os.path.abspath(__file__), secret, str(theirs.fileno())]
     process = subprocess.Popen(
@@ -124,10 +124,10 @@ def _start_proxy(secret: str) -> Callable[..., str]:
     def url(listener: socket.socket | None = None) -> str:
         with ours:
             socket.send_fds(ours, [b"."], [] if listener is None else [listener.fileno()])
-            told = process.stdout.readline().decode().strip() if process.stdout else ""
-        if not told.startswith("http://"):
+            printed = process.stdout.readline().decode().strip() if process.stdout else ""
+        if not printed.startswith("http://"):
             raise OSError("the process in front of the network did not start")
-        return told
+        return printed
 
     return url
 
@@ -136,17 +136,17 @@ _RUNNING: list[subprocess.Popen[bytes]] = []
 
 
 def go_through(secret: str | os.PathLike[str]) -> None:
-    """Every gRPC connection that this process makes from now on goes through a `Proxy`.
+    """Sends all later gRPC connections of this process through a `Proxy`.
 
-    Raises what `context` raises, `OSError` where no process can be started.
+    Raises the errors of `context`, and `OSError` if no process can be started.
     """
     _name_proxy(_own_proxy(os.path.abspath(secret)))
 
 
 def move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None]) -> None:
-    """As `go_through`, and this process leaves the machine's network, which its `Proxy` does not.
+    """As `go_through`; this process also leaves the machine's network, in which its `Proxy` stays.
 
-    Raises what `context` and `leave_network` raise, `OSError` where no process can be started.
+    Raises the errors of `context` and `leave_network`, and `OSError` if no process can be started.
     """
     context(secret, server=False)
     url = _start_proxy(os.path.abspath(secret))
@@ -156,18 +156,18 @@ def move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None
 
 
 def _name_proxy(url: str) -> None:
-    # gRPC reads these in small letters.
+    # gRPC reads these names in lower case.
     os.environ["grpc_proxy"] = url  # noqa: SIM112
-    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # nor does a `no_proxy` of the user's take addresses out
+    os.environ["no_grpc_proxy"] = ""  # noqa: SIM112  # the user's `no_proxy` must not exclude addresses
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens at an address."""
+    """Returns a socket that listens at an address."""
     return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
 
 
 def _serve(handler: _Handler, listener: socket.socket, tls: ssl.SSLContext | None) -> int:
-    """Serve connections in a thread that lives as long as the process; returns the port."""
+    """Serves connections in a thread until the process ends. Returns the port."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, asyncio.TimeoutError):
@@ -184,16 +184,18 @@ def _serve(handler: _Handler, listener: socket.socket, tls: ssl.SSLContext | Non
 
 
 async def _join(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter,
-    far_reader: asyncio.StreamReader, far_writer: asyncio.StreamWriter,
-) -> None:  # fmt: skip
-    """Copy both ways until one side ends."""
-    ways = [asyncio.ensure_future(_copy(reader, far_writer)), asyncio.ensure_future(_copy(far_reader, writer))]
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    far_reader: asyncio.StreamReader,
+    far_writer: asyncio.StreamWriter,
+) -> None:
+    """Copies in both directions until one side ends."""
+    copies = [asyncio.ensure_future(_copy(reader, far_writer)), asyncio.ensure_future(_copy(far_reader, writer))]
     try:
-        await asyncio.wait(ways, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
     finally:
-        for way in ways:
-            way.cancel()
+        for copy in copies:
+            copy.cancel()
         far_writer.close()
 
 

@@ -1,15 +1,15 @@
-"""A traced step of one micro-batch -> the step of several, as TensorFlow runs it.
+"""Unroll a traced step of one micro-batch into a step of several.
 
-The same ops under the same names as `bl.unroll` gives them: forward and backward ops once per micro-batch, variables and
-updates once, gradients accumulated. What a mean over the batch needs besides is added under `baechi_lab/`: sums of
-gradients are divided by the number of micro-batches. The order of a schedule is told to TensorFlow by control
-dependencies (see `ordering`). Replicas of a stage have variables and updates of their own; see `ringing`.
+The ops have the names of `bl.unroll`: forward and backward ops once per micro-batch, variables and updates once, gradients
+accumulated. For a mean over the batch, ops under `baechi_lab/` divide sums of gradients by the number of micro-batches. Control
+dependencies enforce the order of a schedule (see `ordering`). Replicas of a stage have their own variables and updates; see
+`ringing`.
 
-Every micro-batch has equally many samples. Whether the loss is a mean or a sum over them is read from the graph
-(`batch_values`), unless `reduction` says it. A loss that is divided by a number that the inputs tell, such as the words that
-count, is divided by the micro-batch's share of the undivided batch's number (`batch_totals`). Terms that do not look at the
-batch (a penalty on weights) count once per step. A loss that mixes samples otherwise is warned of; statistics of the batch
-are those of the micro-batch. Random ops draw other numbers for every micro-batch.
+All micro-batches have the same number of samples. Whether the loss is a mean or a sum over samples follows from the graph
+(`batch_values`), unless `reduction` is given. A loss that is divided by a number that follows from the inputs, such as the
+number of counted words, is divided by the micro-batch's share of the undivided batch's number (`batch_totals`). Terms that do
+not depend on the batch (a penalty on weights) count once per step. A warning names a loss that mixes samples in another way.
+Statistics of the batch are computed per micro-batch. Random ops draw different numbers for every micro-batch.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...profilers.tensorflow.pairing import is_backward
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
-from .accumulating import Sums, Tensor, argument_names, constant, made_node, rows_tensors
+from .accumulating import Sums, Tensor, add_node, argument_names, constant, rows_tensors
 from .batch_totals import BatchTotals
 from .batch_values import Loss, Samples, Total, loss_of, read_batch_values, share_with_gradients
-from .ordering import waits_of
+from .ordering import control_dependencies
 from .ringing import Rings, Shares
 from .sends import SUMS
 from .session import PREFIX, parse_graph
@@ -48,24 +48,28 @@ _LINEAR = _ADDING | {"Identity", "Cast", "Neg", "Mul", "Sum", "RealDiv", "DivNoN
 _FINITE = frozenset({"IsFinite", "IsInf", "IsNan"})
 _LOGICAL = frozenset({"LogicalAnd", "LogicalOr", "LogicalNot"})
 _STALE = ("_class", "_output_shapes")
-"""Attributes that name ops by their old names, and shapes of which updates of looked-up rows see longer ones."""
+"""Attributes that become wrong: names of original ops, and shapes, which are longer for updates of looked-up rows."""
 _STREAM = 0x27D4EB2F
-"""Distance between the seeds of micro-batches: odd and large, so that counting seeds of steps do not meet them."""
+"""Difference between the seeds of micro-batches: odd and large, so that consecutive seeds of steps do not collide."""
 
 
 def unrolled_step(
-    step: Step, graph: OpGraph, placed: Placement, pipe: PipelinedGraph, reduction: str | None = None,
+    step: Step,
+    graph: OpGraph,
+    placed: Placement,
+    pipe: PipelinedGraph,
+    reduction: str | None = None,
     axes: Mapping[str, int | None] | None = None,
-) -> Step:  # fmt: skip
-    """The step that `pipe` makes of `step`, whose graph is `graph`, placed as `placed`.
+) -> Step:
+    """Returns `step`, whose graph is `graph` and placement `placed`, unrolled as in `pipe`.
 
-    Its inputs are those of micro-batch 0, then 1, ...; its outputs those of `step`: a float scalar is the mean (or sum)
-    over micro-batches, an integer scalar the sum, anything else is stacked with the micro-batch as first axis. Behind its
-    variables come those of replicas (`w/replica1`).
+    The inputs are those of micro-batch 0, then 1, ... The outputs are those of `step`: a float scalar is the mean (or sum) over
+    micro-batches, an integer scalar the sum, and any other output is stacked with the micro-batch as first axis. Variables of
+    replicas (`w/replica1`) follow the variables of `step`.
 
     Raises:
-        UnknownNameError: `reduction` is none.
-        InvalidInput: an update reads something of every micro-batch that cannot be added up.
+        UnknownNameError: `reduction` is unknown.
+        InvalidInput: an update reads a tensor of every micro-batch that cannot be added up.
     """
     if reduction not in (None, *REDUCTIONS):
         raise UnknownNameError.of("reduction", str(reduction), REDUCTIONS)
@@ -74,78 +78,91 @@ def unrolled_step(
 
 
 class _Unroller:
-    """One step's copies; made and used once."""
+    """Unrolls one step; used once."""
 
     def __init__(
-        self, step: Step, graph: OpGraph, placed: Placement, pipe: PipelinedGraph, reduction: str | None,
+        self,
+        step: Step,
+        graph: OpGraph,
+        placed: Placement,
+        pipe: PipelinedGraph,
+        reduction: str | None,
         axes: Mapping[str, int | None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.source, self.graph, self.pipe = step, graph, pipe
-        self.whole = pipe.graph
-        self.origin = np.asarray(self.whole.copy_of).tolist()
-        self.batch = np.asarray(self.whole.micro_batch).tolist()
+        self.unrolled = pipe.graph
+        self.origin = np.asarray(self.unrolled.copy_of).tolist()
+        self.batch = np.asarray(self.unrolled.micro_batch).tolist()
         self.count = max([1, *(k + 1 for k in self.batch)])
-        self.read = parse_graph(step.graph_def)
-        self.nodes = {node.name: node for node in self.read.node}
+        self.source_def = parse_graph(step.graph_def)
+        self.nodes = {node.name: node for node in self.source_def.node}
         self.repeated = {
             graph.names[i]
-            for i, k, kind in zip(self.origin, self.batch, self.whole.op_types, strict=True)
+            for i, k, kind in zip(self.origin, self.batch, self.unrolled.op_types, strict=True)
             if k >= 0 and kind != ACCUMULATE
         }
         self.shares = Shares(graph, placed)
-        self.made = type(self.read)()
-        self.made.versions.CopyFrom(self.read.versions)
-        self.made.library.CopyFrom(self.read.library)
+        self.graph_def = type(self.source_def)()
+        self.graph_def.versions.CopyFrom(self.source_def.versions)
+        self.graph_def.library.CopyFrom(self.source_def.library)
         self._refuse_early_updates()
         once = [name for name in self.nodes if name not in self.repeated]
-        rows = rows_tensors(self.nodes, once, self.repeated, {f.signature.name: f for f in self.read.library.function})
+        rows = rows_tensors(
+            self.nodes, once, self.repeated, {f.signature.name: f for f in self.source_def.library.function}
+        )
         self._read_batch(axes, reduction)
         self._refuse_samples(once, rows)
-        self.totals = BatchTotals(self.made, self.values, self.repeated, self._name, self.count)
+        self.totals = BatchTotals(self.graph_def, self.values, self.repeated, self._name, self.count)
         self.portions: dict[str, str] = {}
         self.penalties = self._penalties(once, rows) if self.reduction == "sum" else set()
         self.sums = Sums(
-            self.made, rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
-        )  # fmt: skip
+            self.graph_def, rows, self.count, self._is_averaged, self._sum_name, self._logical, SUMS.rstrip("/")
+        )
         self.rings = Rings(
-            self.made, graph, self.whole, self.shares, self.sums, self._gradients(once) if placed.replicas else {},
-            lambda name, output: [join(copy, output) for copy in self._names(name)], SUMS.rstrip("/"),
-        )  # fmt: skip
+            self.graph_def,
+            graph,
+            self.unrolled,
+            self.shares,
+            self.sums,
+            self._gradients(once) if placed.replicas else {},
+            lambda name, output: [join(copy, output) for copy in self._names(name)],
+            SUMS.rstrip("/"),
+        )
 
     def step(self) -> Step:
         """The unrolled step."""
         places = self._copy_all()
         self._order(places)
         self.totals.feed(places)
-        old = self.source
-        outputs = tuple(self._output(spec) for spec in old.outputs)
+        source = self.source
+        outputs = tuple(self._output(spec) for spec in source.outputs)
         inputs = [
             TensorSpec(self._fed(spec.name, k), spec.dtype, spec.shape)
             for k in range(self.count)
-            for spec in old.inputs
+            for spec in source.inputs
         ]
         copies = [
             (TensorSpec(f"{name}:0", spec.dtype, spec.shape), value)
-            for spec, value in zip(old.variables, old.initial_values, strict=True)
+            for spec, value in zip(source.variables, source.initial_values, strict=True)
             for name in self._names(split(spec.name)[0])[1:]
         ]
         return Step(
-            name=self.whole.name,
-            graph_def=self.made.SerializeToString(deterministic=True),
+            name=self.unrolled.name,
+            graph_def=self.graph_def.SerializeToString(deterministic=True),
             inputs=tuple(inputs),
             outputs=outputs,
-            example_inputs=old.example_inputs * self.count,
-            variables=(*old.variables, *(spec for spec, _ in copies)),
-            initial_values=(*old.initial_values, *(value for _, value in copies)),
-            slots=old.slots,
-            updates=tuple(name for update in old.updates for name in self._names(split(update)[0])),
-            info={**old.info, "micro_batches": self.count},
+            example_inputs=source.example_inputs * self.count,
+            variables=(*source.variables, *(spec for spec, _ in copies)),
+            initial_values=(*source.initial_values, *(value for _, value in copies)),
+            slots=source.slots,
+            updates=tuple(name for update in source.updates for name in self._names(split(update)[0])),
+            info={**source.info, "micro_batches": self.count},
         )
 
     # -- what micro-batches are to the undivided batch ------------------------------------------------------------------
 
     def _read_batch(self, axes: Mapping[str, int | None], reduction: str | None) -> None:
-        """Follow the batch through the forward ops; decides how gradients are joined, and warns where none is right."""
+        """Analyzes the batch in the forward ops. Decides how gradients are added up, and warns if no way is right."""
         role = roles(self.graph)
         backward = [
             k >= 0 or is_backward(name)
@@ -153,9 +170,10 @@ class _Unroller:
         ]
         order = [i for i in self.graph.order.tolist() if not backward[i] and role[i] != UPDATE]
         self.forward = dict.fromkeys(self.graph.names[i] for i in order)
-        self.values = read_batch_values(self.read, list(self.forward), axes, self.count)
+        self.values = read_batch_values(self.source_def, list(self.forward), axes, self.count)
         share_with_gradients(
-            self.values, [name for name, later in zip(self.graph.names, backward, strict=True) if later]
+            self.values,
+            [name for name, is_backward_op in zip(self.graph.names, backward, strict=True) if is_backward_op],
         )
         differentiated = {self.graph.names[i] for i in set(self.graph.forward_of.tolist()) if i >= 0}
         self.trains = bool(differentiated)
@@ -207,7 +225,7 @@ class _Unroller:
         warnings.warn(message, stacklevel=7)
 
     def _refuse_samples(self, once: list[str], rows: set[Tensor]) -> None:
-        """What has an entry per sample cannot be read by an update of all micro-batches, but for rows of tables."""
+        """Raises `InvalidInput` if an op that runs once reads a tensor with an entry per sample, except for table rows."""
         if self.count == 1:
             return
         for name in once:
@@ -223,14 +241,14 @@ class _Unroller:
                     )
 
     def _is_averaged(self, tensor: Tensor) -> bool:
-        """Whether updates read the mean of the micro-batches' `tensor`, else their sum.
+        """Whether updates read the mean of `tensor` over micro-batches instead of the sum.
 
-        Statistics that are no gradients are averaged in any case: a metric may divide one by a constant number of samples.
+        Statistics that are no gradients are always averaged, because a metric may divide by a constant number of samples.
         """
         return self.reduction == "mean" or tensor[0] not in self._varying or (self.trains and tensor[0] in self.forward)
 
     def _is_mean(self, tensor: Tensor) -> bool:
-        """Whether the step returns the mean of the micro-batches' `tensor`, else their sum."""
+        """Whether the step returns the mean of `tensor` over micro-batches instead of the sum."""
         value = self.values.of(tensor)
         if isinstance(value, Total) and value.power in (0, 1) and (value.exact or value.share is not None):
             return value.power == 0
@@ -238,41 +256,41 @@ class _Unroller:
 
     @cached_property
     def _varying(self) -> set[str]:
-        """Ops that differ from micro-batch to micro-batch, backward ops included."""
-        found = {name for name, _ in self.values.values}
+        """The ops whose outputs differ between micro-batches, including backward ops."""
+        varying = {name for name, _ in self.values.values}
         for name in (self.graph.names[i] for i in self.graph.order.tolist()):
-            if any(source in found for source, _ in data_inputs(self.nodes[name])):
-                found.add(name)
-        return found
+            if any(source in varying for source, _ in data_inputs(self.nodes[name])):
+                varying.add(name)
+        return varying
 
     def _penalties(self, once: list[str], rows: set[Tensor]) -> set[tuple[str, Tensor]]:
-        """(op, input): terms that are the same for all micro-batches, added to gradients and losses that are added up."""
-        found: set[tuple[str, Tensor]] = set()
+        """Returns (op, input) of terms that are the same for all micro-batches, within gradients and losses that are summed."""
+        penalties: set[tuple[str, Tensor]] = set()
         gradients = [tensor for name in once for tensor in data_inputs(self.nodes[name]) if tensor not in rows]
         waiting = [tensor for tensor in gradients if not self._is_averaged(tensor)]
         waiting += [tensor for spec in self.source.outputs if not self._is_mean(tensor := split(spec.name))]
-        seen: set[Tensor] = set()
+        visited: set[Tensor] = set()
         while waiting:
             tensor = waiting.pop()
             node = self.nodes[tensor[0]]
-            if tensor in seen or node.name not in self.repeated or node.op not in _LINEAR:
+            if tensor in visited or node.name not in self.repeated or node.op not in _LINEAR:
                 continue
-            seen.add(tensor)
+            visited.add(tensor)
             for source in data_inputs(node):
                 if source[0] in self._varying:
                     waiting.append(source)
                 elif node.op in _ADDING:
-                    found.add((node.name, source))
-        return found
+                    penalties.add((node.name, source))
+        return penalties
 
     def _refuse_early_updates(self) -> None:
-        """Each micro-batch would write the variable, and others read it meanwhile. Random generators may keep a state."""
+        """Raises `InvalidInput` if a repeated op writes a variable: others would read it meanwhile. Random states are allowed."""
         import tensorflow as tf
 
         if self.count == 1:
             return
         for name in self.repeated:
-            for op in writes(self.read, self.nodes[name]):
+            for op in writes(self.source_def, self.nodes[name]):
                 kind = tf.dtypes.as_dtype(op.attr["dtype"].type or op.attr["T"].type)
                 if kind.is_floating or kind.is_complex:
                     raise InvalidInput(
@@ -282,7 +300,7 @@ class _Unroller:
                     )
 
     def _logical(self, name: str) -> str | None:
-        """How the answers of micro-batches to one question make the whole batch's: is all of it finite, is any of it not?"""
+        """Returns the op that combines a boolean over micro-batches (all finite, or any not finite); None if unknown."""
         node = self.nodes[name]
         sources = [source for source, _ in data_inputs(node)]
         if node.op in _FINITE or (node.op in ("All", "Any") and self.nodes[sources[0]].op in _FINITE):
@@ -295,17 +313,17 @@ class _Unroller:
     # -- names -------------------------------------------------------------------------------------------------------
 
     def _name(self, name: str, k: int) -> str:
-        """Copy `k` of op `name`: of micro-batch `k`, or on replica `k` what is done once; one of each is the graph itself."""
+        """Returns the name of copy `k` of an op: of micro-batch `k`, or for an op that runs once, of replica `k`."""
         if name in self.repeated:
             return f"{name}/mb{k}" if self.count > 1 else name
         return f"{name}/replica{k}" if k > 0 else name
 
     def _names(self, name: str) -> list[str]:
-        """All copies."""
+        """Returns the names of all copies."""
         return [self._name(name, k) for k in range(self.count if name in self.repeated else self.shares.width(name))]
 
     def _gradients(self, once: list[str]) -> dict[Tensor, int]:
-        """What ops that are done once read of every micro-batch of a stage with replicas, with its type."""
+        """Returns tensor -> type of the tensors of replicated stages that ops which run once read from micro-batches."""
         read = (tensor for name in once for tensor in data_inputs(self.nodes[name]) if tensor[0] in self.repeated)
         shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
@@ -319,80 +337,80 @@ class _Unroller:
         return f"{self.totals.fed.get(name, name)}:{output}"
 
     def _sum_name(self, name: str, output: int, k: int) -> str | None:
-        """The accumulating op of the unrolled graph, for micro-batch `k`."""
+        """Returns the name of the op in the unrolled graph that accumulates micro-batch `k`; None if there is none."""
         for position, tensor in enumerate(self.graph.outputs(self.graph.index[name])):
             if self.graph.tensor_names[tensor] == str(output):
-                found = f"{name}/accumulate{position}/mb{k}"
-                return found if found in self.whole.index else None
+                sum_name = f"{name}/accumulate{position}/mb{k}"
+                return sum_name if sum_name in self.unrolled.index else None
         return None
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
     def _copy_all(self) -> dict[str, Any]:
-        """Every op of the unrolled graph as a node, by name."""
-        for name, kind, i, k in zip(self.whole.names, self.whole.op_types, self.origin, self.batch, strict=True):
+        """Adds a node for every op of the unrolled graph. Returns them by name."""
+        for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
-                continue  # made with what reads it
-            old = self.nodes[self.graph.names[i]]
-            node = self.made.node.add()
-            node.CopyFrom(old)
+                continue  # added with its reader
+            original = self.nodes[self.graph.names[i]]
+            node = self.graph_def.node.add()
+            node.CopyFrom(original)
             node.name = name
             for key in _STALE:
                 node.attr.pop(key, None)
             del node.input[:]
-            node.input.extend(self._inputs(old, k))
+            node.input.extend(self._inputs(original, k))
             if k > 0:
                 self._reseed(node, k)
-        return {node.name: node for node in self.made.node}
+        return {node.name: node for node in self.graph_def.node}
 
-    def _inputs(self, old: Any, k: int) -> Iterator[str]:
-        """The inputs of a copy; `k` is -1 - r for what replica r does once."""
+    def _inputs(self, original: Any, k: int) -> Iterator[str]:
+        """Yields the inputs of a copy; `k` is -1 - r for an op that replica r runs once."""
         controls = []
-        for reference in old.input:
+        for reference in original.input:
             name, output = split(reference)
-            again = name in self.repeated
-            at = k if again else self.shares.replica(name, old.name, k)
+            is_repeated = name in self.repeated
+            at = k if is_repeated else self.shares.replica(name, original.name, k)
             if output < 0:
-                controls += self._awaited(name, old.name, k) if again and k < 0 else [self._name(name, at)]
-            elif k >= 0 and self.totals.enters((name, output), old.name):
+                controls += self._awaited(name, original.name, k) if is_repeated and k < 0 else [self._name(name, at)]
+            elif k >= 0 and self.totals.enters((name, output), original.name):
                 yield self.totals.share((name, output))
-            elif k >= 0 and (old.name, (name, output)) in self.penalties:
-                yield self._portion(old.name, (name, output), at)
-            elif k >= 0 or not again:
+            elif k >= 0 and (original.name, (name, output)) in self.penalties:
+                yield self._portion(original.name, (name, output), at)
+            elif k >= 0 or not is_repeated:
                 yield join(self._name(name, at), output)
             else:
-                yield self._summed(name, output, self.shares.replica(name, old.name, k))
+                yield self._summed(name, output, self.shares.replica(name, original.name, k))
         yield from (join(name, -1) for name in dict.fromkeys(controls))
 
     def _portion(self, reader: str, tensor: Tensor, k: int) -> str:
-        """One micro-batch's part of a term that all have in common."""
+        """Returns one micro-batch's share of a term that is the same for all."""
         import tensorflow as tf
 
         dtype = output_types(self.nodes[tensor[0]])[tensor[1]]
         base = f"{PREFIX}/portion/{reader}/{tensor[0]}/{tensor[1]}/mb{k}"
         if base not in self.portions:
-            part = constant(
-                self.made, f"{base}/part", tf.constant(1.0 / self.count, tf.float64), tf.dtypes.as_dtype(dtype)
+            inverse_count = constant(
+                self.graph_def, f"{base}/part", tf.constant(1.0 / self.count, tf.float64), tf.dtypes.as_dtype(dtype)
             )
-            whole = join(self._name(tensor[0], k), tensor[1])
-            self.portions[base] = made_node(self.made, "Mul", base, [whole, part], T=dtype)
+            whole_term = join(self._name(tensor[0], k), tensor[1])
+            self.portions[base] = add_node(self.graph_def, "Mul", base, [whole_term, inverse_count], T=dtype)
         return self.portions[base]
 
     def _awaited(self, name: str, reader: str, k: int) -> list[str]:
-        """The micro-batches for which what is done once waits: all, on a replica its own."""
+        """Returns the copies of `name` for which an op that runs once waits: all, or on a replica its own."""
         together = self.shares.group(name) >= 0 and self.shares.group(name) == self.shares.group(reader)
         return self._names(name)[-1 - k :: self.shares.width(name)] if together else self._names(name)
 
     def _summed(self, name: str, output: int, replica: int) -> str:
-        parts = [join(copy, output) for copy in self._names(name)]
+        copies = [join(copy, output) for copy in self._names(name)]
         if self.count == 1:
-            return parts[0]
+            return copies[0]
         if self.shares.group(name) >= 0:
             return self.rings.of((name, output), replica)
-        return self.sums.of((name, output), output_types(self.nodes[name])[output], parts)
+        return self.sums.of((name, output), output_types(self.nodes[name])[output], copies)
 
     def _reseed(self, node: Any, k: int) -> None:
-        """Other random numbers than those of micro-batch 0; seeds of 0 are drawn by TensorFlow for every op."""
+        """Changes the seeds of micro-batch `k`. TensorFlow draws seeds of 0 for every op."""
         import tensorflow as tf
 
         if "seed2" in node.attr and (node.attr["seed"].i or node.attr["seed2"].i):
@@ -401,22 +419,22 @@ class _Unroller:
         if node.op.startswith("Stateless") and "seed" in arguments:
             at, kind = arguments.index("seed"), tf.dtypes.as_dtype(node.attr["Tseed"].type)
             shift = np.array([k * _STREAM & 0x3FFFFFFF, 0])
-            added = constant(self.made, f"{PREFIX}/seed/{node.name}/shift", tf.constant(shift, tf.int64), kind)
-            moved = self.made.node.add(op="AddV2", name=f"{PREFIX}/seed/{node.name}")
-            moved.input.extend([node.input[at], added])
-            moved.attr["T"].type = kind.as_datatype_enum
-            node.input[at] = moved.name
+            added = constant(self.graph_def, f"{PREFIX}/seed/{node.name}/shift", tf.constant(shift, tf.int64), kind)
+            shifted_seed = self.graph_def.node.add(op="AddV2", name=f"{PREFIX}/seed/{node.name}")
+            shifted_seed.input.extend([node.input[at], added])
+            shifted_seed.attr["T"].type = kind.as_datatype_enum
+            node.input[at] = shifted_seed.name
 
     # -- order -------------------------------------------------------------------------------------------------------
 
     def _order(self, nodes: dict[str, Any]) -> None:
-        """What waits for what under the schedule."""
-        names = self.whole.names
-        waits = waits_of(self.pipe)
-        for op, others in waits.items():
-            nodes[names[op]].input.extend(f"^{names[k]}" for k in others)
+        """Adds the control dependencies of the schedule."""
+        names = self.unrolled.names
+        waits = control_dependencies(self.pipe)
+        for op, predecessors in waits.items():
+            nodes[names[op]].input.extend(f"^{names[k]}" for k in predecessors)
         if waits:
-            keep_apart(self.made, f"{PREFIX}/apart")
+            keep_apart(self.graph_def, f"{PREFIX}/apart")
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 
@@ -425,17 +443,17 @@ class _Unroller:
         if name not in self.repeated or self.count == 1:
             return TensorSpec(f"{name}:{output}", spec.dtype, spec.shape)
         dtype = output_types(self.nodes[name])[output]
-        parts = [join(copy, output) for copy in self._names(name)]
+        copies = [join(copy, output) for copy in self._names(name)]
         if not spec.shape and not spec.dtype.startswith(("bool", "string")):
-            joined = self.sums.of((name, output), dtype, parts, averaged=self._is_mean((name, output)))
+            joined = self.sums.of((name, output), dtype, copies, averaged=self._is_mean((name, output)))
             return TensorSpec(_full(joined), spec.dtype, ())
-        node = self.made.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
-        node.input.extend(parts)
-        node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(parts), 0
+        node = self.graph_def.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
+        node.input.extend(copies)
+        node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(copies), 0
         return TensorSpec(f"{node.name}:0", spec.dtype, (self.count, *spec.shape))
 
     def _before_updates(self, name: str, output: int) -> tuple[str, int]:
-        """Behind the Identity ops that only wait for the updates."""
+        """Skips the Identity ops that only wait for the updates."""
         while name not in self.repeated and self.nodes[name].op == "Identity":
             before = next(data_inputs(self.nodes[name]))
             if before[0] not in self.repeated and self.nodes[before[0]].op != "Identity":

@@ -53,7 +53,7 @@ def folder_files(
         "fetches": placed.fetches,
         "targets": placed.targets,
         "variables": [{**vars(v), "dtype": _dtype(kinds, v.name)} for v in placed.variables],
-        "moved_ops": placed.moved,
+        "moved_ops": placed.moved_ops,
         "placement": {name: int(d) for name, d in zip(op_names, placement.device.tolist(), strict=True)},
     }
     return {

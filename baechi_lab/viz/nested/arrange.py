@@ -113,17 +113,17 @@ class _Frame:
         self.left: dict[int, Floats] = {}
         self.right: dict[int, Floats] = {}
         self.through: dict[int, list[Point]] = {}
-        self.ends: list[tuple[float, float]] = []
+        self.band_ends: list[tuple[float, float]] = []
 
     def arranged(self, source: Ints, target: Ints, weight: Floats) -> Arranged:
         self._columns()
         top = 0.0
         for band in range(int(self.band.max()) + 1):
             low = self._band(band, top, source, target, weight)
-            self.ends.append((top, low))
+            self.band_ends.append((top, low))
             top = low + self._gap(band, source, target)
         paths, upright = self._paths(source, target)
-        return Arranged(self.x, self.y, self.total, self.ends[-1][1], paths, upright)
+        return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
 
     def _gap(self, band: int, source: Ints, target: Ints) -> float:
         """Room below a band, more where many arrows run across it."""
@@ -200,7 +200,7 @@ class _Frame:
         if self.band[u] == self.band[v]:
             return []
         goes_down = self.band[u] < self.band[v]
-        source_edges, target_edges = self.ends[self.band[u]], self.ends[self.band[v]]
+        source_edges, target_edges = self.band_ends[self.band[u]], self.band_ends[self.band[v]]
         leaves, arrives = (source_edges[1], target_edges[0]) if goes_down else (source_edges[0], target_edges[1])
         return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]
 

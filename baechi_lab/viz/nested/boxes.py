@@ -105,7 +105,7 @@ class _Levels:
 
     def _cut(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
         cut = segments(self._kinds(box), edges[:, 0], edges[:, 1], limit)
-        return cut.part, _labels(box, cut)
+        return cut.segment_of, _labels(box, cut)
 
     def _kinds(self, box: Box) -> Ints:
         """What kind each item is of: of ops what they compute, read and write; of boxes their name without its number."""
@@ -142,7 +142,7 @@ def _labels(box: Box, cut: Cut) -> list[str]:
     labels = []
     for k in range(cut.count):
         block = k - cut.first
-        items = [box.items[i] for i in np.flatnonzero(cut.part == k).tolist()]
+        items = [box.items[i] for i in np.flatnonzero(cut.segment_of == k).tolist()]
         scopes = [item for item in items if item.kind != OP]
         if len(scopes) > len(items) / 2:
             labels.append(_range(scopes))

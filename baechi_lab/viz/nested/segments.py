@@ -24,9 +24,9 @@ MISMATCH = 4
 
 @dataclass(frozen=True)
 class Cut:
-    """`part` of every item, ascending along the order; `repeated` tells blocks of one pattern, `first` their first part."""
+    """`segment_of` every item, ascending along the order; `repeated` tells blocks of one pattern, `first` their first part."""
 
-    part: Ints
+    segment_of: Ints
     count: int
     repeated: int = 0
     first: int = 0
@@ -36,7 +36,7 @@ def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
     """Cut `m` items, numbered in topological order, into at most `limit` parts; edges are pairs of items.
 
     >>> chain = np.arange(11)
-    >>> segments(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8]), chain[:-1], chain[1:], 5).part.tolist()
+    >>> segments(np.array([9, 1, 2, 3, 1, 2, 3, 1, 2, 3, 8]), chain[:-1], chain[1:], 5).segment_of.tolist()
     [0, 1, 1, 1, 2, 2, 2, 3, 3, 3, 4]
     """
     m = len(labels)

@@ -61,7 +61,7 @@ class ComparePanel:
         self.times, self.peaks = ChartView(height=190), ChartView(height=190)
         self.state = note("Each ticked placer places the graph under the current setting.")
         self.notes = note()
-        self.held = ipywidgets.HTML(layout=WIDE)
+        self.pinned = ipywidgets.HTML(layout=WIDE)
         self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
         self.release = button("Release", "hold nothing any more", tasks.release)
@@ -78,7 +78,7 @@ class ComparePanel:
                 self.rows,
                 self.notes,
                 charts,
-                self.held,
+                self.pinned,
                 self.held_buttons,
             ],
             layout=WIDE,
@@ -105,13 +105,13 @@ class ComparePanel:
 
     def _take_held(self) -> None:
         with Guard(self.model.fail):
-            if self.tasks.held is not None:
-                self.model.enter(self.tasks.held.setting)
+            if self.tasks.pinned is not None:
+                self.model.enter(self.tasks.pinned.setting)
 
     def _select_moved(self) -> None:
         with Guard(self.model.fail):
-            if self.tasks.held is not None and self.model.outcome is not None:
-                change = difference(self.tasks.held, self.model.outcome)
+            if self.tasks.pinned is not None and self.model.outcome is not None:
+                change = difference(self.tasks.pinned, self.model.outcome)
                 self.model.select([] if change is None else change.ops.tolist())
 
     # -- showing ---------------------------------------------------------------------------------------
@@ -168,14 +168,14 @@ class ComparePanel:
         self._show_held()
 
     def _show_held(self) -> None:
-        pinned, current = self.tasks.held, self.model.outcome
+        pinned, current = self.tasks.pinned, self.model.outcome
         self.held_buttons.layout.display = "none" if pinned is None else "flex"
         if pinned is None or current is None:
-            self.held.value = ""
+            self.pinned.value = ""
             return
         change = difference(pinned, current)
         if change is None:
-            self.held.value = '<div class="bl-note">The held placement is of another graph or of other devices.</div>'
+            self.pinned.value = '<div class="bl-note">The held placement is of another graph or of other devices.</div>'
             return
         rows = [
             [n, f"{a} → {b}", format_us(float(d))]
@@ -184,7 +184,7 @@ class ComparePanel:
         summary = table(("", "held", "current"), side_by_side(pinned, current))
         title = f"<b>{len(rows)} of {pinned.coarse.n} groups are elsewhere</b>"
         shown = table(("group", "moved", "time"), rows[:MOST_GROUPS], empty=same_in_words(pinned, current))
-        self.held.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
+        self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
 
 
 def _winner(text: str) -> str:

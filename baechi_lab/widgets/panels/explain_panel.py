@@ -94,9 +94,9 @@ class ExplainPanel:
             return
         with Guard(self.model.fail):
             sentences = [log.sentence(step), log.tied(step)]
-            if self.model.outcome is not None and self.model.outcome.ran is self.model.outcome.graph:
+            if self.model.outcome is not None and self.model.outcome.executed_graph is self.model.outcome.graph:
                 sentences.append(log.against_timeline(step, self.model.outcome.timeline))
-            say(self.sentence, " ".join(filter(None, sentences)), "good" if log.told else "note")
+            say(self.sentence, " ".join(filter(None, sentences)), "good" if log.logged_by_placer else "note")
             rows = log.rows(step)
             chosen_row = next((k for k, r in enumerate(rows) if r[3] == "chosen"), -1)
             head = ("candidate", "device", "earliest start", "")

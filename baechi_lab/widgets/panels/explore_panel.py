@@ -59,9 +59,9 @@ class ExplorePanel:
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
         self.take.layout.display = "none"
         self.table: pandas.DataFrame | None = None
-        self.fresh, self.told, self.quiet = True, False, Quiet()
+        self.fresh, self.progress_shown, self.quiet = True, False, Quiet()
         for control in (self.axis, self.by, self.measure):
-            control.observe(lambda _: self._asked(), "value")
+            control.observe(lambda _: self._keep_question(), "value")
         lists = [
             self.batches,
             self.micro,
@@ -87,7 +87,7 @@ class ExplorePanel:
             layout=WIDE,
         )
         self.model.on("sweep", self.show)
-        self.model.on("task", self._told)
+        self.model.on("task", self._show_progress)
         self.model.on("setting", lambda _: self._ready())
         self._ready()
 
@@ -125,15 +125,15 @@ class ExplorePanel:
             self.tasks.sweep(self.grid(), self.file.value.strip() or None)
             self.fresh = True
 
-    def _told(self, progress: tuple[str, float]) -> None:
+    def _show_progress(self, progress: tuple[str, float]) -> None:
         """How far the sweep is; where it ended without a row, nothing is under way and nothing was found."""
-        if self.tasks.job == SWEEP and (progress[0] or self.told):
+        if self.tasks.job == SWEEP and (progress[0] or self.progress_shown):
             say(self.state, progress[0] or HINT)
-            self.told = bool(progress[0])
+            self.progress_shown = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
         """Rows so far."""
-        self.table, self.told = rows, False
+        self.table, self.progress_shown = rows, False
         self._ask(rows)
         self._draw()
         say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
@@ -142,12 +142,12 @@ class ExplorePanel:
             say(self.verdict, "Best that fits: " + described(best(rows)), "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
-            under_way = self.tasks.worker.busy and self.tasks.job == SWEEP
-            message = str(error).replace("no setting fits", "nothing fits so far", 1) if under_way else str(error)
-            say(self.verdict, message, "note" if under_way else "bad")
+            sweeping = self.tasks.worker.busy and self.tasks.job == SWEEP
+            message = str(error).replace("no setting fits", "nothing fits so far", 1) if sweeping else str(error)
+            say(self.verdict, message, "note" if sweeping else "bad")
             self.take.layout.display = "none"
 
-    def _asked(self) -> None:
+    def _keep_question(self) -> None:
         """Somebody asks another question: it stays."""
         if not self.quiet.active:
             self.fresh = False

@@ -42,7 +42,7 @@ class FitPanel:
         with Guard(self.model.fail):
             setting, model = self.model.setting, self.model
             shown = None if model.stale else model.outcome
-            plain = shown is not None and shown.ran is shown.graph and not shown.placement.replicas
+            plain = shown is not None and shown.executed_graph is shown.graph and not shown.placement.replicas
             placement = shown.placement if shown is not None and plain else None
 
             def work(ticket: Ticket) -> Fit:
@@ -88,7 +88,7 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
         return f"As it is under the placement above; the other ways are placed by {', '.join(FAST)}."
     if first.step_us == shown.timeline.makespan_us:
         return ""
-    if shown.ran is not shown.graph:
+    if shown.executed_graph is not shown.graph:
         return f"As it is, in one batch; the {format_us(shown.timeline.makespan_us)} above are of micro-batches."
     by = first.placement.placer if first.placement is not None else ""
     change_text = change_in_words(first.step_us, shown.timeline.makespan_us)

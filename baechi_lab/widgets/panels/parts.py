@@ -126,13 +126,13 @@ class Fold(ipywidgets.VBox):
 
     def __init__(self, title: str, children: Sequence[Any], unfolded: bool = True):
         self.name, self.unfolded = title, unfolded
-        self.title = button("", "fold or unfold this part", self._turn)
+        self.title = button("", "fold or unfold this part", self._toggle)
         self.title.add_class("bl-fold")
         self.inside = ipywidgets.VBox(list(children), layout=WIDE)
         super().__init__([self.title, self.inside], layout=WIDE)
         self._show()
 
-    def _turn(self) -> None:
+    def _toggle(self) -> None:
         self.fold(self.unfolded)
 
     def fold(self, folded: bool = True) -> None:

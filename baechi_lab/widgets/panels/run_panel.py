@@ -46,7 +46,7 @@ class RunPanel:
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)
         self.stop.disabled = True
         self.state = note()
-        self.numbers, self.told = ipywidgets.HTML(layout=WIDE), note()
+        self.numbers, self.progress_note = ipywidgets.HTML(layout=WIDE), note()
         self.likeness = ipywidgets.HTML()
         self.profile = button(
             "Profile here first", "measure the ops on this machine, and simulate with that", self._profile
@@ -60,13 +60,13 @@ class RunPanel:
                 self.likeness_row,
                 self.state,
                 self.numbers,
-                self.told,
+                self.progress_note,
                 self.chart,
             ],
             layout=WIDE,
         )
         self.model.on("live", self.show)
-        self.model.on("run", self._done)
+        self.model.on("run", self._show_run)
         self.model.on("outcome", lambda _: self._ready())
         self.model.on("problem", lambda problem: self._failed() if problem else None)
         self._ready()
@@ -96,7 +96,7 @@ class RunPanel:
     def _clear(self) -> None:
         """No numbers of another placement beside this one."""
         self.numbers.value = ""
-        say(self.told, "")
+        say(self.progress_note, "")
         self.chart.show(None)
 
     def _profile(self) -> None:
@@ -155,10 +155,10 @@ class RunPanel:
         self.numbers.value = f'<div class="bl-facts">{shown}</div>'
         if live.run is None and not self.tasks.runner.stopping:
             say(self.state, f"Running: {live.phase} steps" if live.phase != "starting" else "Starting ...")
-        say(self.told, traced_in_words(live))
+        say(self.progress_note, traced_in_words(live))
         self.chart.show(run_chart(live))
 
-    def _done(self, finished: tuple[Outcome, Run]) -> None:
+    def _show_run(self, finished: tuple[Outcome, Run]) -> None:
         outcome, run = finished
         self.stop.disabled = True
         self._ready()

@@ -16,7 +16,7 @@ from ..charts import progress_chart
 from ..compute import time_limit
 from ..guard import Guard, refused
 from ..model import WorkbenchModel
-from ..setting import GIVEN, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
+from ..setting import GIVEN_SUBJECT, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
@@ -143,7 +143,7 @@ class SettingPanel:
         from ...models.registry import model_names
 
         subject = self.model.subject
-        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN)]
+        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN_SUBJECT)]
         stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
 
@@ -233,7 +233,7 @@ class SettingPanel:
 
             return int(make_model(source.partition(":")[2]).get_params()["batch_size"])
         subject = self.model.subject
-        if source == GIVEN and isinstance(subject, Step):
+        if source == GIVEN_SUBJECT and isinstance(subject, Step):
             return subject.info.get("params", {}).get("batch_size")
         return None
 
@@ -279,7 +279,7 @@ class SettingPanel:
         stored = "a stored graph has the batch size it was profiled with"
         say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
         self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
-        stepless = not setting.model and not (setting.source == GIVEN and isinstance(self.model.subject, Step))
+        stepless = not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
         self.hardware.disabled = stepless
 
     def _progressed(self) -> None:

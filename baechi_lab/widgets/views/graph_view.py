@@ -67,7 +67,7 @@ class GraphView(CanvasView):
         self._lit: Any = None
         self._ops: Any = np.zeros(0, dtype=np.int64)
         self._hits: list[int] = []
-        self._turn = -1
+        self._hit_index = -1
         self.on_command: Any = None
         self.on_msg(self._received)
         self.observe(self._clicked, "selected")
@@ -203,19 +203,19 @@ class GraphView(CanvasView):
             return []
         lowered = text.lower()
         hits = [i for i, name in enumerate(self.graph.names) if lowered and lowered in name.lower()]
-        self._turn = (
-            (self._turn + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
+        self._hit_index = (
+            (self._hit_index + 1) % max(len(hits), 1) if following and hits == self._hits else 0 if following else -1
         )
         self._hits = hits
         along = len(moving(self.graph, hits, self.group_of))
         listed = [[i, self.graph.names[i]] for i in hits[:MOST_HITS]]
-        hit_index = self._turn if following and hits else -1
+        hit_index = self._hit_index if following and hits else -1
         self.found = (
             {"text": text, "total": len(hits), "moving": along, "rows": listed, "at": hit_index} if text else {}
         )
         self._mark()
         if following and hits:
-            self.reveal([hits[self._turn]])
+            self.reveal([hits[self._hit_index]])
         return hits
 
     # -- commands from the browser -------------------------------------------------------------------
@@ -232,8 +232,8 @@ class GraphView(CanvasView):
         if kind == "search":
             self.search(str(content["text"]), bool(content.get("next")))
         elif kind == "go":
-            self._turn = self._hits.index(int(content["op"])) if int(content["op"]) in self._hits else -1
-            self.found = {**self.found, "at": self._turn}
+            self._hit_index = self._hits.index(int(content["op"])) if int(content["op"]) in self._hits else -1
+            self.found = {**self.found, "at": self._hit_index}
             self.reveal([int(content["op"])])
         elif kind == "select_found":
             self.choose(self._hits)

@@ -13,7 +13,7 @@ import numpy as np
 import traitlets
 
 from ...graph import OpGraph, Timeline
-from ...viz.colors import OTHER, device_colors
+from ...viz.colors import OTHER_COLOR, device_colors
 from ..bars import Bars, bar_columns, build_bars, short_device
 from ..causes import cause, neighbours
 from ..coloring import DEVICE, batches, choices, coloring, device_legend
@@ -144,7 +144,7 @@ class TimelineView(CanvasView):
             op_coloring = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
             unknown = len(self.drawn.names) - self.graph.n  # measured ops that the graph does not have
             self.kinds = op_coloring.kind.tobytes() + bytes([len(op_coloring.labels)]) * unknown
-            rest_entries = [("not in the graph", OTHER, float("nan"))] if unknown else []
+            rest_entries = [("not in the graph", OTHER_COLOR, float("nan"))] if unknown else []
             rows = [*zip(op_coloring.labels, op_coloring.colors, op_coloring.time_us, strict=True), *rest_entries]
             self.legend = [{"label": a, "color": b, "time": c if c == c else 0.0} for a, b, c in rows]
 
