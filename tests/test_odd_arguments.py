@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.fidelity.others import wait_for_quiet
+from baechi_lab.fidelity.quiet_machine import wait_for_quiet
 
 GRAPH = bl.OpGraph.from_edges([1, 2], [(0, 1, 10)])
 CLUSTER = bl.Cluster.uniform(2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
-from . import console, files, options, output, placing
+from . import console, files, options, output, step_placement
 
 if TYPE_CHECKING:
     from ..torch.step import TorchStep
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     from ..exporters.plans import FORMATS
 
-    placing.add_placing(parser)
+    step_placement.add_placing(parser)
     formats = ", ".join(FORMATS)
     parser.add_argument(
         "--format",
@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..exporters.plans import FORMATS
 
     options.one_of(arguments.format, "--format", (FOLDER, *FORMATS))
-    pipeline = placing.pipeline(arguments)
+    pipeline = step_placement.pipeline(arguments)
     if files.is_file(arguments.model):
         if arguments.format == FOLDER:
             raise InvalidInput(f"{arguments.model} holds no step that could run; name a --format")
@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     folder = arguments.output or "placed_training"
     if arguments.format == FOLDER:
         check_place(folder)  # before minutes of profiling
-    step, placement, cluster, graph = placing.placed(arguments)
+    step, placement, cluster, graph = step_placement.placed(arguments)
     if arguments.format != FOLDER:
         return _write_plan(arguments, _graph_of(step) if graph is None else graph, placement, cluster, step)
     with console.progress("exporting"):

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from . import options
-from .placing import placer_of
+from .step_placement import placer_of
 
 PROGRAMS = (".onnx", ".pt2")
 TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")

@@ -10,12 +10,12 @@ import argparse
 
 from ..comparison_runs import device_memory
 from ..graph.units import format_bytes, format_us
-from . import console, options, output, placing
+from . import console, options, output, step_placement
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    placing.add_placing(parser)
+    step_placement.add_placing(parser)
     parser.add_argument("--steps", default="20", metavar="N", help="measured steps, after the warm-up (20)")
     parser.add_argument(
         "--native", action="store_true", help="also run the step undivided, as its framework itself runs it"
@@ -32,8 +32,8 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
     count = options.whole_number(arguments.steps, "--steps", lowest=1)
-    pipeline = placing.pipeline(arguments)
-    step, placement, cluster, graph = placing.placed(arguments)
+    pipeline = step_placement.pipeline(arguments)
+    step, placement, cluster, graph = step_placement.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
     with console.progress("running"):
         measured_run = execute(

@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from ..workers.client import Worker
     from .dispatch import execute
     from .statistics import compare_rounds, interleaved, summarize
-    from .tensorflow.applied import PlacedStep, apply
     from .tensorflow.cluster import LocalCluster
     from .tensorflow.execution import StepResult
     from .tensorflow.links import measure_cluster, measure_link, measure_links
+    from .tensorflow.placed_step import PlacedStep, apply
     from .tensorflow.secret import make_secret
 else:
     __getattr__, __dir__ = lazy_names(__name__)

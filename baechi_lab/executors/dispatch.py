@@ -166,7 +166,7 @@ def execute(
     runners = native_runners(step, native, kind=kind, inputs=inputs, micro_batches=micro_batches)
     unrolled = None
     if micro_batches is not None or schedule is not None:
-        from .tensorflow.pipelining import pipelined_step
+        from .tensorflow.pipelined_step import pipelined_step
 
         unrolled = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
         inputs = whole_batches(cast("Step", step), unrolled.micro_batches, inputs)

@@ -57,7 +57,7 @@ def export(
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
     PosixPath('.../placed_training')
     """
-    from ..executors.tensorflow.recomputing import step_to_run
+    from ..executors.tensorflow.recomputed_step import step_to_run
     from .folder import write_folder
     from .tensorflow.export import folder_files
 
@@ -76,7 +76,7 @@ def export(
     if micro_batches is None and schedule is None:
         step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.export")
     else:
-        from ..executors.tensorflow.pipelining import pipelined_step
+        from ..executors.tensorflow.pipelined_step import pipelined_step
 
         cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
         step, graph, placed = cut.step, cut.graph, cut.placement

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from .charging import charged_graph, predicted_us, with_messages
+from .message_costs import charged_graph, predicted_us, with_messages
 from .report import Report, summarize_rows
 from .speedup import SpeedUp, speed_up
-from .storing import load, load_report, provenance, speed_up_table, store
+from .stored_results import load, load_report, provenance, speed_up_table, store
 from .study import Case, study
 
 __all__ = [

@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from ..executors.tensorflow.calibration import Calibration
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ..simulator.buffer_reuse import apply_buffer_reuse
-from .charging import crossing, wire_us, with_shared_caches
 from .executor import RECEIVE_MODES, Execution, executions_in_orders
-from .updates import temporaries
+from .message_costs import crossing, wire_us, with_shared_caches
+from .update_memory import temporaries
 
 ORDERS = 48
 """Number of start orders, of which the largest peak counts. The order differs per session; in up to half of the orders,
@@ -35,7 +35,7 @@ def predicted_timelines(
     """Returns timelines of the step with memory, in `ORDERS` start orders.
 
     A tensor stays until it was sent, and a busy worker sends late: devices hold more than under a scheduler. Updates copy
-    variables that are still read (see `updates`). Results are written over received copies; in every second round of
+    variables that are still read (see `update_memory`). Results are written over received copies; in every second round of
     `RECEIVE_MODES`, only over copies that have been there for `COPY_RETAINED_US`. `beside_us`: as in `predicted_us`.
     Tensors arrive while an op runs.
 

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ..errors import ExecutionError, InvalidInput
 from ..executors import LocalCluster, Worker, execute
-from ..executors.tensorflow.pipelining import pipelined_step
+from ..executors.tensorflow.pipelined_step import pipelined_step
 from ..graph import MEMORY_CATEGORIES, OpGraph, Placement, Run, Step, Timeline
 from ..passes.unroll import ACCUMULATE
 from ..profilers import profile

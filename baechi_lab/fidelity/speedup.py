@@ -14,10 +14,10 @@ from ..executors.tensorflow.calibration import Calibration, calibrate
 from ..executors.tensorflow.cluster import LocalCluster
 from ..graph import Placement, Run
 from ..workers.client import Worker
-from .charging import predicted_us
-from .others import own_processes, wait_for_quiet
-from .pairs import graph_under_placement, measured_apart
+from .gradient_pairs import graph_under_placement, measured_apart
+from .message_costs import predicted_us
 from .profiles import TRACES, beside_us, measured_graph, run_placed
+from .quiet_machine import own_processes, wait_for_quiet
 from .study import WAIT, Case, place_for
 
 SPEED_UP: tuple[str, dict[str, Any]] = (

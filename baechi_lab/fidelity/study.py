@@ -21,11 +21,11 @@ from ..placers import place
 from ..profilers.machine_load import MOST, Others
 from ..simulator import simulate
 from ..workers.client import Worker
-from .charging import predicted_us, with_shared_caches
-from .others import busy_machine_error, own_processes, wait_for_quiet
-from .pairs import Pairs, graph_under_placement, mean_pairs, measured_apart
+from .gradient_pairs import Pairs, graph_under_placement, mean_pairs, measured_apart
+from .message_costs import predicted_us, with_shared_caches
 from .peaks import fullest, predicted_timelines
 from .profiles import SETTLED, SETTLED_BEFORE, beside_us, mean_graph, measured_graph, run_placed
+from .quiet_machine import busy_machine_error, own_processes, wait_for_quiet
 from .report import Report, Row
 
 MODELS: dict[str, dict[str, Any]] = {

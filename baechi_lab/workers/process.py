@@ -24,8 +24,8 @@ from .tensorflow_import import import_tensorflow
 
 HANDLERS = {
     "devices": "executors.tensorflow.devices",
-    "execute": "executors.tensorflow.running",
-    "links": "executors.tensorflow.linking",
+    "execute": "executors.tensorflow.execute_request",
+    "links": "executors.tensorflow.links_request",
     "profile": "profilers.tensorflow.isolated",
 }
 """Request -> the module whose `serve` answers it, by name: it is imported with the first request."""

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 
-from baechi_lab.fidelity.storing import provenance
+from baechi_lab.fidelity.stored_results import provenance
 from baechi_lab.fidelity.study import MODELS, Case, cases_of
 from baechi_lab.graph.formats.files import write_atomically
 from studies.memory.report import Row, summarize_rows

@@ -24,8 +24,8 @@ from baechi_lab.errors import ExecutionError
 from baechi_lab.executors import LocalCluster, Worker, execute
 from baechi_lab.executors.statistics import summarize
 from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
-from baechi_lab.fidelity.others import own_processes
 from baechi_lab.fidelity.profiles import SETTLED, SETTLED_BEFORE, busy_graph, mean_graph
+from baechi_lab.fidelity.quiet_machine import own_processes
 from baechi_lab.graph import OpGraph, Placement, Run, Step
 from baechi_lab.profilers.machine_load import Others
 from studies.pipelines.busy import busy_messages, with_busy_messages

@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from baechi_lab.fidelity.storing import provenance
+from baechi_lab.fidelity.stored_results import provenance
 from baechi_lab.graph.formats.files import write_atomically
 from studies.recomputing.report import Row, plain_of, saving_error
 from studies.recomputing.study import CASES, study

@@ -8,9 +8,9 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.structure import graph_of
-from baechi_lab.executors.tensorflow import running, session
+from baechi_lab.executors.tensorflow import execute_request, session
 from baechi_lab.executors.tensorflow.devices import device_options
-from baechi_lab.executors.tensorflow.running import _replaced_ops
+from baechi_lab.executors.tensorflow.execute_request import _replaced_ops
 from baechi_lab.executors.tensorflow.trace import Trace
 from baechi_lab.workers.messages import Message
 from baechi_lab.workers.transport import step_arrays, step_header
@@ -57,7 +57,7 @@ def test_constants_and_shapes_are_not_told_of_as_moved():
 
     import tensorflow as tf
 
-    from baechi_lab.executors.tensorflow.running import _moved_ops
+    from baechi_lab.executors.tensorflow.execute_request import _moved_ops
 
     planned, executed = tf.compat.v1.GraphDef(), tf.compat.v1.GraphDef()
     for name, kind in (("c", "Const"), ("s", "Shape"), ("m", "MatMul")):
@@ -113,7 +113,7 @@ def served(step, ops, placement, **counts):
     }
     messages = []
     arrays = (placement.device, *step_arrays(step), *step.example_inputs)
-    running.serve(
+    execute_request.serve(
         Message("execute", header, arrays), lambda kind, header=None, arrays=(): messages.append((kind, header, arrays))
     )
     return messages

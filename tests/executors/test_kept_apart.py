@@ -5,7 +5,8 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.errors import ExecutionError
-from baechi_lab.executors.tensorflow import session, unrolling
+from baechi_lab.executors.tensorflow import session
+from baechi_lab.executors.tensorflow import unrolled_step as unrolling
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 
 tf = pytest.importorskip("tensorflow")

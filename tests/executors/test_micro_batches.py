@@ -8,9 +8,9 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.inputs import divided
-from baechi_lab.executors.tensorflow.accumulating import rows_tensors
-from baechi_lab.executors.tensorflow.ordering import control_dependencies
-from baechi_lab.executors.tensorflow.pipelining import pipelined_step
+from baechi_lab.executors.tensorflow.gradient_sums import rows_tensors
+from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
+from baechi_lab.executors.tensorflow.schedule_order import control_dependencies
 from baechi_lab.executors.tensorflow.session import parse_graph
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 from baechi_lab.simulator.schedules import list_schedules

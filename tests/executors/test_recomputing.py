@@ -5,7 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow.allocations import COPIES
-from baechi_lab.executors.tensorflow.recomputing import recomputed_step
+from baechi_lab.executors.tensorflow.recomputed_step import recomputed_step
 from baechi_lab.executors.tensorflow.session import parse_graph
 from baechi_lab.memory_saving.op_sequence import OpSequence
 from baechi_lab.memory_saving.recompute import graph_with_copies
@@ -97,7 +97,7 @@ def test_copies_ran_and_the_peak_is_lower(case, worker):
 
 
 def test_nothing_is_rewritten_away(case):
-    from baechi_lab.executors.tensorflow.recomputing import recomputed_step
+    from baechi_lab.executors.tensorflow.recomputed_step import recomputed_step
     from baechi_lab.executors.tensorflow.session import parse_graph
 
     step, graph, recomputed = case

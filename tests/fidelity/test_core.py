@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.fidelity.charging import with_messages
 from baechi_lab.fidelity.core import Core
 from baechi_lab.fidelity.executor import PIECES, RECEIVE_MODES, SHARES, execution_of, random_start_order
+from baechi_lab.fidelity.message_costs import with_messages
 
 
 def finished_tasks(core, starts):

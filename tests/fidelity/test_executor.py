@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.fidelity.charging import with_messages
 from baechi_lab.fidelity.executor import execution_of, random_start_order
+from baechi_lab.fidelity.message_costs import with_messages
 from baechi_lab.graph.generators import layered_dag
 
 FREE = bl.Link(0.0, 0.0)

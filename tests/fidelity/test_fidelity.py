@@ -24,16 +24,9 @@ from baechi_lab.executors.tensorflow.calibration import (
     message_step,
     process_seconds,
 )
-from baechi_lab.fidelity import (
-    charged_graph,
-    others,
-    predicted_us,
-    study,
-    summarize_rows,
-    with_messages,
-)
-from baechi_lab.fidelity.charging import with_shared_caches
-from baechi_lab.fidelity.others import own_processes, wait_for_quiet
+from baechi_lab.fidelity import charged_graph, predicted_us, quiet_machine, study, summarize_rows, with_messages
+from baechi_lab.fidelity.message_costs import with_shared_caches
+from baechi_lab.fidelity.quiet_machine import own_processes, wait_for_quiet
 from baechi_lab.fidelity.report import Report, Row
 from baechi_lab.fidelity.study import place_for
 from baechi_lab.profilers import machine_load
@@ -387,7 +380,7 @@ class Machine:
     def __init__(self, monkeypatch, shares):
         self.shares, self.now, self.busy = list(shares), 100.0, 0.0
         monkeypatch.setattr(machine_load, "busy_seconds", lambda: self.busy)
-        monkeypatch.setattr(others.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(quiet_machine.time, "monotonic", lambda: self.now)
 
     def sleep(self, seconds):
         share = self.shares.pop(0) if len(self.shares) > 1 else self.shares[0]
@@ -398,14 +391,14 @@ class Machine:
 def test_a_study_waits_until_the_machine_is_quiet(monkeypatch):
     machine = Machine(monkeypatch, [0.9, 0.4, 0.1])
     assert wait_for_quiet(lambda: 0.0, 60.0, machine.sleep) == pytest.approx(0.1)
-    assert machine.now == 100.0 + 3 * others.LOOK
+    assert machine.now == 100.0 + 3 * quiet_machine.LOOK
 
 
 def test_a_machine_that_stays_busy_is_refused_after_a_bounded_wait(monkeypatch):
     machine = Machine(monkeypatch, [0.6])
     with pytest.raises(ExecutionError, match=r"other programs use 0.60 of a core after a wait of 10 s.*--busy"):
         wait_for_quiet(lambda: 0.0, 10.0, machine.sleep)
-    assert 110.0 <= machine.now <= 110.0 + others.LOOK
+    assert 110.0 <= machine.now <= 110.0 + quiet_machine.LOOK
     own = Machine(monkeypatch, [0.6])  # the measured processes themselves disturb nobody
     assert wait_for_quiet(lambda: own.busy, 0.0, own.sleep) == 0.0
 

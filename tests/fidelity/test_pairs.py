@@ -8,8 +8,8 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.executors import Worker
-from baechi_lab.fidelity.charging import predicted_us
-from baechi_lab.fidelity.pairs import Pairs, graph_under_placement, mean_pairs, measured_apart, pairs_in
+from baechi_lab.fidelity.gradient_pairs import Pairs, graph_under_placement, mean_pairs, measured_apart, pairs_in
+from baechi_lab.fidelity.message_costs import predicted_us
 from baechi_lab.fidelity.profiles import measured_graph
 
 TYPES = ["_MklNativeMaxPool", "MatMul", "_MklNativeMaxPoolGrad", "_MklNativeMaxPool", "_MklNativeMaxPoolGrad"]

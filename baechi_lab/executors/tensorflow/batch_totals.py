@@ -12,8 +12,8 @@ from functools import reduce
 from typing import Any
 
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types
-from .accumulating import Tensor, add_node, constant
 from .batch_values import REDUCTIONS, BatchValues, Samples, Total
+from .gradient_sums import Tensor, add_node, constant
 from .session import PREFIX
 
 TOTALS = f"{PREFIX}/batch"

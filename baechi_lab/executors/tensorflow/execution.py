@@ -23,7 +23,7 @@ from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
 from ..inputs import checked_batches
 from .peers import Peers
-from .recomputing import step_to_run
+from .recomputed_step import step_to_run
 from .timeline import to_timeline
 from .trace import Trace
 

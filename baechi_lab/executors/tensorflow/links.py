@@ -1,6 +1,6 @@
 """`bl.measure_link` and `bl.measure_cluster`: time transfers between devices and fit the simulator's link costs.
 
-The transfers run in a worker process (see `linking`), so the caller's TensorFlow is not used. Between the workers of a cluster
+The transfers run in a worker process (see `links_request`), so the caller's TensorFlow is not used. Between workers of a cluster
 they go through TensorFlow's own rendezvous. `baechi_lab.profilers.links` fits a `Link` and a communication mode to the times.
 """
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .kernels import Kernel
-from .lent_state import DEVICE_ASSIGN, DEVICE_READ
+from .offloaded_state import DEVICE_ASSIGN, DEVICE_READ
 from .session import PREFIX
 
 CONTROL, LENT = -1, -2

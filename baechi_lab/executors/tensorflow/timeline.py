@@ -12,7 +12,7 @@ from ...graph.opgraph import CONTROL_BYTES, OpGraph
 from ...graph.timeline import MemoryLog, Timeline, Transfers
 from ...memory_saving.offload import STORED
 from .allocations import COPIES, PERSISTENT, replaced_variable_values
-from .lent_state import returned_state_tensors, state_ops
+from .offloaded_state import returned_state_tensors, state_ops
 from .sends import CONTROL, LENT
 from .trace import Trace
 

@@ -18,7 +18,7 @@ from ...workers import network
 from ..folder import Writer
 
 if TYPE_CHECKING:
-    from ...executors.tensorflow.pipelining import PipelinedStep
+    from ...executors.tensorflow.pipelined_step import PipelinedStep
 
 FORMAT = "baechi-lab placed training"
 

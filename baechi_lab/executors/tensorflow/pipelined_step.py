@@ -13,7 +13,7 @@ from ...graph.placement import Placement
 from ...graph.step import Run, Step
 from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
 from ..inputs import batch_axes
-from .unrolling import unrolled_step
+from .unrolled_step import unrolled_step
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...graph import OpGraph, Placement
 from ...passes.all_reduce import ALL_REDUCE
-from .accumulating import Sums, Tensor, add_node, constant
+from .gradient_sums import Sums, Tensor, add_node, constant
 
 
 class Shares:

@@ -2,8 +2,8 @@
 
 The ops have the names of `bl.unroll`: forward and backward ops once per micro-batch, variables and updates once, gradients
 accumulated. For a mean over the batch, ops under `baechi_lab/` divide sums of gradients by the number of micro-batches. Control
-dependencies enforce the order of a schedule (see `ordering`). Replicas of a stage have their own variables and updates; see
-`ringing`.
+dependencies enforce the order of a schedule (see `schedule_order`). Replicas of a stage have their own variables and updates; see
+`replica_rings`.
 
 All micro-batches have the same number of samples. Whether the loss is a mean or a sum over samples follows from the graph
 (`batch_values`), unless `reduction` is given. A loss that is divided by a number that follows from the inputs, such as the
@@ -33,11 +33,11 @@ from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
 from ...profilers.tensorflow.pairing import is_backward
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
-from .accumulating import Sums, Tensor, add_node, argument_names, constant, rows_tensors
 from .batch_totals import BatchTotals
 from .batch_values import Loss, Samples, Total, loss_of, read_batch_values, share_with_gradients
-from .ordering import control_dependencies
-from .ringing import Rings, Shares
+from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
+from .replica_rings import Rings, Shares
+from .schedule_order import control_dependencies
 from .sends import SUMS
 from .session import PREFIX, parse_graph
 

@@ -25,7 +25,7 @@ from ...graph.step import Step
 from ...workers.failures import first_line
 from ..inputs import checked_batch
 from .devices import device_options, select
-from .recomputing import step_to_run
+from .recomputed_step import step_to_run
 from .session import PlacedSession, node_of, place_graph, session_config
 
 

@@ -3,7 +3,7 @@
 An op that the graph repeats has a copy under the graph's name. A copy has its original's type and attributes. It reads the
 producers that the graph names (originals or other copies), and waits for ops by control dependencies as in the graph. An
 output that the graph offloads passes an Identity op on the host, so TensorFlow sends it there and back. Optimizer state on
-hosts is handled in `lent_state`. Nothing else changes. Sessions of placed steps run without graph rewriters, which would
+hosts is handled in `offloaded_state`. Nothing else changes. Sessions of placed steps run without graph rewriters, which would
 otherwise remove copies as common subexpressions.
 """
 
@@ -21,7 +21,7 @@ from ...memory_saving.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ..structure import graph_of
-from .lent_state import lend_state, with_state_on_hosts
+from .offloaded_state import lend_state, with_state_on_hosts
 from .session import PREFIX, parse_graph
 
 COPY_SUFFIX = "/again"
