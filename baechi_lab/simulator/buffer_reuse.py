@@ -1,19 +1,19 @@
-"""Memory of a finished timeline when outputs may lie in the memory of inputs (`OpGraph.reuse`).
+"""Memory of a finished timeline in which outputs may reuse the memory of inputs (`OpGraph.reuse`).
 
-Runtimes do not give every output bytes of its own: a reshape or the read of a variable is a view, and an elementwise op
-writes over an input that nobody else needs. The rules of docs/simulated-time.md stay, tensor by tensor, but bytes are
-counted once per *buffer*, and a buffer is given back with the last of the tensors in it:
+Runtimes do not allocate every output: a reshape or the read of a variable is a view, and an elementwise op overwrites an
+input that no other op needs. The rules of docs/simulated-time.md apply per tensor, but bytes are counted once per *buffer*,
+and a buffer is released with its last tensor:
 
-- A `VIEW` lies in the buffer of its smallest input, on that device, that is at least as large as the output; without one in
+- A `VIEW` lies in the buffer of its smallest input on that device that is at least as large as the output; without one, in
   the persistent bytes.
-- An op that `OVERWRITES` takes over the buffer of an input of the same size where it is the only one that still needs it
-  when it starts; not that of a received copy, and for an output that is sent only that of an input that was sent.
-- A tensor without bytes, as a wait between two ops, lies nowhere: it must not keep an input.
+- An op that `OVERWRITES` takes over the buffer of an input of the same size if no other op needs it when the op starts. It
+  never takes the buffer of a received copy. An output that is sent takes only the buffer of an input that was sent.
+- A tensor without bytes, such as a wait between two ops, lies in no buffer, so it does not keep an input alive.
 - An op that `GROWS` takes its persistent bytes when it starts, not at the start of the step.
 
-Placers count by the plain rules. Their peak is lower only where a view is smaller than what it keeps. What is held does
-not change when ops run, so this is a view of a finished timeline, O((ops + edges + transfers) log). Events are ordered
-here and followed in `memory.buffers`.
+Placers count by the plain rules. Their peak is lower only if a view is smaller than the buffer that it keeps alive. Live
+bytes do not change when ops run, so this only recounts a finished timeline, in O((ops + edges + transfers) log). Events are
+ordered here and applied in `memory.buffers`.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, apply_eve
 def apply_buffer_reuse(
     graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf
 ) -> Timeline:
-    """The same ops and transfers with memory, peaks and memory violations by the buffers that `graph.reuse` tells of.
+    """Returns the timeline with memory, peaks and memory violations counted by buffers, as `graph.reuse` says.
 
-    With `over_copies_us` ops that start so long after a received copy is there write over it as well, which is no rule of the
-    simulator but what TensorFlow does.
+    With `over_copies_us`, ops that start at least so long after a copy was received overwrite it, too. This is no rule of the
+    simulator; TensorFlow does it.
 
     >>> from baechi_lab import Placement, simulate
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)]).replace(reuse=[0, 1, 0])
@@ -57,7 +57,7 @@ def apply_buffer_reuse(
 
 
 def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog:
-    """The changes, in order of events."""
+    """Changes of memory in order of events."""
     place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
     place[timeline.op] = timeline.device
     uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
@@ -77,9 +77,9 @@ def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> Me
 
 
 def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """(time, what, index) in order. At one instant: what ends or arrives, then turn by turn what starts.
+    """(time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
 
-    What takes no time ends with its turn, and its messages begin with that end.
+    An op without duration ends within its turn, and its messages begin then.
     """
     transfers = line.transfers
     turn_of_op, producer = _turn_of_op(graph, line), graph.tensor_producer[transfers.tensor]
@@ -107,7 +107,7 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArr
 
 
 def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[Any]:
-    """Per op: among those that begin at one instant, lower ones did so first."""
+    """int64[n]: the order of ops that start at one instant, lower ones first."""
     if "turn" in line.info:
         return np.asarray(line.info["turn"])
     lasting = np.zeros(graph.n, dtype=bool)

@@ -81,10 +81,11 @@ CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", 
 
 
 class Scheduler(NamedTuple):
-    """How a device chooses: by ready time, by `rank` (lowest first), or by `score` plus `weight` per device it wakes.
+    """How a device chooses among ready ops.
 
-    By unit: by rank, and no op before all ops of lower units of its device have ended. Unit `unit[i]` of op i is counted from
-    0 on each device; device d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
+    The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes; by unit,
+    which is by rank, but no op starts before all ops of lower units of its device have ended. `unit[i]` counts units from 0
+    on each device; device d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
     """
 
     mode: int
@@ -99,7 +100,7 @@ class Scheduler(NamedTuple):
 
 
 class State(NamedTuple):
-    """What `run` works on and leaves its results in: see the dtypes above; entry n of `ops` and T of `tensors` end the rows."""
+    """Input and results of `run`, see the dtypes above. Entry n of `ops` and entry T of `tensors` only end the last rows."""
 
     ops: Any
     tensors: Any
@@ -109,7 +110,7 @@ class State(NamedTuple):
 
 
 class Links(NamedTuple):
-    """What transfers cost, float64[D, D] each, and the communication mode."""
+    """Costs of transfers, float64[D, D] each, and the communication mode."""
 
     latency: Any
     per_byte: Any
@@ -117,7 +118,7 @@ class Links(NamedTuple):
 
 
 class Ready(NamedTuple):
-    """A heap of ready ops per device (slices of two arrays), by rank or by the time at which they became ready."""
+    """A heap of ready ops per device, as slices of two arrays, by rank or by ready time."""
 
     key: Any
     op: Any
@@ -125,7 +126,7 @@ class Ready(NamedTuple):
 
 
 class Events(NamedTuple):
-    """The heap of what happens when; `size` holds how many events and log entries there are."""
+    """The heap of events; `size` holds the number of events and of log entries."""
 
     time: Any
     code: Any
@@ -152,7 +153,7 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any
 
 @njit(cache=True)
 def plan_sends(state: State) -> Any:
-    """Which tensor goes to which other device: SEND[k] by tensor, then destination; counts are set in `tensors`."""
+    """Lists all sends, SEND[k] by tensor, then target device, and sets the counts in `tensors`."""
     ops, tensors, devices, consumers = state.ops, state.tensors, len(state.devices), state.consumers
     readers = np.zeros(devices, np.int32)
     count = 0
@@ -187,7 +188,7 @@ def plan_sends(state: State) -> Any:
 def _change_memory(
     devices: Any, log: Any, size: Any, d: int, category: int, delta: int, op: int, now_us: float
 ) -> None:
-    """Change what device `d` holds; remember peak, first violation and, where there is room for one, the log."""
+    """Changes the live bytes of device `d`; updates its peak, its first violation and, if there is space, the log."""
     if delta == 0:
         return
     level = devices[d].level + delta
@@ -211,7 +212,7 @@ def _make_ready(i: int, now_us: float, ops: Any, devices: Any, ready: Ready) -> 
 
 @njit(cache=True)
 def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
-    """Tensor `t` is on device `d`: its consumers there lack one input less."""
+    """Tensor `t` arrives on device `d`: its consumers there miss one input less."""
     ops, tensors, devices, consumers = state.ops, state.tensors, state.devices, state.consumers
     for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
         i = consumers[e]
@@ -223,7 +224,7 @@ def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
 
 @njit(cache=True)
 def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler) -> int:
-    """Remove and return the ready op of device `d` with the highest score, idle devices that it wakes included."""
+    """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes."""
     score, wake_ptr, wake_device = scheduler.score, scheduler.wake_ptr, scheduler.wake_device
     first, size = devices[d].ready_first, devices[d].ready_size
     best, best_score = first, -np.inf
@@ -243,7 +244,7 @@ def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler)
 
 @njit(cache=True)
 def _request_sends(t: int, now_us: float, links: Links, state: State, sends: Any, events: Events) -> None:
-    """A tensor is requested by every other device that reads it at the instant it is produced."""
+    """Every other device that reads a tensor requests it at the instant at which it is produced."""
     mode, latency, per_byte = links.comm, links.latency, links.per_byte
     ops, tensors, devices = state.ops, state.tensors, state.devices
     event_time, event_code, size = events.time, events.code, events.size
@@ -268,7 +269,7 @@ def _request_sends(t: int, now_us: float, links: Links, state: State, sends: Any
 
 @njit(cache=True)
 def _release_inputs(op: int, now_us: float, state: State, sends: Any, log: Any, size: Any) -> None:
-    """The op has ended: inputs that nobody else waits for are freed, here or as a received copy."""
+    """After the end of an op, frees inputs that no other op waits for, here or as a received copy."""
     ops, tensors, devices, inputs = state.ops, state.tensors, state.devices, state.inputs
     d = ops[op].device
     for e in range(ops[op].first_input, ops[op + 1].first_input):
@@ -289,7 +290,7 @@ def _release_inputs(op: int, now_us: float, state: State, sends: Any, log: Any, 
 
 @njit(cache=True)
 def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
-    """Set what a run changes: inputs missing, empty queues, slices of the ready heaps, persistent bytes."""
+    """Sets all that a run changes: missing inputs, empty queues, slices of the ready heaps, persistent bytes."""
     for d in range(len(devices)):
         devices[d].level = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
         devices[d].broken_at, devices[d].broken_by, devices[d].running = np.nan, -1, False
@@ -307,7 +308,7 @@ def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
 
 @njit(cache=True)
 def _enter_unit(d: int, unit: int, devices: Any, scheduler: Scheduler) -> None:
-    """Device `d` works on this unit from now on."""
+    """Makes this unit the current one of device `d`."""
     at = scheduler.unit_ptr[d] + unit
     devices[d].unit = unit
     devices[d].unit_left = scheduler.unit_size[at] if at < scheduler.unit_ptr[d + 1] else 0
@@ -315,7 +316,7 @@ def _enter_unit(d: int, unit: int, devices: Any, scheduler: Scheduler) -> None:
 
 @njit(cache=True)
 def _begin_units(ops: Any, devices: Any, scheduler: Scheduler) -> None:
-    """Every device begins with its first unit."""
+    """Makes the first unit of every device the current one."""
     for i in range(len(ops) - 1):
         ops[i].unit = scheduler.unit[i]
     for d in range(len(devices)):
@@ -400,6 +401,6 @@ def run(
     `latency` and `per_byte` are float64[D, D]. A state may be run again, with other durations if they are set before.
     """
     links = Links(latency, per_byte, COMMUNICATION_MODES.index(comm))
-    # `make_state` has put the ranks into the ops: what a scheduler may say in several types stays out of the kernel.
+    # `make_state` has copied the ranks into the ops. The kernel gets no rank array, whose type differs between schedulers.
     sends, log = _run(state, links, scheduler._replace(rank=_NO_RANKS), keep_log)
     return sends, log

@@ -1,16 +1,16 @@
-"""Memory by paper C's equation 2, beside our own rule, for a timeline that is already there.
+"""Memory of a finished timeline by equation 2 of paper C, beside the rule of this simulator.
 
-    rule        what a device holds                                                                limit
+    rule        live bytes of a device                                                             limit
     "tensors"   persistent bytes throughout; temporaries while an op runs; an output from the      peak <= memory
                 start of its producer to the last use or transfer; received copies (ours)
     "edges"     for every edge (tensor, consumer) whose consumer has not run, the tensor's bytes,   sum < memory
                 once per edge: from the end of the producer to the start of the consumer
 
-Equation 2 asks, for every device j and time l: the sum of t_e over the active edges e on j at l is below C_j. It knows no
-persistent bytes, temporaries or bytes being written, counts a tensor with k consumers k times, and frees inputs when an op
-starts. The paper does not say where an edge between two devices is held: here on the producer's until its transfer has
-ended, then on the consumer's. Held memory never changes when ops run, so the rule is a view of a finished timeline:
-O((edges + transfers) log edges).
+Equation 2 requires, for every device j and time l, that the sum of t_e over the active edges e on j at l is below C_j. It
+has no persistent bytes, temporaries or bytes being written, counts a tensor with k consumers k times, and frees inputs when
+an op starts. The paper does not say which device an edge between two devices belongs to: here it is the producer's until
+the transfer ends, then the consumer's. Live bytes never change when ops run, so the rule only recounts a finished timeline,
+in O((edges + transfers) log edges).
 """
 
 from __future__ import annotations
@@ -31,16 +31,15 @@ _OUTPUTS, _COPIES = MEMORY_CATEGORIES.index("outputs"), MEMORY_CATEGORIES.index(
 
 
 def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timeline:
-    """The same ops and transfers with memory, peaks and memory violations by equation 2.
+    """Returns the timeline with memory, peaks and memory violations by equation 2.
 
-    `timeline` is one of `graph` on `cluster`. What a device holds for its own producers is logged as outputs, what it
-    received as copies.
+    `timeline` is one of `graph` on `cluster`. The log has edges of a device's own producers as outputs, received ones as copies.
 
     >>> from baechi_lab import Placement, simulate
     >>> graph = OpGraph.from_edges([1, 5, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 3, 8)], persistent_bytes=[99] * 4)
     >>> cluster = Cluster.uniform(1, memory_bytes=30)
-    >>> held = edge_memory(graph, cluster, simulate(graph, cluster, Placement(device=[0, 0, 0, 0])))
-    >>> held.peak_bytes.tolist(), [v.time_us for v in held.violations]
+    >>> by_edges = edge_memory(graph, cluster, simulate(graph, cluster, Placement(device=[0, 0, 0, 0])))
+    >>> by_edges.peak_bytes.tolist(), [v.time_us for v in by_edges.violations]
     ([30], [1.0])
     """
     log = _memory_log(*_edge_intervals(graph, timeline))
@@ -63,7 +62,7 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
 
 
 def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], ...]:
-    """Device, begin, end, bytes, producer and category of everything held."""
+    """Device, start, end, bytes, producer and category of every interval in which an edge is live."""
     device = np.empty(graph.n, dtype=np.int64)
     start, finish = np.empty(graph.n), np.empty(graph.n)
     device[timeline.op], start[timeline.op], finish[timeline.op] = timeline.device, timeline.start_us, timeline.end_us
@@ -94,7 +93,7 @@ def _memory_log(
     op: NDArray[Any],
     kind: NDArray[Any],
 ) -> MemoryLog:
-    """Changes in time order; at one instant what is freed comes first. What is held for no time leaves no trace."""
+    """Changes in time order; releases come first within an instant. Intervals without duration are left out."""
     lasting = np.flatnonzero((end > start) & (size > 0))
     time = np.concatenate([end[lasting], start[lasting]])
     is_start = np.repeat([0, 1], len(lasting))

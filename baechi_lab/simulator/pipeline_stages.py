@@ -1,4 +1,4 @@
-"""Stages: the pipeline that a placement makes of a graph, and which ops are F, B and W of which stage."""
+"""Pipeline stages: which stage of the pipeline each op of a placed graph belongs to, and whether it is F, B or W."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ..graph.kernels.csr import offsets
 from ..passes.roles import BACKWARD, FORWARD, SETUP, roles
 
 START, F, B, W, END = range(5)
-"""Parts of a step: what runs once before all micro-batches, forward, gradient of inputs, of weights, what runs last."""
+"""Phases of a step: before all micro-batches, forward, gradients of inputs, gradients of weights, after all micro-batches."""
 
 Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
@@ -23,10 +23,9 @@ Bools = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class PipelineStages:
-    """`device` int32[S], the cluster's device of each stage, first to last; `stage` int32[n] and `part` int8[n] per op.
+    """Pipeline stages: `device` int32[S], the cluster's device of each; `stage` int32[n] and `phase` int8[n] of each op.
 
-    Ops of parts `START` and `END` belong to no stage (-1) and run once, or, for END, after all else on their device.
-    `line` int32[S]: the device counted along the pipeline, by first stage.
+    Ops of phases `START` and `END` belong to no stage (-1). START runs before and END after all else on their device.
     """
 
     device: NDArray[Any]
@@ -40,35 +39,40 @@ class PipelineStages:
 
     @property
     def line(self) -> NDArray[np.int32]:
-        """int32[S]: which device of the pipeline holds each stage."""
+        """int32[S]: the device of each stage, numbered along the pipeline by first stage."""
         position: dict[int, int] = {}
         return np.array([position.setdefault(d, len(position)) for d in self.device.tolist()], dtype=np.int32)
 
     @property
     def training(self) -> bool:
-        """Is there a backward pass?"""
+        """Whether the graph has a backward pass."""
         return bool(np.any((self.phase == B) | (self.phase == W)))
 
 
 def find_pipeline_stages(
     graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], shape: str = "chain"
 ) -> PipelineStages:
-    """The stages that `device` int32[n] makes of one micro-batch's graph.
+    """Finds the pipeline stages of one micro-batch's graph that is placed on `device` int32[n].
 
-    `shape` "chain" has one stage per device: forward tensors must lead from stage to stage in one direction. "loop" and
-    "v" have several: a forward op belongs to the earliest stage of its device that is no earlier than those of what it
-    reads, where stage k is on device k mod p ("loop"), or on k and then back ("v", two each, the device at the turn
-    divided into halves of its work); inputs, such as labels, are in the stage that reads them. Devices are counted in the
-    order in which the forward pass reaches them. A backward op is in the stage of its forward op, or else in the last one
-    of its device that is no later than those of what it reads.
+    `shape` says how stages lie on the p devices, which are numbered in the order in which the forward pass reaches them:
 
-    B are the backward ops that another stage waits for, directly or not; W the others. In a stage for which nobody waits (the
-    first), B is what another would wait for if there were one: the ops that the first layer's gradients are
-    computed from, and the first of these where it feeds no update. A backward op that reads from an earlier stage (the sum of
-    a shared weight's gradients) runs at the END; so do updates.
+    - "chain": one stage per device. Forward tensors must lead from stage to stage in one direction.
+    - "loop": stage k is on device k mod p.
+    - "v": two stages per device, forth and back. The work of the device at the turn is halved.
+
+    Forward ops: with several stages per device, an op belongs to the earliest stage of its device that is not before the
+    stages of its inputs. Inputs of the model, such as labels, belong to the stage that reads them.
+
+    Backward ops: an op belongs to the stage of its forward op. Without one, it belongs to the last stage of its device
+    that is not after the stages of its inputs. It is in phase B if another stage waits for it, directly or not, else in W.
+    For the first stage, on which no other waits, B is what a previous stage would wait for: the ops from which the first
+    layer's gradients are computed, and the first of these if it feeds no update.
+
+    Updates are in phase END. So is a backward op that reads from an earlier stage, such as the sum of a shared weight's
+    gradients.
 
     Raises:
-        InvalidInput: an edge turns back, so the stages form no pipeline; the message names it.
+        InvalidInput: an edge leads back, so the stages form no pipeline; the message names the edge.
 
     >>> graph = OpGraph.from_edges([1, 2, 4, 2], [(0, 1, 8), (1, 2, 8), (2, 3, 8)], forward_of=[-1, -1, 1, 0])
     >>> stages = find_pipeline_stages(graph, Cluster.uniform(2), np.array([0, 1, 1, 0]))
@@ -84,7 +88,7 @@ def find_pipeline_stages(
 
 
 class _StageAssigner:
-    """The edges of one micro-batch, forward and backward."""
+    """Assigns ops to stages by the forward and the backward edges of one micro-batch."""
 
     def __init__(self, graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]):
         self.graph, self.cluster, self.device = graph, cluster, device
@@ -96,7 +100,7 @@ class _StageAssigner:
         self.used = np.unique(device[self.forward | self.backward])
 
     def turning_edge_error(self, edge: int, stage: NDArray[Any], direction: str) -> InvalidInput:
-        """The error for an edge that turns back."""
+        """The error for an edge that leads back to an earlier stage."""
         graph = self.graph
         op_pair = [int(graph.edge_source[edge]), int(graph.consumers[edge])]
         text = [f"{graph.names[i]!r} (stage {stage[i]}, {self.cluster.names[self.device[i]]})" for i in op_pair]
@@ -106,7 +110,7 @@ class _StageAssigner:
         )
 
     def _device_successors(self, without_forward: set[int]) -> list[set[int]]:
-        """Per device the devices that it sends forward tensors to; `without_forward` ones stand where their gradients flow."""
+        """Successors of each device by forward tensors; devices `without_forward` ops are ordered by their gradients."""
         graph, after = self.graph, [set[int]() for _ in range(self.cluster.n)]
         a, b = self.device[graph.edge_source[self.forward_edges]], self.device[graph.consumers[self.forward_edges]]
         for x, y in np.unique(np.stack([a, b], axis=1)[a != b], axis=0).tolist():
@@ -122,9 +126,9 @@ class _StageAssigner:
         return after
 
     def _pipeline_order(self) -> list[int] | None:
-        """The used devices in pipeline order (ties: lowest first); None when their forward tensors go round.
+        """The used devices in pipeline order (ties: lowest first); None if forward tensors form a cycle of devices.
 
-        Devices without forward ops come last where their gradients leave them no place.
+        Devices without forward ops come last if their gradients allow no other position.
         """
         used = set(self.used.tolist())
         without_forward = used - set(np.unique(self.device[self.forward]).tolist())
@@ -145,7 +149,7 @@ class _StageAssigner:
         return line
 
     def is_chain(self) -> bool:
-        """Do forward tensors lead from device to device without coming back?"""
+        """Whether forward tensors lead from device to device without a cycle."""
         return self._pipeline_order() is not None
 
     def number_chain(self) -> tuple[Ints, Ints]:
@@ -161,14 +165,14 @@ class _StageAssigner:
         return stage, np.array(line, dtype=np.int64)
 
     def _devices_by_reach(self) -> list[int]:
-        """Used devices by the fewest changes of device on the way to their ops, as late as the readers of these allow."""
+        """Used devices by the fewest device changes on the way to their ops; ops count as late as their readers allow."""
         graph, hop = self.graph, np.zeros(self.graph.n, dtype=np.int64)
         before, after = _neighbours(graph, self.forward_edges)
         order = [i for i in graph.order.tolist() if self.forward[i]]
         device = self.device.tolist()
         for i in order:
             hop[i] = max((hop[k] + (device[k] != device[i]) for k in before[i]), default=0)
-        for i in reversed(order):  # what is early without need (an input of the last layer) says nothing
+        for i in reversed(order):  # an op that is early without need, as an input of the last layer, does not count
             if after[i]:
                 hop[i] = min(hop[k] - (device[k] != device[i]) for k in after[i])
         first = dict.fromkeys(self.used.tolist(), np.inf)
@@ -212,7 +216,7 @@ class _StageAssigner:
         return stage, np.array([line[position_of_stage(s)] for s in range(count)], dtype=np.int64)
 
     def _move_inputs_to_readers(self, stage: Ints, position_of_stage: list[int]) -> None:
-        """Inputs, and what their own device computes from them alone, go to the stage that reads them first."""
+        """Moves inputs, and ops that their device computes from inputs alone, to the first stage that reads them."""
         before, after = _neighbours(self.graph, self.forward_edges)
         order = [i for i in self.graph.order.tolist() if self.forward[i]]
         free: set[int] = set()
@@ -226,7 +230,7 @@ class _StageAssigner:
                 stage[i] = max(s for s in range(int(stage[i]), least + 1) if position_of_stage[s] == own_position)
 
     def _split_turn(self, stage: Ints, p: int) -> None:
-        """Where the pipeline turns, one device has two stages in a row: the later half of its work is the second."""
+        """Splits the work of the device at the turn of a "v" into two stages of about equal work."""
         graph = self.graph
         turn_ops = [i for i in graph.order.tolist() if stage[i] == p - 1]
         weight = graph.duration_us.copy()
@@ -236,7 +240,7 @@ class _StageAssigner:
         stage[np.array(turn_ops, dtype=np.int64)[middle > weight[turn_ops].sum() / 2]] = p
 
     def _edge_from_last_stage(self, sources: list[int], reader: int, stage: Ints) -> int:
-        """The edge to `reader` from the latest stage."""
+        """The edge to `reader` from its input in the latest stage."""
         source = max(sources, key=lambda k: stage[k])
         is_edge = (self.graph.edge_source == source) & (self.graph.consumers == reader)
         return int(np.flatnonzero(is_edge)[0])
@@ -257,14 +261,14 @@ class _StageAssigner:
 
 
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
-    """int8[n]: `roles`, with backward ops that are computed from constants alone as SETUP: they belong to no stage."""
+    """int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
     role = roles(graph)
     role[_computed_from_constants(graph, role)] = SETUP
     return role
 
 
 def _computed_from_constants(graph: OpGraph, role: NDArray[np.int8]) -> Bools:
-    """Backward ops computed from constants alone (shapes, for example): they can run at the START, wherever they are."""
+    """bool[n]: backward ops computed from constants alone, such as shapes. They can run at the START on any device."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     free = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
     for i in graph.order.tolist():
@@ -273,7 +277,7 @@ def _computed_from_constants(graph: OpGraph, role: NDArray[np.int8]) -> Bools:
 
 
 class _Adjacency:
-    """A list of ops for every op, cut out when it is asked for: so many lists at once keep the garbage collector busy."""
+    """Adjacency lists of all ops, made on access, because many lists at once slow the garbage collector."""
 
     def __init__(self, op: Any, neighbour: Any, n: int):
         self.pointer, self.others = offsets(op, n).tolist(), neighbour[np.argsort(op, kind="stable")].tolist()
@@ -283,7 +287,7 @@ class _Adjacency:
 
 
 def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Adjacency, _Adjacency]:
-    """Sources and readers of every op over these edges."""
+    """Sources and readers of every op along these edges."""
     source, reader = graph.edge_source[edges], graph.consumers[edges]
     return _Adjacency(reader, source, graph.n), _Adjacency(source, reader, graph.n)
 
@@ -292,7 +296,7 @@ def _neighbours(graph: OpGraph, edges: Ints) -> tuple[_Adjacency, _Adjacency]:
 
 
 def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.int32], NDArray[np.int8]]:
-    """Stage int32[n] and part int8[n]."""
+    """Stage int32[n] and phase int8[n]."""
     graph, backward_edges = assigner.graph, assigner.backward_edges
     source, reader = graph.edge_source[backward_edges], graph.consumers[backward_edges]
     before, after = _neighbours(graph, backward_edges)
@@ -316,7 +320,7 @@ def _assign_phases(assigner: _StageAssigner, stage: Ints) -> tuple[NDArray[np.in
 
 
 def _spread_marks(marked: Bools, neighbours: _Adjacency, order: Any) -> Bools:
-    """Also mark every neighbour of a marked op; `order` visits an op before its neighbours."""
+    """Spreads marks from ops to their neighbours; `order` visits an op before its neighbours."""
     is_marked = marked.tolist()
     for i in order.tolist():
         if is_marked[i]:
@@ -337,7 +341,7 @@ def _reaches_marked(op: int, marked: Bools, after: _Adjacency) -> bool:
 
 
 def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, waited: Bools) -> None:
-    """Mark the B of stages for which no other stage waits."""
+    """Marks the B ops of stages for which no other stage waits."""
     graph = assigner.graph
     for s in np.unique(stage[assigner.backward]).tolist():
         in_stage = assigner.backward & (stage == s)
@@ -356,7 +360,7 @@ def _mark_first_stage_gradients(assigner: _StageAssigner, stage: Ints, waited: B
 
 
 def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
-    """Of a stage's backward `ops` those whose forward op depends on no other such forward op, in topological order."""
+    """The backward `ops` of a stage whose forward op depends on no other of these forward ops, in topological order."""
     graph = assigner.graph
     layer = np.zeros(graph.n, dtype=np.bool_)
     paired = ops[graph.forward_of[ops] >= 0]
@@ -371,13 +375,13 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
 
 
 def _input_gradient(assigner: _StageAssigner, first: list[int], waited: Bools) -> int | None:
-    """The op among `first` that feeds no update and looks like other stages' B, by type or by name without numbers."""
+    """The op among `first` that feeds no update and resembles a B op of another stage, by type and name without numbers."""
     graph = assigner.graph
     pointer, successor = graph.successors
     free = [i for i in first if all(assigner.role[k] == BACKWARD for k in successor[pointer[i] : pointer[i + 1]])]
 
-    def look(i: int) -> tuple[str, str]:
+    def kind(i: int) -> tuple[str, str]:
         return graph.op_types[i], re.sub(r"\d+", "", graph.names[i])
 
-    gradient_looks = {look(i) for i in np.flatnonzero(waited).tolist()}
-    return next((i for i in free if look(i) in gradient_looks), free[0] if free else None)
+    gradient_kinds = {kind(i) for i in np.flatnonzero(waited).tolist()}
+    return next((i for i in free if kind(i) in gradient_kinds), free[0] if free else None)

@@ -1,4 +1,4 @@
-"""A step of several micro-batches: the unrolled graph, and the order in which a schedule has devices work on it."""
+"""A step of several micro-batches: the unrolled graph, and the order of each device's units under a schedule."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ _RETRIES = 5
 
 @dataclass(frozen=True, eq=False)
 class PipelinedGraph:
-    """An unrolled graph with its placement, and under a schedule the unit of every op.
+    """An unrolled graph with its placement and, under a schedule, the unit of every op.
 
-    `unit` int32[n]: position of the op's unit in the order of its device (0: what runs before all micro-batches).
+    `unit` int32[n]: position of the op's unit in the order of its device; 0 for ops that run before all micro-batches.
     `line_device`: the cluster's device of every line of the schedule.
     """
 
@@ -44,7 +44,7 @@ class PipelinedGraph:
 
     @property
     def info(self) -> dict[str, Any]:
-        """What the timeline says of it."""
+        """Entries for `Timeline.info`."""
         out: dict[str, Any] = {"micro_batch": np.maximum(np.asarray(self.graph.micro_batch), -1)}
         if self.schedule is None or self.stages is None:
             return out
@@ -59,9 +59,9 @@ class PipelinedGraph:
 def make_pipelined_graph(
     graph: OpGraph, cluster: Cluster, placement: Placement, micro_batches: Any, schedule: Any = None
 ) -> PipelinedGraph:
-    """Unroll `graph`; with a schedule, find the stages of the placement and the units of all ops.
+    """Unrolls `graph`. With a schedule, also finds the pipeline stages of the placement and the unit of every op.
 
-    `schedule`: a name, a rule, a `Schedule` or its text; None lets devices choose as they do without micro-batches.
+    `schedule` is a name, a rule, a `Schedule` or its text. None means that devices choose as they do without micro-batches.
 
     Raises `InvalidInput` as `bl.simulate` does.
     """
@@ -102,7 +102,7 @@ def _without_name_waits(graph: OpGraph, placement: Placement) -> tuple[OpGraph, 
 
 
 _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()
-"""The last step that each graph was unrolled to: a search simulates the same one thousands of times."""
+"""Graph -> its last unrolled step. A search simulates the same step thousands of times."""
 
 
 def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
@@ -116,7 +116,7 @@ def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
 
 
 def pipeline_options(micro_batches: Any, schedule: Any) -> dict[str, Any]:
-    """What is given of both, by name; refuses a count below 1 and a schedule that does not exist.
+    """Returns those of both arguments that are not None, checked. Raises for a count below 1 or an unknown schedule.
 
     >>> pipeline_options(8, None)
     {'micro_batches': 8}
@@ -133,27 +133,27 @@ def pipeline_options(micro_batches: Any, schedule: Any) -> dict[str, Any]:
 
 
 def _pipeline_devices(stages: PipelineStages) -> list[int]:
-    """The devices of the pipeline, counted along it; of replicas the first."""
+    """The devices of the pipeline, in its order; the first device of each group of replicas."""
     return list(dict.fromkeys(stages.device.tolist()))
 
 
 def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
-    """How many devices share the work of each device of the pipeline."""
+    """Number of replicas of each device of the pipeline."""
     width = {group[0]: len(group) for group in placed.replicas}
     return tuple(width.get(d, 1) for d in _pipeline_devices(stages))
 
 
 def _schedule_or_rule(schedule: Any) -> Schedule | ScheduleRule:
-    """The order that is given or written down, or the rule of that name."""
+    """A `Schedule`, from the record or its text, or the rule of that name."""
     if is_schedule_text(schedule):
         return Schedule.parse(schedule)
     return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
 
 
 def schedule_shape(schedule: Any) -> str:
-    """How the stages lie on the devices under a schedule, one of `SHAPES`: as its rule says, or as a given order has them.
+    """How a schedule lays stages on devices, one of `SHAPES`: as its rule says, or as a given order shows.
 
-    Lines of the same stages are replicas. Raises `InvalidInput` for what is no schedule.
+    Lines with the same stages are replicas. Raises `InvalidInput` for anything that is not a schedule.
 
     >>> schedule_shape("1f1b"), schedule_shape("zb-v")
     ('chain', 'v')
@@ -186,9 +186,9 @@ def _fit_into_memory(
     placed: Placement,
     stages: PipelineStages,
 ) -> Schedule:
-    """The room of a setting leaves out copies under way: where a step exceeds memory, try again with less room.
+    """Retries with less room while the simulated step exceeds memory, because `Setting.room_bytes` ignores copies in flight.
 
-    After `_RETRIES` the order that exceeds it least.
+    After `_RETRIES` attempts, returns the order that exceeds memory least.
     """
     group_of = {group[0]: list(group) for group in placed.replicas}
     attempts: list[tuple[int, int, Schedule]] = []
@@ -206,7 +206,7 @@ def _fit_into_memory(
     return min(attempts)[2]
 
 
-# -- what a schedule is told ------------------------------------------------------------------------------------------
+# -- costs of the stages, for schedule rules ---------------------------------------------------------------------------
 
 
 def make_setting(
@@ -217,7 +217,7 @@ def make_setting(
     micro_batches: int,
     with_memory: bool = True,
 ) -> Setting:
-    """Costs of the stages; `with_memory` False leaves out memory, for schedules that do not look at it."""
+    """Costs of the stages. `with_memory=False` sets unlimited memory, for schedules that ignore it."""
     device, s = placed.device, stages.count
     took = placed_durations(graph, cluster, device)
     phase, stage = stages.phase, stages.stage
@@ -250,7 +250,7 @@ def make_setting(
 
 
 def _transfer_times(graph: OpGraph, cluster: Cluster, device: NDArray[Any], stages: PipelineStages) -> tuple[Any, Any]:
-    """float64[S - 1] each: microseconds from a stage to the next and back; the dearest tensor, or the sum in queues."""
+    """float64[S - 1] each: transfer microseconds to the next stage and back; the slowest tensor, or the sum in a queue."""
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
     a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
     edges = np.flatnonzero((a >= 0) & (b >= 0) & (np.abs(a - b) == 1))
@@ -265,7 +265,7 @@ def _transfer_times(graph: OpGraph, cluster: Cluster, device: NDArray[Any], stag
 
 
 def _activation_bytes(graph: OpGraph, device: NDArray[Any], stages: PipelineStages) -> tuple[Any, Any]:
-    """float64[S] each: bytes that a stage holds of a micro-batch after its F, and between its B and its W."""
+    """float64[S] each: live bytes of one micro-batch after the F of a stage, and between its B and its W."""
     held_bytes, kept_bytes = np.zeros(stages.count), np.zeros(stages.count)
     phase, stage = stages.phase, stages.stage
     # A tensor is on its producer's device from that unit on, and on a reader's device from the reader's first unit on.
@@ -293,7 +293,7 @@ def _activation_bytes(graph: OpGraph, device: NDArray[Any], stages: PipelineStag
 def _activation_room(
     graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, held_bytes: Any
 ) -> NDArray[np.float64]:
-    """float64[p]: bytes for activations: the limit less what one micro-batch takes besides those that it holds."""
+    """float64[p]: bytes for activations: the memory limit minus the peak of one micro-batch without its activations."""
     peak = simulated_peak(graph, cluster, placed.replace(order=None, priority=None, replicas=()))
     line = stages.line
     room_bytes = np.zeros(int(line.max(initial=-1)) + 1)
@@ -303,18 +303,18 @@ def _activation_room(
     return np.maximum(room_bytes, 0.0)
 
 
-# -- from a schedule to what devices follow ---------------------------------------------------------------------------
+# -- the units of ops ---------------------------------------------------------------------------------------------------
 
 
 def _unit_kind(phase: int, splits: bool) -> str:
-    """The unit that a part belongs to: without W units, the whole backward pass is B."""
+    """The kind of unit for a phase. Without W units, the whole backward pass is B."""
     return "F" if phase == F else "W" if phase == W and splits else "B"
 
 
 def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> None:
-    """Dry run with what the ops of every unit really read, which may be more than a chain of stages demands.
+    """Runs the schedule dry with the real dependencies of the ops, which may exceed those of a chain of stages.
 
-    Raises `InvalidInput` when the schedule blocks itself.
+    Raises `InvalidInput` if the schedule blocks itself.
     """
     a, b = graph.edge_source, graph.consumers
     inside = (stages.stage[a] >= 0) & (stages.stage[b] >= 0)
@@ -334,7 +334,7 @@ def check_units(graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> N
 
 
 def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedule) -> NDArray[np.int32]:
-    """int32[n]: the position of every op's unit on its device: 0 first, then the schedule's, then what runs last."""
+    """int32[n]: position of every op's unit on its device: 0 for START, then the schedule's units, then END."""
     origin, batch = np.asarray(step_graph.copy_of), np.asarray(step_graph.micro_batch)
     count = int(batch.max(initial=-1)) + 1
     splits = schedule.splits
@@ -359,17 +359,17 @@ def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedul
 
 @dataclass(frozen=True)
 class InUnits:
-    """A scheduler: every device works through its units in order; within one by the plan, else by op index.
+    """A scheduler: every device works through its units in order; ops of a unit run by planned rank, then by index.
 
-    Where the schedule does not split the backward pass, gradients of weights come before those of inputs, as far as the
-    graph allows: what the stage before waits for leaves at the end of the unit, as where a stage's backward pass is
-    one call.
+    If the schedule does not split the backward pass, gradients of weights run before gradients of inputs, as far as the
+    graph allows. So the tensors for the previous stage leave at the end of the unit, as if the backward pass of a stage
+    were one call.
     """
 
     pipeline: PipelinedGraph
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
-        """The arrays by which devices choose."""
+        """Arrays from which the simulator's kernel chooses ops."""
         unit, device = np.asarray(self.pipeline.unit, dtype=np.int64), placement.device.astype(np.int64)
         schedule, stages = self.pipeline.schedule, self.pipeline.stages
         urgent = np.zeros(graph.n, dtype=np.int64)

@@ -1,6 +1,7 @@
-"""`OpGraph.reuse` for `bl.check`: what is held as intervals, merged where outputs lie in the memory of inputs.
+"""`OpGraph.reuse` for `bl.check`: intervals of live bytes, merged where outputs reuse the memory of inputs.
 
-Written from the rules of docs/simulated-time.md, apart from `simulator.buffer_reuse`, which counts uses event by event.
+This is written from the rules of docs/simulated-time.md, independently of `simulator.buffer_reuse`, which counts uses event
+by event.
 """
 
 from __future__ import annotations
@@ -22,18 +23,20 @@ def merge_reused_intervals(
     size: NDArray[Any],
     release: NDArray[Any],
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Sizes and ends of tensors and copies where outputs lie in inputs: all but the first of each have size 0."""
+    """Sizes and release times of tensors and copies; of those in one buffer, all but the first have size 0."""
     (start, end), device = times, placed.device.tolist()
     row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}
     copies = zip(transfers.tensor.tolist(), transfers.target.tolist(), strict=True)
     row |= {copy: graph.tensor_count + k for k, copy in enumerate(copies)}
-    uses: list[list[tuple[float, int]]] = [[] for _ in size]  # (until when, for which op)
+    uses: list[list[tuple[float, int]]] = [[] for _ in size]  # (until when, for which op; -1 for a transfer)
     for (t, d), k in row.items():
         uses[k] += [(float(end[r]), r) for r in graph.tensor_consumers(t).tolist() if device[r] == d]
     for t, until in zip(transfers.tensor.tolist(), transfers.end_us.tolist(), strict=True):
         uses[t].append((until, -1))
     leaves = set(transfers.tensor.tolist())
-    members: list[list[int] | None] = [[k] for k in range(len(size))]  # what lies where k does; None: persistent bytes
+    members: list[list[int] | None] = [
+        [k] for k in range(len(size))
+    ]  # rows in the buffer of row k; None: persistent bytes
     tensors, size, release = graph.tensor_bytes, size.copy(), release.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
 

@@ -1,4 +1,4 @@
-"""`throughput`: how often a pipeline that never runs empty takes in another micro-batch."""
+"""`throughput`: the period of a pipeline that always has another micro-batch to process."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..graph.kernels.csr import distinct
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Throughput:
-    """The steady state of endless micro-batches: what each resource is loaded with per micro-batch.
+    """The steady state of endless micro-batches: the load of each resource per micro-batch.
 
     `period_us` is the largest load, the time from one micro-batch to the next. `loads` maps a kind of resource to
     float64[devices] in microseconds: always "compute", besides it "queue" (`sequential` transfers), "send" and
@@ -86,8 +86,8 @@ def throughput(
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([4.0, 6.0, 3.0], [(0, 1, 10), (0, 2, 10)])
     >>> cluster, placed = Cluster.uniform(3, link=Link(1.0, 0.1)), Placement(device=[0, 1, 2])
-    >>> found = throughput(graph, cluster, placed)    # sends 2 tensors of 1 + 0.1 * 10 us
-    >>> found.period_us, found.loads["queue"].tolist(), found.samples_per_second(32)
+    >>> steady = throughput(graph, cluster, placed)    # sends 2 tensors of 1 + 0.1 * 10 us
+    >>> steady.period_us, steady.loads["queue"].tolist(), steady.samples_per_second(32)
     (6.0, [4.0, 2.0, 2.0], 5333333.333333333)
     >>> throughput(graph, cluster, placed, sum=True).loads["compute and transfers"].tolist()
     [6.0, 8.0, 5.0]
@@ -108,7 +108,7 @@ def throughput(
 
 
 def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: bool) -> dict[str, NDArray[np.float64]]:
-    """What one micro-batch loads each resource with."""
+    """Load of each resource by one micro-batch."""
     compute = _per_device(device, placed_durations(graph, cluster, device), cluster)
     tensor, source, target, cost = _transfers(graph, cluster, device)
     received = _per_device(target, cost, cluster)
@@ -123,7 +123,7 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
 def _all_reduce_us(
     graph: OpGraph, cluster: Cluster, placed: Placement, micro_batches: int | None
 ) -> NDArray[np.float64]:
-    """float64[devices]: what adding up gradients among replicas takes of a queue, per micro-batch."""
+    """float64[devices]: queue time of the all-reduce among replicas, per micro-batch."""
     queue_us = np.zeros(cluster.n)
     if not placed.replicas:
         return queue_us
@@ -136,7 +136,7 @@ def _all_reduce_us(
 
 
 def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
-    """Tensor, source, target and cost in microseconds of everything that is sent."""
+    """Tensor, source, target and cost in microseconds of every transfer."""
     target = device[graph.consumers].astype(np.int64)
     remote = device[graph.edge_source] != target
     pair = distinct(graph.edge_tensor[remote] * np.int64(cluster.n) + target[remote])
