@@ -1,6 +1,6 @@
-"""Plans of recomputation within a budget of bytes: the least repeated work that keeps one device's peak below it.
+"""Plans of recomputation within a budget of bytes: least repeated work with a peak on one device of at most the budget.
 
-Candidates are plans for all budgets at once, so that a smaller budget never gives less work: what chains of groups admit
+Candidates are plans for all budgets at once, so a smaller budget never gives less work. They are: plans for chains of groups
 (`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
 Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of few values in one order
 (`memory_saving.state_search`). What a candidate holds is what the simulator counts, in the
@@ -32,27 +32,27 @@ from .training_graph import TrainingGraph
 Bools = NDArray[np.bool_]
 
 GROUPS = (200, 60, 20)
-"""Groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
+"""Numbers of groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
 MANY_OPS = 400
 MOST_LEVELS = 40
-"""Levels of a chain's table whose plans are read first: of more than 100 ops reading one takes a fifth of a second."""
+"""Levels of a chain's table whose plans are read first. Above 100 ops, reading a plan takes about 0.2 s."""
 READ_ALL = 100
-"""Ops up to which the plans of all levels are read."""
+"""Most ops for which the plans of all levels are read."""
 MOST_PROVEN = 40
-"""Ops up to which the integer program is asked without a limit of time: it takes seconds there."""
+"""Most ops for which the integer program is solved without a time limit; it takes seconds there."""
 MOST_FREE = 80
-"""Ops up to which it is asked for all plans, when a limit of time is given."""
+"""Most ops for which it is solved over all plans, if a time limit is given."""
 MOST_ENUMERATED = 7
-"""Ops that may be repeated of which all subsets are tried, in the order of readiness."""
+"""Most ops that may be repeated for which all subsets are tried, in the order of readiness."""
 
 
 def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph:
-    """The graph that repeats least work among those whose peak on one device is at most `budget` bytes.
+    """Returns the graph that repeats least work among those with a peak on one device of at most `budget` bytes.
 
-    With `ordered`, control dependencies keep the order of the plan in any case. `time_limit` is that of the integer program.
+    With `ordered`, control dependencies always keep the order of the plan. `time_limit` is that of the integer program.
 
     Raises:
-        InfeasiblePlacement: no plan needs so little; `needed_bytes` is the least of those found.
+        InfeasiblePlacement: no plan fits; `needed_bytes` is the least peak of those found.
     """
     plans = plans_for(graph)
     graph_within = plans.best(budget, ordered, time_limit)
@@ -81,12 +81,12 @@ def _work(plan: OpSequence) -> float:
 
 @lru_cache(maxsize=4)
 def plans_for(graph: OpGraph) -> RecomputePlans:
-    """The plans of a graph, kept for the next budget."""
+    """The plans of a graph, cached for the next budget."""
     return RecomputePlans(graph)
 
 
 class RecomputePlans:
-    """All candidates for one graph, from the least work to the most."""
+    """All candidate plans for one graph."""
 
     def __init__(self, graph: OpGraph):
         # One device runs the ops in topological order or in that of readiness, whichever takes less memory.
@@ -99,12 +99,12 @@ class RecomputePlans:
 
     @cached_property
     def least_bytes_in_any_order(self) -> int | None:
-        """Least bytes of any plan in any order; None where there are too many ops or orders to try."""
+        """Least bytes of any plan in any order; None if there are too many ops or orders to try."""
         return None if self.orders is None else self.orders.least_bytes
 
     @cached_property
     def simple_plans(self) -> list[OpSequence]:
-        """The step as it is, and plans that repeat ops at most once: all of few ops, else layers and segments."""
+        """The step as it is, and plans that repeat ops at most once: all subsets of few ops, else layers and segments."""
         repeatable = np.flatnonzero(self.training.may_repeat & (self.training.data_bytes > 0))
         plans = [OpSequence(self.training, self.training.ordered)]
         if len(repeatable) <= MOST_ENUMERATED:
@@ -120,11 +120,11 @@ class RecomputePlans:
         return plans
 
     def peak(self, plan: OpSequence) -> int:
-        """Bytes that a plan holds at most as it is simulated, in the better of two orders."""
+        """Simulated peak bytes of a plan, in the better of two orders."""
         return min(self._peaks(plan))
 
     def _peaks(self, plan: OpSequence) -> tuple[int, int]:
-        """The peaks in the order of readiness and in the plan's own."""
+        """Peaks in the order of readiness and in the order of the plan."""
         if plan not in self._peaks_of_plan:
             graph = graph_with_copies(plan)
             self._peaks_of_plan[plan] = readiness_peak(graph), order_peak(graph, plan.node)
@@ -132,7 +132,7 @@ class RecomputePlans:
 
     @cached_property
     def chains(self) -> list[Table]:
-        """A table per number of groups; one is enough where the groups are the ops of a chain."""
+        """A table per number of groups; one is enough if the groups are the ops of a chain."""
         tables: list[Table] = []
         for group_count in GROUPS[1:] if self.is_large else GROUPS:
             chain = Chain(self.training, group_count)
@@ -143,7 +143,7 @@ class RecomputePlans:
         return tables
 
     def best(self, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph | None:
-        """The graph of the best plan within the budget, None if there is none."""
+        """Returns the graph of the best plan within the budget, or None."""
         plans = [plan for plan in self.simple_plans if self.peak(plan) <= budget]
         if not plans or plans[0] is not self.simple_plans[0]:  # the step as it is would do
             plans += self._sequences(budget, time_limit)
@@ -151,7 +151,7 @@ class RecomputePlans:
         return None if best is None else self._as_graph(best, budget, ordered)
 
     def _sequences(self, budget: int, time_limit: float | None) -> list[OpSequence]:
-        """Plans in which ops may run any number of times, the best of each kind that keeps within the budget."""
+        """The best plan of each kind within the budget; ops may run any number of times."""
         plans: list[OpSequence | None] = []
         if self.orders is not None:
             sequence = self.orders.sequence(budget)
@@ -167,7 +167,7 @@ class RecomputePlans:
         return [plan for plan in plans if plan is not None and self.peak(plan) <= budget]
 
     def _programs(self, budget: int, time_limit: float | None) -> list[OpSequence | None]:
-        """Plans of the integer program: without a limit of time only where optima are soon proven, else of both its forms."""
+        """Plans of the integer program: without a time limit only if optima are proven soon, else of both its forms."""
         groups = self.groups
         if time_limit is None:
             is_used = (
@@ -189,19 +189,19 @@ class RecomputePlans:
 
     @cached_property
     def leanest_plan(self) -> OpSequence:
-        """The exact plan of least bytes; where outputs share memory it may hold less than the search counts."""
+        """The exact plan of least bytes; if outputs reuse memory, its peak may be below the one that the search counts."""
         return OpSequence(self.training, StateSearch(self.states, int(StateSearch(self.states).best)).sequence())
 
     @cached_property
     def leanest_plan_in_any_order(self) -> OpSequence | None:
-        """The plan of least bytes in any order: a search for a larger budget may give up where it finds too much to try."""
+        """The plan of least bytes in any order. It is a fallback, since a search for a larger budget may give up."""
         if self.orders is None or self.least_bytes_in_any_order is None:
             return None
         sequence = self.orders.sequence(self.least_bytes_in_any_order)
         return None if sequence is None else OpSequence(self.training, sequence)
 
     def _as_graph(self, plan: OpSequence, budget: int, ordered: bool) -> OpGraph:
-        """The plan with control dependencies where it needs them, or where an order is asked for: its own, if that fits."""
+        """The graph of a plan. Control dependencies keep an order if needed or `ordered`: the plan's own, if it fits."""
         readiness_peak_bytes, own_peak = self._peaks(plan)
         if readiness_peak_bytes <= budget and not ordered:
             return graph_with_copies(plan)
@@ -209,17 +209,17 @@ class RecomputePlans:
 
     @cached_property
     def groups(self) -> RecomputeGroups:
-        """The groups of the integer program."""
+        """Groups of ops for the integer program."""
         return RecomputeGroups(self.training)
 
     @property
     def is_chain(self) -> bool:
-        """Whether the ops that may be repeated are a chain, which the dynamic program solves."""
+        """Whether the ops that may be repeated form a chain, which the dynamic program solves exactly."""
         chain = self.chains[0].chain if self.chains else None
         return chain is None or (chain.count == len(chain.ops) and not chain.pinned.any())
 
     def best_of_chain(self, table: Table, budget: int) -> OpSequence | None:
-        """The plan of least work of a chain whose peak keeps within the budget, of those first read and those just before it."""
+        """The plan of least work of a chain within the budget, among the levels that are read first and those just before."""
         levels, first_levels = table.levels(), self._first_read(table)
         for k, before in zip(first_levels, [-1, *first_levels], strict=False):
             if self.peak(plan := self._read(table, levels[k])) <= budget:
@@ -228,7 +228,7 @@ class RecomputePlans:
         return None
 
     def _first_read(self, table: Table) -> list[int]:
-        """Places of the levels that are read first: all of them, or `MOST_LEVELS` that lie evenly, the last one included."""
+        """Positions of the levels that are read first: all, or `MOST_LEVELS` evenly spaced ones including the last."""
         count = len(table.levels())
         if count > MOST_LEVELS and self.training.may_repeat.sum() > READ_ALL:
             return np.linspace(0, count - 1, MOST_LEVELS).astype(np.int64).tolist()
@@ -236,12 +236,12 @@ class RecomputePlans:
 
     @property
     def is_large(self) -> bool:
-        """Whether the graph is too large for everything to be tried."""
+        """Whether the graph is too large to try everything."""
         return int(self.training.may_repeat.sum()) > MANY_OPS
 
     @cached_property
     def least_bytes(self) -> int:
-        """Least bytes of any plan that was found."""
+        """Least peak of the plans that were found."""
         plans = [
             *self.simple_plans,
             *([] if self.leanest_plan_in_any_order is None else [self.leanest_plan_in_any_order]),
@@ -260,7 +260,7 @@ class RecomputePlans:
 
     @cached_property
     def lower_bound(self) -> int:
-        """Bytes that every plan needs: those of an exact search (that in one order shares no memory), else of the largest op."""
+        """Bytes that every plan needs: from an exact search (without memory reuse, if in one order), else from the largest op."""
         if self.least_bytes_in_any_order is not None:
             return self.least_bytes_in_any_order
         return self.least_bytes if self.states.are_few and self.graph.reuse is None else least_of_one_op(self.graph)

@@ -1,8 +1,8 @@
 """The least work to repeat on a chain of groups, for every amount of memory at once: a dynamic program.
 
-The forward ops that may be repeated, in topological order, are cut into groups 0..m-1; the backward ops follow from the
-last group to the first, those of stage j reading what group j made (and perhaps group j - 1). For a part i..j of the
-chain whose input is held elsewhere, with M bytes for all the rest,
+The forward ops that may be repeated are cut into groups 0..m-1 in topological order. The backward ops follow from the last
+group to the first: those of stage j read outputs of group j, and perhaps of group j - 1. For a part i..j of the chain
+whose input is live anyway, with M bytes for all the rest,
 
     C(i, j, M)   least microseconds of forward ops until the stages j, ..., i have run, nothing of the part being held
     D(i, j, M)   the same where what stage j reads of group j is held, and counts in M
@@ -171,8 +171,7 @@ class Chain:
     def _undecided(self, t: int, until: Ints) -> None:
         """Counts tensor `t`, which no plan drops: held for the backward ops that read it, and for groups until these run again.
 
-        `undecided` has bytes by the least of the backward ops' stages (`stages` where none reads it) and by the groups that
-        read it.
+        `undecided` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
         """
         training, readers = self.training, self.training.graph.tensor_consumers(t)
         first_backward = self.training.graph.n - len(self.backward_ops)

@@ -1,4 +1,4 @@
-"""Which forward ops keep their outputs for the backward pass; the others are computed again (`memory_saving.recompute`)."""
+"""Choice of the forward ops that keep their outputs for the backward pass; `memory_saving.recompute` repeats the others."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from .training_graph import TrainingGraph
 Bools = NDArray[np.bool_]
 
 KEEP = ("all", "boundaries", "sqrt")
-"""The choices that have a name."""
+"""Names of choices."""
 
 
 def checkpoint_choices(
     training: TrainingGraph, keep: str | Iterable[str] | None, drop: Iterable[str] | None
 ) -> list[Bools]:
-    """bool[n] each: the ops whose outputs are kept, and what to try where that saves no memory.
+    """Masks bool[n] of the ops whose outputs are kept: the first choice, then alternatives if it saves no memory.
 
-    At most one of the choices is given, and "sqrt" is made where none is.
+    At most one of `keep` and `drop` is given. The default is "sqrt".
 
     Raises:
-        UnknownNameError: `keep` is a text that is no choice.
-        UnknownOpError: a name that is no op's.
+        UnknownNameError: `keep` is a text but not a choice.
+        UnknownOpError: no op of that name.
         InvalidInput: an op in `drop` may not be repeated.
     """
     if drop is not None:
@@ -45,20 +45,20 @@ def checkpoint_choices(
 
 
 def boundaries(training: TrainingGraph) -> Bools:
-    """bool[n]: ops whose output another layer reads in the forward pass; `bl.recompute` says what a layer is."""
+    """bool[n]: ops whose output another layer reads in the forward pass; `bl.recompute` defines layers."""
     return read_across(training, layers(training.graph))
 
 
 def square_root(training: TrainingGraph) -> int:
-    """The number of segments of Chen et al. 2016: the root of the number of ops whose outputs the backward pass reads."""
+    """Number of segments of Chen et al. 2016: the square root of the number of ops whose outputs the backward pass reads."""
     return max(round(math.sqrt(np.count_nonzero(is_read_by_backward_op(training)))), 1)
 
 
 def segments(training: TrainingGraph, count: int) -> Bools:
-    """bool[n]: what a segment reads of another, and all of the last one, of `count` segments of equal bytes.
+    """bool[n]: ops that another one of `count` segments of equal bytes reads, and all ops of the last segment.
 
-    Chen et al. 2016, section 4.1: with n equal stages in sqrt(n) segments, sqrt(n) - 1 outputs are kept and sqrt(n) held at
-    once. The last segment's backward pass is due at once, so its outputs need not be dropped.
+    Chen et al. 2016, section 4.1: with n equal stages in sqrt(n) segments, sqrt(n) - 1 outputs are kept, and sqrt(n) are live
+    at once. The backward pass of the last segment follows at once, so its outputs are not dropped.
     """
     weight = np.where(is_read_by_backward_op(training), training.data_bytes, 0)[training.ordered]
     before = (np.cumsum(weight) - weight).astype(np.float64)
@@ -76,7 +76,7 @@ def is_read_by_backward_op(training: TrainingGraph) -> Bools:
 
 
 def read_across(training: TrainingGraph, part_of_op: NDArray[np.int64]) -> Bools:
-    """bool[n]: ops whose data a forward op of another part (int64[n]) reads that may be repeated."""
+    """bool[n]: ops that may be repeated and are read by such an op of another part; `part_of_op` int64[n]."""
     is_read_across = np.zeros(training.graph.n, dtype=np.bool_)
     for op in np.flatnonzero(training.may_repeat).tolist():
         readers = training.readers(op)

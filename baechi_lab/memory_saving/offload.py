@@ -120,7 +120,7 @@ def _peaks_with_and_without(graph: OpGraph, offloaded: OpGraph, cluster: Cluster
 
 
 def names_of(ops: Any) -> tuple[str, ...]:
-    """The names as a tuple; a text alone is refused."""
+    """Returns the names as a tuple. A text alone is rejected."""
     if isinstance(ops, str) or not is_list(ops):
         raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")
     return tuple(ops)
@@ -162,7 +162,7 @@ class Offload(Pass):
     state: bool = False
     lead: float = 2.0
     others: tuple[str, ...] = ()
-    """Kinds of the devices that all other ops may run on, so that no pass puts one of them into a group with ops on the host."""
+    """Kinds of the devices on which all other ops may run; so no pass groups one of them with ops on the host."""
 
     def validate(self) -> None:
         Link(self.latency_us, self.us_per_byte)
@@ -185,7 +185,7 @@ class Offload(Pass):
 
 
 class _OffloadBuilder:
-    """Ops and reads to add, as lists that grow; tensors of new ops follow those of the graph."""
+    """Builds the graph with ops on the host. Tensors of new ops are numbered after those of the graph."""
 
     def __init__(self, graph: OpGraph, params: Offload):
         self.graph, self.params, self.training = graph, params, TrainingGraph(graph)
@@ -235,7 +235,7 @@ class _OffloadBuilder:
         return tensors[total_bytes <= max(limit, float(total_bytes[0]) if limit else 0.0)].tolist()
 
     def _ops_asked_for(self, may_offload: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """bool[n]: the ops that were asked for; each must make a tensor of those that are `may_offload` to be offloaded."""
+        """bool[n]: the ops in `ops`. Each must produce a tensor for which `may_offload` is set."""
         graph, is_named = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
         for name in self.params.ops or ():
             if not isinstance(name, str) or name not in graph.index:
@@ -291,7 +291,7 @@ class _OffloadBuilder:
         self.dropped[edges] = True
 
     def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """Ops that hold bytes which updates alone read, and these updates; an update that holds its own is both."""
+        """Ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
         graph, training = self.graph, self.training
         pointer, successor = graph.successors
         for op in np.flatnonzero(graph.persistent_bytes > CONTROL_BYTES).tolist():
@@ -318,7 +318,7 @@ class _OffloadBuilder:
         self.moved_bytes[op] = size
 
     def _order_layer_update(self, op: int, state: int) -> None:
-        """The update of a layer takes what it holds for itself; its state waits for the layer before, the first as updates do."""
+        """Orders a layer's update: its state waits for the previous layer's update, that of the first for the update's inputs."""
         graph = self.graph
         if self.layers:
             self._add_wait(self.layers[-1], state)
@@ -363,7 +363,7 @@ class _OffloadBuilder:
         )
 
     def _reuse(self) -> NDArray[np.int8] | None:
-        """What goes back from the host lies in what it was sent, or in the state that it keeps."""
+        """Tensors that return from the host are views of what was sent there, or of the state that stays there."""
         if self.graph.reuse is None:
             return None
         reuse = np.concatenate([self.graph.reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
@@ -393,7 +393,7 @@ class _OffloadBuilder:
 
 
 def sent_tensor(graph: OpGraph, op: int) -> int:
-    """The tensor that an op on the host was sent; what it waits for has no bytes.
+    """The tensor that an op on the host receives; the tensors for which it only waits have no bytes.
 
     >>> step = OpGraph.from_edges([1, 9, 1], [(0, 1, 800), (1, 2, 8), (0, 2, 800)], forward_of=[-1, -1, 0])
     >>> sent_tensor(offload(step, Cluster.uniform(1).with_host("1GB"), ["op0"]), 3)
@@ -405,7 +405,7 @@ def sent_tensor(graph: OpGraph, op: int) -> int:
 
 
 def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
-    """A placement of a graph, read for what `offload` made of it: the added ops on their host.
+    """Extends a placement of a graph to the graph that `offload` returned: added ops go to their host.
 
     >>> placed = offloaded_placement(Placement(device=[0]), OpGraph.from_edges([1, 0], names=["a", "a/offloaded"],
     ...     allowed=[-1, 0], allowed_sets=[("host",)]), Cluster.uniform(1).with_host("1GB"))

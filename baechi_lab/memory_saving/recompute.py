@@ -1,10 +1,10 @@
 """Recomputation: outputs of forward ops are dropped after the forward pass and computed again when the backward pass is due.
 
 A plan is a sequence of runs (`memory_saving.op_sequence`). Each run of an op after its first becomes a copy (`name/again`).
-Every reader reads the latest run before it. A copy is due with the op that follows it in the sequence. It waits, by a
-control dependency, for the last of that op's inputs that the backward pass makes, since a copy that runs earlier saves no
-memory. Where there is none, at the start of the backward pass, it waits for the last forward op that is read there. Which
-ops are kept is chosen in `memory_saving.checkpoints`, plans within a budget are made in `memory_saving.budget`.
+Every reader reads the latest run before it. A copy is due with the op that follows it in the sequence. A control dependency
+makes it wait for the last input of that op that the backward pass produces, because a copy that runs earlier saves no
+memory. At the start of the backward pass, where there is no such input, it waits for the last forward op that is read there.
+`memory_saving.checkpoints` chooses the ops that are kept, `memory_saving.budget` makes plans within a budget.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def recompute(
 
 
 def _names_or_choice(field: str, argument: Any) -> Any:
-    """A text or None as it is, names as a tuple."""
+    """Returns a text or None as it is, names as a tuple."""
     if argument is None or isinstance(argument, str):
         return argument
     if not is_list(argument):

@@ -112,7 +112,7 @@ class RecomputeGroups:
         ]
 
     def backward_levels(self, stage: int) -> list[tuple[list[int], int]]:
-        """Groups that the backward ops of a stage read for the last time, and what these ops hold besides from then on."""
+        """Groups that the stage's backward ops have read for the last time, and the most other live bytes from then on."""
         last = {int(self.group[p]): k for k in self.ops[stage] for p in self.chain.read[k]}
         most_bytes: dict[tuple[int, ...], int] = {}
         for k in self.ops[stage]:

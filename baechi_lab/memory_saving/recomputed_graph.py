@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 
 class _CopyLayout:
-    """Numbers of the copies, what they read, and what they wait for."""
+    """Numbers of the copies, their reads, and their control dependencies."""
 
     def __init__(self, plan: OpSequence, order: Ints | None = None):
         self.plan, self.graph, self.order = plan, plan.graph, order
@@ -66,7 +66,7 @@ class _CopyLayout:
 
 
 def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
-    """The graph in which the copies of `plan` are ops of their own.
+    """Returns the graph in which the copies of `plan` are ops of their own.
 
     Control dependencies make one device run them in `order`, whatever its scheduler: int64[runs], as `OpSequence.node`
     numbers them.

@@ -1,4 +1,4 @@
-"""Which forward ops may be computed again, and in which order the forward and the backward pass run."""
+"""A training graph as a forward and a backward pass, and which forward ops may be computed again."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ class TrainingGraph:
         return repeatable
 
     def obstacle(self, op: int) -> str:
-        """Why an op may not be computed again, as the end of a sentence; empty if it may."""
+        """The reason why an op may not be computed again, as the end of a sentence; empty if it may."""
         op_type, read = self.graph.op_types[op], self.graph.inputs[0]
         if self.is_backward[op] or self.setup[op] or self.update[op]:
             return "it is no forward op"
@@ -94,7 +94,7 @@ class TrainingGraph:
         return ""
 
     def readers(self, op: int) -> NDArray[np.int32]:
-        """Ops that read a data tensor of `op`, as often as they read one; control dependencies do not count."""
+        """Ops that read a data tensor of `op`, once per read; control dependencies do not count."""
         graph = self.graph
         first, end = graph.output_ptr[op], graph.output_ptr[op + 1]
         first_edge, end_edge = graph.consumer_ptr[first], graph.consumer_ptr[end]
@@ -102,7 +102,7 @@ class TrainingGraph:
         return graph.consumers[first_edge:end_edge][data]
 
     def trigger(self, reader: int) -> int:
-        """The op after which a copy is due that the backward op `reader` needs first."""
+        """The op after which a copy is due if the backward op `reader` needs it first."""
         pointer, predecessor = self.graph.predecessors
         before = predecessor[pointer[reader] : pointer[reader + 1]]
         backward_inputs = before[self.is_backward[before]]
@@ -111,7 +111,7 @@ class TrainingGraph:
 
     @cached_property
     def updates_read(self) -> dict[int, tuple[int, ...]]:
-        """Op -> the updates that read a variable (or what is computed from variables alone) which the op reads itself."""
+        """Op -> updates that read the same variable as the op, or the same value computed from variables alone."""
         graph, updates_of_op = self.graph, {}  # type: OpGraph, dict[int, set[int]]
         shared = np.flatnonzero(self.setup[graph.tensor_producer])
         for tensor in shared.tolist():
@@ -131,7 +131,7 @@ class TrainingGraph:
 
 
 def _obstacle_of_type(op_type: str) -> str:
-    """Why no op of this type may be computed again; empty if they may."""
+    """The reason why ops of this type may not be computed again; empty if they may."""
     if _RANDOM.search(op_type):
         return f"its type {op_type!r} is random, and the backward pass must see the same numbers"
     if _STATISTICS.search(op_type):

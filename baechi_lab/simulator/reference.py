@@ -30,7 +30,7 @@ def simulate_reference(
     key: Callable[[int, float], float] | None = None,
     unit: Sequence[int] | None = None,
 ) -> ReferenceResult:
-    """Simulate; `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index.
+    """Simulates one step. `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index.
 
     With `unit`, the position of each op's unit on its device, no op starts before those of lower units have ended.
     """

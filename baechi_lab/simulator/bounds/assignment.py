@@ -1,13 +1,13 @@
 """`assignment`: the best assignment of the heaviest units to devices, a mixed-integer program for HiGHS.
 
-A *unit* is a colocation group, or an op without one. The `KEPT` units with most work and traffic get binary variables
+A *unit* is a colocation group, or an op without one. The `BINARY_UNITS` units with most work and traffic get binary variables
 x[k, d] (unit k on device d); all other ops are relaxed: their work may be split among devices, their edges cost nothing
 and they take no memory. Every schedule within a makespan T satisfies all of the following, so the least T of the program
 is a lower bound, and so is the bound that the solver has proven when its time is up.
 
-1. *One device*, an allowed one, for every kept unit.
-2. *Memory.* The persistent bytes of the kept units on a device are within its memory: ops keep theirs all the time.
-3. *Load.* The kept ops on a device run there one after the other, and the relaxed work, on the devices that are fastest
+1. *One device*, an allowed one, for every assigned unit.
+2. *Memory.* The persistent bytes of the assigned units on a device are within its memory, since they stay all the time.
+3. *Load.* The assigned ops on a device run there one after the other, and the relaxed work, on the devices that are fastest
    for it, is done somewhere: load + share <= T.
 4. *Windows.* Ops that start at `a` or later and that `b` must follow have [a, T - b] only: a + their load + b <= T. Where
    none of them is on the device, this says a + b <= T, which holds as some op is in the window.
@@ -36,19 +36,19 @@ from ...graph import Cluster, OpGraph
 from ...graph.kernels.compiling import working_seconds
 
 BINARY_UNITS, FOLLOWED_TENSORS = 24, 150
-"""Units that are assigned, and tensors between them that are followed, the dearest."""
+"""Numbers of units that are assigned and of tensors between them that are followed, the most expensive ones."""
 
 WINDOWS = 3
-"""Earliest starts, and least times that follow, from which windows are made."""
+"""Numbers of head levels and of tail levels from which windows are made."""
 
 PATHS = 20
-"""Most paths that are added."""
+"""Most paths that the program gets."""
 
 DEAREST = 10.0
-"""Transfers count up to this, in units of the scale, as the solver takes 1e-6 of it for nothing."""
+"""Upper limit for transfers in units of the scale, because the solver's tolerance is 1e-6 of the largest value."""
 
 SAFE = 1.0 - 1e-4
-"""What is left of a solution after that tolerance."""
+"""Share of a solution that is proven after that tolerance."""
 
 Floats = NDArray[np.float64]
 
@@ -127,7 +127,7 @@ class _Program:
         self._add_transfer_rows()
 
     def _number_binary_units(self) -> NDArray[np.int64]:
-        """int64[n]: the kept unit of each op, the heaviest first; -1 where it is relaxed."""
+        """int64[n]: the assigned unit of each op, heaviest first; -1 if the op is relaxed."""
         graph = self.graph
         count = len(graph.colocation_names)
         unit = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
@@ -140,7 +140,7 @@ class _Program:
         return number[unit]
 
     def _tensor_readers(self) -> NDArray[np.int64]:
-        """int64[m, 2]: a tensor and a kept unit that reads it, other than the kept one that makes it."""
+        """int64[m, 2]: a tensor and an assigned unit that reads it, other than the assigned unit that produces it."""
         graph = self.graph
         source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
         far = (source >= 0) & (target >= 0) & (source != target)
@@ -216,7 +216,7 @@ class _Program:
         self.rows.add([0, *sent_columns.ravel()], [-1.0, *total], -np.inf, -(earliest_end + end))
 
     def add_path(self, home: NDArray[np.int64], bound: float) -> bool:
-        """Rule 6 for the longest path when kept units are at `home` int64[kept]; False where it is within the bound."""
+        """Adds rule 6 for the longest path under the assignment `home` int64[units]; False if the path is within the bound."""
         graph, place = self.graph, {(t, k): m for m, (t, k) in enumerate(self.tensor_readers.tolist())}
         unit, pointer, producers = self.unit, *graph.inputs
         end, via_edge = np.zeros(graph.n), np.full(graph.n, -1, dtype=np.int64)
@@ -245,7 +245,7 @@ class _Program:
         return True
 
     def solve(self, seconds: float) -> tuple[float, NDArray[np.int64], bool] | None:
-        """The proven bound in microseconds, the device of each kept unit, and whether it is the optimum; None without one."""
+        """The proven bound in microseconds, the device of each assigned unit, and whether it is optimal; None without a bound."""
         from scipy.optimize import Bounds, LinearConstraint, milp
         from scipy.sparse import coo_array
 

@@ -1,4 +1,4 @@
-"""`bounds`: numbers that no schedule can beat, each with its name and its proof."""
+"""`bounds`: lower bounds on the makespan, each with its name and its proof."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ ZONES = {"normal": (40,), "high": (40, 150, 300, 600)}
 """Ancestors that are probed together, per effort."""
 
 RAISE_SHARE = 0.5, 0.95
-"""Of `time_limit`, for heads and tails of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
+"""Share of `time_limit` for heads and tails: of graphs of at most `REACH_OPS` ops, and of larger ones, where merges see less."""
 
 ASSIGN_SHARE = 0.05
-"""Of `time_limit`, for the assignment program."""
+"""Share of `time_limit` for the assignment program."""
 
 
 class Bounds(dict[str, float]):

@@ -1,4 +1,4 @@
-"""Rules 3, 4 and 7 of `bounds.merge`: what a unit, or two units together, take on one device."""
+"""Rules 3, 4 and 7 of `bounds.merge`: time and memory of one unit, or of two units, on one device."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
 
 @njit(cache=True)
 def _exceeds_devices(separated: Any, count: int, devices: int) -> bool:
-    """Whether greedy search finds more than `devices` units that are apart pair by pair."""
+    """Whether a greedy search finds more than `devices` units that are separated pair by pair."""
     clique = np.empty(BIG, np.int64)
     for first in range(count):
         size = 1

@@ -1,8 +1,8 @@
-"""Bounds on a step of several micro-batches, and on the period of endless ones.
+"""Lower bounds on a step of several micro-batches, and on the period of endless micro-batches.
 
-All copies of an op are on one device, the op's; so a set of ops that shares a device does so for all micro-batches.
-Placements with replicas spread copies over devices: for one that is given the other bounds hold, without one none but
-those of one micro-batch.
+All copies of an op are on the op's device, so a set of ops that shares a device does so for all micro-batches. Placements
+with replicas spread copies over devices: for a given placement with replicas the other bounds hold; over all such
+placements only those of one micro-batch do.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.kernels.csr import offsets
 
 REACH_OPS = 6000
-"""Most ops for which it is stored who comes before whom."""
+"""Most ops for which the ancestors of every op are stored."""
 
 
 class Edges(NamedTuple):
@@ -28,9 +28,9 @@ class Edges(NamedTuple):
 
 
 class MergeProblem(NamedTuple):
-    """Distinct edges in both directions with their costs, and what is known of units from the start.
+    """Distinct edges in both directions with their costs, and the units that colocation forces.
 
-    `order` int32[n], topological; `p` float64[n] microseconds on the fastest device; `held` float64[n] persistent bytes;
+    `order` int32[n], topological; `p` float64[n] microseconds on the fastest device; `persistent_bytes` float64[n];
     `unit` int32[n], the smallest index of an op's unit; `ancestors` and `descendants` uint8[n, n], or empty.
     """
 
@@ -52,7 +52,7 @@ class MergeProblem(NamedTuple):
 
 
 def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> MergeProblem:
-    """The arrays of `graph` on `cluster`; `reach=False` leaves out who comes before whom, which takes longest."""
+    """The arrays of `graph` on `cluster`. `reach=False` leaves out ancestors, which take longest."""
     n, off = graph.n, ~np.eye(cluster.n, dtype=bool)
     p = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1)
     cost = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes[graph.edge_tensor]
@@ -88,7 +88,7 @@ def merge_problem(graph: OpGraph, cluster: Cluster, reach: bool = True) -> Merge
 
 
 def _reach(graph: OpGraph, source: NDArray[np.int32], target: NDArray[np.int32]) -> NDArray[np.uint8]:
-    """uint8[n, n]: 1 where the column's op comes before the row's op; empty for large graphs."""
+    """uint8[n, n]: 1 if the column's op is an ancestor of the row's op; empty for large graphs."""
     n = graph.n
     if n > REACH_OPS:
         return np.zeros((0, 0), dtype=np.uint8)

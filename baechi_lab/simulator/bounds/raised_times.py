@@ -1,4 +1,4 @@
-"""`probed-path` and `energy`: heads and tails raised by `bounds.probe` and `bounds.energy`, as far as time allows."""
+"""`probed-path` and `energy`: bounds by heads and tails that `bounds.probe` and `bounds.energy` raise within a time limit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .stagger import staggered
 from .sweep import paid_heads
 
 PROBE_SHARE = 0.6
-"""Of the time, for probes; small zones come first."""
+"""Share of the time for probes; small zones come first."""
 
 
 class RaisedTimes(NamedTuple):

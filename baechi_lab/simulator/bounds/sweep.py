@@ -16,10 +16,10 @@ BIG = 48
 
 
 class Deductions(NamedTuple):
-    """What is known so far, for one assumed makespan.
+    """What has been derived so far from one assumed makespan.
 
-    `unit` int32[n], a union-find; `paid` int8[E], 1 where an edge is known to cross devices; `head`, `tail` float64[n];
-    `big` int64[n], the row of each heavy unit in `apart` (-1: none); `apart` bool[BIG, BIG], units on different devices.
+    `unit` int32[n], a union-find; `paid` int8[E], 1 if an edge must cross devices; `head`, `tail` float64[n];
+    `big` int64[n], the row of each heavy unit in `separated` (-1: none); `separated` bool[BIG, BIG], units on different devices.
     """
 
     unit: Any
@@ -31,7 +31,7 @@ class Deductions(NamedTuple):
 
 
 def no_deductions(unit: NDArray[Any], paid: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> Deductions:
-    """Before the first round no pair of units is known to be apart."""
+    """The state before the first round: no pair of units is separated."""
     return Deductions(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
 
 

@@ -11,7 +11,7 @@ from ...graph.kernels.jit import njit
 
 @njit(cache=True)
 def root(unit: Any, i: int) -> int:
-    """The op that stands for the unit of `i`; the way to it is shortened."""
+    """The op that represents the unit of `i`. Paths to it are shortened."""
     while unit[i] != i:
         unit[i] = unit[unit[i]]
         i = unit[i]
@@ -20,7 +20,7 @@ def root(unit: Any, i: int) -> int:
 
 @njit(cache=True)
 def join(unit: Any, i: int, k: int) -> bool:
-    """Put the units of `i` and `k` together; False when they are already."""
+    """Joins the units of `i` and `k`; returns False if they are one unit already."""
     a, b = root(unit, i), root(unit, k)
     if a == b:
         return False
@@ -33,7 +33,7 @@ def join(unit: Any, i: int, k: int) -> bool:
 
 @njit(cache=True)
 def group_units(unit: Any) -> Any:
-    """Flatten `unit` to roots; CSR of members by root."""
+    """Flattens `unit` to roots; returns the members by root in CSR form."""
     n = len(unit)
     pointer = np.zeros(n + 1, np.int64)
     for i in range(n):

@@ -1,4 +1,4 @@
-"""Schedules of pipelines: in which order every device works on (stage, micro-batch, F | B | W) units."""
+"""Schedules of pipelines: the order of the (stage, micro-batch, F | B | W) units of every device."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ RULES: dict[str, type[ScheduleRule]] = {
 
 
 def list_schedules() -> dict[str, str]:
-    """Every schedule with its one line.
+    """Returns every schedule rule with its one-line description.
 
     >>> list(list_schedules())
     ['gpipe', '1f1b', 'interleaved-1f1b', 'zb-h1', 'zb-h2', 'zb-auto', 'zb-v']
@@ -51,7 +51,7 @@ def list_schedules() -> dict[str, str]:
 
 
 def make_rule(schedule: Any) -> ScheduleRule:
-    """The rule of that name; a rule passes through. `UnknownNameError` suggests the nearest."""
+    """Returns the rule of that name; a rule is returned as it is. `UnknownNameError` suggests the closest name."""
     if isinstance(schedule, ScheduleRule):
         return schedule
     if not isinstance(schedule, str):
@@ -62,7 +62,7 @@ def make_rule(schedule: Any) -> ScheduleRule:
 
 
 def make_schedule(rule: ScheduleRule, setting: Setting) -> Schedule:
-    """The orders of a rule for a pipeline, checked; for inference without B and W."""
+    """Returns the schedule of a rule for a pipeline, checked; for inference without B and W."""
     rule.check_shape(setting.stage_device)
     orders = rule.orders(setting)
     if not setting.training:

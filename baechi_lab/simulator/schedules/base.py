@@ -1,4 +1,4 @@
-"""What every schedule rule is, and what it is told about the pipeline."""
+"""The base class of schedule rules, and the record of the pipeline that they schedule."""
 
 from __future__ import annotations
 
@@ -26,11 +26,14 @@ SHAPES = {
 class Setting:
     """A pipeline of `S` stages on `p` devices, both counted along it, and what its stages cost per micro-batch.
 
-    `stage_device` int[S]. `forward_us`, `input_us`, `weight_us` float64[S]: F, B and W of each stage; `send_us`
-    float64[S - 1] from each stage to the next, and `return_us` back. `held_bytes` float64[S]: what a micro-batch's F
-    leaves in memory, of which `kept_bytes` remain between its B and its W. `room_bytes` float64[p]: what a device has
-    for them. `training`: is there a backward pass? `replicas`: how many devices share the work of each of the `p` (default:
-    one each); orders are those of all of them together, of which each does every r-th micro-batch.
+    - `stage_device` int[S]: the device of each stage.
+    - `forward_us`, `input_us`, `weight_us` float64[S]: durations of F, B and W of each stage.
+    - `send_us`, `return_us` float64[S - 1]: transfers from each stage to the next, and back.
+    - `held_bytes` float64[S]: live bytes of a micro-batch after its F; `kept_bytes`: those between its B and its W.
+    - `room_bytes` float64[p]: memory of each device for these bytes.
+    - `training`: whether there is a backward pass.
+    - `replicas`: number of devices that share the work of each of the `p` devices (default: one each). Orders are those of all
+      replicas together; each replica processes every r-th micro-batch.
     """
 
     stage_device: tuple[int, ...]
@@ -47,12 +50,12 @@ class Setting:
     replicas: tuple[int, ...] = ()
 
     def warm_up(self, stage: int) -> int:
-        """Forwards before the first backward of a stage of a chain, so that the first gradient finds every device busy.
+        """Number of forwards before the first backward of a stage of a chain; enough to keep every device busy.
 
-        Without replicas p - 1 - s of p stages. With r of them it is a multiple of r that exceeds the warm-up of the next
-        stage by that one's replicas: then a micro-batch spends no longer in the two stages than the others under way keep
-        them busy. PipeDream (doi:10.1145/3341301.3359646, section 3.2) divides the devices from the stage on by r,
-        rounded up; where a stage in the middle is shared, that may be one micro-batch too few to keep all busy.
+        Without replicas it is p - 1 - s for stage s of p. With r replicas it is a multiple of r that exceeds the warm-up of
+        the next stage by the replicas of that stage: then a micro-batch spends no longer in the two stages than the other
+        micro-batches keep them busy. PipeDream (doi:10.1145/3341301.3359646, section 3.2) divides the devices from the stage
+        on by r, rounded up. If a stage in the middle has replicas, this may be one micro-batch too few.
         """
         width = self.replicas or (1,) * self.stages
         ahead = 0
@@ -74,7 +77,7 @@ class Setting:
 class ScheduleRule(Params):
     """Subclass as a frozen dataclass; the docstring's first line is the listing. `shape` is one of `SHAPES`.
 
-    `splits`: are the gradients of weights units of their own?
+    `splits`: whether gradients of weights are units of their own (W).
     """
 
     name: ClassVar[str]
@@ -83,10 +86,10 @@ class ScheduleRule(Params):
 
     @abstractmethod
     def orders(self, setting: Setting) -> Orders:
-        """Per device the units of training, in order; for inference B and W are left out afterwards."""
+        """Returns the units of training in order, per device. For inference, B and W are removed afterwards."""
 
     def check_shape(self, stage_device: tuple[int, ...]) -> None:
-        """Raise `InvalidInput` when the stages do not lie on the devices as this schedule needs them."""
+        """Raises `InvalidInput` if the stages do not lie on the devices as this schedule requires."""
         stages, devices = len(stage_device), max(stage_device, default=-1) + 1
         if not fits(self.shape, stage_device):
             raise InvalidInput(
@@ -95,7 +98,7 @@ class ScheduleRule(Params):
 
 
 def fits(shape: str, stage_device: tuple[int, ...]) -> bool:
-    """Do the stages lie on the devices in this shape?"""
+    """Whether the stages lie on the devices in this shape."""
     stages, devices = len(stage_device), max(stage_device, default=-1) + 1
     round_trip = [*range(devices), *reversed(range(devices))]
     requirements = {
@@ -107,7 +110,7 @@ def fits(shape: str, stage_device: tuple[int, ...]) -> bool:
 
 
 def one_forward_one_backward(warm_up: int, forwards: list[int], stage: int) -> list[tuple[int, str, int]]:
-    """`warm_up` forwards, then a forward and a backward in turns, then the remaining backwards."""
+    """Returns `warm_up` forwards, then a forward and a backward in turns, then the remaining backwards."""
     order = [(stage, "F", m) for m in forwards[:warm_up]]
     for k, m in enumerate(forwards[warm_up:]):
         order += [(stage, "F", m), (stage, "B", forwards[k])]
@@ -115,7 +118,7 @@ def one_forward_one_backward(warm_up: int, forwards: list[int], stage: int) -> l
 
 
 def with_lagging_weights(order: list[tuple[int, str, int]], lag: int) -> list[tuple[int, str, int]]:
-    """Gradients of weights that lag `lag` micro-batches behind those of inputs; what is left over comes at the end."""
+    """Inserts gradients of weights, `lag` micro-batches after those of inputs; the remaining ones come at the end."""
     out: list[tuple[int, str, int]] = []
     waiting: list[tuple[int, str, int]] = []
     for unit in order:

@@ -1,16 +1,16 @@
-"""Schedule: the order in which every device of a pipeline works on its units, as a record and as text."""
+"""`Schedule`: the order of the units of every device of a pipeline, as a record and as text."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from ...errors import FormatError, InvalidInput
 
 KINDS = "FBW"
-"""Forward, gradient of the inputs, gradient of the weights; where no unit is a W, B is the whole backward pass."""
+"""Forward, gradient of inputs, gradient of weights. Without W units, B is the whole backward pass."""
 
 _UNIT = re.compile(r"(\d+)([FBW])(\d+)")
 _IDLE = "-"
@@ -18,7 +18,7 @@ _IDLE = "-"
 
 
 class Unit(NamedTuple):
-    """What one stage does for one micro-batch: `0F3` is the forward pass of micro-batch 3 on stage 0."""
+    """The work of one stage for one micro-batch: `0F3` is the forward pass of micro-batch 3 on stage 0."""
 
     stage: int
     kind: str
@@ -45,12 +45,12 @@ class Schedule:
 
     @classmethod
     def of(cls, orders: Iterable[Iterable[tuple[int, str, int]]]) -> Schedule:
-        """From (stage, kind, micro-batch) triples."""
+        """A schedule from (stage, kind, micro-batch) triples."""
         return cls(tuple(tuple(Unit(*unit) for unit in order) for order in orders))
 
     @classmethod
     def parse(cls, text: str) -> Schedule:
-        """The schedule of a text; `FormatError` names the line and the word that is no unit."""
+        """Parses a text. Raises `FormatError` that names the line and the word that is not a unit."""
         orders = []
         for number, line in enumerate(text.strip().splitlines(), 1):
             units = []
@@ -69,19 +69,19 @@ class Schedule:
 
     @property
     def splits(self) -> bool:
-        """Does it treat the gradient of weights as units of their own?"""
+        """Whether gradients of weights are units of their own (W)."""
         return any(unit.kind == "W" for order in self.orders for unit in order)
 
     def check(
         self, stage_device: Sequence[int], micro_batches: int, training: bool = True, replicas: Sequence[int] = ()
     ) -> None:
-        """Refuse a schedule that does not do every unit once, on its stage's device, or that blocks itself.
+        """Raises `InvalidInput` unless every unit runs once, on its stage's device, and the schedule does not block itself.
 
-        `stage_device[s]`: the device of stage s, counted along the pipeline. Stages form a chain: F waits for F of the
-        stage before, B for B of the stage after (the last stage's for its F), W for B. `replicas[d]`: lines of device d, the k-th
-        of which has every micro-batch that leaves k when divided by them (default: one each).
+        `stage_device[s]` is the device of stage s, numbered along the pipeline. Stages form a chain: F waits for F of the
+        previous stage, B for B of the next stage (in the last stage for its F), W for B. `replicas[d]` is the number of lines
+        of device d; the k-th line has the micro-batches that leave remainder k (default: one each).
 
-        Raises `InvalidInput` naming the unit; for a dead-lock what waits for what.
+        The error names the unit; for a deadlock, also the unit for which it waits.
         """
         kinds = ("FBW" if self.splits else "FB") if training else "F"
         needed = {Unit(s, k, m) for s in range(len(stage_device)) for k in kinds for m in range(micro_batches)}
@@ -112,10 +112,10 @@ class Schedule:
         last = len(stage_device) - 1
         self.check_deadlock(lambda unit: chain_needs(unit, last))
 
-    def check_deadlock(self, needs: object) -> None:
-        """Dry run: every device works through its order; `needs(unit)` lists the units that one waits for.
+    def check_deadlock(self, needs: Callable[[Unit], Iterable[Unit]]) -> None:
+        """Runs the schedule dry. `needs(unit)` lists the units for which a unit waits.
 
-        Raises `InvalidInput` when all devices wait.
+        Raises `InvalidInput` if all devices wait.
         """
         finished: set[Unit] = set()
         at = [0] * len(self.orders)
@@ -123,21 +123,21 @@ class Schedule:
         while progressed:
             progressed = False
             for d, order in enumerate(self.orders):
-                while at[d] < len(order) and all(x in finished for x in needs(order[at[d]])):  # type: ignore[operator]
+                while at[d] < len(order) and all(x in finished for x in needs(order[at[d]])):
                     finished.add(order[at[d]])
                     at[d] += 1
                     progressed = True
         stuck = [d for d, order in enumerate(self.orders) if at[d] < len(order)]
         if stuck:
             unit = self.orders[stuck[0]][at[stuck[0]]]
-            missing = next(x for x in needs(unit) if x not in finished)  # type: ignore[operator]
+            missing = next(x for x in needs(unit) if x not in finished)
             raise InvalidInput(
                 f"the schedule blocks itself: {unit} waits for {missing}, whose device waits as well (dead-lock)"
             )
 
 
 def is_schedule_text(schedule: object) -> bool:
-    """Whether `schedule` is the text of a `Schedule`, and not the name of a rule; that of a pipeline without units is empty.
+    """Whether `schedule` is the text of a `Schedule`, not the name of a rule. The text may be empty (a pipeline without units).
 
     >>> is_schedule_text("0F0 0B0"), is_schedule_text(""), is_schedule_text("zb-h1")
     (True, True, False)
@@ -146,7 +146,7 @@ def is_schedule_text(schedule: object) -> bool:
 
 
 def chain_needs(unit: Unit, last: int) -> list[Unit]:
-    """What a unit of a chain of stages 0 .. `last` waits for."""
+    """The units for which a unit of a chain of stages 0 .. `last` waits."""
     stage, kind, batch = unit
     if kind == "F":
         return [Unit(stage - 1, "F", batch)] if stage else []
