@@ -10,11 +10,15 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph.kernels.csr import distinct
 from ..graph.kernels.jit import njit
 from ..graph.opgraph import GROWS, OVERWRITES, VIEW, OpGraph
 from ..graph.timeline import MEMORY_CATEGORIES
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 PERSISTENT, OUTPUTS, TEMPORARY, COPIES = range(len(MEMORY_CATEGORIES))
 START, END, RECEIVE, ARRIVED = range(4)
@@ -27,43 +31,49 @@ class Uses(NamedTuple):
     it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`.
     `over_copies_us`: how long after it arrived an op may write over a received copy."""
 
-    reuse: Any
-    temporary: Any
-    persistent: Any
-    place: Any
-    outputs: Any
-    inputs: Any
-    tensors: Any
-    slots: Any
-    size: Any
-    producer: Any
-    home: Any
-    send_count: Any
-    uses: Any
-    moved_tensor: Any
-    target: Any
-    copy: Any
-    copy_uses: Any
+    reuse: NDArray[np.int8]
+    temporary: Ints
+    persistent: Ints
+    place: Ints
+    outputs: Ints
+    inputs: Ints
+    tensors: NDArray[np.int32]
+    slots: Ints
+    size: Ints
+    producer: NDArray[np.int32]
+    home: Ints
+    send_count: Ints
+    uses: Ints
+    moved_tensor: NDArray[np.int32]
+    target: NDArray[np.int32]
+    copy: Ints
+    copy_uses: Ints
     over_copies_us: float
 
 
 class State(NamedTuple):
     """`buffer` of every slot; of buffers `bytes`, `category`, when they `arrived`, uses `left`; rows of the log; `counts`."""
 
-    buffer: Any
-    bytes: Any
-    category: Any
-    arrived: Any
-    uses_left: Any
-    device: Any
-    time: Any
-    log_category: Any
-    delta: Any
-    op: Any
-    counts: Any
+    buffer: Ints
+    bytes: Ints
+    category: Ints
+    arrived: Floats
+    uses_left: Ints
+    device: NDArray[np.int32]
+    time: Floats
+    log_category: NDArray[np.int8]
+    delta: Ints
+    op: NDArray[np.int32]
+    counts: Ints
 
 
-def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_copies_us: float = np.inf) -> Uses:
+def uses_of(
+    graph: OpGraph,
+    place: Ints,
+    moved_tensors: NDArray[np.int32],
+    target: NDArray[np.int32],
+    over_copies_us: float = np.inf,
+) -> Uses:
     """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved_tensors` being sent to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
     home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
@@ -75,7 +85,7 @@ def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_co
     has_copy = copies[near] == read if len(copies) else np.zeros(len(read), dtype=np.bool_)
     send_count, at = np.bincount(moved_tensors, minlength=count), np.searchsorted(copies, copied)
     return Uses(
-        reuse=graph.reuse,
+        reuse=np.asarray(graph.reuse),
         temporary=graph.temp_bytes,
         persistent=graph.persistent_bytes,
         place=place,
@@ -96,7 +106,7 @@ def uses_of(graph: OpGraph, place: Any, moved_tensors: Any, target: Any, over_co
     )
 
 
-def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
+def state_for(uses: Uses, event_kind: Ints, index: Ints) -> State:
     """Room for every buffer that can be made, and for every change."""
     starts = index[event_kind == START]
     buffer_count = int((uses.outputs[starts + 1] - uses.outputs[starts]).sum()) + int(
@@ -124,7 +134,7 @@ def state_for(uses: Uses, event_kind: Any, index: Any) -> State:
 
 
 @njit(cache=True)
-def apply_events(uses: Uses, state: State, time: Any, event_kind: Any, index: Any) -> int:
+def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index: Ints) -> int:
     """Follow the events; the number of rows of the log that were written."""
     for k in range(len(event_kind)):
         at = index[k]

@@ -8,13 +8,13 @@ or not, which only a cluster can tell, and no list says "both": such ops keep th
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ColocationError
 from ..graph import OpGraph
+
+Ints = NDArray[np.int64]
 
 ANY, UNCLEAR = -1, -2
 Names = tuple[str, ...]
@@ -71,7 +71,9 @@ def _is_name(text: str) -> bool:
     return ":" in text or "/" in text
 
 
-def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[NDArray[np.int32], AllowedMeets]:
+def common_allowed(
+    graph: OpGraph, group: Ints | NDArray[np.int32], groups: int
+) -> tuple[NDArray[np.int32], AllowedMeets]:
     """Per group the code of what all of its members may run on (`ANY`, `UNCLEAR` included), and the table of codes.
 
     `group`: int[n], -1 for none. Raises `ColocationError` naming two ops whose lists can never agree.
@@ -96,7 +98,7 @@ def common_allowed(graph: OpGraph, group: NDArray[Any], groups: int) -> tuple[ND
     return common, meets
 
 
-def codes_of_ops(graph: OpGraph, group: NDArray[Any], common: NDArray[np.int32]) -> NDArray[np.int32]:
+def codes_of_ops(graph: OpGraph, group: Ints | NDArray[np.int32], common: NDArray[np.int32]) -> NDArray[np.int32]:
     """Per op the code of its group's common list; its own where it has no group or the common list is unclear."""
     code = np.where(group >= 0, common[group], UNCLEAR) if len(common) else np.full(graph.n, UNCLEAR)
     return np.where(code == UNCLEAR, graph.allowed, code).astype(np.int32)

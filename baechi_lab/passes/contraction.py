@@ -101,7 +101,7 @@ def number_groups(graph: OpGraph, group: NDArray[Any]) -> Ints:
     return rank[inverse.reshape(-1)]
 
 
-def group_edges(label: Ints, tensor: NDArray[Any], source: Ints, reader: Ints) -> GroupEdges:
+def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, reader: Ints) -> GroupEdges:
     """Distinct (tensor, reading group) pairs of the edges whose producer is in another group."""
     outside = source != reader
     width = len(label) + 1

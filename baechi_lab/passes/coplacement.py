@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from ..graph.kernels.csr import distinct
 from .base import Pass
 from .forward_only import backward_ops, helper_ops
 from .joined_ops import JoinedOps
+
+Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class CoPlacement(Pass):
         joined.join_pairs(source[is_grouped], reader[is_grouped], limit)
 
 
-def _cells(graph: OpGraph, pattern: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
     """Ops of cells, and the first op of each one's cell."""
     component, first = re.compile(rf"^(?:.*/)?(?:{pattern})(?=/)"), dict[str, int]()
     forward = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n)).tolist()
@@ -117,7 +119,7 @@ def _cells(graph: OpGraph, pattern: str) -> tuple[NDArray[Any], NDArray[Any]]:
     return np.array(member, dtype=np.int64), np.array(head, dtype=np.int64)
 
 
-def _only_readers(graph: OpGraph, cell: NDArray[Any], readers: str) -> tuple[NDArray[Any], NDArray[Any]]:
+def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]:
     """Ops of cells that one other cell reads, and an op of that cell; an op of no cell is its own.
 
     `readers="forward"`: only forward ops count as readers of forward ops, and a backward op with a `forward_of` follows

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from .allowed_lists import UNCLEAR, AllowedMeets
+
+Ints = NDArray[np.int64]
 
 
 class JoinedOps:
@@ -30,12 +30,12 @@ class JoinedOps:
             parent[op] = op = parent[parent[op]]
         return op
 
-    def join_pairs(self, first: NDArray[Any], second: NDArray[Any], limit: float | None = None) -> None:
+    def join_pairs(self, first: Ints, second: Ints | NDArray[np.int32], limit: float | None = None) -> None:
         """Join the pairs in order."""
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             self.join(a, b, limit)
 
-    def _join_colocated(self, first: NDArray[Any], second: NDArray[Any]) -> None:
+    def _join_colocated(self, first: Ints, second: Ints) -> None:
         for a, b in zip(first.tolist(), second.tolist(), strict=True):
             a, b = self.root(a), self.root(b)
             if a != b:
@@ -67,7 +67,7 @@ class JoinedOps:
         return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
 
 
-def _colocated_pairs(graph: OpGraph) -> tuple[NDArray[Any], NDArray[Any]]:
+def _colocated_pairs(graph: OpGraph) -> tuple[Ints, Ints]:
     """Every member of a colocation group, and the group's first member."""
     member = np.flatnonzero(graph.colocation >= 0)
     first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)

@@ -19,6 +19,8 @@ from ..graph import OpGraph
 from ..graph.kernels.csr import offsets
 from .base import Pass
 
+Ints = NDArray[np.int64]
+
 TYPES = ("Const", "HostConst")
 
 
@@ -68,9 +70,7 @@ def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
     return np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
 
 
-def _copy_sources(
-    graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any]
-) -> OpGraph:
+def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:
     """One op per (source, reading group) in `pairs`: the first one is the source itself, the others are new."""
     n = graph.n
     first = np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]
@@ -104,9 +104,7 @@ def _copy_sources(
     )
 
 
-def _colocated(
-    graph: OpGraph, pairs: NDArray[Any], op: NDArray[Any], count: int
-) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _colocated(graph: OpGraph, pairs: Ints, op: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     """Every copy in the group of its reader; readers without a group get one."""
     group_count = len(graph.colocation_names)
     lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
@@ -119,7 +117,7 @@ def _colocated(
 
 
 def _tensors(
-    graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: NDArray[Any], op: NDArray[Any]
+    graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints, op: Ints
 ) -> dict[str, Any]:
     """Each copy makes its source's tensors for the readers of its group."""
     width = int(reader.max(initial=0)) + 1

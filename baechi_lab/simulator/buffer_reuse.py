@@ -19,7 +19,6 @@ ordered here and applied in `memory.buffers`.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,18 +64,16 @@ def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> Me
     state = state_for(uses, kind, index)
     rows = apply_events(uses, state, time, kind, index)
     lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
-    initial: tuple[Any, ...] = (
-        place[lasting],
-        np.zeros(len(lasting)),
-        np.full(len(lasting), PERSISTENT),
-        graph.persistent_bytes[lasting],
-        lasting,
+    return MemoryLog(
+        device=np.concatenate([place[lasting], state.device[:rows]]),
+        time_us=np.concatenate([np.zeros(len(lasting)), state.time[:rows]]),
+        category=np.concatenate([np.full(len(lasting), PERSISTENT), state.log_category[:rows]]),
+        delta=np.concatenate([graph.persistent_bytes[lasting], state.delta[:rows]]),
+        op=np.concatenate([lasting, state.op[:rows]]),
     )
-    columns = zip(initial, (state.device, state.time, state.log_category, state.delta, state.op), strict=True)
-    return MemoryLog(*(np.concatenate([initial_column, changes[:rows]]) for initial_column, changes in columns))
 
 
-def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """(time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
 
     An op without duration ends within its turn, and its messages begin then.
@@ -106,7 +103,7 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[Any], NDArr
     return time[order], kind[order], index[order]
 
 
-def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[Any]:
+def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
     """int64[n]: the order of ops that start at one instant, lower ones first."""
     if "turn" in line.info:
         return np.asarray(line.info["turn"])

@@ -9,7 +9,7 @@ Complexity: O((ops + edges) log ops), plus for `msr` the ready ops looked at per
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,9 @@ from ..graph.cluster import COMMUNICATION_MODES
 from ..graph.costs import placed_durations
 from ..graph.kernels.heaps import pop, push
 from ..graph.kernels.jit import njit, records
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 PARALLEL, SEQUENTIAL, DUPLEX = (COMMUNICATION_MODES.index(m) for m in ("parallel", "sequential", "duplex"))
 BY_READY_TIME, BY_RANK, BY_IDLENESS, BY_UNIT = 0, 1, 2, 3
@@ -89,51 +92,51 @@ class Scheduler(NamedTuple):
     """
 
     mode: int
-    rank: Any
-    score: Any
-    wake_ptr: Any
-    wake_device: Any
+    rank: Floats | Ints
+    score: Floats
+    wake_ptr: Ints
+    wake_device: NDArray[np.int32]
     wake_weight: float
-    unit: Any = np.zeros(0, np.int32)
-    unit_ptr: Any = np.zeros(1, np.int64)
-    unit_size: Any = np.zeros(0, np.int64)
+    unit: NDArray[np.int32] = np.zeros(0, np.int32)
+    unit_ptr: Ints = np.zeros(1, np.int64)
+    unit_size: Ints = np.zeros(0, np.int64)
 
 
 class State(NamedTuple):
     """Input and results of `run`, see the dtypes above. Entry n of `ops` and entry T of `tensors` only end the last rows."""
 
-    ops: Any
-    tensors: Any
-    devices: Any
-    consumers: Any
-    inputs: Any
+    ops: NDArray[np.void]
+    tensors: NDArray[np.void]
+    devices: NDArray[np.void]
+    consumers: NDArray[np.int32]
+    inputs: NDArray[np.int32]
 
 
 class Links(NamedTuple):
     """Costs of transfers, float64[D, D] each, and the communication mode."""
 
-    latency: Any
-    per_byte: Any
+    latency: Floats
+    per_byte: Floats
     comm: int
 
 
 class Ready(NamedTuple):
     """A heap of ready ops per device, as slices of two arrays, by rank or by ready time."""
 
-    key: Any
-    op: Any
+    key: Floats
+    op: Ints
     by_rank: bool
 
 
 class Events(NamedTuple):
     """The heap of events; `size` holds the number of events and of log entries."""
 
-    time: Any
-    code: Any
-    size: Any
+    time: Floats
+    code: Ints
+    size: Ints
 
 
-def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any = None) -> State:
+def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Floats | Ints | None = None) -> State:
     """Record arrays for a graph, its placement and, where devices choose by rank, `rank` float64[n]."""
     n, tensor_count = graph.n, graph.tensor_count
     ops, tensors = np.zeros(n + 1, OP), np.zeros(tensor_count + 1, TENSOR)
@@ -152,7 +155,7 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Any
 
 
 @njit(cache=True)
-def plan_sends(state: State) -> Any:
+def plan_sends(state: State) -> NDArray[np.void]:
     """Lists all sends, SEND[k] by tensor, then target device, and sets the counts in `tensors`."""
     ops, tensors, devices, consumers = state.ops, state.tensors, len(state.devices), state.consumers
     readers = np.zeros(devices, np.int32)
@@ -186,7 +189,14 @@ def plan_sends(state: State) -> Any:
 
 @njit(cache=True)
 def _change_memory(
-    devices: Any, log: Any, size: Any, d: int, category: int, delta: int, op: int, now_us: float
+    devices: NDArray[np.void],
+    log: NDArray[np.void],
+    size: Ints,
+    d: int,
+    category: int,
+    delta: int,
+    op: int,
+    now_us: float,
 ) -> None:
     """Changes the live bytes of device `d`; updates its peak, its first violation and, if there is space, the log."""
     if delta == 0:
@@ -204,7 +214,7 @@ def _change_memory(
 
 
 @njit(cache=True)
-def _make_ready(i: int, now_us: float, ops: Any, devices: Any, ready: Ready) -> None:
+def _make_ready(i: int, now_us: float, ops: NDArray[np.void], devices: NDArray[np.void], ready: Ready) -> None:
     d = ops[i].device
     key = ops[i].rank if ready.by_rank else now_us
     devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
@@ -223,7 +233,7 @@ def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
 
 
 @njit(cache=True)
-def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler) -> int:
+def _take_most_wanted(d: int, devices: NDArray[np.void], ready_op: Ints, scheduler: Scheduler) -> int:
     """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes."""
     score, wake_ptr, wake_device = scheduler.score, scheduler.wake_ptr, scheduler.wake_device
     first, size = devices[d].ready_first, devices[d].ready_size
@@ -243,7 +253,7 @@ def _take_most_wanted(d: int, devices: Any, ready_op: Any, scheduler: Scheduler)
 
 
 @njit(cache=True)
-def _request_sends(t: int, now_us: float, links: Links, state: State, sends: Any, events: Events) -> None:
+def _request_sends(t: int, now_us: float, links: Links, state: State, sends: NDArray[np.void], events: Events) -> None:
     """Every other device that reads a tensor requests it at the instant at which it is produced."""
     mode, latency, per_byte = links.comm, links.latency, links.per_byte
     ops, tensors, devices = state.ops, state.tensors, state.devices
@@ -268,7 +278,9 @@ def _request_sends(t: int, now_us: float, links: Links, state: State, sends: Any
 
 
 @njit(cache=True)
-def _release_inputs(op: int, now_us: float, state: State, sends: Any, log: Any, size: Any) -> None:
+def _release_inputs(
+    op: int, now_us: float, state: State, sends: NDArray[np.void], log: NDArray[np.void], size: Ints
+) -> None:
     """After the end of an op, frees inputs that no other op waits for, here or as a received copy."""
     ops, tensors, devices, inputs = state.ops, state.tensors, state.devices, state.inputs
     d = ops[op].device
@@ -289,7 +301,7 @@ def _release_inputs(op: int, now_us: float, state: State, sends: Any, log: Any, 
 
 
 @njit(cache=True)
-def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
+def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.void], size: Ints) -> None:
     """Sets all that a run changes: missing inputs, empty queues, slices of the ready heaps, persistent bytes."""
     for d in range(len(devices)):
         devices[d].level = devices[d].peak = devices[d].ready_size = devices[d].ready_first = 0
@@ -307,7 +319,7 @@ def _prepare(ops: Any, devices: Any, log: Any, size: Any) -> None:
 
 
 @njit(cache=True)
-def _enter_unit(d: int, unit: int, devices: Any, scheduler: Scheduler) -> None:
+def _enter_unit(d: int, unit: int, devices: NDArray[np.void], scheduler: Scheduler) -> None:
     """Makes this unit the current one of device `d`."""
     at = scheduler.unit_ptr[d] + unit
     devices[d].unit = unit
@@ -315,7 +327,7 @@ def _enter_unit(d: int, unit: int, devices: Any, scheduler: Scheduler) -> None:
 
 
 @njit(cache=True)
-def _begin_units(ops: Any, devices: Any, scheduler: Scheduler) -> None:
+def _begin_units(ops: NDArray[np.void], devices: NDArray[np.void], scheduler: Scheduler) -> None:
     """Makes the first unit of every device the current one."""
     for i in range(len(ops) - 1):
         ops[i].unit = scheduler.unit[i]
@@ -324,7 +336,7 @@ def _begin_units(ops: Any, devices: Any, scheduler: Scheduler) -> None:
 
 
 @njit(cache=True)
-def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> Any:
+def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> tuple[NDArray[np.void], NDArray[np.void]]:
     ops, tensors, devices = state.ops, state.tensors, state.devices
     n, mode = len(ops) - 1, scheduler.mode
     sends = plan_sends(state)
@@ -394,8 +406,8 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> An
 
 
 def run(
-    state: State, latency: Any, per_byte: Any, comm: str, scheduler: Scheduler, keep_log: bool
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    state: State, latency: Floats, per_byte: Floats, comm: str, scheduler: Scheduler, keep_log: bool
+) -> tuple[NDArray[np.void], NDArray[np.void]]:
     """Simulate one step: results are in `state.ops` and `state.devices`; returns sends (SEND) and log (CHANGE).
 
     `latency` and `per_byte` are float64[D, D]. A state may be run again, with other durations if they are set before.

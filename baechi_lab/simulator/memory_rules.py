@@ -25,6 +25,9 @@ from ..graph import Cluster, MemoryLog, OpGraph, Timeline, Violation
 from ..graph.timeline import MEMORY_CATEGORIES
 from ..graph.units import format_bytes, format_us
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 MEMORY_RULES = ("tensors", "edges")
 
 _OUTPUTS, _COPIES = MEMORY_CATEGORIES.index("outputs"), MEMORY_CATEGORIES.index("copies")
@@ -86,12 +89,12 @@ def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], .
 
 
 def _memory_log(
-    device: NDArray[Any],
-    start: NDArray[Any],
-    end: NDArray[Any],
-    size: NDArray[Any],
-    op: NDArray[Any],
-    kind: NDArray[Any],
+    device: Ints,
+    start: Floats,
+    end: Floats,
+    size: Ints,
+    op: Ints,
+    kind: Ints,
 ) -> MemoryLog:
     """Changes in time order; releases come first within an instant. Intervals without duration are left out."""
     lasting = np.flatnonzero((end > start) & (size > 0))

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.jit import njit
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 
 @njit(cache=True)
-def _heads(order: Any, weight: Any, edge_weight: Any, input_ptr: Any, input_edge: Any, source: Any) -> Any:
+def _heads(
+    order: NDArray[np.int32],
+    weight: Floats,
+    edge_weight: Floats,
+    input_ptr: Ints,
+    input_edge: Ints,
+    source: NDArray[np.int32],
+) -> Floats:
     head = np.zeros(len(order))
     for k in range(len(order)):
         i = order[k]
@@ -24,7 +32,14 @@ def _heads(order: Any, weight: Any, edge_weight: Any, input_ptr: Any, input_edge
 
 
 @njit(cache=True, nogil=True)
-def tails(order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_ptr: Any, consumers: Any) -> Any:
+def tails(
+    order: NDArray[np.int32],
+    weight: Floats,
+    edge_weight: Floats,
+    output_ptr: Ints,
+    consumer_ptr: Ints,
+    consumers: NDArray[np.int32],
+) -> Floats:
     """float64[n]: the longest path after each op, from arrays as `OpGraph` has them."""
     tail = np.zeros(len(order))
     for k in range(len(order) - 1, -1, -1):
@@ -37,8 +52,8 @@ def tails(order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_p
 
 
 def heads_and_tails(
-    graph: OpGraph, weight: NDArray[Any], edge_weight: NDArray[Any] | None = None
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    graph: OpGraph, weight: Floats, edge_weight: Floats | None = None
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Longest path before each op and after each op, the op itself not counted (float64[n] each).
 
     `weight` float64[n] per op, `edge_weight` float64[E] per (tensor, consumer) pair (default 0). O(ops + edges).

@@ -28,9 +28,9 @@ class PipelineStages:
     Ops of phases `START` and `END` belong to no stage (-1). START runs before and END after all else on their device.
     """
 
-    device: NDArray[Any]
-    stage: NDArray[Any]
-    phase: NDArray[Any]
+    device: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    phase: NDArray[np.int8]
 
     @property
     def count(self) -> int:
@@ -99,7 +99,7 @@ class _StageAssigner:
         self.backward_edges = np.flatnonzero(self.backward[source] & self.backward[reader])
         self.used = np.unique(device[self.forward | self.backward])
 
-    def turning_edge_error(self, edge: int, stage: NDArray[Any], direction: str) -> InvalidInput:
+    def turning_edge_error(self, edge: int, stage: Ints, direction: str) -> InvalidInput:
         """The error for an edge that leads back to an earlier stage."""
         graph = self.graph
         op_pair = [int(graph.edge_source[edge]), int(graph.consumers[edge])]

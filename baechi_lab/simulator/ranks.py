@@ -18,8 +18,6 @@ All are longest paths, O(ops + edges).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,6 +26,10 @@ from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.arguments import check_records
 from ..graph.kernels.jit import njit
 from .paths import heads_and_tails
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 
 def upward_rank(
@@ -101,9 +103,7 @@ def critical_path(
     return longest_path(graph, weight, edge, np.ones(graph.n, dtype=np.bool_))
 
 
-def longest_path(
-    graph: OpGraph, weight: NDArray[Any], edge_weight: NDArray[Any] | None, free: NDArray[Any]
-) -> NDArray[np.int64]:
+def longest_path(graph: OpGraph, weight: Floats, edge_weight: Floats | None, free: Bools) -> NDArray[np.int64]:
     """int64[k]: a longest path through the ops where `free` bool[n] is set; `weight` float64[n], `edge_weight` float64[E]."""
     cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
     node_weight = np.ascontiguousarray(weight, dtype=np.float64)
@@ -125,8 +125,14 @@ def longest_path(
 
 @njit(cache=True)
 def _longest_path_tree(
-    order: Any, weight: Any, edge_weight: Any, output_ptr: Any, consumer_ptr: Any, consumers: Any, free: Any
-) -> Any:
+    order: NDArray[np.int32],
+    weight: Floats,
+    edge_weight: Floats,
+    output_ptr: Ints,
+    consumer_ptr: Ints,
+    consumers: NDArray[np.int32],
+    free: Bools,
+) -> tuple[int, Ints]:
     """The op in which a longest path ends (-1: no op is free), and for each op the one before it on its longest path."""
     head, before = np.zeros(len(order)), np.full(len(order), -1, np.int64)
     last, longest = -1, -1.0

@@ -6,23 +6,23 @@ by event.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement, Transfers
 from ..graph.opgraph import OVERWRITES, VIEW
 
+Ints = NDArray[np.int64]
+
 
 def merge_reused_intervals(
     graph: OpGraph,
     placed: Placement,
     transfers: Transfers,
-    times: tuple[NDArray[Any], NDArray[Any]],
-    size: NDArray[Any],
-    release: NDArray[Any],
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    times: tuple[Ints, Ints],
+    size: Ints,
+    release: Ints,
+) -> tuple[Ints, Ints]:
     """Sizes and release times of tensors and copies; of those in one buffer, all but the first have size 0."""
     (start, end), device = times, placed.device.tolist()
     row = {(t, device[graph.tensor_producer[t]]): t for t in range(graph.tensor_count)}

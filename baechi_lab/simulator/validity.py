@@ -344,7 +344,7 @@ def _queue_violations(step: _TimedStep) -> Iterator[Violation]:
 
 
 def _service_order(
-    graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: NDArray[Any], no_time: NDArray[np.bool_]
+    graph: OpGraph, cluster: Cluster, timeline: Timeline, produced: Floats, no_time: NDArray[np.bool_]
 ) -> list[int]:
     """Transfer rows in the order in which their requests were served: by production time, producer, tensor and target.
 
@@ -382,7 +382,7 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
 
 
 def _turn_of_op(
-    graph: OpGraph, placed: Placement, timeline: Timeline, start: NDArray[Any], end: NDArray[Any]
+    graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
 ) -> NDArray[np.int64] | None:
     """int64[n]: the order of ops that start at one instant, lower ones first; None if `info["turn"]` is impossible.
 
@@ -404,7 +404,7 @@ def _turn_of_op(
 
 
 def _event_numbers(
-    graph: OpGraph, transfers: Transfers, start: NDArray[Any], end: NDArray[Any], turn_of_op: NDArray[np.int64]
+    graph: OpGraph, transfers: Transfers, start: Floats, end: Floats, turn_of_op: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], ...]:
     """Numbers events 0, 1, ... in order: starts and ends of ops, then receive starts and ends of transfers.
 
@@ -481,7 +481,7 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
             yield Violation("memory", message, d, at, op)
 
 
-def _peak_interval(start: NDArray[Any], release: NDArray[Any], size: NDArray[Any]) -> tuple[int, int]:
+def _peak_interval(start: NDArray[np.int64], release: NDArray[np.int64], size: NDArray[np.int64]) -> tuple[int, int]:
     """Highest level, and the interval that reaches it. At one event number, releases precede starts."""
     if len(size) == 0:
         return 0, -1

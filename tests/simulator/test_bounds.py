@@ -141,7 +141,7 @@ def test_compiling_does_not_count(monkeypatch):
     now = [0.0]
 
     def compiled_first(*arguments):
-        compiling._clock.begin()
+        compiling._clock.start()
         now[0] += 100.0
         compiling._clock.end()
         return propagate(*arguments)

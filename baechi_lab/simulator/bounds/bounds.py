@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,6 +18,8 @@ from .pipeline import period_bounds, step_bounds
 from .problem import REACH_OPS, merge_problem
 from .raised_times import raise_heads_and_tails
 from .transfer_bounds import paid_bounds
+
+Floats = NDArray[np.float64]
 
 EFFORTS = ("normal", "high")
 
@@ -143,7 +143,7 @@ def bounds(
     return lower_bounds
 
 
-def _work(table: NDArray[Any], speed: NDArray[Any]) -> float:
+def _work(table: Floats, speed: Floats) -> float:
     """For weights w >= 0 that sum to 1: makespan >= sum_d w_d load_d >= sum_i min_d w_d p_id.
 
     Weights by speed give total work over total speed on devices of one kind; equal weights may win where kinds differ.
@@ -153,7 +153,7 @@ def _work(table: NDArray[Any], speed: NDArray[Any]) -> float:
     return max(float(np.min(table * w, axis=1).sum()) for w in weights)
 
 
-def _restricted_work(graph: OpGraph, cluster: Cluster, table: NDArray[Any]) -> list[float]:
+def _restricted_work(graph: OpGraph, cluster: Cluster, table: Floats) -> list[float]:
     mask = np.isfinite(table)
     if mask.all():
         return []
@@ -165,7 +165,7 @@ def _restricted_work(graph: OpGraph, cluster: Cluster, table: NDArray[Any]) -> l
     return bounds_per_subset
 
 
-def _group(graph: OpGraph, table: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> float:
+def _group(graph: OpGraph, table: Floats, head: Floats, tail: Floats) -> float:
     """r + p + q of one machine: smallest head, sum of durations on the best device, smallest tail.
 
     An op without a group is a group of its own.
@@ -181,9 +181,7 @@ def _group(graph: OpGraph, table: NDArray[Any], head: NDArray[Any], tail: NDArra
     return float((first + total.min(axis=1) + last).max())
 
 
-def _memory_cut(
-    graph: OpGraph, cluster: Cluster, fastest: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]
-) -> float:
+def _memory_cut(graph: OpGraph, cluster: Cluster, fastest: Floats, head: Floats, tail: Floats) -> float:
     """A weakly connected part whose persistent bytes fit on no device is cut somewhere; the cheapest cut edge is paid.
 
     Every op and its tensors stay on one device, so a part on one device needs all of its persistent bytes there.

@@ -17,8 +17,6 @@ Source: heads and tails of m identical machines, Carlier 1987, doi:10.1016/S0377
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -27,12 +25,15 @@ from ...graph.kernels.csr import inverse
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 GRID = 32
 CHUNK = 256
 """Ops between two looks at the clock."""
 
 
-def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], until: float = np.inf) -> None:
+def energy_heads(problem: MergeProblem, head: Floats, tail: Floats, until: float = np.inf) -> None:
     """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
 
     >>> from baechi_lab import Cluster, OpGraph
@@ -48,7 +49,7 @@ def energy_heads(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], 
     _raise_all(problem.reversed(), tail, until)
 
 
-def _raise_all(x: MergeProblem, head: Any, until: float) -> None:
+def _raise_all(x: MergeProblem, head: Floats, until: float) -> None:
     position = inverse(x.order)
     for first in range(0, len(x.order), CHUNK):
         if working_seconds() > until:
@@ -56,13 +57,13 @@ def _raise_all(x: MergeProblem, head: Any, until: float) -> None:
         share(first, min(first + CHUNK, len(x.order)), x, position, head)
 
 
-def window(problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any]) -> float:
+def window(problem: MergeProblem, head: Floats, tail: Floats) -> float:
     """Lower bound on the makespan in microseconds from the work between heads and tails."""
     return float(heaviest(head, problem.p, tail, len(problem.p), problem.devices, 8 * GRID))
 
 
 @njit(cache=True)
-def share(first: int, last: int, x: MergeProblem, position: Any, head: Any) -> None:
+def share(first: int, last: int, x: MergeProblem, position: Ints, head: Floats) -> None:
     """Raise the heads of the ops at the positions `first` to `last` - 1 of the order."""
     order, p, devices, n = x.order, x.p, x.devices, len(x.p)
     in_ptr, in_near, _, _ = x.before
@@ -93,7 +94,7 @@ def share(first: int, last: int, x: MergeProblem, position: Any, head: Any) -> N
 
 
 @njit(cache=True)
-def heaviest(release: Any, work: Any, after: Any, count: int, devices: int, grid: int) -> float:
+def heaviest(release: Floats, work: Floats, after: Floats, count: int, devices: int, grid: int) -> float:
     """Largest a + b + (work with begin >= a and after >= b) / devices over the cells of a grid."""
     if count == 0:
         return 0.0

@@ -28,7 +28,7 @@ the shaving two per edge and round.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,6 +39,8 @@ from .problem import MergeProblem, merge_problem
 from .propagate import IMPOSSIBLE, OPEN, propagate
 from .sweep import no_deductions, paid_heads
 from .units import join, root
+
+Floats = NDArray[np.float64]
 
 __all__ = ["forced_merges", "merge_problem", "paid_heads"]
 
@@ -53,7 +55,7 @@ def forced_merges(
     high: float,
     time_limit: float = 10.0,
     shave: bool = True,
-    start: tuple[NDArray[Any], NDArray[Any]] | None = None,
+    start: tuple[Floats, Floats] | None = None,
 ) -> float:
     """The largest makespan in [`low`, `high`] that is proven impossible (`low` where none is).
 
@@ -79,7 +81,7 @@ def forced_merges(
     return proven
 
 
-def _climb(problem: MergeProblem, low: float, high: float, until: float, start: Any) -> float:
+def _climb(problem: MergeProblem, low: float, high: float, until: float, start: tuple[Floats, Floats]) -> float:
     """Shaving costs most where nothing contradicts, so it climbs from the proven bound in steps."""
     step = 0.02
     while step >= PRECISION and low < high and working_seconds() < until:
@@ -91,7 +93,7 @@ def _climb(problem: MergeProblem, low: float, high: float, until: float, start: 
     return low
 
 
-def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Any) -> float:
+def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Callable[[float], bool]) -> float:
     longest = 0.0  # so far, of one propagation in seconds: none that may take so long is begun too late
     while high - low > PRECISION * high and working_seconds() + longest < until:
         middle, began = 0.5 * (low + high), working_seconds()
@@ -103,11 +105,21 @@ def _bisect(problem: MergeProblem, low: float, high: float, until: float, imposs
     return low
 
 
-def _contradiction(problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: Any, until: float) -> bool:
+def _contradiction(
+    problem: MergeProblem, limit: float, paid: NDArray[np.int8], start: tuple[Floats, Floats], until: float
+) -> bool:
     return not _propagate(limit, problem, problem.unit.copy(), paid, start[0].copy(), start[1].copy(), until)
 
 
-def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, tail: Any, until: float) -> bool:
+def _propagate(
+    limit: float,
+    x: MergeProblem,
+    unit: NDArray[np.int32],
+    paid: NDArray[np.int8],
+    head: Floats,
+    tail: Floats,
+    until: float,
+) -> bool:
     """False if `limit` is impossible; True also when time or `ROUNDS` run out."""
     deductions, last_seconds = no_deductions(unit, paid, head, tail), working_seconds()
     for _ in range(ROUNDS):
@@ -119,7 +131,7 @@ def _propagate(limit: float, x: MergeProblem, unit: Any, paid: Any, head: Any, t
     return state != IMPOSSIBLE
 
 
-def _shaved(problem: MergeProblem, limit: float, until: float, start: Any) -> bool:
+def _shaved(problem: MergeProblem, limit: float, until: float, start: tuple[Floats, Floats]) -> bool:
     """Contradiction of `limit` with probing of single edges; False also when time runs out."""
     n, (_, target, cost, _) = len(problem.p), problem.after
     source = np.repeat(np.arange(n, dtype=np.int32), np.diff(problem.after[0]))

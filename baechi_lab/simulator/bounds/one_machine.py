@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .sweep import BIG, Deductions
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 SLACK = 1e-9
 """Relative rounding error allowed before a contradiction counts."""
 
 
 @njit(cache=True)
-def compare(limit: float, x: MergeProblem, deductions: Deductions, units: Any) -> bool:
+def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[Ints, Ints]) -> bool:
     """Rules 3, 4 and 7: fills `deductions.big` (root -> row, -1) and `deductions.separated`; False on a contradiction."""
     p, persistent_bytes, memory, (pointer, members) = x.p, x.persistent_bytes, x.memory, units
     head, tail, big, separated = deductions.head, deductions.tail, deductions.big, deductions.separated
@@ -62,7 +65,7 @@ def compare(limit: float, x: MergeProblem, deductions: Deductions, units: Any) -
 
 
 @njit(cache=True)
-def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
+def one_machine(members: Ints, head: Floats, p: Floats, tail: Floats) -> float:
     """Preemptive one-machine bound: the op with the longest tail among the released ones runs first."""
     count = len(members)
     by_release = np.argsort(head[members])
@@ -112,7 +115,7 @@ def one_machine(members: Any, head: Any, p: Any, tail: Any) -> float:
 
 
 @njit(cache=True)
-def _exceeds_devices(separated: Any, count: int, devices: int) -> bool:
+def _exceeds_devices(separated: Bools, count: int, devices: int) -> bool:
     """Whether a greedy search finds more than `devices` units that are separated pair by pair."""
     clique = np.empty(BIG, np.int64)
     for first in range(count):

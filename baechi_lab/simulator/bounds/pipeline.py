@@ -7,8 +7,6 @@ placements only those of one micro-batch do.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +14,9 @@ from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.costs import placed_durations
 from ...passes.unroll import unroll
 from ..paths import heads_and_tails
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 
 def step_bounds(
@@ -86,7 +87,7 @@ def _same_device_unit(graph: OpGraph) -> NDArray[np.int64]:
     return np.unique(np.where(graph.colocation >= 0, graph.colocation, groups + original_op), return_inverse=True)[1]
 
 
-def _least_per_unit(unit: NDArray[Any], values: NDArray[Any], count: int) -> NDArray[np.float64]:
+def _least_per_unit(unit: Ints | NDArray[np.int32], values: Floats, count: int) -> NDArray[np.float64]:
     least = np.full(count, np.inf)
     np.minimum.at(least, unit, values)
     return least

@@ -30,7 +30,7 @@ Complexity: O(zone edges) per round of a probe, about ten probes per op with sla
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,6 +41,10 @@ from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .units import serial_end
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 STEPS = 8
 """Probes per op."""
@@ -63,9 +67,7 @@ CHUNK = 256
 """Ops between two looks at the clock."""
 
 
-def probe_heads(
-    problem: MergeProblem, head: NDArray[Any], tail: NDArray[Any], zone: int, until: float = np.inf
-) -> None:
+def probe_heads(problem: MergeProblem, head: Floats, tail: Floats, zone: int, until: float = np.inf) -> None:
     """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
 
     >>> from baechi_lab import Cluster, Link, OpGraph
@@ -82,7 +84,7 @@ def probe_heads(
     _probe_all(problem.reversed(), tail, zone, until)
 
 
-def _probe_all(x: MergeProblem, head: Any, zone: int, until: float) -> None:
+def _probe_all(x: MergeProblem, head: Floats, zone: int, until: float) -> None:
     pointer, near, cost, _ = x.before
     reader = np.repeat(np.arange(len(x.order)), np.diff(pointer))
     cost = np.where(x.unit[near] == x.unit[reader], np.inf, cost)  # colocated: never cut
@@ -96,14 +98,14 @@ def _probe_all(x: MergeProblem, head: Any, zone: int, until: float) -> None:
 class Upstream(NamedTuple):
     """The graph against its edges: `order` and its inverse `position`, the edges into each op, heads to be raised."""
 
-    order: Any
-    position: Any
-    p: Any
-    pointer: Any
-    near: Any
-    cost: Any
-    unit: Any
-    head: Any
+    order: NDArray[np.int32]
+    position: Ints
+    p: Floats
+    pointer: Ints
+    near: NDArray[np.int32]
+    cost: Floats
+    unit: NDArray[np.int32]
+    head: Floats
 
 
 class Zone(NamedTuple):
@@ -113,11 +115,11 @@ class Zone(NamedTuple):
     bool[4, zone] are the values of one probe.
     """
 
-    op: Any
-    slot: Any
-    tau: Any
-    work: Any
-    can: Any
+    op: Ints
+    slot: Ints
+    tau: Floats
+    work: Floats
+    can: Bools
 
 
 @njit(cache=True)
@@ -147,7 +149,7 @@ def probe(first: int, last: int, graph: Upstream, zone_size: int, devices: int) 
 
 
 @njit(cache=True)
-def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, forks: Any, devices: int) -> float:
+def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, forks: Ints, devices: int) -> float:
     """The largest start in [`low`, `high`] that is proven for the first op of the zone."""
     guess, least = high, low + FIRST * (high - low)
     for step in range(STEPS):
@@ -170,7 +172,7 @@ def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, for
 
 
 @njit(cache=True)
-def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Any) -> int:
+def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Ints) -> int:
     """Ops of the zone with several readers that are dear to send: what is asked for first."""
     pointer, near, cost, slot, total, readers = (
         graph.pointer,
@@ -203,7 +205,7 @@ def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Any) -> int:
 
 
 @njit(cache=True)
-def _fill_zone(k: int, graph: Upstream, zone_state: Zone, heap: Any) -> int:
+def _fill_zone(k: int, graph: Upstream, zone_state: Zone, heap: tuple[Floats, Ints, Ints]) -> int:
     """The op at position `k` and its last ancestors, last first, with longest paths `tau`; returns how many."""
     order, position, p, pointer, near = graph.order, graph.position, graph.p, graph.pointer, graph.near
     zone, slot, tau, (keys, codes, visited_by), zone_size = (
@@ -318,7 +320,7 @@ def _earliest(
 
 
 @njit(cache=True)
-def _pay(size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, pay: Any) -> None:
+def _pay(size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Bools, pay: Floats) -> None:
     """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of the first."""
     p, pointer, near, cost, zone, slot, tau = (
         graph.p,
@@ -344,7 +346,13 @@ def _pay(size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, 
 
 @njit(cache=True)
 def _starts(
-    size: int, graph: Upstream, zone_state: Zone, local: Any, remote: Any, start_on_device: Any, start_elsewhere: Any
+    size: int,
+    graph: Upstream,
+    zone_state: Zone,
+    local: Bools,
+    remote: Bools,
+    start_on_device: Floats,
+    start_elsewhere: Floats,
 ) -> None:
     """L(u) and R(u), from the first op of the zone to the last; infinite where impossible."""
     p, head, zone, slot = graph.p, graph.head, zone_state.op, zone_state.slot

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
 from ...graph.kernels.csr import offsets
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
 
 REACH_OPS = 6000
 """Most ops for which the ancestors of every op are stored."""
@@ -21,10 +24,10 @@ class Edges(NamedTuple):
     number that an edge has in both directions.
     """
 
-    pointer: Any
-    near: Any
-    cost: Any
-    edge: Any
+    pointer: Ints
+    near: NDArray[np.int32]
+    cost: Floats
+    edge: NDArray[np.int32]
 
 
 class MergeProblem(NamedTuple):
@@ -34,14 +37,14 @@ class MergeProblem(NamedTuple):
     `unit` int32[n], the smallest index of an op's unit; `ancestors` and `descendants` uint8[n, n], or empty.
     """
 
-    order: Any
-    p: Any
-    persistent_bytes: Any
+    order: NDArray[np.int32]
+    p: Floats
+    persistent_bytes: Floats
     before: Edges
     after: Edges
-    unit: Any
-    ancestors: Any
-    descendants: Any
+    unit: NDArray[np.int32]
+    ancestors: NDArray[np.uint8]
+    descendants: NDArray[np.uint8]
     devices: int
     memory: float
     queued: bool

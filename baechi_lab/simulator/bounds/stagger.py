@@ -11,16 +11,17 @@ m = 1 .. D (fewer where there are fewer units with work).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 
+Floats = NDArray[np.float64]
+
 
 @njit(cache=True)
-def staggered(x: MergeProblem, unit: Any, head: Any, tail: Any) -> float:
+def staggered(x: MergeProblem, unit: NDArray[np.int32], head: Floats, tail: Floats) -> float:
     """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
     release = _by_unit(first_starts(x, False, unit, head), x.p, unit)
     finish = _by_unit(first_starts(x, True, unit, tail), x.p, unit)
@@ -32,7 +33,7 @@ def staggered(x: MergeProblem, unit: Any, head: Any, tail: Any) -> float:
 
 
 @njit(cache=True)
-def _by_unit(starts: Any, p: Any, unit: Any) -> Any:
+def _by_unit(starts: Floats, p: Floats, unit: NDArray[np.int32]) -> Floats:
     """The smallest value of each unit with work, ascending."""
     n = len(p)
     least, busy = np.full(n, np.inf), np.zeros(n, np.bool_)
@@ -44,7 +45,7 @@ def _by_unit(starts: Any, p: Any, unit: Any) -> Any:
 
 
 @njit(cache=True)
-def first_starts(x: MergeProblem, backwards: bool, unit: Any, head: Any) -> Any:
+def first_starts(x: MergeProblem, backwards: bool, unit: NDArray[np.int32], head: Floats) -> Floats:
     """float64[n]: earliest start of each op if nothing of positive duration ran on its device before (infinite: never)."""
     order, p, n = x.order, x.p, len(x.p)
     pointer, near, cost, _ = x.after if backwards else x.before

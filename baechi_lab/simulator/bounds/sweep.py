@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,10 @@ from numpy.typing import NDArray
 from ...graph.kernels.jit import njit
 from .problem import MergeProblem
 from .units import group_units, serial_end
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+Bools = NDArray[np.bool_]
 
 BIG = 48
 """Units that are compared pair by pair: the heaviest ones."""
@@ -22,15 +26,15 @@ class Deductions(NamedTuple):
     `big` int64[n], the row of each heavy unit in `separated` (-1: none); `separated` bool[BIG, BIG], units on different devices.
     """
 
-    unit: Any
-    paid: Any
-    head: Any
-    tail: Any
-    big: Any
-    separated: Any
+    unit: NDArray[np.int32]
+    paid: NDArray[np.int8]
+    head: Floats
+    tail: Floats
+    big: Ints
+    separated: Bools
 
 
-def no_deductions(unit: NDArray[Any], paid: NDArray[Any], head: NDArray[Any], tail: NDArray[Any]) -> Deductions:
+def no_deductions(unit: NDArray[np.int32], paid: NDArray[np.int8], head: Floats, tail: Floats) -> Deductions:
     """The state before the first round: no pair of units is separated."""
     return Deductions(unit, paid, head, tail, np.full(len(unit), -1, np.int64), np.zeros((BIG, BIG), np.bool_))
 
@@ -50,7 +54,7 @@ def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.f
 
 
 @njit(cache=True)
-def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: Any) -> bool:
+def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple[Ints, Ints]) -> bool:
     """Raise heads (backwards: tails) by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose.
 
     `units` are the members of each unit, as `group_units` gives them.
@@ -123,7 +127,7 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: Any) 
 
 
 @njit(cache=True)
-def serial_or_queue(free: int, nodes: Any, near: Any, cost: Any, head: Any, p: Any) -> float:
+def serial_or_queue(free: int, nodes: Ints, near: NDArray[np.int32], cost: Floats, head: Floats, p: Floats) -> float:
     """Rule 5: the smallest max(serial end, queue end) over fractional choices of what is local."""
     start_r, queue_r, serial = np.inf, np.inf, 0.0
     ratio = np.empty(free)

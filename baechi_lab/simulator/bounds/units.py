@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+
 
 @njit(cache=True)
-def root(unit: Any, i: int) -> int:
+def root(unit: NDArray[np.int32], i: int) -> int:
     """The op that represents the unit of `i`. Paths to it are shortened."""
     while unit[i] != i:
         unit[i] = unit[unit[i]]
@@ -19,7 +21,7 @@ def root(unit: Any, i: int) -> int:
 
 
 @njit(cache=True)
-def join(unit: Any, i: int, k: int) -> bool:
+def join(unit: NDArray[np.int32], i: int, k: int) -> bool:
     """Joins the units of `i` and `k`; returns False if they are one unit already."""
     a, b = root(unit, i), root(unit, k)
     if a == b:
@@ -32,7 +34,7 @@ def join(unit: Any, i: int, k: int) -> bool:
 
 
 @njit(cache=True)
-def group_units(unit: Any) -> Any:
+def group_units(unit: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Flattens `unit` to roots; returns the members by root in CSR form."""
     n = len(unit)
     pointer = np.zeros(n + 1, np.int64)
@@ -51,7 +53,7 @@ def group_units(unit: Any) -> Any:
 
 
 @njit(cache=True)
-def serial_end(release: Any, length: Any, count: int) -> float:
+def serial_end(release: Floats, length: Floats, count: int) -> float:
     """Earliest end of `count` jobs on one machine (first come, first served; few are sorted in place)."""
     end = 0.0
     if count > 64:

@@ -28,6 +28,8 @@ from .base import Floats, Orders, ScheduleRule, Setting
 from .zb_h1 import ZbH1
 from .zb_h2 import ZbH2
 
+Ints = NDArray[np.int64]
+
 PATIENCE = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0, np.inf)
 HOLD = (0.0, 0.1)
 TAIL = (0, 2, 4)
@@ -80,7 +82,7 @@ class _Tuning:
 
     patience: Floats
     hold: Floats
-    ahead: NDArray[Any]
+    ahead: Ints
     tail: int = 0
 
     def on(self, device: int, patience: float, hold: float, ahead: int) -> _Tuning:
@@ -156,7 +158,9 @@ def _orders(code: NDArray[np.int8]) -> Orders:
 
 
 @njit(cache=True)
-def _plan(count: int, costs: Any, patience: Any, hold: Any, ahead: Any, tail: int, fixed_order: Any) -> Any:
+def _plan(
+    count: int, costs: Floats, patience: Floats, hold: Floats, ahead: Ints, tail: int, fixed_order: NDArray[np.int8]
+) -> tuple[NDArray[np.int8], Floats, Floats]:
     """int8[p, 3 M] kinds in order, and float64[p] start of the first and end of the last unit per device.
 
     `count` and `costs` are those of a `_Line`, the next four those of a `_Choice`; `fixed_order` int8[p, 3 M], or empty.
