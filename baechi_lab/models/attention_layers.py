@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -49,7 +49,7 @@ class Network:
         self.decoder = [_Layer(make, f"decoder/layer{k}", model, cross=True) for k in range(model.layers)]
         self.kernel = make.matrix("projection/kernel", model.units, model.vocabulary)
 
-    def loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
+    def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
         """Mean cross entropy per word; all inputs int32[batch, steps]."""
         memory = self._embed("source", source)
         for layer in self.encoder:
@@ -62,7 +62,7 @@ class Network:
             words = tf.reshape(target_out, [-1])
             return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(words, logits))
 
-    def _embed(self, side: str, words: Any) -> Any:
+    def _embed(self, side: str, words: tf.Tensor) -> tf.Tensor:
         units, steps = self.model.units, self.model.sequence_length
         with tf.name_scope(f"embedding/{side}_lookup"):
             vectors = tf.gather(self.tables[side], words) * units**0.5
@@ -97,7 +97,7 @@ class _Layer:
         )
         self.norm = _Norm(make, self.scope, units)
 
-    def __call__(self, x: Any, memory: Any = None) -> Any:
+    def __call__(self, x: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
         x = self.own(x, x)
         if self.cross is not None:
             x = self.cross(x, memory)
@@ -118,7 +118,7 @@ class _Attention:
         steps = model.sequence_length
         self.mask = np.triu(np.full((steps, steps), -1e9, np.float32), k=1) if causal else None
 
-    def __call__(self, x: Any, memory: Any) -> Any:
+    def __call__(self, x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
         width = self.model.units // self.model.heads
         with tf.name_scope(f"{self.scope}/forward"):
             query, key, value = (
@@ -131,7 +131,7 @@ class _Attention:
             mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])
             return self.norm(x + tf.matmul(tf.reshape(mixed, [-1, self.model.units]), self.out))
 
-    def _heads(self, x: Any, kernel: Any) -> Any:
+    def _heads(self, x: tf.Tensor, kernel: tf.Variable) -> tf.Tensor:
         """float32[batch, heads, steps, width]."""
         heads, steps = self.model.heads, self.model.sequence_length
         split = tf.reshape(tf.matmul(x, kernel), [-1, steps, heads, self.model.units // heads])
@@ -144,7 +144,7 @@ class _Norm:
     def __init__(self, make: Weights, scope: str, units: int):
         self.gain, self.shift = make.ones(f"{scope}/gain", units), make.zeros(f"{scope}/shift", units)
 
-    def __call__(self, x: Any) -> Any:
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
         centred = x - tf.reduce_mean(x, 1, keepdims=True)
         variance = tf.reduce_mean(tf.square(centred), 1, keepdims=True)
         return centred * tf.math.rsqrt(variance + 1e-6) * self.gain + self.shift

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from ..errors import InvalidInput
 from .sequences import TranslationModel
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+
+    from .recurrent import State
 
 
 @dataclass(frozen=True)
@@ -67,12 +72,12 @@ class _Network:
         self.attention = Attention(make, "attention", units, units, units)
         self.projection = Projection(make, "projection", units, vocabulary, model.projection)
 
-    def loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
+    def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
         """Mean cross entropy per word; all inputs int32[steps, batch]."""
         memory, states = self._encode(self.source(source))
         return self._decode(self.target(target_in), memory, states, target_out)
 
-    def _encode(self, words: list[Any]) -> tuple[list[Any], list[Any]]:
+    def _encode(self, words: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[State]]:
         outputs, state = self._bidirectional(words)
         states = [state]
         for k, layer in enumerate(self.encoder, start=1):
@@ -80,7 +85,7 @@ class _Network:
             states.append(state)
         return outputs, states
 
-    def _bidirectional(self, words: list[Any]) -> tuple[list[Any], Any]:
+    def _bidirectional(self, words: list[tf.Tensor]) -> tuple[list[tf.Tensor], State]:
         import tensorflow as tf
 
         ahead, ahead_state = self.forward.unroll(words, self.batch)
@@ -92,7 +97,9 @@ class _Network:
         with tf.name_scope("encoder/layer0/join/state"):
             return outputs, tuple(tf.concat(pair, 1) for pair in zip(ahead_state, back_state, strict=True))
 
-    def _decode(self, words: list[Any], memory: list[Any], states: list[Any], target: Any) -> Any:
+    def _decode(
+        self, words: list[tf.Tensor], memory: list[tf.Tensor], states: list[State], target: tf.Tensor
+    ) -> tf.Tensor:
         self.attention.read_weights(memory)
         for layer in self.decoder:
             layer.read_weights()

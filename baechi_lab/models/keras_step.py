@@ -8,12 +8,15 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from .training import TrainingStep, glorot, make_step
+
+if TYPE_CHECKING:
+    import keras
 
 _AUTOMATIC = re.compile(r"_\d+$")
 
@@ -39,7 +42,7 @@ class ImageModel(Protocol):
     def seed(self) -> int: ...
 
 
-def image_step(model: ImageModel, make: Callable[[], Any]) -> TrainingStep:
+def image_step(model: ImageModel, make: Callable[[], keras.Model]) -> TrainingStep:
     """Forward in training mode, softmax cross entropy, backward and update of the Keras model that `make()` returns.
 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].
@@ -48,7 +51,7 @@ def image_step(model: ImageModel, make: Callable[[], Any]) -> TrainingStep:
         network = _renumbered(make())
     _seed_weights(network, model.seed)
 
-    def loss(images: Any, labels: Any) -> Any:
+    def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         probabilities = network(images, training=True)
         with tf.name_scope("loss"):
             return tf.reduce_mean(tf.keras.losses.sparse_categorical_crossentropy(labels, probabilities))
@@ -60,7 +63,7 @@ def image_step(model: ImageModel, make: Callable[[], Any]) -> TrainingStep:
     return make_step(model.name, loss, variables, (images, labels), ("images", "labels"), model.optimizer)
 
 
-def _renumbered(model: Any) -> Any:
+def _renumbered(model: keras.Model) -> keras.Model:
     """The same model with automatic layer names (`conv2d_94`) counted from 0: Keras counts over the whole process."""
     count_of: Counter[str] = Counter()
     names: dict[str, str] = {}
@@ -72,7 +75,7 @@ def _renumbered(model: Any) -> Any:
     if all(old_name == new_name for old_name, new_name in names.items()):
         return model
 
-    def renamed(layer: Any) -> Any:
+    def renamed(layer: keras.layers.Layer) -> keras.layers.Layer:
         config = layer.get_config()
         return type(layer).from_config(config | {"name": names.get(layer.name, layer.name)})
 
@@ -89,7 +92,7 @@ def to_snake_case(class_name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower()
 
 
-def _seed_weights(network: Any, seed: int) -> None:
+def _seed_weights(network: keras.Model, seed: int) -> None:
     """Draw every kernel anew: Keras' own initializers take their seed from the process."""
     random = np.random.default_rng(seed)
     for variable in network.trainable_variables:

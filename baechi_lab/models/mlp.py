@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
 from .base import Model
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from .training import TrainingStep
 
 
@@ -49,7 +51,7 @@ class Mlp(Model):
             for k, (a, b) in enumerate(pairwise(widths))
         ]
 
-        def loss(x: Any, labels: Any) -> Any:
+        def loss(x: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
             for k, (kernel, bias) in enumerate(layers):
                 with tf.name_scope(f"layer{k}/forward"):
                     x = tf.nn.bias_add(tf.matmul(x, kernel), bias)

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from .sequences import TranslationModel
+
+if TYPE_CHECKING:
+    import tensorflow as tf
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,7 @@ class _Network:
         self.attention = Attention(make, "attention", units, units, units)
         self.projection = Projection(make, "projection", units, vocabulary, model.projection)
 
-    def loss(self, source: Any, target_in: Any, target_out: Any) -> Any:
+    def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
         """Mean cross entropy per word; all inputs int32[steps, batch]."""
         memory, states = self.source(source), []
         for layer in self.encoder:

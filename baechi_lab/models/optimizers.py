@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import tensorflow as tf
+
+Gradient: TypeAlias = tf.Tensor | tf.IndexedSlices
+"""`tf.IndexedSlices` for the rows of a table that was looked up."""
 
 
 class Optimizer(ABC):
@@ -20,9 +23,9 @@ class Optimizer(ABC):
 
     slot_names: tuple[str, ...] = ()
 
-    def __init__(self, variables: Sequence[Any]):
+    def __init__(self, variables: Sequence[tf.Variable]):
         self.variables = tuple(variables)
-        self.state: list[tuple[Any, ...]] = []
+        self.state: list[tuple[tf.Variable, ...]] = []
         self.slots: dict[str, str] = {}
         for variable in self.variables:
             with tf.device("/CPU:0"):
@@ -35,7 +38,7 @@ class Optimizer(ABC):
             self.state.append(slots)
             self.slots |= {plain_name(slot): plain_name(variable) for slot in slots}
 
-    def apply(self, gradients: Sequence[Any]) -> None:
+    def apply(self, gradients: Sequence[Gradient]) -> None:
         """Add the update ops, each in the scope `optimizer/<variable>`."""
         if not tf.executing_eagerly():
             for slot in (s for slots in self.state for s in slots):
@@ -49,7 +52,7 @@ class Optimizer(ABC):
         """Work that is done once per step."""
 
     @abstractmethod
-    def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
+    def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         """Update one variable; `gradient` is a tensor or, for a table that was looked up, `tf.IndexedSlices`."""
 
 
@@ -58,7 +61,7 @@ class Sgd(Optimizer):
 
     rate = 0.5
 
-    def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
+    def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         if isinstance(gradient, tf.IndexedSlices):
             scaled = gradient.values * self.rate
             tf.raw_ops.ResourceScatterSub(resource=variable.handle, indices=gradient.indices, updates=scaled)
@@ -72,7 +75,7 @@ class Momentum(Optimizer):
     slot_names = ("momentum",)
     rate = 1e-3
 
-    def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
+    def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         tf.raw_ops.ResourceApplyMomentum(
             var=variable.handle, accum=slots[0].handle, lr=self.rate, grad=dense(gradient), momentum=0.9
         )
@@ -84,7 +87,7 @@ class RmsProp(Optimizer):
     slot_names = ("rms", "momentum")
     rate = 0.01
 
-    def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
+    def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         tf.raw_ops.ResourceApplyRMSProp(
             var=variable.handle,
             ms=slots[0].handle,
@@ -103,7 +106,7 @@ class Adam(Optimizer):
     slot_names = ("m", "v")
     rate = 1e-3
 
-    def __init__(self, variables: Sequence[Any]):
+    def __init__(self, variables: Sequence[tf.Variable]):
         super().__init__(variables)
         with tf.device("/CPU:0"):
             self.count = tf.Variable(np.float32(0), trainable=False, name="optimizer/steps")
@@ -113,7 +116,7 @@ class Adam(Optimizer):
             steps = self.count.assign_add(1.0)
             self.powers = tf.pow(0.9, steps), tf.pow(0.98, steps)
 
-    def update(self, variable: Any, slots: tuple[Any, ...], gradient: Any) -> None:
+    def update(self, variable: tf.Variable, slots: tuple[tf.Variable, ...], gradient: Gradient) -> None:
         tf.raw_ops.ResourceApplyAdam(
             var=variable.handle,
             m=slots[0].handle,
@@ -131,22 +134,24 @@ class Adam(Optimizer):
 _RULES: dict[str, type[Optimizer]] = {"sgd": Sgd, "momentum": Momentum, "rmsprop": RmsProp, "adam": Adam}
 
 
-def make_optimizer(name: str, variables: Sequence[Any]) -> Optimizer:
+def make_optimizer(name: str, variables: Sequence[tf.Variable]) -> Optimizer:
     """The optimizer of that name with fresh slots."""
     return _RULES[name](variables)
 
 
-def plain_name(variable: Any) -> str:
+def plain_name(variable: tf.Variable) -> str:
     """A variable's name without TensorFlow's output suffix."""
     return str(variable.name).split(":")[0]
 
 
-def dense(gradient: Any) -> Any:
+def dense(gradient: Gradient) -> tf.Tensor:
     """The gradient as one tensor; rows that were looked up several times are summed."""
     return tf.convert_to_tensor(gradient)
 
 
-def clip_by_global_norm(gradients: Sequence[Any], variables: Sequence[Any], limit: float) -> list[Any]:
+def clip_by_global_norm(
+    gradients: Sequence[Gradient], variables: Sequence[tf.Variable], limit: float
+) -> list[Gradient]:
     """Scale all gradients by `limit / max(limit, norm)`, norm over all of them (Pascanu et al. 2013).
 
     As `tf.clip_by_global_norm`, rows of a looked-up table count singly; here every op has its variable's scope.
@@ -160,7 +165,7 @@ def clip_by_global_norm(gradients: Sequence[Any], variables: Sequence[Any], limi
     return [_scaled(g, scale, v) for g, v in zip(gradients, variables, strict=True)]
 
 
-def _scaled(gradient: Any, scale: Any, variable: Any) -> Any:
+def _scaled(gradient: Gradient, scale: tf.Tensor, variable: tf.Variable) -> Gradient:
     with tf.name_scope(f"optimizer/{plain_name(variable)}/clip"):
         if isinstance(gradient, tf.IndexedSlices):
             return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)

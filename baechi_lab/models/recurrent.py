@@ -7,7 +7,6 @@ steps receives it once; every time step opens its own name scope, `<layer>/t<k>`
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -15,11 +14,11 @@ from numpy.typing import NDArray
 
 from .training import Weights
 
-State = tuple[Any, Any]
+State = tuple[tf.Tensor, tf.Tensor]
 """Cell and hidden state of an LSTM, each float32[batch, units]."""
 
 
-def read(scope: str, *variables: Any) -> tuple[Any, ...]:
+def read(scope: str, *variables: tf.Variable) -> tuple[tf.Tensor, ...]:
     """The values of variables, read once, in their layer's scope."""
     with tf.name_scope(f"{scope}/read"):
         return tuple(tf.convert_to_tensor(v) for v in variables)
@@ -45,7 +44,9 @@ class LstmLayer:
         with tf.name_scope(f"{self.scope}/start"):
             return tf.zeros([batch, self.units]), tf.zeros([batch, self.units])
 
-    def step(self, t: int, inputs: Sequence[Any], state: State, residual: bool = False) -> tuple[Any, State]:
+    def step(
+        self, t: int, inputs: Sequence[tf.Tensor], state: State, residual: bool = False
+    ) -> tuple[tf.Tensor, State]:
         """Output and new state at time `t`; `residual` adds the first input to the output."""
         kernel, bias = self.weights
         cell, hidden = state
@@ -56,7 +57,7 @@ class LstmLayer:
             hidden = tf.tanh(cell) * tf.sigmoid(o)
             return (hidden + inputs[0] if residual else hidden), (cell, hidden)
 
-    def unroll(self, inputs: Sequence[Any], batch: int, residual: bool = False) -> tuple[list[Any], State]:
+    def unroll(self, inputs: Sequence[tf.Tensor], batch: int, residual: bool = False) -> tuple[list[tf.Tensor], State]:
         """Outputs per time step and final state, from a zero state."""
         self.read_weights()
         state, outputs = self.zero_state(batch), []
@@ -73,7 +74,7 @@ class Embedding:
         self.scope = scope
         self.table = weights.matrix(f"{scope}/table", vocabulary, units)
 
-    def __call__(self, words: Any) -> list[Any]:
+    def __call__(self, words: tf.Tensor) -> list[tf.Tensor]:
         """int32[steps, batch] -> `steps` tensors float32[batch, units]."""
         with tf.name_scope(f"{self.scope}/lookup"):
             return list(tf.unstack(tf.gather(self.table, words)))
@@ -88,7 +89,7 @@ class Attention:
         self.memory_kernel = weights.matrix(f"{scope}/memory", memory, units)
         self.vector = weights.matrix(f"{scope}/vector", units, 1)
 
-    def read_weights(self, memory: Sequence[Any]) -> None:
+    def read_weights(self, memory: Sequence[tf.Tensor]) -> None:
         """Read the weights and compute what all time steps share; `memory`: one float32[batch, units] per position."""
         query, kernel, vector = read(self.scope, self.query_kernel, self.memory_kernel, self.vector)
         with tf.name_scope(f"{self.scope}/keys"):
@@ -98,7 +99,7 @@ class Attention:
             self.keys = tf.reshape(keys, [batch, positions, keys.shape[1]])
             self.weights = query, tf.reshape(vector, [-1])
 
-    def step(self, t: int, query: Any) -> Any:
+    def step(self, t: int, query: tf.Tensor) -> tf.Tensor:
         """float32[batch, memory]: the memory averaged with the weights that `query` gives each position."""
         kernel, vector = self.weights
         with tf.name_scope(f"{self.scope}/t{t}"):
@@ -118,7 +119,7 @@ class Projection:
         self.kernel = weights.matrix(f"{scope}/kernel", units, vocabulary)
         self.bias = weights.zeros(f"{scope}/bias", vocabulary)
 
-    def loss(self, hidden: Sequence[Any], words: Any) -> Any:
+    def loss(self, hidden: Sequence[tf.Tensor], words: tf.Tensor) -> tf.Tensor:
         """The mean loss per word; `hidden` has one float32[batch, units] per step, `words` is int32[steps, batch]."""
         self.weights = read(self.scope, self.kernel, self.bias)
         if self.how == "whole":
@@ -133,7 +134,7 @@ class Projection:
         with tf.name_scope(f"{self.scope}/mean"):
             return tf.reduce_mean(tf.add_n(losses)) / len(losses)
 
-    def _losses(self, hidden: Any, words: Any) -> Any:
+    def _losses(self, hidden: tf.Tensor, words: tf.Tensor) -> tf.Tensor:
         logits = tf.nn.bias_add(tf.matmul(hidden, self.weights[0]), self.weights[1])
         return tf.nn.sparse_softmax_cross_entropy_with_logits(words, logits)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,8 @@ from .scopes import assign_by_scope, layer_count, layered_rule
 from .sequences import SequenceModel
 
 if TYPE_CHECKING:
+    import tensorflow as tf
+
     from .training import TrainingStep
 
 
@@ -40,7 +42,7 @@ class RnnLm(SequenceModel):
         layers = [LstmLayer(make, f"layer{k}", self.units, self.units) for k in range(self.layers)]
         projection = Projection(make, "projection", self.units, self.vocabulary, self.projection)
 
-        def loss(words: Any, following: Any) -> Any:
+        def loss(words: tf.Tensor, following: tf.Tensor) -> tf.Tensor:
             hidden = embedding(words)
             for layer in layers:
                 hidden, _ = layer.unroll(hidden, self.batch_size)

@@ -22,9 +22,9 @@ class TrainingStep:
     """
 
     name: str
-    function: Any
+    function: tf.types.experimental.PolymorphicFunction
     inputs: tuple[NDArray[Any], ...]
-    variables: tuple[Any, ...]
+    variables: tuple[tf.Variable, ...]
     slots: dict[str, str]
 
     def __call__(self, *batch: NDArray[Any]) -> float:
@@ -36,24 +36,24 @@ class Weights:
     """Makes the variables of a model, on the host and from one seed, so that tracing takes no accelerator memory."""
 
     seed: int
-    variables: list[Any] = field(default_factory=list)
+    variables: list[tf.Variable] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random = np.random.default_rng(self.seed)
 
-    def matrix(self, name: str, *shape: int) -> Any:
+    def matrix(self, name: str, *shape: int) -> tf.Variable:
         """A variable drawn uniformly from Glorot's interval (Glorot and Bengio 2010)."""
         return self.add(name, glorot(self._random, shape))
 
-    def zeros(self, name: str, *shape: int) -> Any:
+    def zeros(self, name: str, *shape: int) -> tf.Variable:
         """A variable of zeros: biases."""
         return self.add(name, np.zeros(shape, dtype=np.float32))
 
-    def ones(self, name: str, *shape: int) -> Any:
+    def ones(self, name: str, *shape: int) -> tf.Variable:
         """A variable of ones: the gain of a normalization."""
         return self.add(name, np.ones(shape, dtype=np.float32))
 
-    def add(self, name: str, value: NDArray[np.float32]) -> Any:
+    def add(self, name: str, value: NDArray[np.float32]) -> tf.Variable:
         """A variable of the given value."""
         with tf.device("/CPU:0"):
             variable = tf.Variable(value, name=name)
@@ -70,8 +70,8 @@ def glorot(random: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.fl
 
 def make_step(
     name: str,
-    loss: Callable[..., Any],
-    variables: Sequence[Any],
+    loss: Callable[..., tf.Tensor],
+    variables: Sequence[tf.Variable],
     inputs: tuple[NDArray[Any], ...],
     input_names: Sequence[str],
     optimizer: str,
@@ -83,7 +83,7 @@ def make_step(
     """
     rule: Optimizer = make_optimizer(optimizer, variables)
 
-    def step(*batch: Any) -> Any:
+    def step(*batch: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
             value = loss(*batch)
         gradients = tape.gradient(value, list(variables))

@@ -9,12 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import reduce
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types
 from .batch_values import REDUCTIONS, BatchValues, Samples, Total
 from .gradient_sums import Tensor, add_node, constant
 from .session import PREFIX
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 TOTALS = f"{PREFIX}/batch"
 """Scope of the ops."""
@@ -33,7 +37,7 @@ class BatchTotals:
 
     def __init__(
         self,
-        graph: Any,
+        graph: GraphDef,
         values: BatchValues,
         repeated: set[str],
         name_of: Callable[[str, int], str],
@@ -72,7 +76,7 @@ class BatchTotals:
             self._shares[tensor] = total
         return self._shares[tensor]
 
-    def feed(self, nodes: dict[str, Any]) -> None:
+    def feed(self, nodes: dict[str, NodeDef]) -> None:
         """Replaces input ops that the copies read as well by Identity ops of the fed placeholders."""
         for name, source in self.fed.items():
             node, fed = nodes[name], self.graph.node.add()

@@ -19,13 +19,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 Tensor = tuple[str, int]
 Shape = tuple[int, ...] | None
@@ -112,9 +117,9 @@ class BatchValues:
     computes. `unclear`: op -> its division by a constant that may be a number of samples.
     """
 
-    graph_def: Any
+    graph_def: GraphDef
     micro_batches: int
-    nodes: Mapping[str, Any] = field(init=False)
+    nodes: Mapping[str, NodeDef] = field(init=False)
     batch: int = 1
     values: dict[Tensor, Value] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
@@ -136,7 +141,7 @@ class BatchValues:
             return None
         return tuple(int(d.size) for d in shapes[tensor[1]].dim)
 
-    def constant(self, tensor: Tensor) -> Any:
+    def constant(self, tensor: Tensor) -> NDArray[Any] | None:
         """Returns the value of a tensor that follows from constants and shapes, else None."""
         import tensorflow as tf
 
@@ -153,7 +158,9 @@ class BatchValues:
         return compute(node, *values)
 
 
-def _slice(node: Any, x: Any, begin_indices: Any, end_indices: Any, steps: Any) -> Any:
+def _slice(
+    node: NodeDef, x: NDArray[Any], begin_indices: NDArray[Any], end_indices: NDArray[Any], steps: NDArray[Any]
+) -> NDArray[Any] | None:
     """`x[begin:end]` or `x[begin]` of one axis."""
     if len(begin_indices) != 1:
         return None
@@ -182,7 +189,7 @@ _CONSTANTS: dict[str, Callable[..., Any]] = {
 
 
 def read_batch_values(
-    graph_def: Any, forward: Sequence[str], axes: Mapping[str, int | None], micro_batches: int
+    graph_def: GraphDef, forward: Sequence[str], axes: Mapping[str, int | None], micro_batches: int
 ) -> BatchValues:
     """Propagates the batch through the `forward` ops, which are in topological order.
 
@@ -200,7 +207,7 @@ def read_batch_values(
 class _OpRule:
     """The analysis of one op: computes the values of its outputs from those of its inputs."""
 
-    def __init__(self, batch_values: BatchValues, node: Any, axes: Mapping[str, int | None]) -> None:
+    def __init__(self, batch_values: BatchValues, node: NodeDef, axes: Mapping[str, int | None]) -> None:
         self.batch_values, self.node, self.axes = batch_values, node, axes
         self.inputs = list(data_inputs(node))
         self.values = [batch_values.of(tensor) for tensor in self.inputs]
@@ -407,7 +414,7 @@ class _OpRule:
             return Total(None, exact=False)
         return replace(total, power=total.power + (-factor.power if self.node.op in _DIVISIONS else factor.power))
 
-    def _divided(self, total: Total, constant: Any) -> Total:
+    def _divided(self, total: Total, constant: NDArray[Any] | None) -> Total:
         """Value of `total` divided by `constant`.
 
         A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a

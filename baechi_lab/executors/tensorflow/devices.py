@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
@@ -25,6 +25,9 @@ from ...graph.units import format_bytes, parse_bytes
 from ...workers.messages import Message
 from .secret import check_secret
 from .tunnel import go_through
+
+if TYPE_CHECKING:
+    from tensorflow.core.protobuf.config_pb2 import ConfigProto
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
 _NAME = re.compile(
@@ -55,7 +58,7 @@ class Selection:
         """The session's target: the first worker's master, or this process."""
         return f"grpc://{self.workers[0]}" if self.workers else ""
 
-    def apply(self, config: Any) -> None:
+    def apply(self, config: ConfigProto) -> None:
         """Add the GPUs to a ConfigProto."""
         if self.workers:
             return

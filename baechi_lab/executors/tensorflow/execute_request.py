@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,10 @@ from .devices import Selection, select
 from .kernels import original_name
 from .session import PLACED_FREELY, PlacedGraph, PlacedSession, parse_graph, place_graph, session_config, timed
 from .trace import Trace, read_trace
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 
 def serve(request: Message, send: Send) -> None:
@@ -122,7 +126,7 @@ def _median_trace(traces: Sequence[Trace]) -> int:
     return spans.index(statistics.median_low(spans))
 
 
-def _moved_ops(metadata: Any, nodes: Sequence[Any]) -> list[str]:
+def _moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:
     """Returns the ops that ran on another device than in the placed graph, except for ops that move no data."""
     device_of = {node.name: node.device for node in nodes if node.op not in PLACED_FREELY}
     devices_of: dict[str, set[str]] = {}
@@ -134,7 +138,7 @@ def _moved_ops(metadata: Any, nodes: Sequence[Any]) -> list[str]:
     )
 
 
-def _replaced_ops(metadata: Any, nodes: Sequence[Any]) -> dict[str, str]:
+def _replaced_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> dict[str, str]:
     """Returns op -> type of the op that replaced it at run time, for example a oneDNN op."""
     types = {node.name: node.op for node in nodes}
     executed = (node for partition in metadata.partition_graphs for node in partition.node)

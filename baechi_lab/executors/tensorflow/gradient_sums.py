@@ -9,11 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidInput
 from ...profilers.tensorflow.inlining import CALL_OPS, CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, op_def
+
+if TYPE_CHECKING:
+    import tensorflow as tf
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 _ROWS = frozenset({"indices", "updates", "segment_ids"})
 _ROW_OPS = ("ResourceScatter", "ResourceSparseApply", "Scatter", "SparseApply", "UnsortedSegment", "Segment")
@@ -24,7 +30,10 @@ Tensor = tuple[str, int]
 
 
 def rows_tensors(
-    nodes: Mapping[str, Any], once: Iterable[str], repeated: set[str], functions: Mapping[str, Any] | None = None
+    nodes: Mapping[str, NodeDef],
+    once: Iterable[str],
+    repeated: set[str],
+    functions: Mapping[str, FunctionDef] | None = None,
 ) -> set[Tensor]:
     """Tensors of `repeated` ops that are rows, or indices of rows: (op, output).
 
@@ -36,7 +45,7 @@ def rows_tensors(
     return {tensor for tensor in row_sources if tensor[0] in repeated}
 
 
-def _row_inputs(node: Any, functions: Mapping[str, Any]) -> list[Tensor]:
+def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:
     """The data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
     if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
         return [tensor for tensor, label in _labelled(node) if _is_rows(node.op, label)]
@@ -51,14 +60,14 @@ def _row_inputs(node: Any, functions: Mapping[str, Any]) -> list[Tensor]:
     return row_tensors
 
 
-def _row_arguments(body: Any, functions: Mapping[str, Any]) -> set[str]:
+def _row_arguments(body: FunctionDef, functions: Mapping[str, FunctionDef]) -> set[str]:
     """The arguments of a function that are rows or indices of rows in it. Its ops refer to `op:output:0`, or an argument."""
     inner = {node.name: node for node in body.node_def}
     waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
     return {name for name, _ in _row_sources(waiting, inner)} - set(inner)
 
 
-def _row_sources(waiting: list[Tensor], through: Mapping[str, Any]) -> set[Tensor]:
+def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[Tensor]:
     """Returns `waiting` and all tensors from which element-wise ops among `through` compute them."""
     sources_of_rows: set[Tensor] = set()
     while waiting:
@@ -73,12 +82,12 @@ def _row_sources(waiting: list[Tensor], through: Mapping[str, Any]) -> set[Tenso
     return sources_of_rows
 
 
-def _labelled(node: Any) -> list[tuple[Tensor, str]]:
+def _labelled(node: NodeDef) -> list[tuple[Tensor, str]]:
     """Returns the data inputs with the names of their arguments."""
     return list(zip(data_inputs(node), argument_names(node), strict=False))
 
 
-def argument_names(node: Any) -> list[str]:
+def argument_names(node: NodeDef) -> list[str]:
     """Returns the argument name of every data input of a node, from TensorFlow's op definition."""
     names: list[str] = []
     for name, list_attr, number_attr in _arguments(node.op):
@@ -114,11 +123,11 @@ class Sums:
 
     def __init__(
         self,
-        graph: Any,
+        graph: GraphDef,
         rows: set[Tensor],
         divisor: int,
         is_averaged: Callable[[Tensor], bool],
-        named: Any,
+        named: Callable[[str, int, int], str | None],
         logical: Callable[[str], str | None],
         prefix: str,
     ) -> None:
@@ -190,7 +199,7 @@ class Sums:
         return output
 
 
-def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
+def constant(graph: GraphDef, name: str, value: tf.Tensor, dtype: tf.DType) -> str:
     """Adds a constant of a TensorFlow type; returns its name."""
     import tensorflow as tf
 
@@ -200,7 +209,7 @@ def constant(graph: Any, name: str, value: Any, dtype: Any) -> str:
     return name
 
 
-def add_node(graph: Any, op: str, name: str, inputs: Iterable[str], **types: int) -> str:
+def add_node(graph: GraphDef, op: str, name: str, inputs: Iterable[str], **types: int) -> str:
     """Adds an op; `types` are attributes that are data types. Returns its name."""
     node = graph.node.add(op=op, name=name)
     node.input.extend(inputs)

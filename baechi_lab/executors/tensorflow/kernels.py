@@ -10,10 +10,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
+    from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 _COPY = re.compile(r"/replicate/_\d+$")
 _STREAMS = "/stream:all"
@@ -29,7 +33,7 @@ class Kernel:
     end_us: float
     scheduled_us: float
     node: str
-    stats: Any
+    stats: NodeExecStats
 
 
 def original_name(node: str) -> str:
@@ -42,7 +46,7 @@ def original_name(node: str) -> str:
 
 
 def read_kernels(
-    metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int], placed: NDArray[np.int32]
+    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int], placed: NDArray[np.int32]
 ) -> list[Kernel]:
     """Returns the kernels of the ops in `op_at` on the devices in `device_at`. `placed` is each op's device."""
     kernels = list(_executed(metadata, op_at, device_at))
@@ -55,7 +59,7 @@ def read_kernels(
     return [_as_streamed(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
 
 
-def _executed(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> Iterator[Kernel]:
+def _executed(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> Iterator[Kernel]:
     """Yields the kernels that the executors recorded."""
     for rows in metadata.step_stats.dev_stats:
         device = device_at.get(rows.device)
@@ -70,7 +74,7 @@ def _executed(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, i
 
 
 def _streamed(
-    metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]
+    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]
 ) -> dict[tuple[int, int], tuple[float, float]]:
     """Returns (op, device) -> first start and last end of its kernels on a GPU's streams."""
     device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0

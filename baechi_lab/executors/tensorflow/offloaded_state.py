@@ -8,12 +8,16 @@ temporary variable is destroyed.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidInput
 from ...graph import OpGraph, Placement
 from ...memory_saving.offload import STATE, STORED, sent_tensor
 from ...profilers.tensorflow.nodes import data_inputs, join
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 DEVICE_VARIABLE, DEVICE_ASSIGN, DEVICE_READ, DEVICE_DESTROY = "/here", "/put", "/got", "/gone"
 """Name suffixes of the ops on the temporary variable: its handle, its assignment, its read, its destruction."""
@@ -61,7 +65,7 @@ def with_state_on_hosts(graph: OpGraph, placement: Placement) -> Placement:
     return placement.replace(device=device)
 
 
-def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> tuple[str, ...]:
+def lend_state(definition: GraphDef, graph: OpGraph, waits: dict[int, list[str]]) -> tuple[str, ...]:
     """Adds to a step's GraphDef the ops that read and write back the state that `graph` keeps on hosts.
 
     Args:
@@ -76,7 +80,7 @@ def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> 
         InvalidInput: the state belongs to no variable, or is never written back.
     """
     nodes = {node.name: node for node in definition.node}
-    readers: dict[str, list[Any]] = {}
+    readers: dict[str, list[NodeDef]] = {}
     for node in definition.node:
         for name in {name for name, output in data_inputs(node) if output == 0}:
             readers.setdefault(name, []).append(node)
@@ -93,7 +97,11 @@ def lend_state(definition: Any, graph: OpGraph, waits: dict[int, list[str]]) -> 
 
 
 def _lend_variable(
-    definition: Any, variable: Any, readers: list[Any], state: tuple[str, list[str]], stored: tuple[str, list[str]]
+    definition: GraphDef,
+    variable: NodeDef,
+    readers: list[NodeDef],
+    state: tuple[str, list[str]],
+    stored: tuple[str, list[str]],
 ) -> tuple[str, str]:
     """Redirects the readers of one variable. Returns the ops that write it back and destroy the temporary variable."""
     kind = variable.attr["dtype"].type

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
@@ -23,6 +23,9 @@ from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, s
 from ..structure import graph_of
 from .offloaded_state import lend_state, with_state_on_hosts
 from .session import PREFIX, parse_graph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 COPY_SUFFIX = "/again"
 
@@ -94,7 +97,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
     return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 
 
-def _origin(graph: OpGraph, op: int, nodes: Any) -> Origin:
+def _origin(graph: OpGraph, op: int, nodes: dict[str, NodeDef]) -> Origin:
     """Returns the op of the step that an op of the graph is, repeats, or offloads an output of."""
     name, kind = graph.names[op], graph.op_types[op]
     if name not in nodes and kind == OFFLOADED:

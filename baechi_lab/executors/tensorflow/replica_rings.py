@@ -10,12 +10,15 @@ Tensors of other types and rows of looked-up tables are added up, or concatenate
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...graph import OpGraph, Placement
 from ...passes.all_reduce import ALL_REDUCE
 from .gradient_sums import Sums, Tensor, add_node, constant
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
 class Shares:
@@ -45,13 +48,13 @@ class Rings:
 
     def __init__(
         self,
-        graph_def: Any,
+        graph_def: GraphDef,
         graph: OpGraph,
         unrolled: OpGraph,
         shares: Shares,
         sums: Sums,
         gradients: Mapping[Tensor, int],
-        copies: Any,
+        copies: Callable[[str, int], Sequence[str]],
         prefix: str,
     ) -> None:
         self.graph_def, self.shares, self.sums, self.gradients = graph_def, shares, sums, gradients

@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .kernels import Kernel
 from .offloaded_state import DEVICE_ASSIGN, DEVICE_READ
 from .session import PREFIX
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 CONTROL, LENT = -1, -2
 """Output slots of a control dependency, and of an offloaded variable's value that goes back to its host."""
@@ -39,7 +43,7 @@ class Send:
     consumers: tuple[str, ...]
 
 
-def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> dict[Edge, Send]:
+def read_sends(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> dict[Edge, Send]:
     """Returns the sends from op to op. Fed and fetched values are left out."""
     sources: dict[Edge, tuple[int, int, int]] = {}
     receivers: dict[Edge, str] = {}
@@ -67,7 +71,7 @@ def read_sends(metadata: Any, op_at: Mapping[str, int], device_at: Mapping[str, 
     return sends
 
 
-def _producer(nodes: Mapping[str, Any], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
+def _producer(nodes: Mapping[str, NodeDef], tensor: str, op_at: Mapping[str, int]) -> tuple[int, int]:
     """Returns op and output slot of a Send's input. A control edge is sent as a constant that waits for the op."""
     name, _, slot = tensor.partition(":")
     while name.startswith(SUMS) and name not in op_at and name in nodes and nodes[name].input:
@@ -90,7 +94,7 @@ class Received:
     end_us: float
 
 
-def received(metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int]) -> Iterator[Received]:
+def received(metadata: RunMetadata, sends: Mapping[Edge, Send], device_at: Mapping[str, int]) -> Iterator[Received]:
     """Yields every RecvTensor row of `sends`."""
     for rows in metadata.step_stats.dev_stats:
         for stats in rows.node_stats:
@@ -103,7 +107,7 @@ def received(metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, 
 
 
 def copies_held_until(
-    metadata: Any, sends: Mapping[Edge, Send], device_at: Mapping[str, int], kernels: Sequence[Kernel]
+    metadata: RunMetadata, sends: Mapping[Edge, Send], device_at: Mapping[str, int], kernels: Sequence[Kernel]
 ) -> dict[Edge, float]:
     """Returns edge -> end of the last op that read the received copy, or an output in the copy's memory.
 
@@ -161,7 +165,9 @@ def _needed_after(kernel: Kernel, send: Send, kernel_at: Mapping[tuple[str, int]
     return any(reader is not None and reader.end_us > kernel.start_us for reader in readers)
 
 
-def _edges_by_device(metadata: Any, device_at: Mapping[str, int]) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
+def _edges_by_device(
+    metadata: RunMetadata, device_at: Mapping[str, int]
+) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
     """Returns (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers."""
     inputs: dict[tuple[str, int], list[str]] = {}
     readers: dict[tuple[str, int, int], list[str]] = {}

@@ -24,6 +24,7 @@ from ...profilers.tensorflow.apart import keep_apart
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.protobuf.config_pb2 import ConfigProto
 
 PREFIX = "baechi_lab"
 
@@ -252,7 +253,7 @@ class PlacedSession:
     `divided`, traced steps run like untraced ones.
     """
 
-    def __init__(self, placed: PlacedGraph, config: Any, target: str = "") -> None:
+    def __init__(self, placed: PlacedGraph, config: ConfigProto, target: str = "") -> None:
         import tensorflow as tf
 
         self.placed = placed
@@ -351,7 +352,7 @@ def _portions(sizes: Sequence[int]) -> list[list[int]]:
 
 def session_config(
     cpus: int = 1, *, soft: bool = False, threads: int | None = None, workers: Sequence[str] = (), isolate: bool = False
-) -> Any:
+) -> ConfigProto:
     """Returns a ConfigProto that leaves the placed graph unchanged: no optimizer, no rewriter, no silent move.
 
     `cpus`: logical CPU devices. `threads`: ops that run at a time (default: one per CPU device), each with one thread.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,9 @@ from .allocations import allocations, allocator_peaks
 from .clocks import clock_offsets
 from .kernels import Kernel, read_kernels
 from .sends import Edge, Send, copies_held_until, hand_overs, read_sends, received
+
+if TYPE_CHECKING:
+    from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 
 @dataclass(frozen=True)
@@ -60,7 +63,7 @@ class Trace:
         )
 
 
-def read_trace(metadata: Any, names: Sequence[str], placed: NDArray[np.int32], devices: Sequence[str]) -> Trace:
+def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.int32], devices: Sequence[str]) -> Trace:
     """Returns the rows of a RunMetadata for the ops `names`, placed on `placed`; `devices` are full TensorFlow names."""
     op_at = {name: i for i, name in enumerate(names)}
     device_at = {name: i for i, name in enumerate(devices)}

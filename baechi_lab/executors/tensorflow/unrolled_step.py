@@ -17,7 +17,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -40,6 +40,9 @@ from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
 from .sends import SUMS
 from .session import PREFIX, parse_graph
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 REDUCTIONS = ("mean", "sum")
 
@@ -346,7 +349,7 @@ class _Unroller:
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
-    def _copy_all(self) -> dict[str, Any]:
+    def _copy_all(self) -> dict[str, NodeDef]:
         """Adds a node for every op of the unrolled graph. Returns them by name."""
         for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
@@ -363,7 +366,7 @@ class _Unroller:
                 self._reseed(node, k)
         return {node.name: node for node in self.graph_def.node}
 
-    def _inputs(self, original: Any, k: int) -> Iterator[str]:
+    def _inputs(self, original: NodeDef, k: int) -> Iterator[str]:
         """Yields the inputs of a copy; `k` is -1 - r for an op that replica r runs once."""
         controls = []
         for reference in original.input:
@@ -409,7 +412,7 @@ class _Unroller:
             return self.rings.of((name, output), replica)
         return self.sums.of((name, output), output_types(self.nodes[name])[output], copies)
 
-    def _reseed(self, node: Any, k: int) -> None:
+    def _reseed(self, node: NodeDef, k: int) -> None:
         """Changes the seeds of micro-batch `k`. TensorFlow draws seeds of 0 for every op."""
         import tensorflow as tf
 
@@ -427,7 +430,7 @@ class _Unroller:
 
     # -- order -------------------------------------------------------------------------------------------------------
 
-    def _order(self, nodes: dict[str, Any]) -> None:
+    def _order(self, nodes: dict[str, NodeDef]) -> None:
         """Adds the control dependencies of the schedule."""
         names = self.unrolled.names
         waits = control_dependencies(self.pipe)
