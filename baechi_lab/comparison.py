@@ -217,7 +217,7 @@ def _make_placers(
     common: Mapping[str, Any],
 ) -> list[tuple[str, Any]]:
     """Returns a label and a validated placer per row; raises for unknown names before anything runs."""
-    from .placers.registry import make_placer, placer_class, told_pipeline
+    from .placers.registry import make_placer, pipeline_parameters, placer_class
 
     if isinstance(placers, str):
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
@@ -229,7 +229,7 @@ def _make_placers(
             name, placer_params = (entry, {}) if isinstance(entry, str) else entry
             accepted = placer_class(name).__dataclass_fields__
             shared = {key: value for key, value in common.items() if key in accepted}
-            pipeline_params = told_pipeline(name, pipeline)
+            pipeline_params = pipeline_parameters(name, pipeline)
             objects.append(make_placer(name, **{**pipeline_params, **shared, **params.get(name, {}), **placer_params}))
         else:
             objects.append(make_placer(entry))

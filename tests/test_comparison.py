@@ -217,7 +217,7 @@ def test_simulated_and_measured_on_a_local_cluster():
 
 def test_ctrl_c_ends_a_comparison(monkeypatch):
     """An anytime placer ends its search and answers; the comparison went on with the next."""
-    from baechi_lab.placers.search.rule import Search
+    from baechi_lab.placers.search.placer import Search
 
     def interrupted(self, graph, cluster):
         return bl.Placement(device=[0] * graph.n, info={"interrupted": True})

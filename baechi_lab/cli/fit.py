@@ -40,7 +40,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """Print the answer and the table."""
     from ..fitting.fit import GIVE_UP, fit
-    from ..placers.giving_up.ladder import FAST
+    from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 
     if (arguments.graph is None) == (arguments.model is None):
         raise InvalidInput("give a graph file or --model NAME, one of the two")
@@ -52,7 +52,7 @@ def run(arguments: argparse.Namespace) -> int:
         "batch_size": size,
         "hardware": arguments.hardware,
         "every_way": arguments.all,
-        "placers": FAST if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
+        "placers": FAST_PLACERS if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
         "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
         "give_up": _names_to_give_up(arguments.give_up, tuple(GIVE_UP)),
     }

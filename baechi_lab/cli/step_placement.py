@@ -76,9 +76,9 @@ def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
 
 def placer_of(arguments: argparse.Namespace) -> Place:
     """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
-    from ..placers.registry import told_pipeline
+    from ..placers.registry import pipeline_parameters
     from ..stages import Place
 
     pipeline_arguments = pipeline(arguments)
     name = arguments.placer or ("contiguous" if pipeline_arguments else "m-sct")
-    return Place(name, **told_pipeline(name, pipeline_arguments))
+    return Place(name, **pipeline_parameters(name, pipeline_arguments))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ..graph import HOST, Cluster, OpGraph
-from ..placers.giving_up.placing import Placing, code_of
+from ..placers.memory_trades.best_of_placers import BestOfPlacers, placement_code
 from .record import FitOption
 
 
@@ -13,7 +13,7 @@ def place_option(
     option: FitOption,
     graph: OpGraph,
     cluster: Cluster,
-    placing: Placing,
+    placing: BestOfPlacers,
     code: str,
     cluster_code: str = "cluster",
     earlier: FitOption | None = None,
@@ -30,7 +30,7 @@ def place_option(
     command = (
         earlier.command
         if earlier is not None and same
-        else code_of(code, cluster_code, fastest[0], count_computing(cluster))
+        else placement_code(code, cluster_code, fastest[0], count_computing(cluster))
     )
     return replace(option, graph=graph, cluster=cluster, placement=fastest[0], timeline=fastest[1], command=command)
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from ..errors import BaechiLabError
 from ..graph import Cluster
-from ..placers.giving_up.placing import Placing
-from ..placers.giving_up.recomputing import choices, words_of
+from ..placers.memory_trades.best_of_placers import BestOfPlacers
+from ..placers.memory_trades.recomputation import format_arguments, recompute_variants
 from .attempt import count_computing, has_only_hosts
 from .options import micro_batch_counts, try_micro_batch_count, try_offloading, try_recomputation
 from .proof import Proof, proof_of
@@ -27,7 +27,7 @@ OFFLOADING = "recomputation + offloading"
 def try_combinations(
     subject: Subject,
     cluster: Cluster,
-    placing: Placing,
+    placing: BestOfPlacers,
     alone: Sequence[FitOption],
     tell: Callable[[str], object],
     proof: Proof,
@@ -50,7 +50,7 @@ def try_combinations(
             yield from try_pair(subject, cluster, placing)
 
 
-def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries recomputation with half the batch, a quarter and so on, until one fits."""
     size = subject.batch_size or 0
     while subject.rebuild is not None and (size := size // 2) >= 1:
@@ -75,17 +75,19 @@ def _recompute_smaller_batches(subject: Subject, cluster: Cluster, placing: Plac
             return
 
 
-def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries recomputation with 2, 4, ... micro-batches until one fits; yields the fastest choice of each count."""
     counts = micro_batch_counts(subject.batch_size) if subject.rebuild is not None and subject.batch_size else []
     for count in counts:
         size = subject.batch_size // count  # type: ignore[operator]
         options: list[FitOption] = []
         try:
-            for keyword, small in choices(subject.at(size), cluster, count_computing(cluster)):
-                code = f"bl.recompute({subject.code_at(size)}, {words_of(keyword)})"
+            for keyword, small in recompute_variants(subject.at(size), cluster, count_computing(cluster)):
+                code = f"bl.recompute({subject.code_at(size)}, {format_arguments(keyword)})"
                 option = try_micro_batch_count(subject, cluster, placing, count, small, code)
-                options.append(replace(option, kind=MICRO_BATCHES, choice=f"{option.choice}, {words_of(keyword)}"))
+                options.append(
+                    replace(option, kind=MICRO_BATCHES, choice=f"{option.choice}, {format_arguments(keyword)}")
+                )
         except BaechiLabError:
             continue
         if options:
@@ -94,16 +96,16 @@ def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: Placin
             return
 
 
-def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def _recompute_and_offload(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries recomputation and then offloading; yields the fastest choice that fits, else the one with the lowest peak."""
     options: list[FitOption] = []
     if has_only_hosts(cluster):
         return
     try:
-        for keyword, recomputed in choices(subject.graph, cluster, count_computing(cluster)):
-            code = f"bl.recompute({subject.original}, {words_of(keyword)})"
+        for keyword, recomputed in recompute_variants(subject.graph, cluster, count_computing(cluster)):
+            code = f"bl.recompute({subject.original}, {format_arguments(keyword)})"
             for option in try_offloading(Subject(recomputed, subject.batch_size, None, code), cluster, placing):
-                options.append(replace(option, kind=OFFLOADING, choice=f"{words_of(keyword)}, {option.choice}"))
+                options.append(replace(option, kind=OFFLOADING, choice=f"{format_arguments(keyword)}, {option.choice}"))
     except BaechiLabError as error:
         yield FitOption(OFFLOADING, "any", error=str(error))
         return

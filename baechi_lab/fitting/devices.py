@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from ..graph import Cluster
-from ..placers.giving_up.placing import Placing
+from ..placers.memory_trades.best_of_placers import BestOfPlacers
 from .attempt import count_computing, place_option
 from .proof import Proof
 from .record import FitOption
@@ -16,7 +16,7 @@ MAX_DEVICES = 64
 
 
 def try_more_devices(
-    subject: Subject, cluster: Cluster, placing: Placing, proof: Proof, first: FitOption | None = None
+    subject: Subject, cluster: Cluster, placing: BestOfPlacers, proof: Proof, first: FitOption | None = None
 ) -> Iterator[FitOption]:
     """Tries the smallest number of devices that is enough: doubles the number, then bisects, from the proven minimum on.
 
@@ -51,7 +51,7 @@ def try_more_devices(
 
 
 def _try_devices(
-    subject: Subject, cluster: Cluster, placing: Placing, count: int, earlier: FitOption | None
+    subject: Subject, cluster: Cluster, placing: BestOfPlacers, count: int, earlier: FitOption | None
 ) -> FitOption:
     added = count - count_computing(cluster)
     option = FitOption(

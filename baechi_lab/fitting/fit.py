@@ -13,8 +13,8 @@ from ..errors import InvalidInput
 from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
-from ..placers.giving_up.ladder import FAST
-from ..placers.giving_up.placing import Placing, code_of, lacking
+from ..placers.memory_trades.best_of_placers import BestOfPlacers, missing_bytes, placement_code
+from ..placers.memory_trades.memory_ladder import FAST_PLACERS
 from .attempt import count_computing
 from .combinations import try_combinations
 from .devices import try_more_devices
@@ -39,7 +39,7 @@ def fit(
     *,
     batch_size: int | None = None,
     hardware: str | Mapping[str, str] = "rtx2080",
-    placers: Sequence[str] = FAST,
+    placers: Sequence[str] = FAST_PLACERS,
     time_limit: float = 0.0,
     seed: int = 0,
     every_way: bool = False,
@@ -50,7 +50,7 @@ def fit(
     """Checks whether a training step fits into the devices' memory; if not, simulates options that make it fit.
 
     The options are more devices, a smaller batch, micro-batches, recomputation (jointly with the placement,
-    `placers.giving_up`), offloading to a host, and two of them together where neither fits alone. For offloading, a cluster
+    `placers.memory_trades`), offloading to a host, and two of them together where neither fits alone. For offloading, a cluster
     without a device of kind "host" gets one behind the cluster's link, with four times the memory of all devices.
 
     Args:
@@ -94,7 +94,7 @@ def fit(
     if not isinstance(every_way, (bool, np.bool_)):
         raise InvalidInput(f"every_way is {every_way!r:.60}; it must be True or False")
     check_whole("seed", seed, low=0)
-    placing = Placing(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
+    placing = BestOfPlacers(tuple(placers) if not isinstance(placers, str) else placers, time_limit, seed)
     subject = subject_of(graph, batch_size, hardware)
     check_kinds(subject.graph, cluster)
     tell = callback or (lambda _: None)
@@ -132,7 +132,7 @@ def _allowed_kinds(give_up: Sequence[str]) -> set[str]:
 
 
 def _try_as_it_is(
-    subject: Subject, cluster: Cluster, placing: Placing, placement: Placement | None
+    subject: Subject, cluster: Cluster, placing: BestOfPlacers, placement: Placement | None
 ) -> tuple[FitOption, int]:
     count = count_computing(cluster)
     choice = f"{count} devices" if count > 1 else "1 device"
@@ -141,9 +141,13 @@ def _try_as_it_is(
         "as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster
     )
     if fastest is not None:
-        code = "placement" if fastest[0] is placement else code_of(subject.original, "cluster", fastest[0], count)
+        code = (
+            "placement" if fastest[0] is placement else placement_code(subject.original, "cluster", fastest[0], count)
+        )
         return replace(option, command=code, placement=fastest[0], timeline=fastest[1]), 0
-    least_over = placing.least_over(subject.graph, cluster)
-    if least_over is None:
+    least_overflowing = placing.least_overflowing(subject.graph, cluster)
+    if least_overflowing is None:
         return replace(option, error=why), 0
-    return replace(option, placement=least_over[0], timeline=least_over[1], error=why), lacking(least_over[1], cluster)
+    return replace(option, placement=least_overflowing[0], timeline=least_overflowing[1], error=why), missing_bytes(
+        least_overflowing[1], cluster
+    )

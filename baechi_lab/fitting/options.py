@@ -12,9 +12,9 @@ from ..graph import HOST, Cluster, OpGraph
 from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..memory_saving.offload import host_of, offloaded_placement
-from ..placers.giving_up.offloading import ways_to_offload
-from ..placers.giving_up.placing import Placing, code_of, code_of_over
-from ..placers.giving_up.recomputing import Joint, recompute_and_place, words_of
+from ..placers.memory_trades.best_of_placers import BestOfPlacers, overflowing_placement_code, placement_code
+from ..placers.memory_trades.offloading import offload_variants
+from ..placers.memory_trades.recomputation import PlacedVariant, format_arguments, recompute_and_place
 from ..simulator import simulate
 from .attempt import count_computing, has_only_hosts, place_option
 from .record import FitOption
@@ -23,7 +23,7 @@ from .subject import NO_OTHER_BATCH, Subject
 MAX_MICRO_BATCHES = 16
 
 
-def try_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def try_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries half the batch, a quarter and so on, until one fits."""
     if subject.rebuild is None or subject.batch_size is None:
         yield FitOption("smaller batch", "any", error=NO_OTHER_BATCH)
@@ -41,7 +41,7 @@ def try_smaller_batches(subject: Subject, cluster: Cluster, placing: Placing) ->
         size //= 2
 
 
-def try_micro_batches(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def try_micro_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries 2, 4, ... micro-batches until the step fits."""
     if subject.rebuild is None or subject.batch_size is None:
         yield FitOption("micro-batches", "any", error=NO_OTHER_BATCH)
@@ -61,7 +61,7 @@ def micro_batch_counts(batch_size: int) -> list[int]:
 def try_micro_batch_count(
     subject: Subject,
     cluster: Cluster,
-    placing: Placing,
+    placing: BestOfPlacers,
     count: int,
     small: OpGraph | None = None,
     code_of_small: str = "",
@@ -85,50 +85,50 @@ def try_micro_batch_count(
         return replace(option, error=str(error))
     if any("statistics" in str(w.message) for w in caught):
         option = replace(option, gives_up="statistics of the whole batch")
-    placed = code_of("small", "cluster", fastest[0], count_computing(cluster))
+    placed = placement_code("small", "cluster", fastest[0], count_computing(cluster))
     code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"
     broken = timeline.violations[0].message if timeline.violations else ""
     return replace(option, graph=small, placement=fastest[0], timeline=timeline, command=code, error=broken)
 
 
-def try_recomputation(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Yields the choices of ops to recompute that fit, the fastest first."""
     template = FitOption("recomputation", "any", batch_size=subject.batch_size, cluster=cluster)
     try:
-        joints = recompute_and_place(subject.graph, cluster, placing, count_computing(cluster))
+        variants = recompute_and_place(subject.graph, cluster, placing, count_computing(cluster))
     except BaechiLabError as error:
         yield replace(template, error=str(error))
         return
-    if not joints:
+    if not variants:
         yield replace(template, error="no choice of ops to compute again fits, in any placement that was found")
         return
     shown: set[object] = set()
     least = float("inf")
     # The fastest first: a larger budget that is slower is no choice, nor is the same step once more.
-    for joint in joints:
-        budget = joint.keyword.get("budget", 0)
-        costs = (joint.timeline.makespan_us, *joint.timeline.peak_bytes.tolist())
-        if not {joint.what, costs} & shown and budget <= least:
-            shown |= {joint.what, costs}
+    for variant in variants:
+        budget = variant.arguments.get("budget", 0)
+        costs = (variant.timeline.makespan_us, *variant.timeline.peak_bytes.tolist())
+        if not {variant.description, costs} & shown and budget <= least:
+            shown |= {variant.description, costs}
             least = min(least, budget or least)
-            yield _recomputation_option(template, subject, joint, count_computing(cluster))
+            yield _recomputation_option(template, subject, variant, count_computing(cluster))
 
 
-def _recomputation_option(template: FitOption, subject: Subject, joint: Joint, devices: int) -> FitOption:
+def _recomputation_option(template: FitOption, subject: Subject, variant: PlacedVariant, devices: int) -> FitOption:
     before = float(subject.graph.duration_us.sum())
-    added_share = (float(joint.graph.duration_us.sum()) - before) / max(before, 1e-9)
-    keyword = words_of(joint.keyword)
+    added_share = (float(variant.graph.duration_us.sum()) - before) / max(before, 1e-9)
+    keyword = format_arguments(variant.arguments)
     short = keyword if len(keyword) < 200 else "drop=names  # names: the forward_of of the copies"
     code = f"bl.recompute({subject.original}, {short})"
-    command = code_of(code, "cluster", joint.placement, devices)
+    command = placement_code(code, "cluster", variant.placement, devices)
     return replace(
         template,
-        choice=joint.what,
+        choice=variant.description,
         gives_up=_added_computation_text(added_share),
         command=command,
-        graph=joint.graph,
-        placement=joint.placement,
-        timeline=joint.timeline,
+        graph=variant.graph,
+        placement=variant.placement,
+        timeline=variant.timeline,
     )
 
 
@@ -143,7 +143,7 @@ def _added_computation_text(share: float) -> str:
     return f"{share:.1%} more computation" if share >= 0.001 else "less than 0.1% more computation"
 
 
-def try_offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iterator[FitOption]:
+def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
     """Tries offloading a growing share of outputs, optimizer state, or both, until the step fits."""
     if has_only_hosts(cluster):
         yield FitOption(
@@ -156,13 +156,15 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: Placing) -> Iter
     host = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     host = host or next(d.name for d in cluster.devices if d.kind == HOST)
     at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumed else "cluster"
-    least_over, placing = placing.least_over(subject.graph, cluster), replace(placing, repairs=False)
+    least_overflowing, placing = placing.least_overflowing(subject.graph, cluster), replace(placing, repairs=False)
     last: FitOption | None = None
-    for keyword, offloaded in ways_to_offload(subject.graph, cluster, host):
+    for keyword, offloaded in offload_variants(subject.graph, cluster, host):
         words = _offloading_text(keyword["share"], keyword["state"])
         template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded, cluster=cluster)
-        code = f"bl.offload({subject.original}, {at}, {words_of(keyword)})"
-        last = _offloading_option(template, offloaded, cluster, placing, least_over, (subject.original, at, code))
+        code = f"bl.offload({subject.original}, {at}, {format_arguments(keyword)})"
+        last = _offloading_option(
+            template, offloaded, cluster, placing, least_overflowing, (subject.original, at, code)
+        )
         if last.timeline is not None:
             needs = int(last.timeline.peak_bytes[cluster.index(host)])
             assumes = ", assumed behind the devices' link" if assumed else ""
@@ -178,18 +180,19 @@ def _offloading_option(
     template: FitOption,
     offloaded: OpGraph,
     cluster: Cluster,
-    placing: Placing,
-    least_over: Any,
+    placing: BestOfPlacers,
+    least_overflowing: Any,
     code: tuple[str, str, str],
 ) -> FitOption:
     """Returns the option under the placement of the original step; where that does not fit, placed again."""
     original, at, offload_code = code
     reused = replace(template, error="no placement of the step as it is was found")
-    if least_over is not None:
-        placed = offloaded_placement(least_over[0], offloaded, cluster)
+    if least_overflowing is not None:
+        placed = offloaded_placement(least_overflowing[0], offloaded, cluster)
         timeline = simulate(offloaded, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
-        command = f"bl.offloaded_placement({code_of_over(original, at, least_over[0])}, {offload_code}, {at})"
+        placed_code = overflowing_placement_code(original, at, least_overflowing[0])
+        command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
         reused = replace(template, placement=placed, timeline=timeline, error=error, command=command)
     if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):
         return reused

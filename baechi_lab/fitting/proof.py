@@ -1,7 +1,7 @@
 """Proofs that a step does not fit, as it is or with any option besides a smaller batch.
 
-The bounds are those of `placers.memory.needs` and `placers.memory.packing`; they count outputs that may lie in the memory of
-others as nothing. Every order of every placement is only tried in small graphs (`placers.memory.exhaustive`).
+The bounds are those of `placers.memory.lower_bounds` and `placers.memory.packing`; they count outputs that may lie in the memory
+of others as nothing. Every order of every placement is only tried in small graphs (`placers.memory.exhaustive`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import numpy as np
 from ..graph import Cluster, OpGraph
 from ..graph.units import format_bytes
 from ..placers.memory.exhaustive import first_fitting
-from ..placers.memory.needs import alone_bytes, most_across
-from ..placers.memory.packing import beside, op_in_words, packing_proof
+from ..placers.memory.lower_bounds import bytes_while_running, largest_bytes_across_op
+from ..placers.memory.packing import describe_op, packing_proof, persistent_bytes_beside
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,11 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     """
     computes = ~cluster.is_host
     capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
-    alone = alone_bytes(graph, shared=True)
-    largest_op, together = int((alone + beside(graph, shared=True)).max(initial=0)), most_across(graph, shared=True)[0]
+    alone = bytes_while_running(graph, shared=True)
+    largest_op, together = (
+        int((alone + persistent_bytes_beside(graph, shared=True)).max(initial=0)),
+        largest_bytes_across_op(graph, shared=True)[0],
+    )
     together = max(together, int(graph.persistent_bytes.sum()))
     enough = -(-together // capacity_bytes) if capacity_bytes else 0
     return Proof(
@@ -86,6 +89,6 @@ def _prove_op_too_large(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[n
         return ""
     op = int(alone.argmax())
     return (
-        f"{op_in_words(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
+        f"{describe_op(graph, op)} reads, makes and uses {format_bytes(int(alone[op]))} while it runs, and no device has "
         f"more than {format_bytes(capacity_bytes)}"
     )

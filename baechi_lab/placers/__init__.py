@@ -10,7 +10,7 @@ from ..graph.kernels.compiling import working_seconds
 from ..lazy import lazy_names
 from .base import Placer
 from .direct import place_directly
-from .giving_up.choosing import place_giving_up
+from .memory_trades.selection import place_with_memory_trades
 from .registry import list_placers, make_placer, placer_names
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
     `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own: one that
     refuses is asked again with larger limits, and what it finds must keep within the real ones when it is simulated
-    (`placers.memory.sharing`). A placement of one step that takes more than its placer counted, for views or late messages,
-    is planned again with smaller limits, or refused. Where memory is short, nothing is proven of the time, and that nothing
-    fits only from bytes that are not shared (`placers.memory.packing`).
+    (`placers.memory.adjusted_limits`). A placement of one step that takes more than its placer counted, for views or late
+    messages, is planned again with smaller limits, or refused. Where memory is short, nothing is proven of the time, and that
+    nothing fits only from bytes that are not shared (`placers.memory.packing`).
 
     Args:
         graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`. Of a coarse one only the groups are placed:
@@ -57,5 +57,5 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     if not getattr(rule, "give_up", ()):
         return place_directly(graph, cluster, rule)
     began = working_seconds()
-    placement = place_giving_up(graph, cluster, rule)
+    placement = place_with_memory_trades(graph, cluster, rule)
     return placement.replace(placer=rule.name, params=rule.get_params(), seconds=working_seconds() - began)

@@ -35,25 +35,25 @@ from ..simulator import makespan_and_peak, simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
 from .evaluation.enumerate import best_schedule
-from .giving_up.choosing import check_give_up
 from .memory.exhaustive import first_fitting
-from .memory.packing import infeasible, refuse_the_impossible
+from .memory.packing import infeasible_placement, raise_if_impossible
+from .memory_trades.selection import check_give_up
+from .pipeline_stages.hill_climbing import max_moves
+from .pipeline_stages.objective import Objective
 from .registry import make_placer, placer_class, placer_names
-from .stages.climb import moves_allowed
-from .stages.objective import Objective
 
 LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
 LP_OPS = 1500
 """Most ops for which a linear program is solved: above that it takes longer than all the others together."""
-MOVES, SECONDS = 200_000, 5.0
+SEARCH_MOVES, ANYTIME_SECONDS = 200_000, 5.0
 """What `search` may try for a period (a fraction of a second), and what other anytime placers get where they are named."""
 
 
 MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
 """Ops of a graph whose schedules are all tried, and simulations that end this: of up to `SMALL` ops, which nearly always takes
 milliseconds, and of more, where it takes less than a tenth of a second."""
-EVERY = "every schedule"
+EVERY_SCHEDULE = "every schedule"
 
 
 @dataclass(frozen=True)
@@ -112,27 +112,27 @@ class Auto(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
-        refuse_the_impossible(graph, cluster)
+        raise_if_impossible(graph, cluster)
         proof: dict[str, Any] = {}
-        found = [pair for some in self._run(self._jobs(graph, cluster)) for pair in some]
+        attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
-            more, proof = _every_schedule(
-                graph, cluster, [a.makespan_us for a, placed in found if placed and a.feasible]
+            exhaustive_attempts, proof = _try_every_schedule(
+                graph, cluster, [a.makespan_us for a, placed in attempts if placed and a.feasible]
             )
-            found += more
-        table = tuple(self._row(attempt) for attempt, _ in found)
-        fits = [(attempt, placed) for attempt, placed in found if placed is not None and attempt.feasible]
+            attempts += exhaustive_attempts
+        table = tuple(self._row(attempt) for attempt, _ in attempts)
+        fits = [(attempt, placed) for attempt, placed in attempts if placed is not None and attempt.feasible]
         if not fits:
             if self.objective != "latency":  # says in its own words why, or repairs
-                placed = proposal("contiguous", graph, graph, cluster, self._goal)
+                placed = propose("contiguous", graph, graph, cluster, self._goal)
                 return placed.replace(info={**placed.info, "table": table, "winner": "contiguous"})
-            return self._mended(graph, cluster, found).replace(info={"table": table, "winner": "repair"})
+            return self._repair_attempt(graph, cluster, attempts).replace(info={"table": table, "winner": "repair"})
         attempt, placed = min(fits, key=lambda pair: pair[0].makespan_us)  # ties: the first
         winner = f"{attempt.placer} on the {attempt.graph} graph" + (
             f", {attempt.scheduler}" if attempt.scheduler else ""
         )
-        told = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
-        return placed.replace(info={"table": table, "winner": winner, **told})
+        goal_info = proof if self.objective == "latency" else {self._goal.key: attempt.makespan_us}
+        return placed.replace(info={"table": table, "winner": winner, **goal_info})
 
     @property
     def _goal(self) -> Objective:
@@ -151,40 +151,44 @@ class Auto(Placer):
         if self.placers is not None:
             return list(self.placers)
         fast = fast_placers(graph, self.lp_ops)
-        return fast if self.objective == "latency" else [*fast, *(n for n in self._able() if n not in fast)]
+        return fast if self.objective == "latency" else [*fast, *(n for n in self._placers_of_goal() if n not in fast)]
 
-    def _able(self) -> list[str]:
+    def _placers_of_goal(self) -> list[str]:
         """Placers that can be told what for; `search`, for so many evaluations that it answers at once."""
         return [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
         return [
-            lambda name=name, what=what, form=form: _attempts(name, what, form, graph, cluster, self._goal)  # type: ignore[misc]
-            for what, form in forms_of(graph, cluster, self.optimized).items()
+            lambda name=name, form_name=form_name, form=form: _run_attempts(
+                name, form_name, form, graph, cluster, self._goal
+            )  # type: ignore[misc]
+            for form_name, form in forms_of(graph, cluster, self.optimized).items()
             for name in self._names(form)
         ]
 
     def _run(self, jobs: list[Callable[[], Any]]) -> list[Any]:
         """All jobs' results in the order of the jobs, whatever the order in which threads finish."""
-        pool, found = ThreadPoolExecutor(self.workers or os.cpu_count() or 1), []
+        pool, answers = ThreadPoolExecutor(self.workers or os.cpu_count() or 1), []
         try:
             for answer in pool.map(lambda job: job(), jobs):
-                found.append(answer)
-                if self.callback is not None and self.callback(len(found), len(jobs)) is True:
+                answers.append(answer)
+                if self.callback is not None and self.callback(len(answers), len(jobs)) is True:
                     break
         finally:  # also when interrupted: what has not begun is left out
             pool.shutdown(cancel_futures=True)
-        return found
+        return answers
 
-    def _mended(self, graph: OpGraph, cluster: Cluster, found: list[tuple[Attempt, Placement | None]]) -> Placement:
+    def _repair_attempt(
+        self, graph: OpGraph, cluster: Cluster, attempts: list[tuple[Attempt, Placement | None]]
+    ) -> Placement:
         from .memory.repair import repair
 
-        placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(found) if p is not None]
-        start = found[min(placed)[1]][1] if placed else None
-        mended = repair(graph, cluster, start)
-        if mended is not None:
-            return mended
-        raise infeasible(
+        placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(attempts) if p is not None]
+        start = attempts[min(placed)[1]][1] if placed else None
+        repaired_placement = repair(graph, cluster, start)
+        if repaired_placement is not None:
+            return repaired_placement
+        raise infeasible_placement(
             (
                 first_fitting(graph, cluster)[1]
                 or "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
@@ -220,74 +224,74 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
     return {"raw": graph}
 
 
-def proposal(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:
+def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:
     """What the placer `name` says about `form`, read for `graph`; told the goal, where it takes one other than latency."""
-    known: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     if goal.name != "latency" and name in placers_of_objectives():
-        told = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
-        known = {k: v for k, v in told.items() if k in placer_class(name).__dataclass_fields__}
+        goal_parameters = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
+        parameters = {k: v for k, v in goal_parameters.items() if k in placer_class(name).__dataclass_fields__}
         if placer_class(name).anytime:
-            known["time_limit"] = SECONDS
+            parameters["time_limit"] = ANYTIME_SECONDS
         if name == "search":  # the same on any machine
-            steps = moves_allowed(graph.n * goal.micro_batches)
+            steps = max_moves(graph.n * goal.micro_batches)
             annealed = goal.name == "throughput" and not goal.replicas  # by loads, which takes microseconds
-            known |= {"time_limit": None, "evaluations": MOVES if annealed else steps, "workers": 1}
-    placed = make_placer(name, **known).assign(form, cluster)
+            parameters |= {"time_limit": None, "evaluations": SEARCH_MOVES if annealed else steps, "workers": 1}
+    placed = make_placer(name, **parameters).assign(form, cluster)
     placed = placed.replace(graph_key=form.key, group_of=form.group_of, source_key=form.source_key)
     return placed if form is graph else placed.on(graph)
 
 
-def _attempts(
-    name: str, what: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
-) -> list[tuple[Attempt, Placement | None]]:  # fmt: skip
+def _run_attempts(
+    name: str, form_name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
+) -> list[tuple[Attempt, Placement | None]]:
     """What `name` says about `form`, simulated on `graph` under every scheduler, or measured by another goal.
 
     Where `graph` is coarse and its original is at hand, that is what each answer is simulated on.
     """
     began = working_seconds()
     try:
-        placed = proposal(name, form, graph, cluster, goal)
+        placed = propose(name, form, graph, cluster, goal)
     except BaechiLabError as error:  # a placer that finds nothing, or lacks its package, is a row without a placement
         took = working_seconds() - began
-        return [(Attempt(name, what, "", float("inf"), 0, False, took, str(error)), None)]
+        return [(Attempt(name, form_name, "", float("inf"), 0, False, took, str(error)), None)]
     took = working_seconds() - began
     if goal.name != "latency":
-        return [_measured(name, what, placed, graph, cluster, goal, took)]
+        return [_measure_attempt(name, form_name, placed, graph, cluster, goal, took)]
     rows: list[tuple[Attempt, Placement | None]] = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
             continue
         timeline = simulate(graph, cluster, placed, scheduler)
-        planned = _frozen(graph, placed, scheduler, timeline)
+        planned = _freeze_order(graph, placed, scheduler, timeline)
         us, peak, feasible = timeline.makespan_us, timeline.peak_bytes, timeline.feasible
         if graph.original is not None:
-            us, peak, feasible = _on_ops(graph.original, cluster, planned)
-        attempt = Attempt(name, what, scheduler, us, int(peak.max(initial=0)), feasible, took)
+            us, peak, feasible = _simulate_ops(graph.original, cluster, planned)
+        attempt = Attempt(name, form_name, scheduler, us, int(peak.max(initial=0)), feasible, took)
         rows.append((attempt, planned))
     return rows
 
 
-def _every_schedule(
+def _try_every_schedule(
     graph: OpGraph, cluster: Cluster, known_us: list[float]
 ) -> tuple[list[tuple[Attempt, Placement | None]], dict[str, Any]]:
     """What is better than all rules, of all placements and orders of a small graph; and what `info` says of the best."""
     began = working_seconds()
-    whole = graph.original is None  # groups are simulated as their ops, which is not what is searched
-    known = min(known_us, default=np.inf) if whole else np.inf
-    best = best_schedule(graph, cluster, known, SIMULATIONS[0 if graph.n <= SMALL else 1])
+    ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
+    known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
+    best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
     rows: list[tuple[Attempt, Placement | None]] = []
-    us, fits = known, True
+    us, fits = known_bound_us, True
     if best.placement is not None:
         keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
         placed = best.placement.replace(**keys)
-        us, peak, fits = _on_ops(graph.original or graph, cluster, placed)
-        what, took = "raw" if graph.group_of is None else "given", working_seconds() - began
-        rows.append((Attempt(EVERY, what, "planned", us, int(peak.max(initial=0)), fits, took), placed))
-    proven = whole and best.complete and fits and np.isfinite(us)
+        us, peak, fits = _simulate_ops(graph.original or graph, cluster, placed)
+        form_name, took = "raw" if graph.group_of is None else "given", working_seconds() - began
+        rows.append((Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), fits, took), placed))
+    proven = ungrouped and best.complete and fits and np.isfinite(us)
     return rows, {"status": "OPTIMAL", "bound_us": us, "gap": 0.0} if proven else {}
 
 
-def _on_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
+def _simulate_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
     """Makespan, peaks and whether it fits. Buffers that ops share take long to follow: only where it does not fit without."""
     us, peak = makespan_and_peak(graph, cluster, placed)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
@@ -296,19 +300,19 @@ def _on_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float,
     return timeline.makespan_us, timeline.peak_bytes, timeline.feasible
 
 
-def _measured(
-    name: str, what: str, placed: Placement, graph: OpGraph, cluster: Cluster, goal: Objective, took: float
+def _measure_attempt(
+    name: str, form_name: str, placed: Placement, graph: OpGraph, cluster: Cluster, goal: Objective, took: float
 ) -> tuple[Attempt, Placement | None]:
     schedule = goal.schedule if goal.name == "step" else ""
     try:
-        found = goal.measure(graph, cluster, placed)
+        measurement = goal.measure(graph, cluster, placed)
     except InvalidInput as error:  # its stages are no pipeline for the schedule
-        return Attempt(name, what, schedule, float("inf"), 0, False, took, str(error)), None
-    peak = int(found.peak_bytes.max(initial=0))
-    return Attempt(name, what, schedule, found.us, peak, found.feasible, took), placed
+        return Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None
+    peak = int(measurement.peak_bytes.max(initial=0))
+    return Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed
 
 
-def _frozen(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) -> Placement:
+def _freeze_order(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) -> Placement:
     """`placed` with the order in which `scheduler` ran the ops as its plan.
 
     A device that takes its ready ops in that order makes the same choices: what it ran next started first.

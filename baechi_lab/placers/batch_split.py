@@ -20,7 +20,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Room, by_rank, emptiest, empty_room, feasible, make_units, put
+from .partition import DeviceUsage, assign_unit, emptiest, empty_usage, feasible, make_units, units_by_rank
 
 BATCHES = ("memory", "work")
 
@@ -47,18 +47,18 @@ class BatchSplit(Placer):
         units = make_units(graph, cluster)
         # A device that has worked for this long has its share: all devices together get the whole graph done in it.
         share = np.inf if self.batches == "memory" else units.cost.min(axis=1).sum() / max(units.pace.sum(), 1e-300)
-        room = empty_room(units)
-        _fill(by_rank(units), units.cost, units.pace, share, room)
-        return Placement(device=room.home[units.group])
+        usage = empty_usage(units)
+        _assign_batches(units_by_rank(units), units.cost, units.pace, share, usage)
+        return Placement(device=usage.home[units.group])
 
 
 @njit(cache=True)
-def _fill(sequence: Any, cost: Any, pace: Any, share: float, room: Room) -> None:
+def _assign_batches(sequence: Any, cost: Any, pace: Any, share: float, usage: DeviceUsage) -> None:
     """Each unit to the fastest feasible device (ties: faster for the whole graph, then device index)."""
     devices = len(pace)
     mask, load = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
-        roomy = feasible(g, room, mask)
+        roomy = feasible(g, usage, mask)
         best = -1
         for d in range(devices):
             if not mask[d] or not roomy or load[d] >= share:
@@ -66,6 +66,6 @@ def _fill(sequence: Any, cost: Any, pace: Any, share: float, room: Room) -> None
             if best < 0 or cost[g, d] < cost[g, best] or (cost[g, d] == cost[g, best] and pace[d] > pace[best]):
                 best = d
         if best < 0:
-            best = emptiest(mask, room)
+            best = emptiest(mask, usage)
         load[best] += cost[g, best]
-        put(g, best, room)
+        assign_unit(g, best, usage)

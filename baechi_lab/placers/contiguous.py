@@ -30,17 +30,17 @@ from ..graph.kernels.jit import njit
 from ..simulator.paths import heads_and_tails
 from .base import Placer
 from .evaluation.orders import best_of, topological_position
+from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
-from .memory.order import depth_first_order
-from .problem import groups_of, transfer_us
-from .stages.cut import on_first_devices
-from .stages.levels import level_cuts
-from .stages.line_cuts import cut_lines
-from .stages.objective import Objective
-from .stages.orders import device_orders
-from .stages.plan import Cut, best_cut, made_of, shared_by_all
-from .stages.units import make_units
-from .stages.ways import chain_of, ways
+from .pipeline_stages.device_orders import device_orders
+from .pipeline_stages.device_sequences import chain_along, device_sequences
+from .pipeline_stages.dynamic_program import pack_on_first_devices
+from .pipeline_stages.line_cuts import cut_lines
+from .pipeline_stages.link_levels import cuts_by_link_level
+from .pipeline_stages.objective import Objective
+from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
+from .pipeline_stages.pipeline_units import make_pipeline_units
+from .problem import allowed_group_devices, groups_of, transfer_us
 
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 
@@ -52,7 +52,7 @@ class Contiguous(Placer):
     Args:
         caps: the most work a device may get, as multiples of its fair share; each is tried (for "latency").
         objective: "latency" (one step), "throughput" (the period of endless micro-batches) or "step" (`micro_batches`
-            under a `schedule`); the last two cut the lines by `stages/line_cuts.py`.
+            under a `schedule`); the last two cut the lines by `pipeline_stages/line_cuts.py`.
         replicas: let several equal devices share a pipeline stage (not for "latency"); where links have levels, whole pipelines.
         sum: a device computes or transfers, never both at once.
     """
@@ -73,31 +73,35 @@ class Contiguous(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if self.objective == "latency" or graph.n == 0:
             return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
-        return best_cut(graph, cluster, self._goal, lambda limits: self._cuts(graph, limits))
+        return place_best_cut(graph, cluster, self._goal, lambda limits: self._cuts(graph, limits))
 
     @property
     def _goal(self) -> Objective:
         return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
-    def _cuts(self, graph: OpGraph, limits: Cluster) -> Iterator[Cut]:
+    def _cuts(self, graph: OpGraph, limits: Cluster) -> Iterator[PipelineCut]:
         """The best cut of every line, for every order of devices and every goal."""
-        seen: set[bytes] = set()
+        lines_cut: set[bytes] = set()
         for name, place in lines(graph).items():
-            units = make_units(graph, limits, place, self._goal.batches)
-            if units.unit.tobytes() in seen:
+            units = make_pipeline_units(graph, limits, place, self._goal.micro_batches_per_update)
+            if units.unit.tobytes() in lines_cut:
                 continue
-            seen.add(units.unit.tobytes())
-            for way in (way for order in device_orders(limits, units.able) for way in ways(self._goal, order)):
-                chain = chain_of(way, units, limits, self._goal)
-                for cost, stages in cut_lines(units, chain, self._goal.goals):
-                    for chosen in on_first_devices(stages, chain) if stages else ():
-                        members = [(slice(first, end), d, r) for first, end, d, r in chosen]
-                        yield made_of(units.unit, units.n, members, way.devices, f"{name} line", cost)
-                if way.shared and len(seen) == 1 and self.objective == "step":
-                    most = min(int(chain.run[0]), self.micro_batches)
-                    yield from shared_by_all(units.unit, units.n, way.devices, most)
+            lines_cut.add(units.unit.tobytes())
+            for sequence in (
+                sequence
+                for order in device_orders(limits, units.allowed)
+                for sequence in device_sequences(self._goal, order)
+            ):
+                chain = chain_along(sequence, units, limits, self._goal)
+                for cost, stages in cut_lines(units, chain, self._goal.program_goals):
+                    for packed_stages in pack_on_first_devices(stages, chain) if stages else ():
+                        members = [(slice(first, end), d, r) for first, end, d, r in packed_stages]
+                        yield make_pipeline_cut(units.unit, units.n, members, sequence.devices, f"{name} line", cost)
+                if sequence.replicated and len(lines_cut) == 1 and self.objective == "step":
+                    max_replicas = min(int(chain.run[0]), self.micro_batches)
+                    yield from data_parallel_cuts(units.unit, units.n, sequence.devices, max_replicas)
             if self.replicas:
-                yield from level_cuts(units, limits, f"{name} line", sum=self.sum)
+                yield from cuts_by_link_level(units, limits, f"{name} line", sum=self.sum)
 
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
@@ -113,48 +117,47 @@ def contiguous_splits(
     graph: OpGraph, cluster: Cluster, caps: tuple[float, ...] = CAPS
 ) -> Iterator[tuple[str, NDArray[np.int32]]]:
     """Distinct (name, device int32[n]) for every line and cap for which cuts exist."""
-    group, able = groups_of(graph), allowed_devices(graph, cluster)
+    group = groups_of(graph)
     count = int(group.max()) + 1
     work = np.bincount(group, durations(graph, cluster).min(axis=1) * cluster.speed.max(), count)
-    held = np.bincount(group, graph.persistent_bytes, count).astype(np.int64)
-    homes = np.ones((count, cluster.n), dtype=np.bool_)
-    np.logical_and.at(homes, group, able)
-    seen: set[bytes] = set()
+    persistent_bytes = np.bincount(group, graph.persistent_bytes, count).astype(np.int64)
+    group_allowed = allowed_group_devices(graph, cluster, group)
+    devices_yielded: set[bytes] = set()
     for name, place in lines(graph).items():
         line = _line_of_groups(group, place, count)
         cross = _crossing_cost(graph, cluster, group, line)
         for cap in caps:
-            most = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
-            cuts = _cut(work[line], held[line], cross, most, cluster.memory_bytes)
+            work_caps = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
+            cuts = _cut_line(work[line], persistent_bytes[line], cross, work_caps, cluster.memory_bytes)
             if cuts[-1] < 0:
                 continue
             home = np.empty(count, dtype=np.int64)
             home[line] = np.searchsorted(cuts, np.arange(count), side="right")
-            home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+            home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
             device = home[group].astype(np.int32)
-            if device.tobytes() not in seen:
-                seen.add(device.tobytes())
+            if device.tobytes() not in devices_yielded:
+                devices_yielded.add(device.tobytes())
                 yield f"{name} line, cap {cap:g}", device
 
 
 def lines(graph: OpGraph) -> dict[str, NDArray[np.float64]]:
     """Lines of the ops: a position float64[n] each."""
     position = topological_position(graph).astype(np.float64)
-    found: dict[str, NDArray[Any]] = {
+    positions: dict[str, NDArray[Any]] = {
         "topological": position,
         "depth-first": depth_first_order(graph),
-        "layer": _level(graph),
+        "layer": _depth(graph),
     }
     paired = graph.forward_of >= 0
     if paired.any():
-        for name in list(found):
-            folded = found[name].copy()
-            folded[paired] = found[name][graph.forward_of[paired]]
-            found[f"folded {name}"] = folded
-    return found
+        for name in list(positions):
+            folded = positions[name].copy()
+            folded[paired] = positions[name][graph.forward_of[paired]]
+            positions[f"folded {name}"] = folded
+    return positions
 
 
-def _level(graph: OpGraph) -> NDArray[np.float64]:
+def _depth(graph: OpGraph) -> NDArray[np.float64]:
     """float64[n]: edges on the longest path before each op."""
     head, _ = heads_and_tails(graph, np.ones(graph.n))
     return head
@@ -187,7 +190,7 @@ def _crossing_cost(
 
 
 @njit(cache=True)
-def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
+def _cut_line(work: Any, persistent_bytes: Any, cross: Any, cap: Any, memory: Any) -> Any:
     """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end when no cuts fit.
 
     The window of places where the run of device d that ends at j may begin is [low, j]; both ends move forward, so a
@@ -197,13 +200,13 @@ def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
     load, bytes_before = np.zeros(n + 1), np.zeros(n + 1, np.int64)
     for j in range(n):
         load[j + 1] = load[j] + work[j]
-        bytes_before[j + 1] = bytes_before[j] + held[j]
+        bytes_before[j + 1] = bytes_before[j] + persistent_bytes[j]
     cost = np.full(n + 1, np.inf)
     cost[0] = 0.0
-    came = np.full((devices, n + 1), -1, np.int64)
+    run_start = np.full((devices, n + 1), -1, np.int64)
     queue = np.empty(n + 1, np.int64)
     for d in range(devices):
-        new = np.full(n + 1, np.inf)
+        next_cost = np.full(n + 1, np.inf)
         first, last, low = 0, 0, 0
         for j in range(n + 1):
             while last > first and cost[queue[last - 1]] >= cost[j]:
@@ -216,13 +219,13 @@ def _cut(work: Any, held: Any, cross: Any, cap: Any, memory: Any) -> Any:
                 first += 1
             i = queue[first]
             if cost[i] < np.inf:
-                new[j] = cost[i] + (0.0 if j in (0, i, n) else cross[j])
-                came[d, j] = i
-        cost = new
+                next_cost[j] = cost[i] + (0.0 if j in (0, i, n) else cross[j])
+                run_start[d, j] = i
+        cost = next_cost
     cuts = np.full(devices, -1, np.int64)
     if cost[n] < np.inf:
         j = n
         for d in range(devices - 1, -1, -1):
             cuts[d] = j
-            j = came[d, j]
+            j = run_start[d, j]
     return cuts

@@ -11,17 +11,17 @@ from .base import Placer
 from .single import Single
 
 
-def only_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placement:
+def place_on_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placement:
     """Everything on the fastest device of `kind`; ops that may not run there go to their fastest allowed device.
 
     Raises `InvalidInput` when the cluster has no such device, `InfeasiblePlacement` when memory does not suffice.
     """
-    mine = [d for d, device in enumerate(cluster.devices) if device.family == kind]
-    if not mine:
+    matching_devices = [d for d, device in enumerate(cluster.devices) if device.family == kind]
+    if not matching_devices:
         kinds = ", ".join(sorted({d.kind for d in cluster.devices}))
         raise InvalidInput(f"placer {name!r} needs a device of kind {kind!r}; the cluster has devices of kind {kinds}")
     total = durations(graph, cluster).sum(axis=0)
-    return Single(device=min(mine, key=lambda d: (total[d], d))).assign(graph, cluster)
+    return Single(device=min(matching_devices, key=lambda d: (total[d], d))).assign(graph, cluster)
 
 
 @dataclass(frozen=True)
@@ -31,4 +31,4 @@ class CpuOnly(Placer):
     name: ClassVar[str] = "cpu-only"
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return only_kind(graph, cluster, "cpu", self.name)
+        return place_on_kind(graph, cluster, "cpu", self.name)

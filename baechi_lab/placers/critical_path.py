@@ -27,7 +27,7 @@ from ..simulator.paths import heads_and_tails
 from ..simulator.ranks import longest_path, rank_costs
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Room, Units, by_rank, emptiest, empty_room, feasible, make_units, put
+from .partition import DeviceUsage, Units, assign_unit, emptiest, empty_usage, feasible, make_units, units_by_rank
 
 TIE = 1e-12
 """Paths are equally long when they differ by less than this share."""
@@ -54,25 +54,25 @@ class CriticalPath(Placer):
 
     def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
         units = make_units(graph, cluster)
-        room, load = empty_room(units), np.zeros(cluster.n)
-        most = cluster.n if self.paths is None else self.paths
-        found = 0
-        for found, path in enumerate(self._paths(graph, cluster, units, room.home, most), 1):
-            for g, d in _path_devices(path, units, found - 1, room):
-                put(g, d, room)
+        usage, load = empty_usage(units), np.zeros(cluster.n)
+        max_paths = cluster.n if self.paths is None else self.paths
+        path_count = 0
+        for path_count, path in enumerate(self._paths(graph, cluster, units, usage.home, max_paths), 1):
+            for g, d in _path_devices(path, units, path_count - 1, usage):
+                assign_unit(g, d, usage)
                 load[d] += units.cost[g, d]
-        _balance(by_rank(units), units.cost, load, room)
-        return Placement(device=room.home[units.group], info={"critical_paths": found})
+        _balance_work(units_by_rank(units), units.cost, load, usage)
+        return Placement(device=usage.home[units.group], info={"critical_paths": path_count})
 
     def _paths(
-        self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], most: int
+        self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], max_paths: int
     ) -> Iterator[NDArray[np.int64]]:
         """Units of each critical path in order, those placed already left out; `home` is read between paths."""
         weight, edge = rank_costs(graph, cluster if self.communication else None, self.communication)
         head, tail = heads_and_tails(graph, weight, edge)
         length = head + weight + tail
         critical = length >= length.max(initial=0.0) * (1 - TIE)
-        for _ in range(most):
+        for _ in range(max_paths):
             path = longest_path(graph, weight, edge, critical & (home[units.group] < 0))
             if len(path) == 0:
                 return
@@ -80,43 +80,51 @@ class CriticalPath(Placer):
             yield member[np.sort(np.unique(member, return_index=True)[1])]
 
 
-def _path_devices(path: NDArray[np.int64], units: Units, number: int, room: Room) -> list[tuple[int, int]]:
+def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: DeviceUsage) -> list[tuple[int, int]]:
     """(unit, device) along a path: the fastest device that can hold all, path `number` starting with the next fastest."""
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
-    turn = number % len(fastest)
-    devices = fastest[turn:] + fastest[:turn]
-    held, need, able = int(units.held[path].sum()), int(units.need[path].sum()), units.able[path].all(axis=0)
+    first_device = number % len(fastest)
+    devices = fastest[first_device:] + fastest[:first_device]
+    persistent_bytes, need, allowed = (
+        int(units.persistent_bytes[path].sum()),
+        int(units.need[path].sum()),
+        units.allowed[path].all(axis=0),
+    )
     for d in devices:
-        if able[d] and room.used_held[d] + held <= room.limit[d] and room.used[d] + need <= room.limit[d]:
+        if (
+            allowed[d]
+            and usage.used_persistent[d] + persistent_bytes <= usage.limit[d]
+            and usage.used[d] + need <= usage.limit[d]
+        ):
             return [(int(g), d) for g in path.tolist()]
-    trial = room._replace(used_held=room.used_held.copy(), used=room.used.copy(), home=room.home.copy())
-    return _divided(path, devices, trial)
+    trial = usage._replace(used_persistent=usage.used_persistent.copy(), used=usage.used.copy(), home=usage.home.copy())
+    return _divide_path(path, devices, trial)
 
 
-def _divided(path: NDArray[np.int64], devices: list[int], room: Room) -> list[tuple[int, int]]:
-    """Fill the fastest devices one after the other along the path; `room` is changed."""
-    found, mask = [], np.zeros(len(devices), dtype=np.bool_)
+def _divide_path(path: NDArray[np.int64], devices: list[int], usage: DeviceUsage) -> list[tuple[int, int]]:
+    """Fill the fastest devices one after the other along the path; `usage` is changed."""
+    assignments, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
-        roomy = feasible(g, room, mask)
-        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, room))
-        put(g, d, room)
-        found.append((g, d))
-    return found
+        roomy = feasible(g, usage, mask)
+        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, usage))
+        assign_unit(g, d, usage)
+        assignments.append((g, d))
+    return assignments
 
 
 @njit(cache=True)
-def _balance(sequence: Any, cost: Any, load: Any, room: Room) -> None:
+def _balance_work(sequence: Any, cost: Any, load: Any, usage: DeviceUsage) -> None:
     """Equation 7 for every unit that is not placed: least load when it is done; ties by device index."""
     mask = np.zeros(len(load), np.bool_)
     for g in sequence:
-        if room.home[g] >= 0:
+        if usage.home[g] >= 0:
             continue
-        roomy = feasible(g, room, mask)
+        roomy = feasible(g, usage, mask)
         best = -1
         for d in range(len(load)):
             if roomy and mask[d] and (best < 0 or load[d] + cost[g, d] < load[best] + cost[g, best]):
                 best = d
         if best < 0:
-            best = emptiest(mask, room)
+            best = emptiest(mask, usage)
         load[best] += cost[g, best]
-        put(g, best, room)
+        assign_unit(g, best, usage)

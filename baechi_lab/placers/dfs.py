@@ -26,7 +26,17 @@ from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Incoming, Room, emptiest, empty_room, feasible, incoming, make_units, put, traffic
+from .partition import (
+    DeviceUsage,
+    Incoming,
+    assign_unit,
+    emptiest,
+    empty_usage,
+    feasible,
+    incoming,
+    make_units,
+    traffic,
+)
 
 
 @dataclass(frozen=True)
@@ -41,9 +51,9 @@ class Dfs(Placer):
 
 def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
-    room = empty_room(units)
-    _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), room)
-    return Placement(device=room.home[units.group])
+    usage = empty_usage(units)
+    _choose(walk(graph), units.group, units.cost, units.pace, incoming(graph, cluster, units.group), usage)
+    return Placement(device=usage.home[units.group])
 
 
 def walk(graph: OpGraph) -> NDArray[np.int64]:
@@ -63,17 +73,17 @@ def walk(graph: OpGraph) -> NDArray[np.int64]:
 @njit(cache=True)
 def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
     n = len(pointer) - 1
-    found, seen, done = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
+    visit_order, visited, visit_count = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
     stack, place = (
         np.empty(n, np.int64),
         np.empty(n, np.int64),
     )  # the path walked, and the next successor of each op on it
     for s in sources:
-        if seen[s]:
+        if visited[s]:
             continue
         stack[0], place[0], depth = s, pointer[s], 1
-        seen[s], found[done] = True, s
-        done += 1
+        visited[s], visit_order[visit_count] = True, s
+        visit_count += 1
         while depth > 0:
             top = stack[depth - 1]
             if place[depth - 1] == pointer[top + 1]:
@@ -81,24 +91,24 @@ def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
                 continue
             v = successor[place[depth - 1]]
             place[depth - 1] += 1
-            if not seen[v]:
-                seen[v], found[done] = True, v
-                done += 1
+            if not visited[v]:
+                visited[v], visit_order[visit_count] = True, v
+                visit_count += 1
                 stack[depth], place[depth] = v, pointer[v]
                 depth += 1
-    return found
+    return visit_order
 
 
 @njit(cache=True)
-def _choose(visit: Any, group: Any, cost: Any, pace: Any, edges: Incoming, room: Room) -> None:
-    home, devices = room.home, len(room.limit)
-    mask, moved = np.zeros(devices, np.bool_), np.zeros(devices)
+def _choose(visit: Any, group: Any, cost: Any, pace: Any, edges: Incoming, usage: DeviceUsage) -> None:
+    home, devices = usage.home, len(usage.limit)
+    mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for i in visit:
         g = group[i]
         if home[g] >= 0:
             continue
-        roomy = feasible(g, room, mask)
-        traffic(g, edges, room.home, moved)
+        roomy = feasible(g, usage, mask)
+        traffic(g, edges, usage.home, transfer_us)
         best = -1
         for d in range(devices):
             if not mask[d] or not roomy:
@@ -106,10 +116,10 @@ def _choose(visit: Any, group: Any, cost: Any, pace: Any, edges: Incoming, room:
             if best < 0:
                 best = d
                 continue
-            score, least = moved[d] * cost[g, d], moved[best] * cost[g, best]
+            score, least = transfer_us[d] * cost[g, d], transfer_us[best] * cost[g, best]
             faster = cost[g, d] < cost[g, best] or (cost[g, d] == cost[g, best] and pace[d] > pace[best])
             if score < least or (score == least and faster):
                 best = d
         if best < 0:
-            best = emptiest(mask, room)
-        put(g, best, room)
+            best = emptiest(mask, usage)
+        assign_unit(g, best, usage)

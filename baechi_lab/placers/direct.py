@@ -10,12 +10,17 @@ from ..graph.kernels.compiling import working_seconds
 from ..passes.named_tensors import without_name_waits
 from ..simulator import makespan_and_peak, simulate
 from .base import Placer
-from .memory.packing import infeasible, packing_proof
-from .memory.sharing import TRIES, kept_within, tried_out, with_shared_memory
+from .memory.adjusted_limits import (
+    TRIES,
+    fastest_of_all_placements,
+    place_with_larger_limits,
+    place_with_smaller_limits,
+)
+from .memory.packing import infeasible_placement, packing_proof
 from .problem import memory_may_run_out
 from .registry import make_placer
 
-THOROUGH = ("auto", "search", "exact")
+EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 """Placers that try out small problems where they count memory as it is not."""
 
 
@@ -75,7 +80,7 @@ def _retry_if_messages_delay_ops(
     """
     if packing_proof(graph, cluster) is not None or "no proof" in str(refused):
         raise refused
-    if placer.name in THOROUGH and (placement := tried_out(graph, cluster)) is not None:
+    if placer.name in EXHAUSTIVE_PLACERS and (placement := fastest_of_all_placements(graph, cluster)) is not None:
         return placement
     message = f"{refused}; no proof: the processor time of messages was seen as latency"
     raise InfeasiblePlacement(message, refused.needed_bytes, refused.available_bytes) from refused
@@ -98,14 +103,14 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
         return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]
 
     tries = TRIES // 2 if placer.anytime else TRIES
-    fitting = kept_within(
+    fitting = place_with_smaller_limits(
         cluster, lambda limits: placer.assign(graph, limits), placement, peak_as_simulated, peak_as_counted, tries
     )
-    if fitting is None and placer.name in THOROUGH and objective in ("latency", "makespan"):
-        fitting = tried_out(graph, cluster)
+    if fitting is None and placer.name in EXHAUSTIVE_PLACERS and objective in ("latency", "makespan"):
+        fitting = fastest_of_all_placements(graph, cluster)
     if fitting is None:
         reason = "no placement that fits was found, which is no proof that none exists"
-        raise infeasible(f"{reason}: views and messages take more than placers count", graph, cluster)
+        raise infeasible_placement(f"{reason}: views and messages take more than placers count", graph, cluster)
     return fitting
 
 
@@ -117,11 +122,11 @@ def _retry_with_buffer_reuse(
     The refusal is a proof only where the proof does not count these outputs.
     """
     if (reason := packing_proof(graph, cluster, shared=True)) is not None:
-        raise infeasible(reason, graph, cluster) from refused
+        raise infeasible_placement(reason, graph, cluster) from refused
     placement = None
     if getattr(placer, "objective", "latency") in ("latency", "makespan") and graph.reuse.any():  # type: ignore[union-attr]
-        placement = tried_out(graph, cluster) if placer.name in THOROUGH else None
-        placement = placement or with_shared_memory(graph, cluster, placer.assign)
+        placement = fastest_of_all_placements(graph, cluster) if placer.name in EXHAUSTIVE_PLACERS else None
+        placement = placement or place_with_larger_limits(graph, cluster, placer.assign)
     if placement is not None:
         return placement
     message = f"{refused}; no proof: every output was given bytes of its own, although some lie in the memory of others"

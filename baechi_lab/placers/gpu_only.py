@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .cpu_only import only_kind
+from .cpu_only import place_on_kind
 
 
 @dataclass(frozen=True)
@@ -20,4 +20,4 @@ class GpuOnly(Placer):
     name: ClassVar[str] = "gpu-only"
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        return only_kind(graph, cluster, "gpu", self.name)
+        return place_on_kind(graph, cluster, "gpu", self.name)

@@ -22,7 +22,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Room, empty_room, feasible, make_units, put
+from .partition import DeviceUsage, assign_unit, empty_usage, feasible, make_units
 
 CAPACITIES = ("memory", "speed")
 
@@ -53,24 +53,24 @@ class Hash(Placer):
         _, first = np.unique(units.group, return_index=True)
         draw = self.draws([graph.names[i] for i in first.tolist()])
         weight = units.pace if self.capacity == "speed" else cluster.memory_bytes.astype(np.float64)
-        room = empty_room(units)
-        _spread(draw, weight, room)
-        return Placement(device=room.home[units.group])
+        usage = empty_usage(units)
+        _spread(draw, weight, usage)
+        return Placement(device=usage.home[units.group])
 
     def draws(self, names: list[str]) -> NDArray[np.float64]:
         """float64[k] in [0, 1): one number per name."""
         key = int(self.seed).to_bytes(16, "little")
-        made = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
-        return np.frombuffer(made, dtype="<u8") / 2.0**64
+        digests = b"".join([hashlib.blake2b(name.encode(), digest_size=8, key=key).digest() for name in names])
+        return np.frombuffer(digests, dtype="<u8") / 2.0**64
 
 
 @njit(cache=True)
-def _spread(draw: Any, weight: Any, room: Room) -> None:
+def _spread(draw: Any, weight: Any, usage: DeviceUsage) -> None:
     """Each unit to the feasible device into whose share of the weights its draw falls."""
     devices = len(weight)
     mask = np.zeros(devices, np.bool_)
     for g in range(len(draw)):
-        feasible(g, room, mask)
+        feasible(g, usage, mask)
         total, last = 0.0, -1
         for d in range(devices):
             if mask[d]:
@@ -83,4 +83,4 @@ def _spread(draw: Any, weight: Any, room: Room) -> None:
                 if draw[g] * total < below:
                     last = d
                     break
-        put(g, last, room)
+        assign_unit(g, last, usage)

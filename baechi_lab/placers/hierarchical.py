@@ -37,16 +37,35 @@ GROUPINGS = ("learned", "random", "scopes", "metis", "none")
 STARTS = ("uniform", "metis", "scopes")
 BASELINES = ("average", "others")
 SIMULATED: dict[str, Any] = {
-    "groups": 16, "placer_hidden": 64, "group_samples": 4, "placement_samples": 4, "learning_rate": 0.002,
-    "baseline": "others", "standardise": True, "entropy_bonus": 0.1, "grouper_start": "metis", "noise_updates": 0,
-}  # fmt: skip
+    "groups": 16,
+    "placer_hidden": 64,
+    "group_samples": 4,
+    "placement_samples": 4,
+    "learning_rate": 0.002,
+    "baseline": "others",
+    "standardise": True,
+    "entropy_bonus": 0.1,
+    "grouper_start": "metis",
+    "noise_updates": 0,
+}
 """Parameters that learn from simulated rewards within minutes, where the paper's defaults end on one device:
 `bl.place(graph, cluster, "hierarchical", **SIMULATED)`. `grouper_start` needs pymetis."""
-_WHOLE = {
-    "seed": 0, "groups": 1, "grouper_hidden": 1, "placer_hidden": 1, "type_embedding": 1, "vocabulary": 1, "outputs": 0,
-    "neighbours": 0, "group_samples": 1, "placement_samples": 1, "noise_updates": 0, "checkpoint_every": 1,
-    "reward_steps": 1, "reward_warmup": 0,
-}  # fmt: skip
+_INTEGER_MINIMA = {
+    "seed": 0,
+    "groups": 1,
+    "grouper_hidden": 1,
+    "placer_hidden": 1,
+    "type_embedding": 1,
+    "vocabulary": 1,
+    "outputs": 0,
+    "neighbours": 0,
+    "group_samples": 1,
+    "placement_samples": 1,
+    "noise_updates": 0,
+    "checkpoint_every": 1,
+    "reward_steps": 1,
+    "reward_warmup": 0,
+}
 _CHOICES = {"baseline": BASELINES, "grouper_start": STARTS}
 _ABOVE_ZERO = ("temperature", "tanh_constant", "learning_rate", "gradient_norm")
 _BUDGETS = (
@@ -148,15 +167,15 @@ class Hierarchical(TrainingParameters, Placer):
     explain: bool = False
 
     def validate(self) -> None:
-        for key, low in _WHOLE.items():
+        for key, low in _INTEGER_MINIMA.items():
             check_whole(key, getattr(self, key), low)
         for key in _ABOVE_ZERO:
-            self._number(key, lambda x: x > 0, "above 0")
-        self._number("noise_amplitude", lambda x: x >= 0, "of at least 0")
-        self._number("baseline_decay", lambda x: 0 <= x < 1, "from 0 to below 1")
-        self._number("invalid_reward", lambda x: x <= 0, "of at most 0")
-        self._number("entropy_bonus", lambda x: x >= 0, "of at least 0")
-        self._number("start_probability", lambda x: 0 < x < 1, "above 0 and below 1")
+            self._check_number(key, lambda x: x > 0, "above 0")
+        self._check_number("noise_amplitude", lambda x: x >= 0, "of at least 0")
+        self._check_number("baseline_decay", lambda x: 0 <= x < 1, "from 0 to below 1")
+        self._check_number("invalid_reward", lambda x: x <= 0, "of at most 0")
+        self._check_number("entropy_bonus", lambda x: x >= 0, "of at least 0")
+        self._check_number("start_probability", lambda x: 0 < x < 1, "above 0 and below 1")
         self._validate_budget()
         self._validate_learning()
         if isinstance(self.grouping, str) and self.grouping not in GROUPINGS:
@@ -184,8 +203,8 @@ class Hierarchical(TrainingParameters, Placer):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
         learned = isinstance(self.grouping, str) and self.grouping == "learned"
         if self.baseline == "others" and self.group_samples * (1 if learned else self.placement_samples) < 2:
-            which = "group_samples" if learned else "group_samples * placement_samples"
-            raise InvalidInput(f"{which} is 1; baseline 'others' compares samples, it must be at least 2")
+            sample_count_name = "group_samples" if learned else "group_samples * placement_samples"
+            raise InvalidInput(f"{sample_count_name} is 1; baseline 'others' compares samples, it must be at least 2")
 
     def _validate_places(self) -> None:
         """A checkpoint that cannot be written must be known before the training, not after it."""
@@ -196,20 +215,20 @@ class Hierarchical(TrainingParameters, Placer):
         if self.checkpoint is not None and not Path(self.checkpoint).absolute().parent.is_dir():
             raise InvalidInput(f"checkpoint is {os.fspath(self.checkpoint)!r}; its folder must exist")
 
-    def _number(self, key: str, allowed: Callable[[float], bool], what: str) -> None:
+    def _check_number(self, key: str, allowed: Callable[[float], bool], requirement: str) -> None:
         value = getattr(self, key)
         if (
             isinstance(value, bool)
             or not isinstance(value, (int, float))
             or not (np.isfinite(value) and allowed(value))
         ):
-            raise InvalidInput(f"{key} is {value!r}; it must be a finite number {what}")
+            raise InvalidInput(f"{key} is {value!r}; it must be a finite number {requirement}")
 
     def _validate_budget(self) -> None:
         if self.time_limit is None and self.updates is None:
             raise InvalidInput("time_limit and updates are both None; at least one must end the training")
         if self.time_limit is not None:
-            self._number("time_limit", lambda x: x >= 0, "of at least 0")
+            self._check_number("time_limit", lambda x: x >= 0, "of at least 0")
         for key in ("updates", "workers"):
             if getattr(self, key) is not None:
                 check_whole(key, getattr(self, key), also=", or None")
@@ -227,23 +246,23 @@ class Hierarchical(TrainingParameters, Placer):
         tensorflow()
         began = time.perf_counter()
         units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
-        fixed, start = self._fixed(graph, cluster, units), self._start(graph, cluster, units)
+        fixed, start = self._fixed_grouping(graph, cluster, units), self._start(graph, cluster, units)
         trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed, start)
-        self._train(trainer, began, self._belongs(graph, cluster))
-        return self._best(trainer, graph, cluster, time.perf_counter() - began)
+        self._train(trainer, began, self._run_identity(graph, cluster))
+        return self._best_placement(trainer, graph, cluster, time.perf_counter() - began)
 
     def _reward(self, graph: OpGraph, cluster: Cluster) -> Any:
         from .planner import reward
 
-        make, arguments = self._maker(cluster)
+        make, arguments = self._reward_factory(cluster)
         if self.executor is not None and not isinstance(self.executor, str):
-            parts = self.workers or os.cpu_count() if self.reward == "simulated" else None
-            return reward.ExecutorReward(self.executor, reward.Job(make, graph, *arguments), parts)
+            part_count = self.workers or os.cpu_count() if self.reward == "simulated" else None
+            return reward.ExecutorReward(self.executor, reward.Job(make, graph, *arguments), part_count)
         if self.reward == "simulated":
             return reward.SimulatedReward(graph, cluster, 1 if self.executor == "here" else self.workers)
         return make(graph, *arguments)
 
-    def _maker(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
+    def _reward_factory(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
         """What makes the reward of a graph where it is computed, and its further arguments."""
         from .planner import reward
 
@@ -253,7 +272,7 @@ class Hierarchical(TrainingParameters, Placer):
             return reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
         return reward.simulate_here, (cluster,)
 
-    def _fixed(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+    def _fixed_grouping(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
         from .planner.groupings import given_grouping
 
         if not isinstance(self.grouping, str):
@@ -275,12 +294,12 @@ class Hierarchical(TrainingParameters, Placer):
             return metis_grouping(graph, cluster, units, groups, self.seed)
         return scope_grouping(graph, units, groups) if kind == "scopes" else None
 
-    def _belongs(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
+    def _run_identity(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
         """What a checkpoint may be continued with: everything that decides a run, except how long it goes on."""
-        kept = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
+        run_parameters = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
         if not isinstance(self.grouping, str):
-            kept["grouping"] = np.asarray(self.grouping).tolist()
-        return {**kept, "graph": graph.content_key, "cluster": cluster.content_key}
+            run_parameters["grouping"] = np.asarray(self.grouping).tolist()
+        return {**run_parameters, "graph": graph.content_key, "cluster": cluster.content_key}
 
     def _train(self, trainer: Any, began: float, belongs: dict[str, Any]) -> None:
         from .planner.checkpoint import load, save
@@ -301,9 +320,9 @@ class Hierarchical(TrainingParameters, Placer):
     def _progress(self, trainer: Any, seconds: float) -> PlannerProgress:
         return PlannerProgress(
             seconds, trainer.updates, trainer.samples, trainer.history.reward[-1], trainer.best_seconds
-        )  # fmt: skip
+        )
 
-    def _best(self, trainer: Any, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
+    def _best_placement(self, trainer: Any, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
         if not np.isfinite(trainer.best_seconds):
             raise InfeasiblePlacement(
                 f"none of the {trainer.samples} placements that the planner sampled in {trainer.updates} updates was valid; "
@@ -313,12 +332,17 @@ class Hierarchical(TrainingParameters, Placer):
             )
         history = trainer.history
         info = {
-            "best_us": trainer.best_seconds * 1e6, "updates": trainer.updates, "samples": trainer.samples,
-            "train_seconds": seconds, "rewards": tuple(history.reward), "valid": tuple(history.valid),
-            "best_seconds": tuple(history.best_seconds), "entropy": tuple(history.entropy),
+            "best_us": trainer.best_seconds * 1e6,
+            "updates": trainer.updates,
+            "samples": trainer.samples,
+            "train_seconds": seconds,
+            "rewards": tuple(history.reward),
+            "valid": tuple(history.valid),
+            "best_seconds": tuple(history.best_seconds),
+            "entropy": tuple(history.entropy),
             "grouper_entropy": tuple(history.grouper_entropy),
             "groups": tuple(trainer.best_group[trainer.units.of].tolist()),
-        }  # fmt: skip
+        }
         if self.explain:
             from .planner.explain import learned_groups
 

@@ -2,13 +2,13 @@
 
 Idea: whatever the first k devices of a pipeline do is downward closed: it holds all that comes before its members. A
 programme over all pairs of nested closed sets therefore finds the pipeline with the least period, on graphs that are
-nearly chains, as networks by layers are. See `stages/closed_sets.py` (Tarnawski et al., NeurIPS 2020, "Efficient
+nearly chains, as networks by layers are. See `pipeline_stages/closed_sets.py` (Tarnawski et al., NeurIPS 2020, "Efficient
 Algorithms for Device Placement of DNN Graph Operators", section 5.1.1) and, for pipeline stages that several devices share,
 PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1).
 
-Deviations: forward and backward ops stay together where a colocation group says so (`stages/units.py`); devices may
-differ, each order of their kinds is tried; a tensor that several later pipeline stages read is charged once to its sender by the
-programme, though the result is measured as `bl.throughput` does. Complexity: see `closed_sets`; a solution along a line
+Deviations: forward and backward ops stay together where a colocation group says so (`pipeline_stages/pipeline_units.py`); devices
+may differ, each order of their kinds is tried; a tensor that several later pipeline stages read is charged once to its sender by
+the programme, though the result is measured as `bl.throughput` does. Complexity: see `closed_sets`; a solution along a line
 bounds what is looked at.
 """
 
@@ -22,15 +22,15 @@ import numpy as np
 from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
 from .base import Placer
-from .stages.closed_sets import closed_sets, cut_sets
-from .stages.cut import on_first_devices
-from .stages.levels import level_cuts
-from .stages.line_cuts import cut_line
-from .stages.objective import Objective
-from .stages.orders import device_orders
-from .stages.plan import Cut, best_cut, made_of, shared_by_all
-from .stages.units import make_units
-from .stages.ways import chain_of, ways
+from .pipeline_stages.closed_sets import closed_sets, cut_sets
+from .pipeline_stages.device_orders import device_orders
+from .pipeline_stages.device_sequences import chain_along, device_sequences
+from .pipeline_stages.dynamic_program import pack_on_first_devices
+from .pipeline_stages.line_cuts import cut_line
+from .pipeline_stages.link_levels import cuts_by_link_level
+from .pipeline_stages.objective import Objective
+from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
+from .pipeline_stages.pipeline_units import make_pipeline_units
 
 MOST_SETS = 50_000
 LARGE = 5_000
@@ -67,24 +67,26 @@ class Ideals(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
-        units = make_units(graph, cluster, micro_batches=self._goal.batches)
+        units = make_pipeline_units(graph, cluster, micro_batches=self._goal.micro_batches_per_update)
         sets = closed_sets(units, self.most_sets)
         few = len(sets) <= LARGE
 
-        def cuts(limits: Cluster) -> Iterator[Cut]:
-            orders = device_orders(cluster, units.able)[: None if few else 1]
-            for way in (way for order in orders for way in ways(self._goal, order)):
-                chain = chain_of(way, units, limits, self._goal)
-                for goal in self._goal.goals[: None if few else 1]:
+        def cuts(limits: Cluster) -> Iterator[PipelineCut]:
+            orders = device_orders(cluster, units.allowed)[: None if few else 1]
+            for sequence in (sequence for order in orders for sequence in device_sequences(self._goal, order)):
+                chain = chain_along(sequence, units, limits, self._goal)
+                for goal in self._goal.program_goals[: None if few else 1]:
                     bound, _ = cut_line(units, chain, goal)
                     cost, stages = cut_sets(units, chain, goal, sets, bound)
-                    for chosen in on_first_devices(stages, chain) if stages else ():
-                        yield made_of(units.unit, units.n, chosen, way.devices, "closed sets", cost)
-                if way.shared and self.objective == "step":
-                    most = min(int(chain.run[0]), self.micro_batches)
-                    yield from shared_by_all(units.unit, units.n, way.devices, most)
+                    for packed_stages in pack_on_first_devices(stages, chain) if stages else ():
+                        yield make_pipeline_cut(
+                            units.unit, units.n, packed_stages, sequence.devices, "closed sets", cost
+                        )
+                if sequence.replicated and self.objective == "step":
+                    max_replicas = min(int(chain.run[0]), self.micro_batches)
+                    yield from data_parallel_cuts(units.unit, units.n, sequence.devices, max_replicas)
             if self.replicas:
-                yield from level_cuts(units, limits, "line", sum=self.sum)
+                yield from cuts_by_link_level(units, limits, "line", sum=self.sum)
 
-        found = best_cut(graph, cluster, self._goal, cuts)
-        return found.replace(info={**found.info, "closed_sets": len(sets), "units": units.n})
+        placement = place_best_cut(graph, cluster, self._goal, cuts)
+        return placement.replace(info={**placement.info, "closed_sets": len(sets), "units": units.n})

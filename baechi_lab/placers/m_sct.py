@@ -44,13 +44,17 @@ class MSCT(Placer):
         check_threshold(self.threshold)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        found, report = favourites_and_report(graph, cluster, self.threshold, self.solver)
+        favourite_ops, report = favourites_and_report(graph, cluster, self.threshold, self.solver)
 
         def attempt(limits: Cluster, careful: bool) -> Placement:
             return schedule(
-                graph, limits, child=found.child, parent=found.parent, reservation=self.reservation or careful,
+                graph,
+                limits,
+                child=favourite_ops.child,
+                parent=favourite_ops.parent,
+                reservation=self.reservation or careful,
                 explain=self.explain,
-            )  # fmt: skip
+            )
 
         plan = within_memory(graph, cluster, attempt)
         return plan.replace(info={**plan.info, **report})
@@ -60,14 +64,17 @@ def favourites_and_report(
     graph: OpGraph, cluster: Cluster, threshold: float, solver: str
 ) -> tuple[Favourites, dict[str, Any]]:
     """The favourites, and what `Placement.info` says of the LP: `lp` (size, seconds, objective), favourites, conflicts."""
-    found = favourites(graph, cluster, threshold, solver)
-    lp = found.solution
-    return found, {
+    favourite_ops = favourites(graph, cluster, threshold, solver)
+    lp = favourite_ops.solution
+    return favourite_ops, {
         "lp": {
-            "solver": lp.solver, "rows": lp.rows, "columns": lp.columns, "seconds": lp.seconds,
+            "solver": lp.solver,
+            "rows": lp.rows,
+            "columns": lp.columns,
+            "seconds": lp.seconds,
             "objective_us": lp.objective_us,
         },
-        "favourite_child": found.child,
-        "favourites": int(np.sum(found.child >= 0)),
-        "conflicts": found.conflicts,
-    }  # fmt: skip
+        "favourite_child": favourite_ops.child,
+        "favourites": int(np.sum(favourite_ops.child >= 0)),
+        "conflicts": favourite_ops.conflicts,
+    }

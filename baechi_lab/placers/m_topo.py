@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..graph import Cluster, OpGraph, Placement
 from ..graph.units import format_bytes
 from .base import Placer
 from .list_scheduling.earliest_start_reference import Candidate, Decision
 from .memory.feasible import within_memory
-from .problem import groups_of, output_bytes
+from .problem import allowed_group_devices, groups_of, output_bytes
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,14 @@ def caps(cluster: Cluster, need: NDArray[np.int64]) -> NDArray[np.float64]:
 def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
     group = groups_of(graph)
     count = int(group.max(initial=-1)) + 1
-    need, held, allowed = np.zeros(count, np.int64), np.zeros(count, np.int64), np.ones((count, cluster.n), np.bool_)
+    need, persistent_bytes = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    allowed = allowed_group_devices(graph, cluster, group)
     np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
-    np.add.at(held, group, graph.persistent_bytes)
-    np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
+    np.add.at(persistent_bytes, group, graph.persistent_bytes)
     _, first = np.unique(group[graph.order], return_index=True)
     sequence = np.argsort(first, kind="stable")  # groups in the order in which their first op comes
     cap = caps(cluster, need)
-    home = _assign(sequence, need, held, allowed, cap, cluster.memory_bytes)
+    home = _assign(sequence, need, persistent_bytes, allowed, cap, cluster.memory_bytes)
     info = {"decisions": _decisions(graph, group, home, need, cap, allowed)} if explain else {}
     return Placement(device=home[group], order=graph.position.astype(np.float64), info=info)
 
@@ -70,35 +70,37 @@ def _decisions(
     step_of: dict[int, int] = {}
     for step, op in enumerate(graph.order.tolist()):
         g, p = int(group[op]), int(home[group[op]])
-        chosen = Candidate(op, p, float("nan"))
+        winner = Candidate(op, p, float("nan"))
         if g in step_of:
-            log.append(Decision(step, (chosen,), chosen, f"Its colocation group was placed in step {step_of[g] + 1}."))
+            log.append(Decision(step, (winner,), winner, f"Its colocation group was placed in step {step_of[g] + 1}."))
             continue
         step_of[g] = step
         candidates = tuple(
-            Candidate(op, d, float("nan"), "" if d == p else _why_not(d, p, used, need[g], cap, bool(allowed[g, d])))
+            Candidate(
+                op, d, float("nan"), "" if d == p else _reject_reason(d, p, used, need[g], cap, bool(allowed[g, d]))
+            )
             for d in range(len(cap))
         )
         used[p] += int(need[g])
         filled = f"{format_bytes(used[p])} of its cap of {format_bytes(int(cap[p]))}"
         log.append(
-            Decision(step, candidates, chosen, f"Needs {format_bytes(int(need[g]))}; the device then has {filled}.")
+            Decision(step, candidates, winner, f"Needs {format_bytes(int(need[g]))}; the device then has {filled}.")
         )
     return tuple(log)
 
 
-def _why_not(d: int, chosen: int, used: list[int], need: int, cap: NDArray[Any], allowed: bool) -> str:
+def _reject_reason(d: int, placed_device: int, used: list[int], need: int, cap: NDArray[Any], allowed: bool) -> str:
     if not allowed:
         return "not allowed there"
     if used[d] + need > cap[d]:
         return f"full: has {format_bytes(used[d])} of its cap of {format_bytes(int(cap[d]))}"
-    return "its turn has not come" if d > chosen else "its turn is over"
+    return "its turn has not come" if d > placed_device else "its turn is over"
 
 
 def _assign(
     sequence: NDArray[Any],
     need: NDArray[Any],
-    held: NDArray[Any],
+    persistent_bytes: NDArray[Any],
     allowed: NDArray[Any],
     cap: NDArray[Any],
     limit: NDArray[Any],
@@ -106,20 +108,27 @@ def _assign(
     devices = len(cap)
     used, promised, current = [0] * devices, [0] * devices, 0
     home = np.zeros(len(need), dtype=np.int32)
-    able, needs, holds = allowed.tolist(), need.tolist(), held.tolist()
-    room, most = cap.tolist(), limit.tolist()
+    allowed_rows, needs, holds = allowed.tolist(), need.tolist(), persistent_bytes.tolist()
+    cap_bytes, memory_bytes = cap.tolist(), limit.tolist()
     for g in sequence.tolist():
 
         def fits(p: int, g: int = g) -> bool:
-            return able[g][p] and used[p] + needs[g] <= room[p] and promised[p] + holds[g] <= most[p]
+            return (
+                allowed_rows[g][p] and used[p] + needs[g] <= cap_bytes[p] and promised[p] + holds[g] <= memory_bytes[p]
+            )
 
-        while current < devices - 1 and able[g][current] and not fits(current):
+        while current < devices - 1 and allowed_rows[g][current] and not fits(current):
             current += 1
         p = next((p for p in [*range(current, devices), *range(current)] if fits(p)), -1)
         if p < 0:
             p = min(
                 range(devices),
-                key=lambda p: (not able[g][p], max(promised[p] + holds[g] - most[p], 0), used[p] - room[p], p),
+                key=lambda p: (
+                    not allowed_rows[g][p],
+                    max(promised[p] + holds[g] - memory_bytes[p], 0),
+                    used[p] - cap_bytes[p],
+                    p,
+                ),
             )
         home[g] = p
         used[p] += needs[g]

@@ -22,7 +22,7 @@ from ..workers.metis import metis_parts
 from .base import Placer
 from .evaluation.orders import best_of
 from .memory.feasible import within_memory
-from .problem import groups_of, transfer_us
+from .problem import allowed_group_devices, groups_of, transfer_us
 
 IMBALANCE = (0.03, 0.1, 0.3)
 SMALLEST_SHARE = 0.001
@@ -70,40 +70,51 @@ def load_pymetis() -> Any:
 
 
 def metis_partitions(
-    graph: OpGraph, cluster: Cluster, imbalance: tuple[float, ...] = IMBALANCE, seed: int = 0, *, by_bytes: bool = False,
-    parts: int | None = None,
-) -> Iterator[tuple[str, NDArray[np.int32]]]:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    imbalance: tuple[float, ...] = IMBALANCE,
+    seed: int = 0,
+    *,
+    by_bytes: bool = False,
+    part_count: int | None = None,
+) -> Iterator[tuple[str, NDArray[np.int32]]]:
     """(name, device int32[n]) for each tolerance and both of METIS's methods.
 
-    `by_bytes` balances bytes instead of work; `parts` uses only that many devices, the first ones.
+    `by_bytes` balances bytes instead of work; `part_count` uses only that many devices, the first ones.
     """
     load_pymetis()
-    group, able = groups_of(graph), allowed_devices(graph, cluster)
+    group = groups_of(graph)
     count = int(group.max()) + 1
-    homes = np.ones((count, cluster.n), dtype=np.bool_)
-    np.logical_and.at(homes, group, able)
+    group_allowed = allowed_group_devices(graph, cluster, group)
     pointer, neighbour, cost = cut_costs(graph, cluster, group, count)
     load = graph.persistent_bytes if by_bytes else durations(graph, cluster).min(axis=1)
     weight = integers(np.bincount(group, load, count), _TOP)
-    room = cluster.memory_bytes if by_bytes else cluster.speed
-    parts = cluster.n if parts is None else parts
-    useful = np.flatnonzero(room[:parts] > 0)  # METIS refuses parts of size 0, and more parts than vertices
+    capacity = cluster.memory_bytes if by_bytes else cluster.speed
+    part_count = cluster.n if part_count is None else part_count
+    useful = np.flatnonzero(capacity[:part_count] > 0)  # METIS refuses parts of size 0, and more parts than vertices
     if not 1 < len(useful) <= count:
         home = useful[np.arange(count) % len(useful)] if len(useful) else np.zeros(count, dtype=np.int64)
-        home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+        home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
         yield "one group per device", home[group].astype(np.int32)
         return
-    share = fair_shares(room[useful]).tolist()
+    share = fair_shares(capacity[useful]).tolist()
     for tolerance in imbalance:
         for recursive in (False, True):
-            part = metis_parts(
-                pointer, neighbour, cost, len(useful), recursive=recursive, seed=seed, vertex_weight=weight, share=share,
+            part_of_group = metis_parts(
+                pointer,
+                neighbour,
+                cost,
+                len(useful),
+                recursive=recursive,
+                seed=seed,
+                vertex_weight=weight,
+                share=share,
                 imbalance=tolerance,
-            )  # fmt: skip
-            home = useful[part]
-            home = np.where(homes[np.arange(count), home], home, homes.argmax(axis=1))
+            )
+            home = useful[part_of_group]
+            home = np.where(group_allowed[np.arange(count), home], home, group_allowed.argmax(axis=1))
             method = "recursive" if recursive else "k-way"
-            yield f"{method}, {parts} parts, imbalance {tolerance:g}", home[group].astype(np.int32)
+            yield f"{method}, {part_count} parts, imbalance {tolerance:g}", home[group].astype(np.int32)
 
 
 def cut_costs(

@@ -25,7 +25,18 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
 from .base import Placer
 from .memory.feasible import within_memory
-from .partition import Incoming, Room, by_rank, emptiest, empty_room, feasible, incoming, make_units, put, traffic
+from .partition import (
+    DeviceUsage,
+    Incoming,
+    assign_unit,
+    emptiest,
+    empty_usage,
+    feasible,
+    incoming,
+    make_units,
+    traffic,
+    units_by_rank,
+)
 
 
 @dataclass(frozen=True)
@@ -40,40 +51,40 @@ class Mite(Placer):
 
 def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     units = make_units(graph, cluster)
-    edges, room = incoming(graph, cluster, units.group), empty_room(units)
+    edges, usage = incoming(graph, cluster, units.group), empty_usage(units)
     importance = units.rank / max(units.rank.max(initial=0.0), 1e-300)
-    _choose(by_rank(units), units.cost, units.pace, importance, edges, room)
-    return Placement(device=room.home[units.group])
+    _choose(units_by_rank(units), units.cost, units.pace, importance, edges, usage)
+    return Placement(device=usage.home[units.group])
 
 
 @njit(cache=True)
-def _choose(sequence: Any, cost: Any, pace: Any, importance: Any, edges: Incoming, room: Room) -> None:
-    able, need, limit, used = room.able, room.need, room.limit, room.used
+def _choose(sequence: Any, cost: Any, pace: Any, importance: Any, edges: Incoming, usage: DeviceUsage) -> None:
+    allowed, need, limit, used = usage.allowed, usage.need, usage.limit, usage.used
     devices = len(limit)
-    mask, moved = np.zeros(devices, np.bool_), np.zeros(devices)
+    mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:
-        roomy = feasible(g, room, mask)
-        traffic(g, edges, room.home, moved)
+        roomy = feasible(g, usage, mask)
+        traffic(g, edges, usage.home, transfer_us)
         slowest = 0.0
         for d in range(devices):
-            if able[g, d]:
+            if allowed[g, d]:
                 slowest = max(slowest, cost[g, d])
-        best, least, least_rest = -1, np.inf, np.inf
+        best, least, least_product = -1, np.inf, np.inf
         for d in range(devices):
             if not mask[d] or not roomy:
                 continue
             memory = (used[d] + need[g]) / limit[d] if limit[d] > 0 else 1.0
             time = cost[g, d] / slowest if slowest > 0 else 1.0
-            rest = memory * (1.0 - importance[g] * pace[d]) * time
-            score = rest * moved[d]
+            product = memory * (1.0 - importance[g] * pace[d]) * time
+            score = product * transfer_us[d]
             equal = best >= 0 and score == least
             if (
                 best < 0
                 or score < least
-                or (equal and rest < least_rest)
-                or (equal and rest == least_rest and pace[d] > pace[best])
+                or (equal and product < least_product)
+                or (equal and product == least_product and pace[d] > pace[best])
             ):
-                best, least, least_rest = d, score, rest
+                best, least, least_product = d, score, product
         if best < 0:
-            best = emptiest(mask, room)
-        put(g, best, room)
+            best = emptiest(mask, usage)
+        assign_unit(g, best, usage)

@@ -118,7 +118,7 @@ class ListScheduler(Placer):
         if careful:
             need = need + np.bincount(
                 problem.group, output_bytes(graph) + graph.temp_bytes, minlength=len(need)
-            ).astype(np.int64)  # fmt: skip
+            ).astype(np.int64)
         return insertion_schedule(
             problem, self._key(graph, cluster), self._mode, CHOICES[self.choice], bool(self.insertion), need
         )

@@ -14,25 +14,25 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, allowed_devices, durations
+from ..graph import Cluster, OpGraph, durations
 from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
-from .problem import groups_of, output_bytes
+from .problem import allowed_group_devices, groups_of, output_bytes
 
 
 class Units(NamedTuple):
     """Units to place, `G` of them, on `D` devices.
 
-    `group` int32[n] unit of each op; `cost` float64[G, D] duration of all members; `able` bool[G, D]; `held`, `need`
-    int64[G] persistent and all bytes; `rank` float64[G] largest total rank of a member (paper C, equations 5 and 6);
+    `group` int32[n] unit of each op; `cost` float64[G, D] duration of all members; `allowed` bool[G, D]; `persistent_bytes`,
+    `need` int64[G] persistent and all bytes; `rank` float64[G] largest total rank of a member (paper C, equations 5 and 6);
     `first` int64[G] topological position of the first member; `limit` int64[D]; `pace` float64[D] speed of each
     device for the whole graph, 1 for the fastest.
     """
 
     group: Any
     cost: Any
-    able: Any
-    held: Any
+    allowed: Any
+    persistent_bytes: Any
     need: Any
     rank: Any
     first: Any
@@ -45,14 +45,14 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     group, table = groups_of(graph), durations(graph, cluster)
     count = int(group.max(initial=-1)) + 1
     cost = np.stack([np.bincount(group, table[:, d], minlength=count) for d in range(cluster.n)], axis=1)
-    able, rank, first = np.ones((count, cluster.n), np.bool_), np.zeros(count), np.full(count, graph.n)
-    held, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
-    np.logical_and.at(able, group, allowed_devices(graph, cluster))
-    np.add.at(held, group, graph.persistent_bytes)
+    allowed = allowed_group_devices(graph, cluster, group)
+    rank, first = np.zeros(count), np.full(count, graph.n)
+    persistent_bytes, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
+    np.add.at(persistent_bytes, group, graph.persistent_bytes)
     np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
     np.maximum.at(rank, group, total_rank(graph))
     np.minimum.at(first, group, graph.position)
-    return Units(group, cost, able, held, need, rank, first, cluster.memory_bytes, _pace(table, cluster))
+    return Units(group, cost, allowed, persistent_bytes, need, rank, first, cluster.memory_bytes, _pace(table, cluster))
 
 
 def _pace(table: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
@@ -60,56 +60,65 @@ def _pace(table: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
     return total.min() / total if np.all(total > 0) else cluster.speed / cluster.speed.max()
 
 
-def by_rank(units: Units) -> NDArray[np.int64]:
+def units_by_rank(units: Units) -> NDArray[np.int64]:
     """int64[G]: units by total rank, highest first; ties in topological order."""
     return np.lexsort((units.first, -units.rank))
 
 
-class Room(NamedTuple):
+class DeviceUsage(NamedTuple):
     """What units need and what of each device is taken, for the kernels.
 
-    `able` bool[G, D]; `held`, `need` int64[G]; `limit` int64[D]; and, changed as units are placed, `used_held`, `used`
-    int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
+    `allowed` bool[G, D]; `persistent_bytes`, `need` int64[G]; `limit` int64[D]; and, changed as units are placed,
+    `used_persistent`, `used` int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
     """
 
-    able: Any
-    held: Any
+    allowed: Any
+    persistent_bytes: Any
     need: Any
     limit: Any
-    used_held: Any
+    used_persistent: Any
     used: Any
     home: Any
 
 
-def empty_room(units: Units) -> Room:
+def empty_usage(units: Units) -> DeviceUsage:
     """No unit is placed yet."""
-    used_held, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
+    used_persistent, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
     home = np.full(len(units.need), -1, dtype=np.int32)
-    return Room(units.able, units.held, units.need, units.limit, used_held, used, home)
+    return DeviceUsage(units.allowed, units.persistent_bytes, units.need, units.limit, used_persistent, used, home)
 
 
 @njit(cache=True)
-def feasible(g: int, room: Room, mask: Any) -> bool:
+def feasible(g: int, usage: DeviceUsage, mask: Any) -> bool:
     """Set `mask` bool[D] to the feasible devices of unit `g`; whether they have room for all of its bytes."""
-    able, held, need, limit, used_held, used = room.able, room.held, room.need, room.limit, room.used_held, room.used
+    allowed, persistent_bytes, need, limit, used_persistent, used = (
+        usage.allowed,
+        usage.persistent_bytes,
+        usage.need,
+        usage.limit,
+        usage.used_persistent,
+        usage.used,
+    )
     roomy = holds = False
     for d in range(len(limit)):
-        mask[d] = able[g, d] and used_held[d] + held[g] <= limit[d] and used[d] + need[g] <= limit[d]
+        mask[d] = (
+            allowed[g, d] and used_persistent[d] + persistent_bytes[g] <= limit[d] and used[d] + need[g] <= limit[d]
+        )
         roomy = roomy or mask[d]
     if roomy:
         return True
     for d in range(len(limit)):
-        mask[d] = able[g, d] and used_held[d] + held[g] <= limit[d]
+        mask[d] = allowed[g, d] and used_persistent[d] + persistent_bytes[g] <= limit[d]
         holds = holds or mask[d]
     if not holds:
-        mask[:] = able[g]
+        mask[:] = allowed[g]
     return False
 
 
 @njit(cache=True)
-def emptiest(mask: Any, room: Room) -> int:
+def emptiest(mask: Any, usage: DeviceUsage) -> int:
     """The device of `mask` with the lowest utilization; ties by device index."""
-    used, limit = room.used, room.limit
+    used, limit = usage.used, usage.limit
     best, least = -1, np.inf
     for d in range(len(limit)):
         level = used[d] / limit[d] if limit[d] > 0 else np.inf
@@ -119,11 +128,11 @@ def emptiest(mask: Any, room: Room) -> int:
 
 
 @njit(cache=True)
-def put(g: int, d: int, room: Room) -> None:
+def assign_unit(g: int, d: int, usage: DeviceUsage) -> None:
     """Place unit `g` on device `d`."""
-    room.home[g] = d
-    room.used_held[d] += room.held[g]
-    room.used[d] += room.need[g]
+    usage.home[g] = d
+    usage.used_persistent[d] += usage.persistent_bytes[g]
+    usage.used[d] += usage.need[g]
 
 
 class Incoming(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from ..graph import Cluster, OpGraph
-from .partition import Units, by_rank, make_units
+from .partition import Units, make_units, units_by_rank
 
 
 class _Devices:
@@ -19,7 +19,7 @@ class _Devices:
         self.on: list[list[int]] = [[] for _ in range(self.count)]
         self.home: dict[int, int] = {}
 
-    def put(self, g: int, d: int) -> None:
+    def assign_unit(self, g: int, d: int) -> None:
         self.on[d].append(g)
         self.home[g] = d
 
@@ -32,20 +32,20 @@ class _Devices:
 
     def choose(self, g: int, score: Callable[[int], tuple[float, ...]]) -> None:
         """Place unit `g` on the feasible device of the least score, or the emptiest where no device has room for all."""
-        allowed = [d for d in range(self.count) if self.units.able[g, d]]
+        allowed = [d for d in range(self.count) if self.units.allowed[g, d]]
         fits = {
             column: [
                 d
                 for d in allowed
                 if self.bytes_on(d, column) + int(getattr(self.units, column)[g]) <= self.units.limit[d]
             ]
-            for column in ("held", "need")
+            for column in ("persistent_bytes", "need")
         }
-        both = [d for d in fits["held"] if d in fits["need"]]
-        if both:
-            self.put(g, min(both, key=lambda d: (*score(d), d)))
+        fits_both = [d for d in fits["persistent_bytes"] if d in fits["need"]]
+        if fits_both:
+            self.assign_unit(g, min(fits_both, key=lambda d: (*score(d), d)))
         else:
-            self.put(g, min(fits["held"] or allowed, key=lambda d: (self.utilization(d), d)))
+            self.assign_unit(g, min(fits["persistent_bytes"] or allowed, key=lambda d: (self.utilization(d), d)))
 
     def traffic(self, graph: OpGraph, cluster: Cluster, g: int, d: int) -> float:
         """Equation 10."""
@@ -66,7 +66,7 @@ def batch_split_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     """By total rank, each unit to the fastest feasible device."""
     units = make_units(graph, cluster)
     state = _Devices(units)
-    for g in by_rank(units).tolist():
+    for g in units_by_rank(units).tolist():
         state.choose(g, lambda d, g=g: (float(units.cost[g, d]), -float(units.pace[d])))  # type: ignore[misc]
     return state.per_op()
 
@@ -76,14 +76,14 @@ def balance_reference(graph: OpGraph, cluster: Cluster, placed: Iterable[tuple[i
     units = make_units(graph, cluster)
     state = _Devices(units)
     for g, d in placed:
-        state.put(g, d)
+        state.assign_unit(g, d)
 
-    def done(g: int, d: int) -> float:
+    def finish_time(g: int, d: int) -> float:
         return sum(float(units.cost[j, d]) for j in state.on[d]) + float(units.cost[g, d])
 
-    for g in by_rank(units).tolist():
+    for g in units_by_rank(units).tolist():
         if g not in state.home:
-            state.choose(g, lambda d, g=g: (done(g, d),))  # type: ignore[misc]
+            state.choose(g, lambda d, g=g: (finish_time(g, d),))  # type: ignore[misc]
     return state.per_op()
 
 
@@ -94,14 +94,14 @@ def mite_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     longest = max(units.rank.tolist(), default=0.0)
 
     def score(g: int, d: int) -> tuple[float, ...]:
-        slowest = max(float(units.cost[g, p]) for p in range(cluster.n) if units.able[g, p])
+        slowest = max(float(units.cost[g, p]) for p in range(cluster.n) if units.allowed[g, p])
         memory = state.utilization(d, int(units.need[g])) if units.limit[d] else 1.0
         importance = 1 - (float(units.rank[g]) / longest if longest else 0.0) * float(units.pace[d])
         time = float(units.cost[g, d]) / slowest if slowest else 1.0
-        rest = memory * importance * time
-        return rest * state.traffic(graph, cluster, g, d), rest, -float(units.pace[d])
+        product = memory * importance * time
+        return product * state.traffic(graph, cluster, g, d), product, -float(units.pace[d])
 
-    for g in by_rank(units).tolist():
+    for g in units_by_rank(units).tolist():
         state.choose(g, lambda d, g=g: score(g, d))  # type: ignore[misc]
     return state.per_op()
 
@@ -111,23 +111,21 @@ def dfs_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     from ..simulator.ranks import total_rank
 
     units, rank = make_units(graph, cluster), total_rank(graph).tolist()
-    state, seen = _Devices(units), set()
+    state, visited = _Devices(units), set()
     pointer, successor = graph.successors
 
     def visit(i: int) -> None:
-        seen.add(i)
+        visited.add(i)
         g = int(units.group[i])
         if g not in state.home:
             cost = units.cost[g].tolist()
-            state.choose(
-                g, lambda d: (state.traffic(graph, cluster, g, d) * cost[d], cost[d], -float(units.pace[d]))
-            )  # fmt: skip
+            state.choose(g, lambda d: (state.traffic(graph, cluster, g, d) * cost[d], cost[d], -float(units.pace[d])))
         for j in sorted(successor[pointer[i] : pointer[i + 1]].tolist(), key=lambda j: (-rank[j], j)):
-            if j not in seen:
+            if j not in visited:
                 visit(j)
 
     sources = [i for i in range(graph.n) if len(graph.inputs[1][graph.inputs[0][i] : graph.inputs[0][i + 1]]) == 0]
     for i in sorted(sources, key=lambda i: (-rank[i], i)):
-        if i not in seen:
+        if i not in visited:
             visit(i)
     return state.per_op()

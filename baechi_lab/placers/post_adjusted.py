@@ -48,14 +48,14 @@ class PostAdjusted(Placer):
 
         def attempt(limits: Cluster, careful: bool) -> Placement:
             plan = make_placer(self.placer).assign(free, limits)
-            return plan.replace(device=adjusted(graph, plan.device, mask, self.rule), info={})
+            return plan.replace(device=adjust_to_groups(graph, plan.device, mask, self.rule), info={})
 
         return within_memory(graph, cluster, attempt)
 
 
-def adjusted(graph: OpGraph, device: NDArray[Any], allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
+def adjust_to_groups(graph: OpGraph, device: NDArray[Any], allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
     """int32[n]: every colocation group on the device that `rule` prefers among those that the group may use."""
-    found = np.array(device, dtype=np.int32)
+    adjusted_device = np.array(device, dtype=np.int32)
     group = groups_of(graph)
     weight = {
         "compute": graph.duration_us,
@@ -65,10 +65,10 @@ def adjusted(graph: OpGraph, device: NDArray[Any], allowed: NDArray[np.bool_], r
     for members in np.split(np.argsort(group, kind="stable"), np.cumsum(np.bincount(group))[:-1]):
         if len(members) < 2:
             continue
-        able = allowed[members].all(axis=0)
+        allowed_for_group = allowed[members].all(axis=0)
         score = np.zeros(allowed.shape[1])
         combine = np.add if rule == "majority" else np.maximum
-        combine.at(score, found[members], weight[members])
-        score[~able] = -1.0
-        found[members] = int(np.argmax(score))
-    return found
+        combine.at(score, adjusted_device[members], weight[members])
+        score[~allowed_for_group] = -1.0
+        adjusted_device[members] = int(np.argmax(score))
+    return adjusted_device

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.cluster import COMMUNICATION_MODES
@@ -16,7 +17,7 @@ class Problem(NamedTuple):
 
     `table` float64[n, D] durations; `allowed` bool[n, D]; `group` int32[n]; per group `promised` persistent bytes,
     and `reserve` bytes (largest temporary + largest output, paper B section 4.2; 0 without reservation);
-    `made` int64[n] output bytes per op; `limit` int64[D].
+    `output_bytes` int64[n] output bytes per op; `limit` int64[D].
     """
 
     table: Any
@@ -27,7 +28,7 @@ class Problem(NamedTuple):
     members: Any
     promised: Any
     reserve: Any
-    made: Any
+    output_bytes: Any
     temp: Any
     limit: Any
     producer: Any
@@ -45,22 +46,28 @@ class Problem(NamedTuple):
 UNLIMITED = np.iinfo(np.int64).max // 4
 
 
-def groups_of(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int32]]:
+def groups_of(graph: OpGraph) -> NDArray[np.int32]:
     """int32[n]: colocation groups, every other op a group of its own, numbered by first member."""
-    own = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
-    _, first, group = np.unique(own, return_index=True, return_inverse=True)
+    group_key = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
+    _, first, group = np.unique(group_key, return_index=True, return_inverse=True)
     return inverse(np.argsort(first, kind="stable")).astype(np.int32)[group.reshape(-1)]
 
 
-def transfer_us(graph: OpGraph, cluster: Cluster) -> np.ndarray[Any, np.dtype[np.float64]]:
+def allowed_group_devices(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> NDArray[np.bool_]:
+    """bool[groups, devices]: the devices that every op of a group may run on; `group` int[n] of each op."""
+    allowed = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
+    np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
+    return allowed
+
+
+def transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[tensors]: microseconds of a transfer, the mean over all ordered pairs of devices (0 for one device)."""
     off = ~np.eye(cluster.n, dtype=bool)
     latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
-    found: np.ndarray[Any, np.dtype[np.float64]] = latency + per_byte * graph.tensor_bytes.astype(np.float64)
-    return found
+    return np.asarray(latency + per_byte * graph.tensor_bytes.astype(np.float64))
 
 
-def output_bytes(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int64]]:
+def output_bytes(graph: OpGraph) -> NDArray[np.int64]:
     """int64[n]: bytes of all outputs of each op."""
     total = np.zeros(graph.n, dtype=np.int64)
     np.add.at(total, graph.tensor_producer, graph.tensor_bytes)
@@ -69,24 +76,40 @@ def output_bytes(graph: OpGraph) -> np.ndarray[Any, np.dtype[np.int64]]:
 
 def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
     """Whether some device could not hold everything at once."""
-    most = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
-    return bool(np.any(cluster.memory_bytes < most))
+    total_bytes = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
+    return bool(np.any(cluster.memory_bytes < total_bytes))
 
 
 def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
     """Arrays of `graph` on `cluster`; `limited=False` leaves memory out (the classical algorithms)."""
-    group, made = groups_of(graph), output_bytes(graph)
+    group, op_output_bytes = groups_of(graph), output_bytes(graph)
     count = int(group.max(initial=-1)) + 1
     promised, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))
     np.add.at(promised, group, graph.persistent_bytes)
     np.maximum.at(largest_temp, group, graph.temp_bytes)
-    np.maximum.at(largest_output, group, made)
+    np.maximum.at(largest_output, group, op_output_bytes)
     reserve = largest_temp + largest_output if reservation else np.zeros(count, dtype=np.int64)
     limit = cluster.memory_bytes if limited else np.full(cluster.n, UNLIMITED)
     size, members = np.bincount(group, minlength=count), np.argsort(group, kind="stable")
     return Problem(
-        durations(graph, cluster), allowed_devices(graph, cluster), group, size, offsets(group, count), members, promised,
-        reserve, made, graph.temp_bytes, limit, graph.tensor_producer, graph.tensor_bytes, graph.consumer_ptr,
-        graph.consumers, graph.output_ptr, *graph.inputs, cluster.latency_us, cluster.us_per_byte,
+        durations(graph, cluster),
+        allowed_devices(graph, cluster),
+        group,
+        size,
+        offsets(group, count),
+        members,
+        promised,
+        reserve,
+        op_output_bytes,
+        graph.temp_bytes,
+        limit,
+        graph.tensor_producer,
+        graph.tensor_bytes,
+        graph.consumer_ptr,
+        graph.consumers,
+        graph.output_ptr,
+        *graph.inputs,
+        cluster.latency_us,
+        cluster.us_per_byte,
         COMMUNICATION_MODES.index(cluster.comm),
-    )  # fmt: skip
+    )

@@ -13,11 +13,11 @@ from typing import ClassVar
 import numpy as np
 
 from ..checks import check_whole
-from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..graph import Cluster, OpGraph, Placement
 from ..simulator import makespan_and_peak
 from .base import Placer
 from .memory.feasible import within_memory
-from .problem import groups_of
+from .problem import allowed_group_devices, groups_of
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,9 @@ class Random(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         rng = np.random.default_rng(self.seed)
         group = groups_of(graph)
-        able = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
-        np.logical_and.at(able, group, allowed_devices(graph, cluster))
+        allowed = allowed_group_devices(graph, cluster, group)
         for draw in range(1, self.attempts + 1):
-            home = np.where(able, rng.random(able.shape), -1.0).argmax(axis=1)
+            home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)
             placement = Placement(device=home[group], info={"draws": draw})
             _, peak = makespan_and_peak(graph, cluster, placement)
             if np.all(peak <= cluster.memory_bytes):

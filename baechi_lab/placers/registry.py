@@ -36,9 +36,9 @@ PLACERS: Registry[Placer] = Registry(
         "hierarchical": "hierarchical:Hierarchical",
         "simple-planner": "simple_planner:SimplePlanner",
         "coloc-rl": "coloc_rl:ColocRL",
-        "search": "search.rule:Search",
+        "search": "search.placer:Search",
         "auto": "auto:Auto",
-        "exact": "exact.rule:Exact",
+        "exact": "exact.placer:Exact",
     },
     package="baechi_lab.placers",
     group="baechi_lab.placers",
@@ -57,15 +57,15 @@ def make_placer(placer: str | Placer, /, **params: Any) -> Placer:
     return PLACERS.make(placer, params)
 
 
-def told_pipeline(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
+def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
     """What a placer can be told of a step of micro-batches (as in `bl.simulate`), among it that the step is what counts.
 
-    >>> told_pipeline("contiguous", {"micro_batches": 4}), told_pipeline("m-etf", {"micro_batches": 4})
+    >>> pipeline_parameters("contiguous", {"micro_batches": 4}), pipeline_parameters("m-etf", {"micro_batches": 4})
     ({'objective': 'step', 'micro_batches': 4}, {})
     """
-    known = placer_class(placer).__dataclass_fields__
-    told = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else pipeline
-    return {key: value for key, value in told.items() if key in known}
+    fields = placer_class(placer).__dataclass_fields__
+    parameters = {"objective": "step", **pipeline} if pipeline.get("micro_batches", 1) > 1 else pipeline
+    return {key: value for key, value in parameters.items() if key in fields}
 
 
 def list_placers() -> dict[str, str]:

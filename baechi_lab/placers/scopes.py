@@ -16,10 +16,10 @@ def scope_of(name: str) -> tuple[str, ...]:
     >>> scope_of("gradient_tape/encoder/layer2/MatMul")
     ('encoder', 'layer2')
     """
-    parts = name.split("/")
-    while len(parts) > 2 and parts[0] in _PREFIXES:
-        parts = parts[1:]
-    return tuple(parts[:-1] or parts)
+    names = name.split("/")
+    while len(names) > 2 and names[0] in _PREFIXES:
+        names = names[1:]
+    return tuple(names[:-1] or names)
 
 
 def scope_labels(scopes: Sequence[tuple[str, ...]], depth: int) -> NDArray[np.int64]:

@@ -21,13 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import ExecutionError, InvalidInput
-from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.kernels.csr import offsets
 from ..workers.isolated import isolated
 from .base import Placer
 from .memory.feasible import within_memory
 from .metis import SMALLEST_SHARE, fair_shares, integers, metis_partitions
-from .problem import groups_of
+from .problem import allowed_group_devices, groups_of
 
 PROGRAMS = ("gmap", "scotch_gmap")
 SWEEPS = 8
@@ -63,14 +63,14 @@ class Scotch(Placer):
         vertices = make_vertices(graph, cluster, by_bytes=careful)
         program = next(filter(None, map(shutil.which, PROGRAMS)), None) if self.program == "auto" else self.program
         if cluster.n == 1 or program in (None, "metis"):
-            used, home = "metis", self._by_metis(graph, cluster, vertices, careful)
+            used, home = "metis", self._map_with_metis(graph, cluster, vertices, careful)
         else:
-            used, home = "scotch", _by_scotch(str(program), vertices, self.imbalance)
-        home = np.where(vertices.able[np.arange(len(home)), home], home, vertices.load.argmin(axis=1))
+            used, home = "scotch", _map_with_scotch(str(program), vertices, self.imbalance)
+        home = np.where(vertices.allowed[np.arange(len(home)), home], home, vertices.load.argmin(axis=1))
         moves = refine(vertices, home, self.imbalance)
         return Placement(device=home[vertices.of].astype(np.int32), info={"mapper": used, "moves": moves})
 
-    def _by_metis(self, graph: OpGraph, cluster: Cluster, vertices: Vertices, careful: bool) -> NDArray[np.int64]:
+    def _map_with_metis(self, graph: OpGraph, cluster: Cluster, vertices: Vertices, careful: bool) -> NDArray[np.int64]:
         if cluster.n == 1:
             return np.zeros(len(vertices.load), dtype=np.int64)
         pace = vertices.share / vertices.share.max()
@@ -91,16 +91,16 @@ class Scotch(Placer):
 @dataclass(frozen=True)
 class Vertices:
     """Colocation groups: `of` int32[n] op -> vertex; `load` float64[V, D] share of each device's capacity that a vertex
-    takes (infinite where not allowed), `able` bool[V, D], `share` float64[D] fair parts of the work, `work` float64[V];
+    takes (infinite where not allowed), `allowed` bool[V, D], `share` float64[D] fair parts of the work, `work` float64[V];
     edges both ways in CSR form (`pointer`, `other`) with the latency and byte parts of what they carry; link costs."""
 
     of: NDArray[np.int32]
     load: NDArray[np.float64]
-    able: NDArray[np.bool_]
+    allowed: NDArray[np.bool_]
     share: NDArray[np.float64]
     work: NDArray[np.float64]
     pointer: NDArray[np.int64]
-    other: NDArray[np.int64]
+    neighbour: NDArray[np.int64]
     sends: NDArray[np.float64]
     bytes: NDArray[np.float64]
     latency: NDArray[np.float64]
@@ -111,28 +111,31 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     """The mapping problem; `by_bytes` balances persistent bytes against memory in place of work against speed."""
     of = groups_of(graph)
     count = int(of.max()) + 1
-    able, cost = np.ones((count, cluster.n), dtype=np.bool_), np.zeros((count, cluster.n))
-    np.logical_and.at(able, of, allowed_devices(graph, cluster))
+    allowed, cost = allowed_group_devices(graph, cluster, of), np.zeros((count, cluster.n))
     np.add.at(cost, of, durations(graph, cluster))
     if by_bytes:
-        held = np.bincount(of, graph.persistent_bytes, count)
-        cost = held[:, None] / np.maximum(cluster.memory_bytes, 1)
+        persistent_bytes = np.bincount(of, graph.persistent_bytes, count)
+        cost = persistent_bytes[:, None] / np.maximum(cluster.memory_bytes, 1)
     total = cost.sum(axis=0)
     # A device that takes no time for all of it still leaves others a share.
     total = np.maximum(total, SMALLEST_SHARE * total.max()) if total.any() else np.ones(cluster.n)
     share = fair_shares(total.max() / total)  # all devices done at once: capacity is the inverse of the time for all
     a, b = of[graph.edge_source].astype(np.int64), of[graph.consumers].astype(np.int64)
-    part = 1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]  # sent once per device, not per reader
-    size = part * graph.tensor_bytes[graph.edge_tensor]
-    apart = a != b
-    key = np.concatenate([a[apart] * count + b[apart], b[apart] * count + a[apart]])
+    reader_share = (
+        1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]
+    )  # sent once per device, not per reader
+    size = reader_share * graph.tensor_bytes[graph.edge_tensor]
+    crossing = a != b
+    key = np.concatenate([a[crossing] * count + b[crossing], b[crossing] * count + a[crossing]])
     unique, place = np.unique(key, return_inverse=True)
-    each = np.stack([part, size])[:, apart]
+    each = np.stack([reader_share, size])[:, crossing]
     sends, sizes = (np.bincount(place.reshape(-1), np.tile(x, 2), len(unique)).astype(np.float64) for x in each)
     latency, per_byte = ((x + x.T) / 2 for x in (cluster.latency_us, cluster.us_per_byte))
-    load = np.where(able, cost / total / share, np.inf)
+    load = np.where(allowed, cost / total / share, np.inf)
     pointer = offsets(unique // count, count)
-    return Vertices(of, load, able, share, cost.min(axis=1), pointer, unique % count, sends, sizes, latency, per_byte)
+    return Vertices(
+        of, load, allowed, share, cost.min(axis=1), pointer, unique % count, sends, sizes, latency, per_byte
+    )
 
 
 def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
@@ -145,14 +148,14 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
     for _ in range(SWEEPS):
         before = moves
         for i in range(count):
-            here, near = home[i], slice(v.pointer[i], v.pointer[i + 1])
-            there = home[v.other[near]]
-            cost = v.latency[:, there] @ v.sends[near] + v.per_byte[:, there] @ v.bytes[near]
-            room = used + v.load[i] <= 1.0 + imbalance
-            room[here] = True
-            best = int(np.argmin(np.where(room, cost, np.inf)))
-            if cost[best] < cost[here] * (1 - 1e-9):
-                used[here] -= v.load[i, here]
+            current_device, near = home[i], slice(v.pointer[i], v.pointer[i + 1])
+            neighbour_devices = home[v.neighbour[near]]
+            cost = v.latency[:, neighbour_devices] @ v.sends[near] + v.per_byte[:, neighbour_devices] @ v.bytes[near]
+            within_share = used + v.load[i] <= 1.0 + imbalance
+            within_share[current_device] = True
+            best = int(np.argmin(np.where(within_share, cost, np.inf)))
+            if cost[best] < cost[current_device] * (1 - 1e-9):
+                used[current_device] -= v.load[i, current_device]
                 used[best] += v.load[i, best]
                 home[i] = best
                 moves += 1
@@ -161,18 +164,18 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
     return moves
 
 
-def _by_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]:
+def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]:
     """A device per vertex by Scotch's `gmap` on files in a temporary folder."""
     with tempfile.TemporaryDirectory() as folder:
         source, target, mapping = (Path(folder) / name for name in ("graph.grf", "devices.tgt", "mapping.map"))
         source.write_text(source_graph(v))
-        parts = integers(v.share, 1000, lowest=1)
-        target.write_text(f"cmpltw {len(parts)} {' '.join(map(str, parts))}\n")
+        weights = integers(v.share, 1000, lowest=1)
+        target.write_text(f"cmpltw {len(weights)} {' '.join(map(str, weights))}\n")
         files = map(str, (source, target, mapping))
         command = isolated("baechi_lab.workers.child_program", program, f"-b{imbalance:g}", *files)
-        done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-        if done.returncode != 0 or not mapping.exists():
-            raise ExecutionError(f"{program} ended with code {done.returncode}: {done.stderr.strip()[-300:]}")
+        process = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+        if process.returncode != 0 or not mapping.exists():
+            raise ExecutionError(f"{program} ended with code {process.returncode}: {process.stderr.strip()[-300:]}")
         rows = np.array(mapping.read_text().split()[1:], dtype=np.int64).reshape(-1, 2)
     home = np.zeros(len(v.load), dtype=np.int64)
     home[rows[:, 0]] = rows[:, 1]
@@ -188,5 +191,5 @@ def source_graph(v: Vertices) -> str:
     rows = ["0", f"{len(work)} {len(cut)}", "0 011"]
     for i in range(len(work)):
         near = range(int(v.pointer[i]), int(v.pointer[i + 1]))
-        rows.append(" ".join(map(str, [work[i], len(near), *(x for e in near for x in (cut[e], int(v.other[e])))])))
+        rows.append(" ".join(map(str, [work[i], len(near), *(x for e in near for x in (cut[e], int(v.neighbour[e])))])))
     return "\n".join(rows) + "\n"

@@ -37,6 +37,8 @@ class SCT(Placer):
         check_threshold(self.threshold)
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        found, report = favourites_and_report(graph, cluster, self.threshold, self.solver)
-        plan = schedule(graph, cluster, child=found.child, parent=found.parent, limited=False, explain=self.explain)
+        favourite_ops, report = favourites_and_report(graph, cluster, self.threshold, self.solver)
+        plan = schedule(
+            graph, cluster, child=favourite_ops.child, parent=favourite_ops.parent, limited=False, explain=self.explain
+        )
         return plan.replace(info={**plan.info, **report})

@@ -15,7 +15,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.units import format_bytes
 from ..simulator import makespan_and_peak
 from .base import Placer
-from .problem import groups_of
+from .problem import allowed_group_devices, groups_of
 
 
 @dataclass(frozen=True)
@@ -55,16 +55,15 @@ def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = N
     groups = int(group.max()) + 1
     cost = np.where(allowed, durations(graph, cluster), 0.0)
     total = np.stack([np.bincount(group, cost[:, d], groups) for d in range(cluster.n)], axis=1)
-    able = np.ones((groups, cluster.n), dtype=bool)
-    np.logical_and.at(able, group, allowed)
-    chosen = _chosen(cluster, total.sum(axis=0), able.sum(axis=0), device)
-    fallback = np.argmin(np.where(able, total, np.inf), axis=1)
-    return Placement(device=np.where(able[:, chosen], chosen, fallback)[group].astype(np.int32))
+    group_allowed = allowed_group_devices(graph, cluster, group)
+    main_device = _choose_device(cluster, total.sum(axis=0), group_allowed.sum(axis=0), device)
+    fallback = np.argmin(np.where(group_allowed, total, np.inf), axis=1)
+    return Placement(device=np.where(group_allowed[:, main_device], main_device, fallback)[group].astype(np.int32))
 
 
-def _chosen(cluster: Cluster, total: np.ndarray, able: np.ndarray, device: str | int | None) -> int:
+def _choose_device(cluster: Cluster, total: np.ndarray, allowed_groups: np.ndarray, device: str | int | None) -> int:
     if device is None:
-        return int(np.lexsort((np.arange(cluster.n), total, -able))[0])
+        return int(np.lexsort((np.arange(cluster.n), total, -allowed_groups))[0])
     if isinstance(device, str):
         return cluster.index(device)
     if not 0 <= device < cluster.n:

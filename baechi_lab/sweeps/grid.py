@@ -68,9 +68,9 @@ class Cell:
     @property
     def placer_arguments(self) -> dict[str, Any]:
         """Those of `micro_batches` and `schedule` that the placer has parameters for."""
-        from ..placers.registry import told_pipeline
+        from ..placers.registry import pipeline_parameters
 
-        return told_pipeline(self.placer, self.pipeline)
+        return pipeline_parameters(self.placer, self.pipeline)
 
     @property
     def columns(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
-from ..placers.registry import placer_class, told_pipeline
+from ..placers.registry import pipeline_parameters, placer_class
 from ..simulator.pipelined_graph import pipeline_options
 from .setting import GIVEN_SUBJECT, Setting
 
@@ -128,7 +128,7 @@ def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
     pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
-    pipeline_params = told_pipeline(fields["placer"], pipeline)
+    pipeline_params = pipeline_parameters(fields["placer"], pipeline)
     fields["params"] = {k: v for k, v in fields["params"].items() if pipeline_params.get(k) != v}
     share = fields.pop("share", None)
     if share is not None:

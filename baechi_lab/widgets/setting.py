@@ -131,9 +131,9 @@ class Setting:
     @property
     def placer_params(self) -> dict[str, Any]:
         """The placer's parameters; with micro-batches, one that can be told so places for a step of them."""
-        from ..placers.registry import told_pipeline
+        from ..placers.registry import pipeline_parameters
 
-        return {**told_pipeline(self.placer, self.pipeline), **self.params}
+        return {**pipeline_parameters(self.placer, self.pipeline), **self.params}
 
     @property
     def model(self) -> str:

@@ -67,7 +67,7 @@ def _random_placement(graph: OpGraph, cluster: Cluster, samples: int, seed: int)
     units, reward = make_units(graph, cluster, 200, 6, 6), SimulatedReward(graph, cluster, 1)
     best, curve = float("inf"), []
     for part in np.array_split(np.arange(samples), min(samples, POINTS)):
-        drawn = np.where(units.able, rng.random((len(part), *units.able.shape)), -1.0).argmax(axis=2)
+        drawn = np.where(units.allowed, rng.random((len(part), *units.allowed.shape)), -1.0).argmax(axis=2)
         best = min(best, float(reward(drawn[:, units.of]).min()))
         curve.append((int(part[-1]) + 1, round(time.perf_counter() - began, 2), _finite(best)))
     return {

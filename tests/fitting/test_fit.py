@@ -11,9 +11,9 @@ import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.fitting import options
 from baechi_lab.fitting.proof import proof_of
-from baechi_lab.placers.giving_up import placing
-from baechi_lab.placers.giving_up.placing import Placing
-from baechi_lab.placers.giving_up.recomputing import recompute_and_place
+from baechi_lab.placers.memory_trades import best_of_placers
+from baechi_lab.placers.memory_trades.best_of_placers import BestOfPlacers
+from baechi_lab.placers.memory_trades.recomputation import recompute_and_place
 
 KINDS = ("more devices", "smaller batch", "micro-batches", "recomputation", "offloading")
 
@@ -75,7 +75,7 @@ def test_groups_that_fit_nowhere_do_not_end_the_search_for_devices(monkeypatch):
 
     Placers only plan, as they do on large graphs.
     """
-    monkeypatch.setattr(placing, "MOST_RAW", 0)
+    monkeypatch.setattr(best_of_placers, "MAX_REPAIRED_OPS", 0)
     edges = [(0, 1, 10), (2, 3, 10), (4, 5, 10)]
     graph = bl.OpGraph.from_edges([1] * 6, edges, persistent_bytes=[50] * 6)
     cluster = bl.Cluster.uniform(1, memory_bytes=90)
@@ -164,15 +164,15 @@ def test_code_of_a_way_gives_its_step():
 def test_recomputing_and_placing_is_never_worse_than_either():
     graph = build(64)
     cluster = bl.Cluster.uniform(2, memory_bytes="256kB", link=LINK)
-    rules = Placing(("m-topo", "m-etf"))
-    joints = recompute_and_place(graph, cluster, rules, 2)
+    rules = BestOfPlacers(("m-topo", "m-etf"))
+    variants = recompute_and_place(graph, cluster, rules, 2)
     alone = []
     for keep in ("sqrt", "boundaries"):
         recomputed = bl.recompute(graph, keep)
         best, _ = rules.fastest(recomputed, cluster)
         alone += [] if best is None else [best[1].makespan_us]
-    assert joints and joints[0].timeline.makespan_us <= min(alone, default=np.inf)
-    assert all(joint.timeline.feasible for joint in joints)
+    assert variants and variants[0].timeline.makespan_us <= min(alone, default=np.inf)
+    assert all(variant.timeline.feasible for variant in variants)
 
 
 def test_a_graph_alone_has_no_other_batch():
@@ -300,8 +300,8 @@ def test_a_plan_that_two_choices_make_is_one_row(monkeypatch):
     def twice(*arguments):
         return [
             copy
-            for joint in recompute_and_place(*arguments)
-            for copy in (joint, dataclasses.replace(joint, what=f"{joint.what} again"))
+            for variant in recompute_and_place(*arguments)
+            for copy in (variant, dataclasses.replace(variant, description=f"{variant.description} again"))
         ]
 
     monkeypatch.setattr(options, "recompute_and_place", twice)

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.placers.giving_up.ladder import ladder
-from baechi_lab.placers.giving_up.placing import Placing
+from baechi_lab.placers.memory_trades.best_of_placers import BestOfPlacers
+from baechi_lab.placers.memory_trades.memory_ladder import place_on_memory_ladder
 
-RULES = Placing(("single", "m-topo", "m-etf", "contiguous"))
+RULES = BestOfPlacers(("single", "m-topo", "m-etf", "contiguous"))
 LINK = bl.Link(5.0, 0.0001)
 
 
@@ -20,14 +20,14 @@ def step(seed, ops=14):
 @pytest.mark.parametrize("seed", [1, 2])
 def test_no_placement_of_the_ladder_is_forgotten_where_there_is_more_memory(seed):
     graph, roomy = step(seed), bl.Cluster.uniform(3, memory_bytes=1 << 40, link=LINK)
-    peaks_and_times = [(int(t.peak_bytes.max()), t.makespan_us) for _, t in ladder(graph, roomy)]
+    peaks_and_times = [(int(t.peak_bytes.max()), t.makespan_us) for _, t in place_on_memory_ladder(graph, roomy)]
     assert len({peak for peak, _ in peaks_and_times}) > 3
     peaks = sorted(peak for peak, _ in peaks_and_times)
     for memory in (peaks[0], peaks[len(peaks) // 2]):
         cluster = roomy.with_memory(memory)
         fastest, _ = RULES.fastest(graph, cluster, other_limits=True)
         assert fastest[1].makespan_us <= min(us for peak, us in peaks_and_times if peak <= memory)
-        assert [t.makespan_us for _, t in ladder(graph, cluster)] == [
+        assert [t.makespan_us for _, t in place_on_memory_ladder(graph, cluster)] == [
             us for _, us in peaks_and_times
         ]  # whatever the limit
 

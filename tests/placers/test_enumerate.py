@@ -19,11 +19,15 @@ def problem(k: int) -> tuple[OpGraph, Cluster]:
     share = rng.choice([0.2, 0.4, 0.7])
     edges = [(i, j, int(rng.integers(0, 12))) for i in range(n) for j in range(i + 1, n) if rng.random() < share]
     graph = OpGraph.from_edges(
-        rng.integers(k % 3 == 0, 8, n).astype(float) if k % 2 else rng.random(n) * 5, edges,
-        temp_bytes=rng.integers(0, 25, n), persistent_bytes=rng.integers(0, 45, n) * (rng.random(n) < 0.7),
-        colocation=np.where(rng.random(n) < (0.3 if k % 4 == 0 else 0.0), 0, -1), colocation_names=("a",),
-        allowed=np.where(rng.random(n) < (0.3 if k % 5 == 0 else 0.0), 0, -1), allowed_sets=(("gpu:0",),),
-    )  # fmt: skip
+        rng.integers(k % 3 == 0, 8, n).astype(float) if k % 2 else rng.random(n) * 5,
+        edges,
+        temp_bytes=rng.integers(0, 25, n),
+        persistent_bytes=rng.integers(0, 45, n) * (rng.random(n) < 0.7),
+        colocation=np.where(rng.random(n) < (0.3 if k % 4 == 0 else 0.0), 0, -1),
+        colocation_names=("a",),
+        allowed=np.where(rng.random(n) < (0.3 if k % 5 == 0 else 0.0), 0, -1),
+        allowed_sets=(("gpu:0",),),
+    )
     total = max(int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum() + graph.temp_bytes.max()), 1)
     memory = (rng.uniform(0.5, 1.2, count) * total).astype(int).tolist() if k % 2 else [10**9] * count
     speed = rng.choice([1.0, 2.0], count) if k % 7 == 0 else np.ones(count)
@@ -37,7 +41,7 @@ def test_it_is_the_optimum_of_brute_force(start):
     for k in range(start, start + 15):
         graph, cluster = problem(k)
         try:
-            least, best = optimum(graph, cluster), best_schedule(graph, cluster, most=10**9)
+            least, best = optimum(graph, cluster), best_schedule(graph, cluster, max_simulations=10**9)
         except InfeasiblePlacement:  # a group whose ops may run on no common device
             continue
         assert best.complete and best.makespan_us == pytest.approx(least, rel=1e-9), k
@@ -76,7 +80,7 @@ def test_what_is_not_searched_to_its_end_is_not_called_optimal():
     cluster = Cluster.uniform(3, link=Link(20.0, 0.01))
     assert "status" not in place(generators.layered_dag(60, seed=1), cluster, "auto").info
     graph = OpGraph.from_edges(np.arange(1.0, 10.0), [(i, i + 3, 8) for i in range(6)])
-    few = best_schedule(graph, cluster, most=1)
+    few = best_schedule(graph, cluster, max_simulations=1)
     assert not few.complete and few.simulations >= 1
     assert "status" not in place(graph, cluster, "auto", placers=("heft",)).info
 

@@ -16,8 +16,8 @@ from baechi_lab import Cluster, Device, Link, OpGraph, bounds, check, place, sim
 from baechi_lab.errors import ExecutionError, InfeasiblePlacement, InvalidInput, MissingPackage
 from baechi_lab.graph import generators
 from baechi_lab.placers.exact import process
+from baechi_lab.placers.exact.placer import model_size
 from baechi_lab.placers.exact.process import SolverProcess
-from baechi_lab.placers.exact.rule import model_size
 from baechi_lab.placers.exact.times import scaled_times
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -57,9 +57,16 @@ def as_optimum(graph, cluster):
 def test_equals_brute_force(seed):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
-        5, degree=1.2, second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100), temp_bytes=(1, 50),
-        persistent_bytes=(1, 100), colocation_groups=2, seed=seed,
-    )  # fmt: skip
+        5,
+        degree=1.2,
+        second_output=0.3,
+        duration_us=(1, 20),
+        size_bytes=(10, 100),
+        temp_bytes=(1, 50),
+        persistent_bytes=(1, 100),
+        colocation_groups=2,
+        seed=seed,
+    )
     graph = graph.replace(duration_us=np.round(graph.duration_us))
     devices = [Device("a", "gpu", 1 << 30), Device("b", "gpu", 1 << 30, speed=1.0 if seed % 2 else 2.0)]
     cluster = Cluster(tuple(devices), Link(float(rng.integers(0, 8)), 0.1), COMMS[seed % 3])
@@ -75,9 +82,16 @@ def test_equals_brute_force(seed):
 def test_equals_brute_force_where_times_are_rounded(seed):
     """Times that no scale makes whole: the bound is never above the optimum, and close enough to prove it."""
     graph = generators.random_dag(
-        5, degree=1.2, second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100), temp_bytes=(1, 50),
-        persistent_bytes=(1, 100), colocation_groups=seed % 2, seed=seed,
-    )  # fmt: skip
+        5,
+        degree=1.2,
+        second_output=0.3,
+        duration_us=(1, 20),
+        size_bytes=(10, 100),
+        temp_bytes=(1, 50),
+        persistent_bytes=(1, 100),
+        colocation_groups=seed % 2,
+        seed=seed,
+    )
     cluster = Cluster.uniform(2, memory_bytes=1 << 30, link=Link(np.pi, 0.1), comm=COMMS[seed % 3])
     if seed >= 3:
         cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
@@ -188,7 +202,9 @@ def test_the_solver_has_what_is_left_when_its_model_is_built(monkeypatch):
 
     monkeypatch.setattr(process.time, "monotonic", lambda: 100.0)
     for deadline, seconds in ((103.5, 3.5), (90.0, process.LEAST_SECONDS)):
-        solver, _, _ = process._solved(Model(), None, {"deadline": deadline, "seconds": 20.0, "seed": 0, "workers": 3})
+        solver, _, _ = process._run_solver(
+            Model(), None, {"deadline": deadline, "seconds": 20.0, "seed": 0, "workers": 3}
+        )
         assert solver.parameters.max_time_in_seconds == seconds
 
 
@@ -219,7 +235,7 @@ def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
 
 
 def test_an_interrupted_start_ends_the_proof(monkeypatch):
-    from baechi_lab.placers.search.rule import Search
+    from baechi_lab.placers.search.placer import Search
 
     found = Search.assign
 

@@ -43,9 +43,10 @@ def test_equal_devices_and_memory():
     """Four layers that keep 10 bytes on two devices of 24 bytes and little more: two each, whatever the loads say."""
     graph = bl.generators.pipeline([1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 9.0], output_bytes=1)
     graph = graph.replace(
-        colocation=np.tile(np.arange(4, dtype=np.int32), 2), colocation_names=tuple("abcd"),
+        colocation=np.tile(np.arange(4, dtype=np.int32), 2),
+        colocation_names=tuple("abcd"),
         persistent_bytes=np.array([10] * 4 + [0] * 4),
-    )  # fmt: skip
+    )
     cluster = bl.Cluster.uniform(2, memory_bytes=29, link=bl.Link(0.0, 0.0), comm="parallel")
     found = bl.place(graph, cluster, "exact", objective="throughput", time_limit=20)
     assert found.info["period_us"] == 20.0

@@ -20,9 +20,17 @@ FREE = bl.Link(0.0, 0.0)
 def test_published_example_is_80():
     """Topcuoglu, Hariri, Wu 2002, figure 3a: every task on its published processor at its published time."""
     published = {
-        "t1": ("P3", 0, 9), "t3": ("P3", 9, 28), "t4": ("P2", 18, 26), "t2": ("P1", 27, 40), "t5": ("P3", 28, 38),
-        "t6": ("P2", 26, 42), "t9": ("P2", 56, 68), "t7": ("P3", 38, 49), "t8": ("P1", 57, 62), "t10": ("P2", 73, 80),
-    }  # fmt: skip
+        "t1": ("P3", 0, 9),
+        "t3": ("P3", 9, 28),
+        "t4": ("P2", 18, 26),
+        "t2": ("P1", 27, 40),
+        "t5": ("P3", 28, 38),
+        "t6": ("P2", 26, 42),
+        "t9": ("P2", 56, 68),
+        "t7": ("P3", 38, 49),
+        "t8": ("P1", 57, 62),
+        "t10": ("P2", 73, 80),
+    }
     plan = bl.ListScheduler.point("heft").plan(TEN_TASKS, CLUSTER)
     assert [TEN_TASKS.names[i] for i in plan.sequence] == list(published)
     for i, name in enumerate(TEN_TASKS.names):

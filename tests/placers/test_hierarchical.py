@@ -22,9 +22,18 @@ from baechi_lab.placers.planner.reward import SimulatedReward
 pytestmark = [pytest.mark.tensorflow, pytest.mark.slow]
 
 SMALL = {
-    "time_limit": None, "updates": 40, "groups": 8, "placer_hidden": 12, "grouper_hidden": 12, "temperature": 1.0,
-    "learning_rate": 0.01, "placement_samples": 24, "noise_updates": 0, "baseline_decay": 0.5, "workers": 1,
-}  # fmt: skip
+    "time_limit": None,
+    "updates": 40,
+    "groups": 8,
+    "placer_hidden": 12,
+    "grouper_hidden": 12,
+    "temperature": 1.0,
+    "learning_rate": 0.01,
+    "placement_samples": 24,
+    "noise_updates": 0,
+    "baseline_decay": 0.5,
+    "workers": 1,
+}
 GRAPH = generators.layered_dag(8, seed=3, duration_us=(10, 100), size_bytes=(100, 1000))
 CLUSTER = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(5.0, 0.01))
 

@@ -94,9 +94,12 @@ def test_a_full_device_is_excluded_although_it_could_start_first():
 def test_placing_the_first_op_promises_the_groups_memory():
     # chain of 4 with groups a, b, a, b; ops 2 and 3 keep 10 bytes each: the groups need a device each
     g = bl.OpGraph.from_edges(
-        [1, 1, 50, 50], [(0, 1, 0), (1, 2, 0), (2, 3, 0)], persistent_bytes=[0, 0, 10, 10], colocation=[0, 1, 0, 1],
+        [1, 1, 50, 50],
+        [(0, 1, 0), (1, 2, 0), (2, 3, 0)],
+        persistent_bytes=[0, 0, 10, 10],
+        colocation=[0, 1, 0, 1],
         colocation_names=("a", "b"),
-    )  # fmt: skip
+    )
     for placer in ("m-topo", "m-etf", "m-sct"):
         placement, timeline = placed(g, cluster(latency=100.0, memory=15), placer)
         assert placement.device.tolist() == [0, 1, 0, 1]
@@ -188,9 +191,12 @@ def test_memory_exactly_full(placer):
 def test_fusion_example_of_paper_b():
     # section 3.3: unit ops, Grad -> UpdateStep costs 5, Step and UpdateStep share a device: 1 + 5 + 1 before, 3 after
     g = bl.OpGraph.from_edges(
-        [1, 1, 1], [(0, 2, 5), (1, 2, 0)], names=["Grad", "Step", "UpdateStep"], colocation=[-1, 0, 0],
+        [1, 1, 1],
+        [(0, 2, 5), (1, 2, 0)],
+        names=["Grad", "Step", "UpdateStep"],
+        colocation=[-1, 0, 0],
         colocation_names=("step",),
-    )  # fmt: skip
+    )
     assert placed(g, cluster(), "m-etf")[1].makespan_us == 7
     fused = bl.optimize(g, passes=("fusion",))
     placement = bl.place(fused, cluster(), "m-etf")

@@ -6,7 +6,7 @@ from fewer import fast
 from mixed_clusters import mixed_cluster, restricted_graph
 
 import baechi_lab as bl
-from baechi_lab.placers.partition import by_rank, make_units
+from baechi_lab.placers.partition import make_units, units_by_rank
 from baechi_lab.placers.partition_reference import (
     balance_reference,
     batch_split_reference,
@@ -196,9 +196,13 @@ def test_dfs_equation_11_by_hand():
 def test_dfs_scores_traffic_times_time_when_all_inputs_are_placed():
     """Groups place op 3's second input early: 0 on d0 and 2 (grouped with 1) on d1 before the walk reaches 3."""
     graph = bl.OpGraph.from_edges(
-        [9, 1, 1, 2], [(0, 1, 1), (0, 3, 10), (2, 3, 40)], colocation=[-1, 0, 0, -1], colocation_names=("g",),
-        allowed=[0, 1, 1, -1], allowed_sets=[("d0",), ("d1",)],
-    )  # fmt: skip
+        [9, 1, 1, 2],
+        [(0, 1, 1), (0, 3, 10), (2, 3, 40)],
+        colocation=[-1, 0, 0, -1],
+        colocation_names=("g",),
+        allowed=[0, 1, 1, -1],
+        allowed_sets=[("d0",), ("d1",)],
+    )
     # total ranks: 1: 10, 3: 11, so the walk is 0, 3 (only op 0 placed: traffic 0 on d0), 1, 2
     assert bl.place(graph, cluster_of(3.0, 1.0, link=bl.Link(0, 1)), "dfs").device.tolist() == [0, 1, 1, 0]
     # with op 1 on the longer path the walk is 0, 1 (and 2 with it), 3: d0 40 * 2/3 = 26.7, d1 10 * 2 = 20
@@ -334,8 +338,8 @@ def test_units_by_hand():
     units = make_units(graph, cluster_of(1.0, 2.0))
     assert units.group.tolist() == [0, 1, 2, 0, 3]
     assert units.cost.tolist() == [[6, 3], [1, 0.5], [6, 3], [2, 1]]
-    assert units.held.tolist() == [5, 2, 3, 5]
+    assert units.persistent_bytes.tolist() == [5, 2, 3, 5]
     assert units.need.tolist() == [5 + 10 + 10 + 7, 2 + 10, 3 + 10, 5]
     assert units.rank.tolist() == [10, 9, 10, 10]
     assert units.pace.tolist() == [0.5, 1.0]
-    assert by_rank(units).tolist() == [0, 2, 3, 1]
+    assert units_by_rank(units).tolist() == [0, 2, 3, 1]

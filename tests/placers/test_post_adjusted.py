@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.placers.post_adjusted import adjusted
+from baechi_lab.placers.post_adjusted import adjust_to_groups
 
 GRAPH = bl.OpGraph.from_edges([9, 1, 1], [], persistent_bytes=[0, 50, 0], colocation=[0, 0, 0], colocation_names=("w",))
 EVERYWHERE = np.ones((3, 3), dtype=bool)
@@ -14,12 +14,12 @@ EVERYWHERE = np.ones((3, 3), dtype=bool)
 def test_each_rule_follows_another_op(rule, device):
     # op 0 computes longest (on 0), op 1 holds most (on 1); for the majority, two ops sit on device 2
     planned = [0, 1, 2] if rule != "majority" else [0, 2, 2]
-    assert adjusted(GRAPH, np.array(planned), EVERYWHERE, rule).tolist() == [device] * 3
+    assert adjust_to_groups(GRAPH, np.array(planned), EVERYWHERE, rule).tolist() == [device] * 3
 
 
 def test_only_devices_that_the_whole_group_may_use():
     mask = np.array([[True, True], [False, True], [True, True]])
-    assert adjusted(GRAPH, np.array([0, 1, 0]), mask, "compute").tolist() == [1, 1, 1]
+    assert adjust_to_groups(GRAPH, np.array([0, 1, 0]), mask, "compute").tolist() == [1, 1, 1]
 
 
 def test_as_a_placer_it_keeps_groups_together_and_co_adjusting_is_better_here():

@@ -14,9 +14,14 @@ PLACERS = placer_names()
 LIMITED = [name for name in PLACERS if placer_class(name).uses_memory]
 # A count of updates instead of seconds, and small networks: what is learned does not matter here.
 LEARNED = {
-    "time_limit": None, "updates": 2, "groups": 4, "grouper_hidden": 4, "placer_hidden": 4, "placement_samples": 2,
+    "time_limit": None,
+    "updates": 2,
+    "groups": 4,
+    "grouper_hidden": 4,
+    "placer_hidden": 4,
+    "placement_samples": 2,
     "workers": 1,
-}  # fmt: skip
+}
 PARAMETERS = {
     "auto": {"workers": 1},
     "coloc-rl": LEARNED,

@@ -13,9 +13,21 @@ from baechi_lab.placers.memory.exhaustive import first_fitting, topological_orde
 from baechi_lab.simulator import makespan_and_peak
 
 PLACERS = (
-    "m-topo", "m-etf", "m-sct", "post-adjusted", "critical-path", "hash", "random", "dfs", "mite", "contiguous", "metis",
-    "scotch", "auto", "batch-split",
-)  # fmt: skip
+    "m-topo",
+    "m-etf",
+    "m-sct",
+    "post-adjusted",
+    "critical-path",
+    "hash",
+    "random",
+    "dfs",
+    "mite",
+    "contiguous",
+    "metis",
+    "scotch",
+    "auto",
+    "batch-split",
+)
 
 
 def problem(k):
@@ -24,10 +36,13 @@ def problem(k):
     n, count = int(rng.integers(1, 5)), int(rng.integers(1, 4))
     edges = [(i, j, int(rng.integers(1, 12))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
     graph = bl.OpGraph.from_edges(
-        rng.integers(0, 4, n), edges, temp_bytes=rng.integers(0, 25, n),
+        rng.integers(0, 4, n),
+        edges,
+        temp_bytes=rng.integers(0, 25, n),
         persistent_bytes=rng.integers(0, 45, n) * (rng.random(n) < 0.7),
-        colocation=np.where(rng.random(n) < 0.3, 0, -1), colocation_names=("a",),
-    )  # fmt: skip
+        colocation=np.where(rng.random(n) < 0.3, 0, -1),
+        colocation_names=("a",),
+    )
     total = max(int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum() + graph.temp_bytes.max()), 1)
     memory = (rng.uniform(0.4, 1.0, count) * total).astype(int).tolist()
     devices = tuple(bl.Device(f"gpu:{i}", "gpu", m) for i, m in enumerate(memory))
@@ -173,9 +188,12 @@ def sharing_case(seed):
     size = rng.choice([20, 30], n)
     edges = [(i, j, int(size[i])) for j in range(n) for i in range(j) if rng.random() < 0.4]
     graph = bl.OpGraph.from_edges(
-        rng.integers(1, 9, n) + rng.random(n), edges, temp_bytes=rng.integers(0, 9, n),
-        persistent_bytes=rng.integers(0, 3, n) * 8, reuse=rng.integers(0, 4, n),
-    )  # fmt: skip
+        rng.integers(1, 9, n) + rng.random(n),
+        edges,
+        temp_bytes=rng.integers(0, 9, n),
+        persistent_bytes=rng.integers(0, 3, n) * 8,
+        reuse=rng.integers(0, 4, n),
+    )
     return graph, bl.Cluster.uniform(2, memory_bytes=1 << 20, link=bl.Link(1.0, 0.1), comm="parallel")
 
 
@@ -232,9 +250,21 @@ def test_a_view_that_keeps_more_than_its_own_bytes_exceeds_nothing():
 def test_what_fits_only_because_messages_delay_ops_is_not_refused_with_a_proof():
     """Found by trying random problems: on (1, 0, 1, 1, 0, 0) the 164 and 107 bytes hold when messages take processor time."""
     edges = [
-        (0, 5, 6), (0, 1, 9), (0, 2, 12), (0, 3, 15), (0, 4, 22), (1, 4, 15), (1, 5, 15), (1, 3, 16), (1, 2, 18), (2, 4, 9),
-        (2, 3, 16), (3, 5, 18), (3, 4, 24), (4, 5, 15),
-    ]  # fmt: skip
+        (0, 5, 6),
+        (0, 1, 9),
+        (0, 2, 12),
+        (0, 3, 15),
+        (0, 4, 22),
+        (1, 4, 15),
+        (1, 5, 15),
+        (1, 3, 16),
+        (1, 2, 18),
+        (2, 4, 9),
+        (2, 3, 16),
+        (3, 5, 18),
+        (3, 4, 24),
+        (4, 5, 15),
+    ]
     graph = bl.OpGraph.from_edges(
         [5, 1, 5, 1, 0, 0], edges, temp_bytes=[20, 12, 0, 2, 0, 3], persistent_bytes=[16, 14, 0, 0, 0, 41]
     )

@@ -10,7 +10,7 @@ from fewer import fast
 from baechi_lab import Cluster, Link, OpGraph, Placement, check, load_graph, simulate
 from baechi_lab.errors import InfeasiblePlacement
 from baechi_lab.graph import generators
-from baechi_lab.placers.memory.order import depth_first_order
+from baechi_lab.placers.memory.depth_first import depth_first_order
 from baechi_lab.placers.memory.packing import best_fit
 from baechi_lab.placers.memory.repair import packing_proof, repair
 
@@ -20,9 +20,16 @@ LINK = Link(2.0, 0.01)
 def random_case(seed, n=5):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
-        n, degree=1.2, colocation_groups=2, grouped=0.4, duration_us=(1, 20), size_bytes=(10, 200),
-        temp_bytes=(1, 100), persistent_bytes=(1, 200), seed=seed,
-    )  # fmt: skip
+        n,
+        degree=1.2,
+        colocation_groups=2,
+        grouped=0.4,
+        duration_us=(1, 20),
+        size_bytes=(10, 200),
+        temp_bytes=(1, 100),
+        persistent_bytes=(1, 200),
+        seed=seed,
+    )
     total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
     memory = [int(total * f) for f in rng.uniform(0.25, 0.7, size=2 + seed % 2)]
     comm = ("parallel", "sequential", "duplex")[seed % 3]
@@ -80,9 +87,14 @@ def test_memory_exactly_full_is_feasible():
 
 def test_a_start_that_breaks_every_rule_is_mended():
     graph = OpGraph.from_edges(
-        [3, 3, 3, 3], [(0, 1, 10), (2, 3, 10)], persistent_bytes=[50, 50, 50, 50], colocation=[0, 0, 1, 1],
-        colocation_names=("a", "b"), allowed=[0, -1, -1, -1], allowed_sets=(("gpu:1",),),
-    )  # fmt: skip
+        [3, 3, 3, 3],
+        [(0, 1, 10), (2, 3, 10)],
+        persistent_bytes=[50, 50, 50, 50],
+        colocation=[0, 0, 1, 1],
+        colocation_names=("a", "b"),
+        allowed=[0, -1, -1, -1],
+        allowed_sets=(("gpu:1",),),
+    )
     cluster = Cluster.uniform(2, memory_bytes=120, link=LINK)
     found = repair(graph, cluster, Placement(device=[0, 0, 0, 0]))
     assert found.device.tolist() == [1, 1, 0, 0]

@@ -15,7 +15,7 @@ from baechi_lab.placers.evaluation.orders import Candidate
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search.coarsen import coarsen
 from baechi_lab.placers.search.parameters import SEARCH
-from baechi_lab.placers.search.rule import error_samples
+from baechi_lab.placers.search.placer import error_samples
 from baechi_lab.placers.search.starts import choose, contracted_graph
 from baechi_lab.simulator import makespan_and_peak
 
@@ -29,9 +29,15 @@ def random_case(seed):
     n, devices = int(rng.integers(1, 40)), int(rng.integers(1, 5))
     duration, size = COSTS[seed % 3]
     graph = generators.random_dag(
-        n, degree=float(rng.uniform(0, 3)), second_output=0.3, temp_bytes=(0, 1000), persistent_bytes=(0, 1000),
-        duration_us=duration, size_bytes=size, seed=seed,
-    )  # fmt: skip
+        n,
+        degree=float(rng.uniform(0, 3)),
+        second_output=0.3,
+        temp_bytes=(0, 1000),
+        persistent_bytes=(0, 1000),
+        duration_us=duration,
+        size_bytes=size,
+        seed=seed,
+    )
     if seed % 2:  # whole numbers and zeros make ties
         graph = graph.replace(duration_us=np.where(rng.random(n) < 0.3, 0, np.round(graph.duration_us)))
     cluster = Cluster.uniform(devices, memory_bytes=4000, link=LINKS[seed // 3 % 3], comm=COMMS[seed // 9 % 3])
@@ -93,9 +99,14 @@ def test_same_seed_and_evaluations_same_placement(workers):
 @pytest.mark.parametrize("seed", range(8))
 def test_keeps_memory_and_colocation_and_improves_on_its_start(seed):
     graph = generators.random_dag(
-        30, colocation_groups=4, persistent_bytes=(10, 100), temp_bytes=(10, 100), size_bytes=(10, 100),
-        duration_us=(1, 50), seed=seed,
-    )  # fmt: skip
+        30,
+        colocation_groups=4,
+        persistent_bytes=(10, 100),
+        temp_bytes=(10, 100),
+        size_bytes=(10, 100),
+        duration_us=(1, 50),
+        seed=seed,
+    )
     _, peak = makespan_and_peak(graph, Cluster.uniform(1, memory_bytes=1 << 30), Placement(device=[0] * 30))
     cluster = Cluster.uniform(2, memory_bytes=int(0.75 * peak[0]), link=Link(5.0, 0.0), comm=COMMS[seed % 3])
     start = place(graph, cluster, "m-etf")
@@ -142,10 +153,15 @@ def test_starts_are_different_and_mostly_have_priorities():
     starts = [
         Candidate(f"{time}", np.array(device, dtype=np.int32), order, time, 0.0)
         for time, device, order in [
-            (1.0, [0, 0], None), (2.0, [0, 0], rank), (3.0, [0, 0], rank), (4.0, [0, 1], None), (5.0, [1, 0], rank),
-            (6.0, [1, 1], rank), (7.0, [0, 1], rank),
+            (1.0, [0, 0], None),
+            (2.0, [0, 0], rank),
+            (3.0, [0, 0], rank),
+            (4.0, [0, 1], None),
+            (5.0, [1, 0], rank),
+            (6.0, [1, 1], rank),
+            (7.0, [0, 1], rank),
         ]
-    ]  # fmt: skip
+    ]
     assert [c.makespan_us for c in choose(starts, 4)] == [1.0, 2.0, 5.0, 6.0]
     only = [c for c in starts if c.rank is None]
     assert choose(only, 4) == only
@@ -214,9 +230,15 @@ def test_degenerate_graphs(devices, comm):
 def test_parameters_are_checked():
     graph, cluster = two_chains()
     for bad in (
-        {"time_limit": -1}, {"time_limit": None}, {"objective": "p50"}, {"schedulers": ("msr",)}, {"workers": 0},
-        {"evaluations": -1}, {"seed": -1}, {"numbers": {"rounds": 3}},
-    ):  # fmt: skip
+        {"time_limit": -1},
+        {"time_limit": None},
+        {"objective": "p50"},
+        {"schedulers": ("msr",)},
+        {"workers": 0},
+        {"evaluations": -1},
+        {"seed": -1},
+        {"numbers": {"rounds": 3}},
+    ):
         with pytest.raises(InvalidInput):
             place(graph, cluster, "search", **bad)
     with pytest.raises(UnknownNameError, match="m-etf"):
@@ -228,9 +250,13 @@ def test_coarsening_merges_along_heavy_edges_within_a_device():
     source, target = np.array([0, 1, 2, 3, 4]), np.array([1, 2, 3, 4, 5])
     device = np.array([0, 0, 1, 1, 1, 1])
     label = coarsen(
-        np.arange(6), device, (source, target, np.array([9.0, 99.0, 9.0, 1.0, 9.0])), np.ones(6), 3,
+        np.arange(6),
+        device,
+        (source, target, np.array([9.0, 99.0, 9.0, 1.0, 9.0])),
+        np.ones(6),
+        3,
         np.random.default_rng(0),
-    )  # fmt: skip
+    )
     assert label[0] == label[1] and label[2] == label[3] and label[4] == label[5]
     assert len(set(label.tolist())) == 3
 
@@ -275,9 +301,16 @@ def tight_case():
     rng = np.random.default_rng(5)
     n, devices = int(rng.integers(4, 15)), int(rng.integers(2, 4))
     graph = generators.random_dag(
-        n, degree=float(rng.uniform(0.8, 2.0)), second_output=0.3, duration_us=(1, 20), size_bytes=(10, 100),
-        temp_bytes=(1, 50), persistent_bytes=(1, 100), colocation_groups=2, seed=5,
-    )  # fmt: skip
+        n,
+        degree=float(rng.uniform(0.8, 2.0)),
+        second_output=0.3,
+        duration_us=(1, 20),
+        size_bytes=(10, 100),
+        temp_bytes=(1, 50),
+        persistent_bytes=(1, 100),
+        colocation_groups=2,
+        seed=5,
+    )
     graph = graph.replace(duration_us=np.round(graph.duration_us))
     link = Link(float(rng.integers(0, 12)), 0.1)
     alone = Cluster.uniform(1, memory_bytes=1 << 40)

@@ -21,9 +21,13 @@ COMMS = ("parallel", "sequential", "duplex")
 def random_instance(seed):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
-        int(rng.integers(8, 60)), degree=float(rng.uniform(0.5, 2.0)), duration_us=(1, 100), size_bytes=(10, 1000),
-        colocation_groups=seed % 4, seed=seed,
-    )  # fmt: skip
+        int(rng.integers(8, 60)),
+        degree=float(rng.uniform(0.5, 2.0)),
+        duration_us=(1, 100),
+        size_bytes=(10, 1000),
+        colocation_groups=seed % 4,
+        seed=seed,
+    )
     memory = (1 << 40) if seed % 2 else int(0.7 * graph.persistent_bytes.sum() + 3 * graph.tensor_bytes.sum())
     return Instance(graph, Cluster.uniform(3, memory_bytes=memory, link=Link(5.0, 0.1), comm=COMMS[seed % 3]))
 
@@ -36,7 +40,7 @@ def random_candidate(instance, rng, by_rank=True):
 
 
 def combined(chain, other, line, steps, rng):
-    whole = chain._whole(chain.instance.groups)
+    whole = chain._subproblem(chain.instance.groups)
     chain._evaluate(whole)
     taken = Donor(line, make_assignment(other.device, other.rank), steps)
     return combine(whole.objective, whole.state, whole.units, taken, rng)
@@ -66,7 +70,7 @@ def test_what_is_kept_is_faster_and_simulates_as_noted(seed):
     instance, rng = random_instance(seed), np.random.default_rng(seed)
     chain, other = Chain(instance, rng), random_candidate(instance, rng)
     begun = random_candidate(instance, rng)
-    chain.begin(begun)
+    chain.start_from(begun)
     before = float(chain.state.cost[0])
     line = line_of(LINES[seed % len(LINES)], instance, instance.groups, rng)
     done = combined(chain, other, line, 60, rng)
@@ -91,8 +95,8 @@ def test_each_gives_what_it_does_well():
         for device in ([0, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 0, 1, 1])
     )
     assert first.makespan_us == second.makespan_us == pytest.approx(155.0)
-    chain.begin(first)
-    chain.cycle(Budget(None, 400), levels=(), others=(second,))
+    chain.start_from(first)
+    chain.cycle(Budget(None, 400), levels=(), partners=(second,))
     assert chain.best.makespan_us == pytest.approx(107.0)
     assert chain.used <= 60 + 2
 
@@ -107,7 +111,7 @@ def test_orders_are_taken_over_as_well():
         measure(instance.model, chain.objective.work, "x", device, np.array(rank))
         for rank in ([0.0, 1, 2], [1.0, 0, 2])
     )
-    chain.begin(slow)
+    chain.start_from(slow)
     assert combined(chain, fast, np.arange(3), 40, chain.rng) > 0
     assert (slow.makespan_us, chain.best.makespan_us) == (pytest.approx(111.0), pytest.approx(101.0))
 
@@ -115,10 +119,10 @@ def test_orders_are_taken_over_as_well():
 def test_an_equal_placement_costs_nothing():
     instance, rng = random_instance(1), np.random.default_rng(1)
     chain, same = Chain(instance, rng), random_candidate(instance, rng)
-    chain.begin(same)
+    chain.start_from(same)
     assert combined(chain, same, np.arange(len(instance.groups.ptr) - 1), 50, rng) == 0
     used = chain.used
-    chain.cycle(Budget(None, 1000), levels=(), others=(same, same))
+    chain.cycle(Budget(None, 1000), levels=(), partners=(same, same))
     assert chain.used == used + 1, "only what it goes on from is simulated"
 
 
@@ -128,7 +132,7 @@ def test_units_stay_where_they_are_allowed():
     graph = graph.replace(allowed=[0, -1, -1], allowed_sets=((cluster.devices[0].name,),))
     instance = Instance(graph, cluster)
     chain = Chain(instance, np.random.default_rng(0))
-    chain.begin(measure(instance.model, chain.objective.work, "x", np.zeros(3, np.int32), None))
+    chain.start_from(measure(instance.model, chain.objective.work, "x", np.zeros(3, np.int32), None))
     combined(
         chain,
         measure(instance.model, chain.objective.work, "y", np.ones(3, np.int32), None),
@@ -145,9 +149,9 @@ def test_chains_hear_of_what_others_found(ops, small, monkeypatch):
     instance, heard = Instance(generators.layered_dag(ops), Cluster.uniform(2)), []
     cycle = Chain.cycle
 
-    def watched(chain, share, levels, parts=0.0, others=()):
-        heard.append(len(others))
-        cycle(chain, share, levels, parts, others)
+    def watched(chain, share, levels, part_share=0.0, partners=()):
+        heard.append(len(partners))
+        cycle(chain, share, levels, part_share, partners)
 
     monkeypatch.setattr(Chain, "cycle", watched)
     start = random_candidate(instance, np.random.default_rng(0))

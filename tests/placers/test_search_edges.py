@@ -146,7 +146,7 @@ def test_where_memory_matters_runs_are_those_of_the_contracted_graph():
     at = np.empty(count, dtype=np.int64)
     at[run] = number  # the same groups, numbered by their smallest member
     expected = make_model(coarse, instance.cluster)
-    for name in ("table", "persistent", "temp", "made", "unread"):
+    for name in ("table", "persistent", "temp", "output_bytes", "unread"):
         assert np.array_equal(getattr(model, name), getattr(expected, name)[at]), name
     device = np.random.default_rng(0).integers(0, 3, count).astype(np.int32)
     other = np.empty(count, dtype=np.int32)

@@ -54,15 +54,15 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
         MultiStart,
         "_tried",
         lambda several, until: (
-            bests.append(several.best[0]) or others.append(list(several.others)) or tried(several, until)
+            bests.append(several.best[0]) or others.append(list(several.partners)) or tried(several, until)
         ),
     )
 
-    def watched(several, candidates, until, price, late=False):
-        if late:
-            others.append([other.makespan_us for other in several.others])
+    def watched(several, candidates, until, price, is_late=False):
+        if is_late:
+            others.append([other.makespan_us for other in several.partners])
             begun.append((several.best[0], candidates[0].makespan_us, len(candidates)))
-        rounds(several, candidates, until, price, late)
+        rounds(several, candidates, until, price, is_late)
 
     monkeypatch.setattr(MultiStart, "_rounds", watched)
     placed = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
@@ -91,9 +91,9 @@ def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch
     instance, seen = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
     cycle = Chain.cycle
 
-    def watched(chain, share, levels, parts=0.0, others=()):
-        seen.append((levels, parts))
-        cycle(chain, share, levels, parts, others)
+    def watched(chain, share, levels, part_share=0.0, partners=()):
+        seen.append((levels, part_share))
+        cycle(chain, share, levels, part_share, partners)
 
     monkeypatch.setattr(Chain, "cycle", watched)
     starts = Starts(instance, ("fifo", "planned"), 0).from_rules(lambda: False)
@@ -107,7 +107,7 @@ def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch
 
 def test_what_would_last_too_long_is_not_begun(monkeypatch):
     """A graph whose reduction would take far longer than there is time is neither optimized nor contracted."""
-    rule, begun = importlib.import_module("baechi_lab.placers.search.rule"), []
+    rule, begun = importlib.import_module("baechi_lab.placers.search.placer"), []
     optimize = passes.optimize
     monkeypatch.setattr(passes, "optimize", lambda *given, **more: begun.append(1) or optimize(*given, **more))
     monkeypatch.setattr(rule, "contracted_graph", lambda *given: begun.append(2))

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.placers.stages.loads import largest_load, load_model, loads_of
+from baechi_lab.placers.pipeline_stages.device_loads import largest_load, load_model, loads_of
 
 COMM = ("parallel", "sequential", "duplex")
 
@@ -14,9 +14,7 @@ COMM = ("parallel", "sequential", "duplex")
 def uneven_cluster(count: int, comm: str, memory: int = 10**9) -> bl.Cluster:
     """Devices of different speeds, and links that are dearer the further apart they are."""
     devices = [bl.Device(f"gpu:{k}", "gpu", memory, speed=1.0 + k) for k in range(count)]
-    links = {
-        (a, b): bl.Link(0.3, 0.02 * abs(a - b)) for a in range(count) for b in range(count) if a != b
-    }  # fmt: skip
+    links = {(a, b): bl.Link(0.3, 0.02 * abs(a - b)) for a in range(count) for b in range(count) if a != b}
     return bl.Cluster(
         devices, link=[[links.get((a, b), bl.Link(0.0, 0.0)) for b in range(count)] for a in range(count)], comm=comm
     )

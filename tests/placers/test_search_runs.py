@@ -83,11 +83,11 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(100.0, 1e-4))
     instance = Instance(graph, cluster)
     chain = Chain(instance, np.random.default_rng(0))
-    chain.begin(
+    chain.start_from(
         measure(instance.model, chain.objective.work, "", np.zeros(graph.n), instance.position.astype(np.float64))
     )
-    part = chain._part()
-    short = with_runs(instance, chain._whole(part))
+    part = chain._random_part()
+    short = with_runs(instance, chain._subproblem(part))
     moving = set(short.member[part.ops].tolist())
     assert moving == set(short.units.ops.tolist())
     assert not moving & set(np.delete(short.member, part.ops).tolist())
@@ -106,9 +106,11 @@ def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():
     group[np.isin(group, np.setdiff1d(np.arange(40), group))] = -1
     allowed = np.where(group < 0, rng.integers(-1, 2, n), -1)
     graph = graph.replace(
-        colocation=group, colocation_names=tuple(f"g{k}" for k in range(40)), allowed=allowed,
+        colocation=group,
+        colocation_names=tuple(f"g{k}" for k in range(40)),
+        allowed=allowed,
         allowed_sets=(("gpu",), ("gpu:0", "gpu:1")),
-    )  # fmt: skip
+    )
     cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
     placed = bl.place(
         graph, cluster, "search", time_limit=None, evaluations=4000, schedulers=("planned",), start="m-etf"

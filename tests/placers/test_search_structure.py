@@ -93,9 +93,14 @@ def test_colocation_groups_are_not_mixed():
 def test_a_contracted_plan_is_valid_for_the_graph_and_costs_nearly_the_same(seed):
     rng = np.random.default_rng(seed)
     graph = generators.random_dag(
-        int(rng.integers(20, 120)), degree=float(rng.uniform(0.5, 2.0)), duration_us=(1, 100), size_bytes=(10, 1000),
-        second_output=0.3, colocation_groups=seed % 4, seed=seed,
-    )  # fmt: skip
+        int(rng.integers(20, 120)),
+        degree=float(rng.uniform(0.5, 2.0)),
+        duration_us=(1, 100),
+        size_bytes=(10, 1000),
+        second_output=0.3,
+        colocation_groups=seed % 4,
+        seed=seed,
+    )
     short = np.where(rng.random(graph.n) < 0.6, 0.5, graph.duration_us)
     graph = graph.replace(duration_us=short)
     cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(5.0, 0.1), comm=COMMS[seed % 3])

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.placers.stages.levels import level_cuts, levels
-from baechi_lab.placers.stages.units import make_units
+from baechi_lab.placers.pipeline_stages.link_levels import cuts_by_link_level, link_levels
+from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
 
 VGG = Path(__file__).parents[2] / "data/pipedream/vgg16_graph.txt"
 
@@ -26,27 +26,29 @@ def layers(work: list[float], sizes: list[int], held: list[int]) -> bl.OpGraph:
     ahead = [(k, k + 1, sizes[k]) for k in range(n - 1)]
     back = [(n + k + 1, n + k, sizes[k]) for k in range(n - 1)]
     return bl.OpGraph.from_edges(
-        [*work, *work], ahead + back, forward_of=[-1] * n + list(range(n)), persistent_bytes=[*held, *[0] * n],
-        colocation=[*range(n), *range(n)], colocation_names=tuple(f"layer{k}" for k in range(n)),
-    )  # fmt: skip
+        [*work, *work],
+        ahead + back,
+        forward_of=[-1] * n + list(range(n)),
+        persistent_bytes=[*held, *[0] * n],
+        colocation=[*range(n), *range(n)],
+        colocation_names=tuple(f"layer{k}" for k in range(n)),
+    )
 
 
 def test_levels_of_links():
     near, middle, far = (bl.Link(float(k), 0.1 * k) for k in (1, 2, 3))
-    links = [
-        [near if a // 2 == b // 2 else middle if a // 4 == b // 4 else far for b in range(8)] for a in range(8)
-    ]  # fmt: skip
-    found, order = levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=links))
+    links = [[near if a // 2 == b // 2 else middle if a // 4 == b // 4 else far for b in range(8)] for a in range(8)]
+    found, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=links))
     assert [(level.width, level.latency) for level in found] == [(2, 1.0), (2, 2.0), (2, 3.0)]
     assert order == list(range(8))
-    assert levels(bl.Cluster.uniform(8)) is None
-    assert levels(machines(3, 1, near, far)) is None
+    assert link_levels(bl.Cluster.uniform(8)) is None
+    assert link_levels(machines(3, 1, near, far)) is None
     mixed = [[0, 5, 1, 4, 2, 6, 3, 7].index(k) for k in range(8)]
     scattered = [[links[mixed[a]][mixed[b]] for b in range(8)] for a in range(8)]
-    found, order = levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=scattered))
+    found, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=scattered))
     assert [level.width for level in found] == [2, 2, 2]
     uneven = [[near if (a < 2) == (b < 2) else far for b in range(5)] for a in range(5)]
-    assert levels(bl.Cluster(bl.Cluster.uniform(5).devices, link=uneven)) is None
+    assert link_levels(bl.Cluster(bl.Cluster.uniform(5).devices, link=uneven)) is None
 
 
 def test_two_levels_by_hand():
@@ -64,8 +66,8 @@ def test_two_levels_by_hand():
     )
     assert heavy.info["period_us"] == pytest.approx(9.0)
     graph = layers([6.0, 6.0], [4], [4, 4])
-    units = make_units(graph, cluster)
-    (cut,) = level_cuts(units, cluster, "line", sum=False)
+    units = make_pipeline_units(graph, cluster)
+    (cut,) = cuts_by_link_level(units, cluster, "line", sum=False)
     assert cut.cost == pytest.approx(6.0)
     placed = cut.placement()
     assert bl.throughput(graph, cluster, placed).period_us == pytest.approx(6.0)
@@ -82,7 +84,7 @@ def test_copies_of_a_pipeline_keep_micro_batches_within_a_machine():
         2, 3, bl.Link(0.0, 0.0005), bl.Link(0.0, 0.001), memory=150
     )  # one layer of 100 bytes fits on a device, not two
     graph = layers([2.0, 4.0], [4], [100, 100])
-    (cut,) = level_cuts(make_units(graph, cluster), cluster, "line", sum=False)
+    (cut,) = cuts_by_link_level(make_pipeline_units(graph, cluster), cluster, "line", sum=False)
     assert cut.devices == ((0, 3), (1, 4, 2, 5))
     assert cut.cost == pytest.approx(2.0)  # 4 us of the first layer on each machine, 8 on two devices
     timeline = bl.simulate(graph, cluster, cut.placement(), micro_batches=8, schedule="1f1b")
@@ -115,7 +117,7 @@ def test_published_numbers_stay_and_machines_of_four_help():
     flat = bl.Cluster.uniform(4, memory_bytes="16GB", link=slow, comm="sequential")
     found = bl.place(graph, flat, "contiguous", objective="throughput", replicas=True)
     assert found.info["period_us"] == pytest.approx(205520.896)
-    assert levels(flat) is None
+    assert link_levels(flat) is None
     deep = machines(4, 4, bl.Link(0.0, 1e-4), slow)
     better = bl.place(graph, deep, "contiguous", objective="throughput", replicas=True)
     assert better.info["period_us"] < 205520.896 / 2

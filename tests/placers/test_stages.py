@@ -10,21 +10,21 @@ from fewer import fast
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, generators, load_graph, place, simulate, throughput
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
-from baechi_lab.placers.search.budget import Budget
-from baechi_lab.placers.search.shared import Candidate, SharedMoves, search_shared
-from baechi_lab.placers.stages.chain import make_chain
-from baechi_lab.placers.stages.closed_sets import closed_sets, cut_sets
-from baechi_lab.placers.stages.line_cuts import (
+from baechi_lab.placers.pipeline_stages.closed_sets import closed_sets, cut_sets
+from baechi_lab.placers.pipeline_stages.device_chain import make_device_chain
+from baechi_lab.placers.pipeline_stages.device_orders import device_orders
+from baechi_lab.placers.pipeline_stages.line_cuts import (
     HIGH_RECEIVED,
     HIGH_SENT,
     LOW_RECEIVED,
     LOW_SENT,
-    _changes,
+    _interval_changes,
     cut_line,
 )
-from baechi_lab.placers.stages.objective import Objective
-from baechi_lab.placers.stages.orders import device_orders
-from baechi_lab.placers.stages.units import make_units
+from baechi_lab.placers.pipeline_stages.objective import Objective
+from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
+from baechi_lab.placers.search.budget import Budget
+from baechi_lab.placers.search.shared import Candidate, SharedMoves, search_shared
 
 VGG = Path(__file__).parents[2] / "data" / "pipedream" / "vgg16_graph.txt"
 PARTITIONING = Path(__file__).resolve().parents[3] / "shared" / "data" / "dnn-partitioning"
@@ -98,10 +98,10 @@ def test_both_programmes_agree_on_chains(seed):
     cluster = Cluster.uniform(
         int(rng.integers(1, 6)), memory_bytes=400, link=Link(1.0, 0.5), comm=("sequential", "duplex")[seed % 2]
     )
-    units = make_units(graph, cluster)
+    units = make_pipeline_units(graph, cluster)
     for goal in ((0.0, 1.0), (1.0, 8.0)):
         for replicas in (False, True):
-            chain = make_chain(units, cluster, range(cluster.n), sum=seed % 3 == 0, replicas=replicas)
+            chain = make_device_chain(units, cluster, range(cluster.n), sum=seed % 3 == 0, replicas=replicas)
             cost, stages = cut_line(units, chain, goal)
             other, sets = cut_sets(units, chain, goal, closed_sets(units, 1000))
             assert cost == pytest.approx(other)
@@ -133,8 +133,8 @@ def test_programme_with_replicas_says_what_throughput_measures(seed):
         4, memory_bytes=10**6, link=Link(0.5, 0.5), comm=("parallel", "sequential", "duplex")[seed % 3]
     )
     total = seed % 2 == 0
-    units = make_units(graph, cluster)
-    chain = make_chain(units, cluster, range(4), sum=total, replicas=True)
+    units = make_pipeline_units(graph, cluster)
+    chain = make_device_chain(units, cluster, range(4), sum=total, replicas=True)
     cost, _ = cut_line(units, chain, (0.0, 1.0))
     for placer in ("contiguous", "ideals"):
         found = place(graph, cluster, placer, objective="throughput", replicas=True, sum=total)
@@ -145,9 +145,9 @@ def test_programme_with_replicas_says_what_throughput_measures(seed):
 def test_what_intervals_of_a_line_send_and_receive(seed):
     """The changes, added up, against the definition: every tensor with a reader elsewhere, counted interval by interval."""
     rng = np.random.default_rng(seed)
-    units = make_units(random_pipeline(rng, 9, seed % 2 == 0), Cluster.uniform(2))
+    units = make_pipeline_units(random_pipeline(rng, 9, seed % 2 == 0), Cluster.uniform(2))
     places = np.unique(np.r_[0, rng.integers(0, units.n, 4), units.n])
-    pointer, ends, column, change = _changes(units, places)
+    pointer, ends, column, change = _interval_changes(units, places)
     blocks = len(places) - 1
     cross = np.zeros((blocks, 8))
     for j in range(1, blocks + 1):
@@ -228,7 +228,7 @@ def test_search_finds_replicas():
     graph, cluster = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)]), Cluster.uniform(4, link=Link(0.0, 0.0))
     goal = {"objective": "throughput", "evaluations": 200, "time_limit": None}
     shared = place(graph, cluster, "ideals", replicas=True)
-    units = make_units(graph, cluster)
+    units = make_pipeline_units(graph, cluster)
     start = Candidate(np.zeros(2, dtype=np.int64), {0: (0,)})
     found, us, used = search_shared(
         graph,
@@ -258,7 +258,7 @@ def test_moves_of_shared_stages_leave_pipelines(seed):
     graph = random_pipeline(rng, 8, True)
     devices = [Device(f"d{k}", "gpu", 1000, speed=1.0 + k // 3) for k in range(5)]
     cluster = Cluster(devices)
-    units = make_units(graph, cluster)
+    units = make_pipeline_units(graph, cluster)
     moves, now = SharedMoves(units, cluster, rng), Candidate(np.zeros(units.n, dtype=np.int64), {0: (0,)})
     widths = set()
     for _ in range(400):
@@ -280,9 +280,13 @@ def test_a_step_has_one_ring_and_replicas_only_where_they_pay():
     """Two equal layers, 6 us forward and 12 backward, on two devices: four micro-batches take (4 + 1) 18 = 90 us as a
     pipeline. Data parallel, each device takes two in 36 us each, 72, and a ring of 1000 bytes at 0.01 us 10 more."""
     graph = OpGraph.from_edges(
-        [6.0, 6.0, 12.0, 12.0], [(0, 1, 4), (1, 3, 4), (3, 2, 4)], forward_of=[-1, -1, 0, 1],
-        persistent_bytes=[500, 500, 0, 0], colocation=[0, 1, 0, 1], colocation_names=("a", "b"),
-    )  # fmt: skip
+        [6.0, 6.0, 12.0, 12.0],
+        [(0, 1, 4), (1, 3, 4), (3, 2, 4)],
+        forward_of=[-1, -1, 0, 1],
+        persistent_bytes=[500, 500, 0, 0],
+        colocation=[0, 1, 0, 1],
+        colocation_names=("a", "b"),
+    )
     for per_byte, step in ((0.01, 82.0), (0.1, 90.0)):
         cluster = Cluster.uniform(2, memory_bytes=10**6, link=Link(0.0, per_byte), comm="parallel")
         found = place(graph, cluster, "contiguous", objective="step", micro_batches=4, replicas=True)
@@ -492,9 +496,15 @@ def trained(update: str) -> OpGraph:
         edges += [(4 + k, 8, 16) for k in LAYERS]
     names, types, us, forward = zip(*ops, strict=True)
     return OpGraph.from_edges(
-        us, edges, names=names, op_types=types, forward_of=forward, persistent_bytes=[16] * 4 + [0] * (len(ops) - 4),
-        colocation=group, colocation_names=tuple(f"layer{k}" for k in LAYERS),
-    )  # fmt: skip
+        us,
+        edges,
+        names=names,
+        op_types=types,
+        forward_of=forward,
+        persistent_bytes=[16] * 4 + [0] * (len(ops) - 4),
+        colocation=group,
+        colocation_names=tuple(f"layer{k}" for k in LAYERS),
+    )
 
 
 UPDATES = {"none": 0, "by layer": 1, "clipped": 2 + 1, "scaled": 1, "fused": 1}
@@ -533,12 +543,15 @@ def test_updates_do_not_tie_layers_together_under_other_schedules(schedule):
 def test_work_that_is_done_once_counts_once_per_step():
     # Three layers take 1 + 2 us per micro-batch; the update of the first takes 48, 6 for each of 8 micro-batches.
     graph = OpGraph.from_edges(
-        [1, 1, 1, 2, 2, 2, 48], [(0, 1, 8), (1, 2, 8), (2, 5, 8), (5, 4, 8), (4, 3, 8), (0, 3, 8), (1, 4, 8), (3, 6, 8)],
-        op_types=["Linear"] * 3 + ["LinearBackward"] * 3 + ["Update"], forward_of=[-1, -1, -1, 0, 1, 2, -1],
-        colocation=[0, 1, 2, 0, 1, 2, 0], colocation_names=("a", "b", "c"),
-    )  # fmt: skip
+        [1, 1, 1, 2, 2, 2, 48],
+        [(0, 1, 8), (1, 2, 8), (2, 5, 8), (5, 4, 8), (4, 3, 8), (0, 3, 8), (1, 4, 8), (3, 6, 8)],
+        op_types=["Linear"] * 3 + ["LinearBackward"] * 3 + ["Update"],
+        forward_of=[-1, -1, -1, 0, 1, 2, -1],
+        colocation=[0, 1, 2, 0, 1, 2, 0],
+        colocation_names=("a", "b", "c"),
+    )
     cluster = Cluster.uniform(2, link=Link(0.0, 0.0))
-    step, period = (make_units(graph, cluster, micro_batches=count).work[:, 0].tolist() for count in (8, 1))
+    step, period = (make_pipeline_units(graph, cluster, micro_batches=count).work[:, 0].tolist() for count in (8, 1))
     assert step == [3 + 6, 3, 3] and period == [3 + 48, 3, 3]
 
 

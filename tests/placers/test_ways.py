@@ -67,6 +67,7 @@ def test_stages_of_a_device_share_its_memory(schedule):
     placed = bl.place(graph, tight, "contiguous", objective="step", micro_batches=COUNT, schedule=schedule)
     timeline = bl.simulate(graph, tight, placed, micro_batches=COUNT, schedule=schedule)
     assert timeline.feasible and np.bincount(placed.device, held, P).tolist() == [2e9] * P
-    assert timeline.info["stage_device"].tolist() == {
-        "interleaved-1f1b": [0, 1, 2, 3] * 2, "zb-v": [0, 1, 2, 3, 3, 2, 1, 0]
-    }[schedule]  # fmt: skip
+    assert (
+        timeline.info["stage_device"].tolist()
+        == {"interleaved-1f1b": [0, 1, 2, 3] * 2, "zb-v": [0, 1, 2, 3, 3, 2, 1, 0]}[schedule]
+    )

@@ -69,7 +69,9 @@ def test_a_model_has_other_batches_too():
 
 def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
     """Fit said 711 ms as it is below a header that said 666 ms."""
-    monkeypatch.setattr("baechi_lab.placers.giving_up.placing.ladder", lambda *given: [])  # what beats the header here
+    monkeypatch.setattr(
+        "baechi_lab.placers.memory_trades.best_of_placers.place_on_memory_ladder", lambda *given: []
+    )  # what beats the header here
     wide = bl.generators.layered_dag(60, seed=3)
     bench = Workbench(wide, bl.Cluster.uniform(3, memory_bytes="1GB"))
     bench.model.inline = True

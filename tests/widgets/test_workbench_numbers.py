@@ -329,7 +329,7 @@ def test_the_step_of_ops_beside_the_best_that_a_search_of_groups_told():
 
 
 def test_progress_is_held_against_the_limit():
-    from baechi_lab.placers.search.rule import Progress
+    from baechi_lab.placers.search.placer import Progress
     from baechi_lab.stages import Place
     from baechi_lab.widgets.compute import Placing
 

@@ -20,11 +20,11 @@ class Assignment(NamedTuple):
 
 class Limits(NamedTuple):
     """`track`: follow memory; a simulation ends where the makespan must exceed `cutoff` microseconds, or the bytes above
-    the devices' limits exceed `most`."""
+    the devices' limits exceed `max_overflow_bytes`."""
 
     track: bool
     cutoff: float = np.inf
-    most: float = np.inf
+    max_overflow_bytes: float = np.inf
 
 
 def make_assignment(device: NDArray[Any], rank: NDArray[Any] | None) -> Assignment:

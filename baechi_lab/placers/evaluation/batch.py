@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
     `cost` float64[n * D] durations, `source` ops without inputs, `unit` of each op, `far_unit` of each op in `far`,
     `far_last` where the next one waits for another tensor, `size` float64 bytes of a tensor; per unit `persistent` bytes,
-    `held` those and all that is made, `temp` the largest temporary.
+    `total_bytes` those and all that is made, `temp` the largest temporary.
     """
 
     cost: Any
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     size: Any
     unit: Any
     persistent: Any
-    held: Any
+    total_bytes: Any
     temp: Any
     limit: Any
     latency: Any
@@ -127,7 +127,7 @@ def _make_plan(graph: OpGraph, model: Any) -> Plan:
     waits, units = make_waits(graph, unit), int(unit.max(initial=-1)) + 1
     persistent, output_bytes, temp = (np.zeros(units, dtype=np.int64) for _ in range(3))
     np.add.at(persistent, unit, graph.persistent_bytes)
-    np.add.at(output_bytes, unit, model.made)
+    np.add.at(output_bytes, unit, model.output_bytes)
     np.maximum.at(temp, unit, graph.temp_bytes)
     last = np.append(waits.far_tensor[1:] != waits.far_tensor[:-1], True)
     index = lambda a: np.array(a, dtype=np.uint32)  # noqa: E731
@@ -221,7 +221,7 @@ def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
         for u in range(len(home)):
             if home[u] == d:
                 held_bytes += p.persistent[u]
-                peak_bytes += p.held[u]
+                peak_bytes += p.total_bytes[u]
                 temp = max(temp, p.temp[u])
         never = never or held_bytes > p.limit[d]
         surely = surely and peak_bytes + temp + (received[d] if copies else 0.0) <= p.limit[d]

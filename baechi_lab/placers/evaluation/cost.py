@@ -80,7 +80,7 @@ def _sampled(objective: Any, s: Any, cutoff: float, overflow_limit: float) -> An
             m.inputs,
             m.producer,
             m.size_bytes,
-            m.made,
+            m.output_bytes,
             m.unread,
             m.temp,
             m.persistent,

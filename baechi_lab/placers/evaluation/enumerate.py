@@ -11,8 +11,8 @@ Devices that can be exchanged without changing any schedule are used in the orde
 whose transfers queue, this holds only where no tensor has readers in two groups: copies for two devices leave in the order of the
 devices' indices.
 
-Complexity: exponential; `most` simulations end the search. Source: branch and bound over active decisions, as in Brucker,
-Jurisch and Sievers 1994, doi:10.1016/0166-218X(94)90204-6.
+Complexity: exponential; `max_simulations` simulations end the search. Source: branch and bound over active decisions, as in
+Brucker, Jurisch and Sievers 1994, doi:10.1016/0166-218X(94)90204-6.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, Placement, allowed_devices
+from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
-from ..problem import groups_of
+from ..problem import allowed_group_devices, groups_of
 from .assignment import Limits, make_assignment
 from .evaluate import evaluate
 from .model import SURELY, make_model, memory_matters
@@ -41,10 +41,12 @@ class Enumeration(NamedTuple):
     simulations: int
 
 
-def best_schedule(graph: OpGraph, cluster: Cluster, known_us: float = np.inf, most: int = 20_000) -> Enumeration:
+def best_schedule(
+    graph: OpGraph, cluster: Cluster, known_us: float = np.inf, max_simulations: int = 20_000
+) -> Enumeration:
     """The shortest step of all placements and orders that keep within memory, if it is shorter than `known_us`.
 
-    `most` simulations end the search; placements that are dropped count an eighth.
+    `max_simulations` simulations end the search; placements that are dropped count an eighth.
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
@@ -56,15 +58,21 @@ def best_schedule(graph: OpGraph, cluster: Cluster, known_us: float = np.inf, mo
         return Enumeration(None, known_us, True, 0)
     model = make_model(graph, cluster)
     group = groups_of(graph)
-    able = np.ones((int(group.max()) + 1, cluster.n), dtype=np.bool_)
-    np.logical_and.at(able, group, allowed_devices(graph, cluster))
+    allowed = allowed_group_devices(graph, cluster, group)
     best_device, best_at = np.full(graph.n, -1, dtype=np.int32), np.zeros(graph.n, dtype=np.int32)
-    problem = graph.order.astype(np.int64), group, able, _exchangeable(graph, cluster, able)
+    problem = graph.order.astype(np.int64), group, allowed, _exchangeable(graph, cluster, allowed)
     assignment = make_assignment(np.zeros(graph.n), np.arange(graph.n))
-    us, complete, count = _placements(
-        model, make_work(model), assignment, Limits(memory_matters(model), np.inf, 0.0), problem, float(known_us),
-        best_device, best_at, float(most),
-    )  # fmt: skip
+    us, complete, count = _search_placements(
+        model,
+        make_work(model),
+        assignment,
+        Limits(memory_matters(model), np.inf, 0.0),
+        problem,
+        float(known_us),
+        best_device,
+        best_at,
+        float(max_simulations),
+    )
     if best_device[0] < 0:
         return Enumeration(None, known_us, bool(complete), int(count))
     order = np.empty(graph.n, dtype=np.int64)
@@ -74,13 +82,13 @@ def best_schedule(graph: OpGraph, cluster: Cluster, known_us: float = np.inf, mo
     )
 
 
-def _exchangeable(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _exchangeable(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
     """int64[D]: the lowest device that each device can be exchanged with; itself where there is none."""
-    found = np.arange(cluster.n)
+    partner = np.arange(cluster.n)
     group = groups_of(graph)
     pairs = np.unique(np.stack([graph.edge_tensor, group[graph.consumers]]), axis=1)[0]
     if cluster.n > 2 and cluster.comm != "parallel" and len(np.unique(pairs)) < len(pairs):
-        return found
+        return partner
     table = make_model(graph, cluster).table
     for d in range(1, cluster.n):
         for c in range(d):
@@ -90,47 +98,62 @@ def _exchangeable(graph: OpGraph, cluster: Cluster, able: NDArray[np.bool_]) -> 
             links = (cluster.latency_us, cluster.us_per_byte)
             if (
                 alike
-                and np.array_equal(able[:, c], able[:, d])
+                and np.array_equal(allowed[:, c], allowed[:, d])
                 and all(np.array_equal(a, a[swap][:, swap]) for a in links)
             ):
-                found[d] = found[c]
+                partner[d] = partner[c]
                 break
-    return found
+    return partner
 
 
 @njit(cache=True, nogil=True)
-def _placements(
-    m: Any, w: Any, assignment: Any, limits: Any, problem: Any, best: Any, best_device: Any, best_at: Any, most: Any
-) -> Any:  # fmt: skip
+def _search_placements(
+    m: Any,
+    w: Any,
+    assignment: Any,
+    limits: Any,
+    problem: Any,
+    best: Any,
+    best_device: Any,
+    best_at: Any,
+    max_simulations: Any,
+) -> Any:
     """Depth first over the devices of ops: (best makespan, whether all were tried, simulations)."""
-    order, group, able, alike = problem
+    order, group, allowed, alike = problem
     device = assignment.device
     n, devices = len(order), len(alike)
     least = np.empty(n)  # work of each op where it is fastest
     for i in range(n):
         least[i] = np.inf
         for d in range(devices):
-            if able[group[i], d]:
+            if allowed[group[i], d]:
                 least[i] = min(least[i], m.table[i, d])
-    rest = np.zeros(n + 1)  # of the ops from each place of the order on
+    remaining_work = np.zeros(n + 1)  # of the ops from each place of the order on
     for k in range(n - 1, -1, -1):
-        rest[k] = rest[k + 1] + least[order[k]]
-    home = np.full(len(able), -1, np.int64)
-    owner = np.full(len(able), -1, np.int64)  # place of the op that chose a group's device
+        remaining_work[k] = remaining_work[k + 1] + least[order[k]]
+    home = np.full(len(allowed), -1, np.int64)
+    owner = np.full(len(allowed), -1, np.int64)  # place of the op that chose a group's device
     load, used, head = np.zeros(devices), np.zeros(devices, np.int64), np.zeros(n)
     choice = np.full(n, -1, np.int64)
     space = (
-        np.zeros((n + 1, n), np.int32), np.zeros((n + 1, n)), np.zeros(n + 1, np.int64), np.zeros(n + 1, np.int64),
-        np.zeros(n + 1, np.int64), np.zeros(n, np.int32), np.zeros(n), np.zeros(n, np.int64), np.zeros((2, devices)),
+        np.zeros((n + 1, n), np.int32),
+        np.zeros((n + 1, n)),
+        np.zeros(n + 1, np.int64),
+        np.zeros(n + 1, np.int64),
+        np.zeros(n + 1, np.int64),
+        np.zeros(n, np.int32),
+        np.zeros(n),
+        np.zeros(n, np.int64),
+        np.zeros((2, devices)),
         np.zeros((6, devices)),
-    )  # fmt: skip
+    )
     count, k = 0.0, 0
     while k >= 0:
         i = order[k] if k < n else 0
         if k == n:
-            best, count, complete = _schedules(
-                m, w, assignment, limits, order, (load, head), space, best, best_device, best_at, count, most
-            )  # fmt: skip
+            best, count, complete = _search_schedules(
+                m, w, assignment, limits, order, (load, head), space, best, best_device, best_at, count, max_simulations
+            )
             if not complete:
                 return best, False, count
             k -= 1
@@ -145,29 +168,29 @@ def _placements(
         else:
             d = choice[k] + 1
         owned = owner[g] < 0 or owner[g] == k
-        found = False
+        has_device = False
         while d < devices:
             count += 0.125
-            if able[g, d] and not (owned and _has_unused_twin(alike, used, d)):
+            if allowed[g, d] and not (owned and _has_unused_twin(alike, used, d)):
                 head[i] = _ready(m, device, head, i, d)
                 end = head[i] + m.table[i, d]
-                spread = rest[k + 1] + m.table[i, d]
+                spread = remaining_work[k + 1] + m.table[i, d]
                 for c in range(devices):
                     spread += load[c]
                 if max(end + m.tail[i], max(load[d] + m.table[i, d], spread / devices)) < best * SURELY:
-                    found = True
+                    has_device = True
                     break
             if not owned:
                 break
             d += 1
-        if not found:
+        if not has_device:
             choice[k] = -1
             if owned:
                 owner[g] = -1
                 home[g] = -1
             k -= 1
             continue
-        if count > most:
+        if count > max_simulations:
             return best, False, count
         choice[k], device[i] = d, d
         load[d] += m.table[i, d]
@@ -204,47 +227,57 @@ def _ready(m: Any, device: Any, head: Any, i: Any, d: Any) -> Any:
 
 
 @njit(cache=True, nogil=True, inline="always")  # else each of these kernels would optimize `evaluate` anew
-def _schedules(
-    m: Any, w: Any, assignment: Any, limits: Any, order: Any, known: Any, space: Any, best: Any, best_device: Any,
-    best_at: Any, count: Any, most: Any,
-) -> Any:  # fmt: skip
+def _search_schedules(
+    m: Any,
+    w: Any,
+    assignment: Any,
+    limits: Any,
+    order: Any,
+    load_and_head: Any,
+    space: Any,
+    best: Any,
+    best_device: Any,
+    best_at: Any,
+    count: Any,
+    max_simulations: Any,
+) -> Any:
     """All orders of one placement: (best makespan, simulations, whether all were tried)."""
-    load, head = known
-    sequence, starts, started, place, other, default, tail, rank, busy, queue = space
+    load, head = load_and_head
+    sequence, starts, started, place, alternative, default, tail, rank, busy, queue = space
     device, at = assignment.device, assignment.at
     n = len(device)
     _tails(m, device, order, tail)
-    if max(_longest(m, device, load, head, tail), _queued(m, device, head, tail, queue)) >= best * SURELY:
+    if max(_path_bound(m, device, load, head, tail), _queue_bound(m, device, head, tail, queue)) >= best * SURELY:
         return best, count, True
     _by_tail(order, tail, default)
-    level, k, now = 0, 0, 0.0
+    level, k, decision_us = 0, 0, 0.0
     while level >= 0:
         if k >= 0:  # new at this level: the first k ops are chosen
             count += 1
-            if count > most:
+            if count > max_simulations:
                 return best, count, False
             us = _simulate(m, w, assignment, limits, default, sequence[level], starts[level], started, level, k)
-            if k > 0 and starts[level, sequence[level, k - 1]] != now:  # the last of them was not ready then
+            if k > 0 and starts[level, sequence[level, k - 1]] != decision_us:  # the last of them was not ready then
                 level, k = level - 1, -1
                 continue
             if us < best * SURELY:
                 best = us
                 best_device[:], best_at[:] = device, at
-            place[level], other[level], k = k, 0, -1
+            place[level], alternative[level], k = k, 0, -1
         j = place[level]
         if j >= started[level] or (
-            other[level] == 0
-            and _surely(m, device, load, tail, sequence[level], starts[level], j, busy) >= best * SURELY
+            alternative[level] == 0
+            and _least_step_time(m, device, load, tail, sequence[level], starts[level], j, busy) >= best * SURELY
         ):
             level -= 1
             continue
-        x = _next_ready(m, device, sequence[level], starts[level], j, other[level], tail, best * SURELY, rank)
+        x = _next_ready(m, device, sequence[level], starts[level], j, alternative[level], tail, best * SURELY, rank)
         if x >= n:
             place[level] += 1
-            other[level] = 0
+            alternative[level] = 0
             continue
-        other[level] = x + 1
-        now = starts[level, sequence[level, j]]
+        alternative[level] = x + 1
+        decision_us = starts[level, sequence[level, j]]
         sequence[level + 1, :j] = sequence[level, :j]
         sequence[level + 1, j] = x
         level, k = level + 1, j + 1
@@ -263,23 +296,23 @@ def _tails(m: Any, device: Any, order: Any, tail: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _longest(m: Any, device: Any, load: Any, head: Any, tail: Any) -> Any:
+def _path_bound(m: Any, device: Any, load: Any, head: Any, tail: Any) -> Any:
     """No schedule of the placement is shorter than its longest path, nor than a device's work between its first and last op."""
-    most = 0.0
+    bound = 0.0
     for i in range(len(device)):
-        most = max(most, head[i] + m.table[i, device[i]] + tail[i])
+        bound = max(bound, head[i] + m.table[i, device[i]] + tail[i])
     for d in range(len(load)):
         first, last = np.inf, np.inf
         for i in range(len(device)):
             if device[i] == d:
                 first, last = min(first, head[i]), min(last, tail[i])
         if first < np.inf:
-            most = max(most, first + load[d] + last)
-    return most
+            bound = max(bound, first + load[d] + last)
+    return bound
 
 
 @njit(cache=True, nogil=True)
-def _queued(m: Any, device: Any, head: Any, tail: Any, queue: Any) -> Any:
+def _queue_bound(m: Any, device: Any, head: Any, tail: Any, queue: Any) -> Any:
     """No schedule is shorter than what a queue carries, after its first request and before what its last transfer is for.
 
     `queue` float64[6, D]: of what devices send, then of what they receive, the microseconds, first request, least time behind.
@@ -294,24 +327,24 @@ def _queued(m: Any, device: Any, head: Any, tail: Any, queue: Any) -> Any:
             t, q = m.edge_tensor[e], device[m.edge_to[e]]
             if q == d:
                 continue
-            again = False
+            repeated = False
             for x in range(m.edge_ptr[p], e):
-                again = again or (m.edge_tensor[x] == t and device[m.edge_to[x]] == q)
-            cost = 0.0 if again else _cost(m, t, d, q)
+                repeated = repeated or (m.edge_tensor[x] == t and device[m.edge_to[x]] == q)
+            cost = 0.0 if repeated else _cost(m, t, d, q)
             behind = m.table[m.edge_to[e], q] + tail[m.edge_to[e]]
             for row, side in ((0, d), (3, q)):
                 queue[row, side] += cost
                 queue[row + 1, side] = min(queue[row + 1, side], end)
                 queue[row + 2, side] = min(queue[row + 2, side], behind)
-    most = 0.0
+    bound = 0.0
     for d in range(queue.shape[1]):
         if m.comm == SEQUENTIAL:
             queue[0, d] += queue[3, d]
             queue[1, d], queue[2, d] = min(queue[1, d], queue[4, d]), min(queue[2, d], queue[5, d])
         for row in (0, 3):
             if queue[row + 1, d] < np.inf:
-                most = max(most, (queue[row, d] + queue[row + 1, d] + queue[row + 2, d]) * SURELY)
-    return most
+                bound = max(bound, (queue[row, d] + queue[row + 1, d] + queue[row + 2, d]) * SURELY)
+    return bound
 
 
 @njit(cache=True, nogil=True)
@@ -327,8 +360,17 @@ def _by_tail(order: Any, tail: Any, default: Any) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def _simulate(
-    m: Any, w: Any, assignment: Any, limits: Any, default: Any, sequence: Any, start: Any, started: Any, level: Any, k: Any
-) -> Any:  # fmt: skip
+    m: Any,
+    w: Any,
+    assignment: Any,
+    limits: Any,
+    default: Any,
+    sequence: Any,
+    start: Any,
+    started: Any,
+    level: Any,
+    k: Any,
+) -> Any:
     """Simulate the first `k` ops of `sequence` before all others; the others that started are put behind them."""
     device, position, at = assignment.device, assignment.position, assignment.at
     n = len(device)
@@ -364,11 +406,9 @@ def _simulate(
 
 
 @njit(cache=True, nogil=True)
-def _surely(
-    m: Any, device: Any, load: Any, tail: Any, sequence: Any, start: Any, j: Any, busy: Any
-) -> Any:  # fmt: skip
+def _least_step_time(m: Any, device: Any, load: Any, tail: Any, sequence: Any, start: Any, j: Any, busy: Any) -> Any:
     """What the step takes at least if its first `j` ops start as they do."""
-    most = 0.0
+    bound = 0.0
     busy[0, :] = 0.0
     busy[1, :] = load
     for k in range(j):
@@ -376,28 +416,26 @@ def _surely(
         d = device[i]
         busy[0, d] = max(busy[0, d], start[i] + m.table[i, d])
         busy[1, d] -= m.table[i, d]
-        most = max(most, start[i] + m.table[i, d] + tail[i])
+        bound = max(bound, start[i] + m.table[i, d] + tail[i])
     for d in range(len(load)):
-        most = max(most, (busy[0, d] + busy[1, d]) * SURELY)
-    return most
+        bound = max(bound, (busy[0, d] + busy[1, d]) * SURELY)
+    return bound
 
 
 @njit(cache=True, nogil=True)
-def _next_ready(
-    m: Any, device: Any, sequence: Any, start: Any, j: Any, x: Any, tail: Any, best: Any, rank: Any
-) -> Any:  # fmt: skip
+def _next_ready(m: Any, device: Any, sequence: Any, start: Any, j: Any, x: Any, tail: Any, best: Any, rank: Any) -> Any:
     """The first op from `x` on that may have been ready when the j-th started on its device; the number of ops for none."""
-    n, now, d = len(device), start[sequence[j]], device[sequence[j]]
+    n, decision_us, d = len(device), start[sequence[j]], device[sequence[j]]
     rank[:] = n
     for k in range(j + 1):
         rank[sequence[k]] = k
     while x < n:
-        if device[x] == d and rank[x] > j and now + m.table[x, d] + tail[x] < best:
+        if device[x] == d and rank[x] > j and decision_us + m.table[x, d] + tail[x] < best:
             ready = True
             for e in range(m.input_ptr[x], m.input_ptr[x + 1]):
                 p = m.producer[m.inputs[e]]
-                there = start[p] + m.table[p, device[p]] + _cost(m, m.inputs[e], device[p], d)
-                ready = ready and rank[p] < j and there * SURELY <= now
+                arrival = start[p] + m.table[p, device[p]] + _cost(m, m.inputs[e], device[p], d)
+                ready = ready and rank[p] < j and arrival * SURELY <= decision_us
             if ready:
                 return x
         x += 1

@@ -36,7 +36,7 @@ class Model(NamedTuple):
     inputs: Any
     producer: Any
     size_bytes: Any
-    made: Any
+    output_bytes: Any
     unread: Any
     temp: Any
     persistent: Any
@@ -68,7 +68,7 @@ def make_model(graph: OpGraph, cluster: Cluster, table: Any = None) -> Model:
         inputs=ints(graph.inputs[1]),
         producer=ints(graph.tensor_producer),
         size_bytes=writable_copy(graph.tensor_bytes),
-        made=output_bytes(graph),
+        output_bytes=output_bytes(graph),
         unread=unread,
         temp=writable_copy(graph.temp_bytes),
         persistent=writable_copy(graph.persistent_bytes),

@@ -29,8 +29,8 @@ def add_memory(m: ExactModel) -> None:
     _persistent(m, unit, spans)
     for d in range(m.cluster.n):
         if spans[d]:
-            room = int(m.cluster.memory_bytes[d]) // unit
-            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], room)
+            capacity = int(m.cluster.memory_bytes[d]) // unit
+            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)
 
 
 def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
@@ -52,11 +52,11 @@ def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]
     for d in range(m.cluster.n):
         if (t, d) not in m.present:
             continue
-        present, gone, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
-        m.model.add(gone >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
+        present, freed, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
+        m.model.add(freed >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
         for j in m.graph.tensor_consumers(t).tolist():
-            m.model.add(gone >= m.end[j]).only_enforce_if([present, m.on(j, d)])
-        spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, gone, present, ""), size))
+            m.model.add(freed >= m.end[j]).only_enforce_if([present, m.on(j, d)])
+        spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, freed, present, ""), size))
 
 
 def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
@@ -69,14 +69,14 @@ def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -
 
 def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
     """Held throughout; and an op alone, with what its group keeps, must fit."""
-    made, held = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
-    np.add.at(held, m.group, m.graph.persistent_bytes)
-    alone = made + m.graph.temp_bytes + held[m.group]
+    op_output_bytes, group_bytes = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
+    np.add.at(group_bytes, m.group, m.graph.persistent_bytes)
+    alone = op_output_bytes + m.graph.temp_bytes + group_bytes[m.group]
     for d in range(m.cluster.n):
-        room = int(m.cluster.memory_bytes[d])
-        m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(held.tolist()) if b) <= room)
-        for g in np.flatnonzero(held >= unit).tolist():
+        capacity = int(m.cluster.memory_bytes[d])
+        m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(group_bytes.tolist()) if b) <= capacity)
+        for g in np.flatnonzero(group_bytes >= unit).tolist():
             span = m.model.new_optional_fixed_size_interval_var(0, 2 * m.horizon, m.x[g][d], "")
-            spans[d].append((span, int(held[g]) // unit))
-        for i in np.flatnonzero(alone > room).tolist():
+            spans[d].append((span, int(group_bytes[g]) // unit))
+        for i in np.flatnonzero(alone > capacity).tolist():
             m.model.add(m.on(i, d) == 0)

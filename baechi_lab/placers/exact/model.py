@@ -12,7 +12,7 @@ of its receive; where transfers queue, which of two producers ends first. Constr
 
 The relaxed model stops here: ops and transfers may also start later than they could, the copies of one tensor may be
 sent in any order, and of equal devices only one numbering is looked at. Its optimum is a lower bound for every schedule.
-The strict model adds what the simulator does without being asked (`exact.strict`). Its optimum is the best that any
+The strict model adds what the simulator does without being asked (`exact.strict_schedule`). Its optimum is the best that any
 placement and any order can reach in the simulator.
 """
 
@@ -20,9 +20,9 @@ from __future__ import annotations
 
 from ..problem import memory_may_run_out
 from .memory import add_memory
-from .strict import never_idle
+from .strict_schedule import forbid_idling
 from .symmetry import devices_are_equal, first_numbering
-from .transfers import add_transfers, together_or_paid
+from .transfers import add_transfer_bounds, add_transfers
 from .variables import ExactModel
 
 
@@ -33,11 +33,11 @@ def build_model(m: ExactModel) -> ExactModel:
     add_transfers(m)
     m.add_inputs()
     if m.cluster.n > 1:
-        together_or_paid(m)
+        add_transfer_bounds(m)
     if memory_may_run_out(m.graph, m.cluster):
         add_memory(m)
     if m.strict:
-        never_idle(m)
+        forbid_idling(m)
     elif devices_are_equal(m.graph, m.cluster):
         first_numbering(m)
     m.model.minimize(m.makespan)

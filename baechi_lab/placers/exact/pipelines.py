@@ -1,7 +1,7 @@
 """The proven best period, or step of several micro-batches: bounds from the model of loads, assignments measured one by one.
 
-The model (`exact.loads`) gives the assignment with the least bound; it is measured as `bl.throughput` or `bl.simulate` does,
-and forbidden from then on. What the model says of the rest bounds everything that was not measured, so the best
+The model (`exact.load_program`) gives the assignment with the least bound; it is measured as `bl.throughput` or `bl.simulate`
+does, and forbidden from then on. What the model says of the rest bounds everything that was not measured, so the best
 measured one is optimal once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
 doi:10.1007/s10107-003-0375-9). A period is its bound, but for memory, so that one solution is mostly enough; a step is
 above it, and the placements in between are all looked at. Memory is judged as the measurement does: by one simulated
@@ -19,9 +19,9 @@ from ...errors import ExecutionError, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.compiling import working_seconds
 from ...simulator.bounds import bounds
+from ..pipeline_stages.objective import Objective
 from ..problem import groups_of
-from ..stages.objective import Objective
-from .loads import load_request
+from .load_program import load_request
 from .process import SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE
@@ -51,20 +51,23 @@ class PipelineProof:
 
     def placement(self) -> Placement:
         """The best placement, with what is proven of it."""
-        while not (self._proven() or self._stop() or self._left() <= 0):
-            self._look()
+        while not (self._proven() or self._stop() or self._remaining_seconds() <= 0):
+            self._measure_next()
         proven = self._proven()
         gap = 0.0 if proven else self.us / self.bound - 1.0 if self.bound > 0 else float("inf")
         info = {
-            "status": "OPTIMAL" if proven else "FEASIBLE", "bound_us": min(self.bound, self.us), "gap": gap,
-            "solves": self.solves, self.objective.key: self.us,
-        }  # fmt: skip
+            "status": "OPTIMAL" if proven else "FEASIBLE",
+            "bound_us": min(self.bound, self.us),
+            "gap": gap,
+            "solves": self.solves,
+            self.objective.key: self.us,
+        }
         return self.best.replace(info=info)
 
     def _proven(self) -> bool:
         return self.us <= self.bound * (1 + CLOSE) + 1e-12
 
-    def _left(self) -> float:
+    def _remaining_seconds(self) -> float:
         return self.params.time_limit - (working_seconds() - self.began)
 
     def _stop(self) -> bool:
@@ -74,26 +77,37 @@ class PipelineProof:
         return self.stopped
 
     def _warm_start(self) -> Placement:
-        from ..search.rule import Search
+        from ..search.placer import Search
 
         goal = self.objective
         seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
         search = Search(
-            time_limit=seconds, evaluations=EVALUATIONS[goal.name], seed=self.params.seed, workers=1, objective=goal.name,
-            micro_batches=goal.micro_batches, schedule=goal.schedule, sum=goal.sum, callback=lambda _: self._stop(),
-        )  # fmt: skip
+            time_limit=seconds,
+            evaluations=EVALUATIONS[goal.name],
+            seed=self.params.seed,
+            workers=1,
+            objective=goal.name,
+            micro_batches=goal.micro_batches,
+            schedule=goal.schedule,
+            sum=goal.sum,
+            callback=lambda _: self._stop(),
+        )
         return search.assign(self.graph, self.cluster).replace(info={})
 
-    def _look(self) -> None:
+    def _measure_next(self) -> None:
         """The assignment that the model likes best of those left: measured, and not asked for again."""
         request = load_request(self.graph, self.cluster, self.objective, self.us)
         scale = request["scale"]
         horizon = int(self.us * scale)
         request |= {
-            "kind": "loads", "horizon": horizon, "lowest": int(self.bound * scale * (1 - CLOSE)),
-            "forbidden": self.forbidden, "seconds": max(self._left(), 0.01), "seed": self.params.seed,
+            "kind": "loads",
+            "horizon": horizon,
+            "lowest": int(self.bound * scale * (1 - CLOSE)),
+            "forbidden": self.forbidden,
+            "seconds": max(self._remaining_seconds(), 0.01),
+            "seed": self.params.seed,
             "workers": self.params.workers,
-        }  # fmt: skip
+        }
         try:
             answer = self.solver.solve(self.graph, self.cluster, request, self._stop)
         except ExecutionError:  # what is known without the solver is the answer
@@ -116,8 +130,8 @@ class PipelineProof:
             device = np.array(number, dtype=np.int32)[np.array(home)][self.group]
             placed = Placement(device=device)
             try:
-                found: Any = self.objective.measure(self.graph, self.cluster, placed)
+                measurement: Any = self.objective.measure(self.graph, self.cluster, placed)
             except InvalidInput:  # no pipeline for this schedule
                 continue
-            if found.feasible and found.us < self.us:
-                self.best, self.us = placed, found.us
+            if measurement.feasible and measurement.us < self.us:
+                self.best, self.us = placed, measurement.us

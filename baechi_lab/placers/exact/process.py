@@ -37,14 +37,18 @@ class SolverProcess:
 
     def __enter__(self) -> SolverProcess:
         self.process = subprocess.Popen(
-            isolated("baechi_lab.placers.exact.process"), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            isolated("baechi_lab.placers.exact.process"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.process.kill()
         self.process.communicate()
 
@@ -94,7 +98,7 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     from ortools.sat.python import cp_model
 
     if request.get("kind") == "loads":
-        return _loads_answer(cp_model, request)
+        return _answer_load_request(cp_model, request)
 
     from ...graph.formats.json_format import KINDS
     from .model import build_model
@@ -108,16 +112,18 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     built.model.add(built.makespan >= request["lowest"])
     if request["device"] is not None:
         built.hint(request["device"], request["start_us"], request["end_us"])
-    solver, status, found = _solved(cp_model, built.model, request)
-    device, order = built.solution(solver) if found else (None, None)
+    solver, status, has_solution = _run_solver(cp_model, built.model, request)
+    device, order = built.solution(solver) if has_solution else (None, None)
     return {
-        "status": solver.status_name(status), "seconds": solver.wall_time,
+        "status": solver.status_name(status),
+        "seconds": solver.wall_time,
         "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
-        "device": None if device is None else device.tolist(), "order": None if order is None else order.tolist(),
-    }  # fmt: skip
+        "device": None if device is None else device.tolist(),
+        "order": None if order is None else order.tolist(),
+    }
 
 
-def _solved(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
+def _run_solver(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
     """The solver, its status, and whether it has a solution."""
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)
@@ -127,16 +133,17 @@ def _solved(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, An
     return solver, status, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _loads_answer(cp_model: Any, request: dict[str, Any]) -> dict[str, Any]:
-    from .loads import LoadProgram
+def _answer_load_request(cp_model: Any, request: dict[str, Any]) -> dict[str, Any]:
+    from .load_program import LoadProgram
 
     program = LoadProgram(cp_model, request)
-    solver, status, found = _solved(cp_model, program.model, request)
+    solver, status, has_solution = _run_solver(cp_model, program.model, request)
     return {
-        "status": solver.status_name(status), "seconds": solver.wall_time,
+        "status": solver.status_name(status),
+        "seconds": solver.wall_time,
         "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
-        "device": program.home(solver) if found else None,
-    }  # fmt: skip
+        "device": program.home(solver) if has_solution else None,
+    }
 
 
 def _use_workers(parameters: Any, workers: int) -> None:

@@ -26,7 +26,7 @@ class ExactProgress:
 
 
 class ProofLimits(Protocol):
-    """The parameters of `exact`, see `placers.exact.rule`."""
+    """The parameters of `exact`, see `placers.exact.placer`."""
 
     @property
     def time_limit(self) -> float: ...

@@ -38,27 +38,31 @@ class Proof:
         self.solves: list[str] = []
         self.bound = 0.0
         self._scale_for(_serial_us(graph, cluster))
-        self._learn(bounds(graph, cluster).best)
+        self._raise_bound(bounds(graph, cluster).best)
         self.best = self._warm_start()
         self.timeline = simulate(graph, cluster, self.best)
         self._scale_for(self.timeline.makespan_us)
-        if graph.n**2 >= LOOK_CLOSER and not self._proven() and self._left() > 0:
-            seconds = min(CLOSER_SECONDS, 0.1 * self._left())
-            self._learn(bounds(graph, cluster, effort="high", time_limit=seconds).best)
+        if graph.n**2 >= LOOK_CLOSER and not self._proven() and self._remaining_seconds() > 0:
+            seconds = min(CLOSER_SECONDS, 0.1 * self._remaining_seconds())
+            self._raise_bound(bounds(graph, cluster, effort="high", time_limit=seconds).best)
 
     def placement(self) -> Placement:
         """The best placement, with what is proven of it."""
         for strict in (False, True):
-            if self._proven() or self.stopped or self._left() <= 0:
+            if self._proven() or self.stopped or self._remaining_seconds() <= 0:
                 break
             self._solve(strict)
         makespan, proven = self.timeline.makespan_us, self._proven()
         gap = 0.0 if proven else makespan / self.bound - 1.0 if self.bound > 0 else float("inf")
         error = 0.0 if self.times.exact else longest_chain(self.graph, self.cluster) / self.times.scale
         info = {
-            "status": "OPTIMAL" if proven else "FEASIBLE", "bound_us": self.bound, "gap": gap, "scale_error_us": error,
-            "solves": tuple(self.solves), "interrupted": self.interrupted,
-        }  # fmt: skip
+            "status": "OPTIMAL" if proven else "FEASIBLE",
+            "bound_us": self.bound,
+            "gap": gap,
+            "scale_error_us": error,
+            "solves": tuple(self.solves),
+            "interrupted": self.interrupted,
+        }
         return self.best.replace(info=info)
 
     # -- what is known -------------------------------------------------------------------------------------
@@ -68,7 +72,7 @@ class Proof:
         self.within = max(within_us, 1e-9)
         self.times = scaled_times(self.graph, self.cluster, self.within)
 
-    def _learn(self, bound_us: float) -> None:
+    def _raise_bound(self, bound_us: float) -> None:
         """A lower bound; where times are whole, so is every step time, and the bound may be rounded up."""
         if self.times.exact:
             bound_us = np.ceil(bound_us * self.times.scale - ADDED) / self.times.scale
@@ -80,64 +84,73 @@ class Proof:
     def _proven(self) -> bool:
         return self._within_bound(self.timeline.makespan_us)
 
-    def _left(self) -> float:
+    def _remaining_seconds(self) -> float:
         return self.params.time_limit - (working_seconds() - self.began)
 
     def _stop(self) -> bool:
         """Tell the callback how far it is; True once it wants an end."""
         if self.params.callback is not None and not self.stopped:
-            known = np.inf if self.timeline is None else self.timeline.makespan_us
-            progress = ExactProgress(working_seconds() - self.began, known, self.bound)
+            makespan_us = np.inf if self.timeline is None else self.timeline.makespan_us
+            progress = ExactProgress(working_seconds() - self.began, makespan_us, self.bound)
             self.stopped = self.params.callback(progress) is True
         return self.stopped
 
     # -- a first placement ---------------------------------------------------------------------------------
 
     def _warm_start(self) -> Placement:
-        from ..search.rule import Search
+        from ..search.placer import Search
 
         seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
         search = Search(
-            time_limit=seconds, evaluations=EVALUATIONS * self.graph.n**2, seed=self.params.seed, workers=1,
-            callback=lambda found: self._stop() or self._within_bound(found.makespan_us),
-        )  # fmt: skip
+            time_limit=seconds,
+            evaluations=EVALUATIONS * self.graph.n**2,
+            seed=self.params.seed,
+            workers=1,
+            callback=lambda progress: self._stop() or self._within_bound(progress.makespan_us),
+        )
         try:
-            found = search.assign(self.graph, self.cluster)
-            self.interrupted = bool(found.info["interrupted"])  # Ctrl-C: the start is the answer
+            placement = search.assign(self.graph, self.cluster)
+            self.interrupted = bool(placement.info["interrupted"])  # Ctrl-C: the start is the answer
             self.stopped = self.stopped or self.interrupted
-            return found.replace(info={})
+            return placement.replace(info={})
         except InfeasiblePlacement as refused:
             if packing_proof(self.graph, self.cluster) is not None:
                 raise
-            return self._decide(refused)
+            return self._find_or_disprove(refused)
 
-    def _decide(self, refused: InfeasiblePlacement) -> Placement:
+    def _find_or_disprove(self, refused: InfeasiblePlacement) -> Placement:
         """No placement that fits is known: let the solver find one, or prove that there is none."""
-        answer = self._ask(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
+        answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
         if answer["status"] == "INFEASIBLE":
             needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
             message = "no placement and no order keeps within memory, proven by constraint programming"
             raise InfeasiblePlacement(message, needed, has) from refused
         if answer["device"] is None:
             raise refused
-        found = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
-        if not simulate(self.graph, self.cluster, found).feasible:
+        placement = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
+        if not simulate(self.graph, self.cluster, placement).feasible:
             raise refused
-        return found
+        return placement
 
     # -- the models ----------------------------------------------------------------------------------------
 
-    def _shorter(self) -> int:
+    def _shorter_horizon(self) -> int:
         """The longest horizon, in units, of a schedule that is shorter than what is known."""
         units = self.timeline.makespan_us * self.times.scale
         return round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
 
-    def _ask(self, strict: bool, horizon: int, hint: dict[str, Any]) -> dict[str, Any]:
+    def _ask_solver(self, strict: bool, horizon: int, hint: dict[str, Any]) -> dict[str, Any]:
         lowest = int(np.floor(self.bound * self.times.scale + ADDED))
         request = {
-            "strict": strict, "within_us": self.within, "horizon": horizon, "lowest": min(lowest, horizon),
-            "seconds": max(self._left(), 0.01), "seed": self.params.seed, "workers": self.params.workers, **hint,
-        }  # fmt: skip
+            "strict": strict,
+            "within_us": self.within,
+            "horizon": horizon,
+            "lowest": min(lowest, horizon),
+            "seconds": max(self._remaining_seconds(), 0.01),
+            "seed": self.params.seed,
+            "workers": self.params.workers,
+            **hint,
+        }
         try:
             answer = self.solver.solve(self.graph, self.cluster, request, self._stop)
         except ExecutionError as error:  # what is known without the solver is the answer
@@ -147,17 +160,19 @@ class Proof:
         return answer
 
     def _solve(self, strict: bool) -> None:
-        known, horizon = self.timeline, self._shorter()
+        timeline, horizon = self.timeline, self._shorter_horizon()
         hint = {
-            "device": known.device.tolist(), "start_us": known.start_us.tolist(), "end_us": known.end_us.tolist()
-        }  # fmt: skip
-        answer = self._ask(strict, horizon, hint)
+            "device": timeline.device.tolist(),
+            "start_us": timeline.start_us.tolist(),
+            "end_us": timeline.end_us.tolist(),
+        }
+        answer = self._ask_solver(strict, horizon, hint)
         if answer["device"] is not None:
             self._adopt(np.array(answer["device"]), np.array(answer["order"]))
         if answer["status"] == "INFEASIBLE":  # nothing is shorter
-            self._learn((horizon + 1) / self.times.scale)
+            self._raise_bound((horizon + 1) / self.times.scale)
         elif answer["bound"] is not None:  # of what is shorter
-            self._learn(min(answer["bound"], horizon + 1) / self.times.scale)
+            self._raise_bound(min(answer["bound"], horizon + 1) / self.times.scale)
 
     def _adopt(self, device: Any, order: Any) -> None:
         """The solver's schedule, its devices numbered in the way that simulates best."""

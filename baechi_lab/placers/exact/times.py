@@ -53,15 +53,22 @@ def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
     cost = cluster.latency_us[None] + cluster.us_per_byte[None] * size
     everything = np.concatenate([table.reshape(-1), cost.reshape(-1)])
     for scale in SCALES:
-        whole = np.rint(everything * scale)
-        if horizon_us * scale <= LARGEST and np.allclose(everything * scale, whole, rtol=0, atol=1e-7):
-            most = horizon_us * scale
-            return Times(_whole(np.rint(table * scale), most), _whole(np.rint(cost * scale), most), float(scale), True)
+        rounded = np.rint(everything * scale)
+        if horizon_us * scale <= LARGEST and np.allclose(everything * scale, rounded, rtol=0, atol=1e-7):
+            horizon = horizon_us * scale
+            return Times(
+                _clip_to_horizon(np.rint(table * scale), horizon),
+                _clip_to_horizon(np.rint(cost * scale), horizon),
+                float(scale),
+                True,
+            )
     units = min(2 * longest_chain(graph, cluster) / CLOSE, LARGEST)
     fine = units / max(horizon_us, 1e-12)
-    return Times(_whole(np.floor(table * fine), units), _whole(np.floor(cost * fine), units), fine, False)
+    return Times(
+        _clip_to_horizon(np.floor(table * fine), units), _clip_to_horizon(np.floor(cost * fine), units), fine, False
+    )
 
 
-def _whole(times: NDArray[np.float64], most: float) -> NDArray[np.int64]:
+def _clip_to_horizon(times: NDArray[np.float64], horizon: float) -> NDArray[np.int64]:
     """What is longer than the horizon is in no better schedule: it is told apart, and not how much longer it is."""
-    return np.minimum(times, np.ceil(most) + 1).astype(np.int64)
+    return np.minimum(times, np.ceil(horizon) + 1).astype(np.int64)

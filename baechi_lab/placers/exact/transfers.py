@@ -15,13 +15,13 @@ from .variables import ExactModel
 Key = tuple[int, int]
 
 
-class Use(NamedTuple):
+class QueueUse(NamedTuple):
     """One possible use of a queue: transfer (tensor, receiver), its side there, the literal that it takes place, times."""
 
     key: Key
     side: str
     literal: Any
-    begin: Any
+    start: Any
     stop: Any
     interval: Any
 
@@ -61,9 +61,9 @@ def _at_once(m: ExactModel, producer: int) -> Any:
     """The end of the producer; where times were rounded, the instant that it rounds to, which may be later than its sum."""
     if m.times.exact:
         return m.end[producer]
-    begin = m.var(0, m.horizon)
-    m.at_one_instant(begin, m.end[producer])
-    return begin
+    start = m.var(0, m.horizon)
+    m.at_one_instant(start, m.end[producer])
+    return start
 
 
 class _Queues:
@@ -71,14 +71,14 @@ class _Queues:
 
     def __init__(self, m: ExactModel):
         self.m = m
-        self.lanes: dict[tuple[str, int], list[Use]] = {}
+        self.lanes: dict[tuple[str, int], list[QueueUse]] = {}
         self.earlier: dict[tuple[str, Key], list[tuple[Any, list[Any]]]] = {}
         for t, d in m.present:
             producer = int(m.graph.tensor_producer[t])
             self._use((t, d), "in", d, m.present[t, d])
             for s in range(m.cluster.n):
                 if s != d:
-                    self._use((t, d), "out", s, self._both(m.present[t, d], m.on(producer, s)))
+                    self._use((t, d), "out", s, self._conjunction(m.present[t, d], m.on(producer, s)))
         for lane in self.lanes.values():
             m.model.add_no_overlap([use.interval for use in lane])
             for a, one in enumerate(lane):
@@ -89,28 +89,28 @@ class _Queues:
 
     def _use(self, key: Key, side: str, queue: int, literal: Any) -> None:
         m = self.m
-        begin = m.send[key] if side == "out" else m.receive[key]
+        start = m.send[key] if side == "out" else m.receive[key]
         stop, length = m.var(0, 2 * m.horizon), m.var(0, int(m.times.transfer[key[0]].max()))
         m.model.add(length == m.cost[key])
-        interval = m.model.new_optional_interval_var(begin, length, stop, literal, "")
+        interval = m.model.new_optional_interval_var(start, length, stop, literal, "")
         lane = "both" if m.cluster.comm == "sequential" else side
-        self.lanes.setdefault((lane, queue), []).append(Use(key, side, literal, begin, stop, interval))
+        self.lanes.setdefault((lane, queue), []).append(QueueUse(key, side, literal, start, stop, interval))
 
-    def _both(self, a: Any, b: Any) -> Any:
-        both = self.m.bool()
-        self.m.model.add_bool_and([a, b]).only_enforce_if(both)
-        self.m.model.add_bool_or([~a, ~b, both])
-        return both
+    def _conjunction(self, a: Any, b: Any) -> Any:
+        conjunction = self.m.bool()
+        self.m.model.add_bool_and([a, b]).only_enforce_if(conjunction)
+        self.m.model.add_bool_or([~a, ~b, conjunction])
+        return conjunction
 
-    def _served_in_order(self, one: Use, two: Use) -> None:
+    def _served_in_order(self, one: QueueUse, two: QueueUse) -> None:
         m = self.m
         i, k = (int(m.graph.tensor_producer[use.key[0]]) for use in (one, two))
         same_tensor = one.key[0] == two.key[0]
         if one.key == two.key or (same_tensor and not m.strict):
             return  # copies of one tensor: any order, so that devices may be renumbered
         before = m.model.new_constant(int(one.key < two.key)) if i == k else m.before(i, k)
-        m.model.add(one.stop <= two.begin).only_enforce_if([one.literal, two.literal, before])
-        m.model.add(two.stop <= one.begin).only_enforce_if([one.literal, two.literal, ~before])
+        m.model.add(one.stop <= two.start).only_enforce_if([one.literal, two.literal, before])
+        m.model.add(two.stop <= one.start).only_enforce_if([one.literal, two.literal, ~before])
         if m.strict:
             self.earlier.setdefault((two.side, two.key), []).append((one.stop, [one.literal, two.literal, before]))
             self.earlier.setdefault((one.side, one.key), []).append((two.stop, [one.literal, two.literal, ~before]))
@@ -119,21 +119,21 @@ class _Queues:
         """A send starts when its tensor is there or an earlier user leaves its queue; a receive when its send does, or ..."""
         m = self.m
         for key, present in m.present.items():
-            made = m.end[int(m.graph.tensor_producer[key[0]])]
-            for side, begin, ready in (("out", m.send[key], made), ("in", m.receive[key], m.send[key])):
-                reasons = [m.reason(begin, ready, [present])]
-                reasons += [m.reason(begin, stop, when) for stop, when in self.earlier.get((side, key), [])]
+            producer_end = m.end[int(m.graph.tensor_producer[key[0]])]
+            for side, start, ready in (("out", m.send[key], producer_end), ("in", m.receive[key], m.send[key])):
+                reasons = [m.reason(start, ready, [present])]
+                reasons += [m.reason(start, stop, conditions) for stop, conditions in self.earlier.get((side, key), [])]
                 m.model.add_bool_or([*reasons, ~present])
 
 
-def together_or_paid(m: ExactModel) -> None:
+def add_transfer_bounds(m: ExactModel) -> None:
     """What follows from the rest, said so that it is seen before receivers and queues are decided.
 
     An op starts no earlier than a producer elsewhere has ended and its tensor has travelled at the least cost. Where
     transfers queue, those to one op arrive one after the other: after the k-th earliest end of its producers there
     follow all transfers from that producer and later ones.
     """
-    ends = _earliest_ends(m)
+    earliest_ends = _earliest_ends(m)
     away = ~np.eye(m.cluster.n, dtype=bool)
     incoming: dict[int, list[tuple[int, Any]]] = {}
     for t in sorted({t for t, _ in m.present}):
@@ -142,21 +142,21 @@ def together_or_paid(m: ExactModel) -> None:
         for j in m.graph.tensor_consumers(t).tolist():
             paid = least * (1 - m.together(i, j))
             m.model.add(m.start[j] >= m.end[i] + paid)
-            incoming.setdefault(j, []).append((ends[i], paid))
+            incoming.setdefault(j, []).append((earliest_ends[i], paid))
     if m.cluster.comm != "parallel":
-        for j, known in incoming.items():
-            known.sort(key=lambda entry: entry[0])
-            for k in range(len(known) - 1):
-                m.model.add(m.start[j] >= known[k][0] + sum(paid for _, paid in known[k:]))
+        for j, arrivals in incoming.items():
+            arrivals.sort(key=lambda entry: entry[0])
+            for k in range(len(arrivals) - 1):
+                m.model.add(m.start[j] >= arrivals[k][0] + sum(paid for _, paid in arrivals[k:]))
 
 
 def _earliest_ends(m: ExactModel) -> list[int]:
     """Longest path to the end of each op, transfers free (uncompiled: loading a compiler would take a second)."""
-    ends: list[int] = m.times.duration.min(axis=1).tolist()
-    begins = [0] * m.graph.n
+    earliest_end: list[int] = m.times.duration.min(axis=1).tolist()
+    earliest_start = [0] * m.graph.n
     for i in m.graph.order.tolist():
-        ends[i] += begins[i]
+        earliest_end[i] += earliest_start[i]
         for t in m.graph.outputs(i):
             for j in m.graph.tensor_consumers(t).tolist():
-                begins[j] = max(begins[j], ends[i])
-    return ends
+                earliest_start[j] = max(earliest_start[j], earliest_end[i])
+    return earliest_end

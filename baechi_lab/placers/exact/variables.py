@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, allowed_devices
+from ...graph import Cluster, OpGraph
 from ...graph.kernels.csr import inverse
-from ..problem import groups_of
+from ..problem import allowed_group_devices, groups_of
 from .times import Times
 
 Pair = tuple[int, int]
@@ -55,29 +55,28 @@ class ExactModel:
         """A new literal."""
         return self.model.new_bool_var(name)
 
-    def reason(self, begin: Any, cause: Any, when: Sequence[Any]) -> Any:
-        """Literal that implies: `begin` is the instant `cause`, and all of `when` hold."""
+    def reason(self, start: Any, cause: Any, conditions: Sequence[Any]) -> Any:
+        """Literal that implies: `start` is the instant `cause`, and all of `conditions` hold."""
         literal = self.bool()
-        self.at_one_instant(begin, cause, literal)
-        for other in when:
-            self.model.add_implication(literal, other)
+        self.at_one_instant(start, cause, literal)
+        for condition in conditions:
+            self.model.add_implication(literal, condition)
         return literal
 
-    def at_one_instant(self, begin: Any, cause: Any, *when: Any) -> None:
-        """`begin`, a start, happens at `cause`, an end: equal, but for what rounding down takes from the end."""
-        equal = self.model.add_linear_constraint(begin - cause, 0, self.times.tolerance)
-        if when:
-            equal.only_enforce_if(*when)
+    def at_one_instant(self, start: Any, cause: Any, *conditions: Any) -> None:
+        """`start`, a start, happens at `cause`, an end: equal, but for what rounding down takes from the end."""
+        equal = self.model.add_linear_constraint(start - cause, 0, self.times.tolerance)
+        if conditions:
+            equal.only_enforce_if(*conditions)
 
     # -- devices and ops -----------------------------------------------------------------------------------
 
     def add_devices(self) -> None:
-        able = np.ones((int(self.group.max()) + 1, self.cluster.n), dtype=bool)
-        np.logical_and.at(able, self.group, allowed_devices(self.graph, self.cluster))
-        self.x = [[self.bool(f"x{g},{d}") for d in range(self.cluster.n)] for g in range(len(able))]
+        allowed = allowed_group_devices(self.graph, self.cluster, self.group)
+        self.x = [[self.bool(f"x{g},{d}") for d in range(self.cluster.n)] for g in range(len(allowed))]
         for g, row in enumerate(self.x):
             self.model.add_exactly_one(row)
-            for d in np.flatnonzero(~able[g]).tolist():
+            for d in np.flatnonzero(~allowed[g]).tolist():
                 self.model.add(row[d] == 0)
 
     def on(self, op: int, d: int) -> Any:
@@ -145,11 +144,11 @@ class ExactModel:
             self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
             self.arrivals[j].append(arrival)
         for d in range(self.cluster.n):
-            there = self.receive[t, d] + self.cost[t, d]
-            when = [self.present[t, d], self.on(j, d)]
-            self.model.add(self.start[j] >= there).only_enforce_if(when)
+            copy_end = self.receive[t, d] + self.cost[t, d]
+            conditions = [self.present[t, d], self.on(j, d)]
+            self.model.add(self.start[j] >= copy_end).only_enforce_if(conditions)
             if self.strict:
-                self.model.add(arrival == there).only_enforce_if(when)
+                self.model.add(arrival == copy_end).only_enforce_if(conditions)
 
     # -- hints and solutions -------------------------------------------------------------------------------
 
@@ -161,18 +160,18 @@ class ExactModel:
             for d, literal in enumerate(row):
                 self.model.add_hint(literal, int(home[g] == d))
         for i in range(self.graph.n):
-            begins = round(float(start_us[i]) * self.times.scale)
-            self.model.add_hint(self.start[i], begins)
-            self.model.add_hint(self.end[i], begins + int(self.times.duration[i, device[i]]))
+            start_units = round(float(start_us[i]) * self.times.scale)
+            self.model.add_hint(self.start[i], start_units)
+            self.model.add_hint(self.end[i], start_units + int(self.times.duration[i, device[i]]))
         for (i, k), literal in self._first.items():
             self.model.add_hint(literal, int(end_us[i] <= end_us[k]))
 
     def solution(self, solver: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
         home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
-        begins = np.array([solver.value(v) for v in self.start])
-        ends = np.array([solver.value(v) for v in self.end])
-        order = inverse(np.lexsort((self.graph.position, ends, begins)))
+        start_times = np.array([solver.value(v) for v in self.start])
+        end_times = np.array([solver.value(v) for v in self.end])
+        order = inverse(np.lexsort((self.graph.position, end_times, start_times)))
         return home[self.group].astype(np.int32), order.astype(np.float64)
 
 

@@ -25,7 +25,7 @@ from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit, records
 from ..problem import Problem
 from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
-from .pair_heaps import GONE, PENDING, insert, pop_pending, rekey, remove_top
+from .pair_heaps import PENDING, REMOVED, insert, pop_pending, rekey, remove_top
 from .records import FETCH, WAITING, Traffic, make_records
 
 
@@ -62,7 +62,7 @@ def _top(p: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch:
         op = arrived[p, 0] if is_early else pending[p, 0].op
         if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
             remove_top(p, devices, pairs, pending, zeros, arrived)
-            pairs[p, op].where = GONE
+            pairs[p, op].where = REMOVED
             continue
         if pairs[p, op].exact:
             return op
@@ -252,7 +252,7 @@ def _reopen_group(
         i = members[k]
         if pairs[p, i].dropped:
             pairs[p, i].dropped = False
-            if pairs[p, i].where == GONE and traffic.ops[i].device < 0:
+            if pairs[p, i].where == REMOVED and traffic.ops[i].device < 0:
                 _enter(i, p, traffic, pairs, heaps, fetch)
 
 

@@ -51,7 +51,7 @@ class _State:
         self.free, self.last = [0.0] * devices, [-1] * devices
         self.queues = [[0.0] * devices, [0.0] * devices]
         self.home = [-1] * len(self.problem.promised)
-        self.there: dict[tuple[int, int], float] = {}  # (tensor, device) -> arrival of the cached copy
+        self.copy_arrival: dict[tuple[int, int], float] = {}  # (tensor, device) -> arrival of the cached copy
         self.level = [0] * devices
         self.frees: list[tuple[float, int, int]] = []
         self.unread = [int(k) for k in np.diff(self.problem.consumer_ptr)]
@@ -66,8 +66,8 @@ class _State:
         for t in q.inputs[q.input_ptr[op] : q.input_ptr[op + 1]].tolist():
             source = int(q.producer[t])
             a, finish_us = self.device[source], self.finish[source]
-            if a != p and (t, p) in self.there:
-                finish_us = self.there[t, p]
+            if a != p and (t, p) in self.copy_arrival:
+                finish_us = self.copy_arrival[t, p]
             elif a != p:
                 cost = float(q.latency[a, p] + q.per_byte[a, p] * q.size_bytes[t])
                 receive = finish_us
@@ -113,7 +113,7 @@ class _State:
         g = q.group[op]
         copies = sum(int(q.size_bytes[t]) for t, _, _ in fresh)
         promise = int(q.promised[g] + q.reserve[g]) if self.home[g] < 0 else 0
-        own_bytes = int(q.made[op] + q.temp[op])
+        own_bytes = int(q.output_bytes[op] + q.temp[op])
         need = promise + copies + max(own_bytes - int(q.reserve[g]), 0)
         running = 0
         if self.last[p] >= 0 and any(receive < self.free[p] for _, receive, _ in fresh):
@@ -144,7 +144,7 @@ class _State:
         if self.left[g] == 0:
             self.free_at(self.finish[op], p, int(q.reserve[g]))
         for t, _, end in fresh:
-            self.there[t, p] = end
+            self.copy_arrival[t, p] = end
             self.level[p] += int(q.size_bytes[t])
             a = self.device[int(q.producer[t])]
             self.last_use[t, a] = max(self.last_use[t, a], end)

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import inverse
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
-from ..partition import Room, emptiest, feasible, put
+from ..partition import DeviceUsage, assign_unit, emptiest, feasible
 from ..problem import Problem
 
 STATIC, READY_TIME, EARLIEST_START = 0, 1, 2
@@ -65,9 +65,9 @@ class Sources(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """When each device works: `begin`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
+    """When each device works: `start`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
 
-    begin: Any
+    start: Any
     end: Any
     count: Any
 
@@ -118,7 +118,7 @@ def _gap(
     if not insertion:
         return max(arrival_us, end[count - 1]) if count > 0 else arrival_us
     low, high = 0, count
-    while low < high:  # the first interval that ends after `there`
+    while low < high:  # the first interval that ends after `arrival`
         middle = (low + high) >> 1
         if end[middle] > arrival_us:
             high = middle
@@ -188,7 +188,7 @@ def _best_device(rule: Rule, arrival_us: Any, duration: Any, mask: Any, busy: Bu
 
 
 @njit(cache=True)
-def _candidates(g: int, memory: Room, mask: Any) -> bool:
+def _candidates(g: int, memory: DeviceUsage, mask: Any) -> bool:
     """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
     if memory.home[g] >= 0:
         mask[:] = False
@@ -197,7 +197,7 @@ def _candidates(g: int, memory: Room, mask: Any) -> bool:
     if feasible(g, memory, mask):
         return True
     best = emptiest(mask, memory)
-    fits = memory.used_held[best] + memory.held[g] <= memory.limit[best]
+    fits = memory.used_persistent[best] + memory.persistent_bytes[g] <= memory.limit[best]
     mask[:] = False
     mask[best] = True
     return fits
@@ -205,7 +205,15 @@ def _candidates(g: int, memory: Room, mask: Any) -> bool:
 
 @njit(cache=True)
 def _earliest_pair(
-    ready: Any, size: int, rule: Rule, arrival_us: Any, table: Any, group: Any, memory: Room, busy: Busy, mask: Any
+    ready: Any,
+    size: int,
+    rule: Rule,
+    arrival_us: Any,
+    table: Any,
+    group: Any,
+    memory: DeviceUsage,
+    busy: Busy,
+    mask: Any,
 ) -> int:
     """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
     at, first = 0, np.inf
@@ -229,7 +237,7 @@ def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
     sequence, missing = np.empty(n, np.int64), np.empty(n, np.int64)
     group_allowed, home = np.ones((groups, devices), np.bool_), np.full(groups, -1, np.int32)
     used_held, used, mask = np.zeros(devices, np.int64), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
-    memory = Room(group_allowed, problem.promised, need, problem.limit, used_held, used, home)
+    memory = DeviceUsage(group_allowed, problem.promised, need, problem.limit, used_held, used, home)
     width = 16
     begin_us, end, count = np.empty((devices, width)), np.empty((devices, width)), np.zeros(devices, np.int64)
     busy = Busy(begin_us, end, count)
@@ -266,7 +274,7 @@ def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
             overflows += 1
         d, start_us = _best_device(rule, arrival_us[row], table[i], mask, busy)
         if home[g] < 0:
-            put(g, d, memory)
+            assign_unit(g, d, memory)
         device[i], start[i], finish[i], sequence[scheduled_count] = d, start_us, start_us + table[i, d], i
         if count[d] == width:
             wider = np.empty((2, devices, 2 * width))

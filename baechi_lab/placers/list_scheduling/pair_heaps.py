@@ -11,8 +11,8 @@ from typing import Any
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 
-PENDING, ARRIVED, GONE = 1, 2, 3
-"""Where a ready pair is; GONE: taken out because the op is placed or the device out of question (0: not yet ready)."""
+PENDING, ARRIVED, REMOVED = 1, 2, 3
+"""Where a ready pair is; REMOVED: taken out because the op is placed or the device out of question (0: not yet ready)."""
 
 
 @njit(cache=True)

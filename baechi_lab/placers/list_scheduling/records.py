@@ -78,7 +78,7 @@ def make_records(problem: Problem) -> tuple[Traffic, Any, Any]:
     copies, links = np.empty((t, count), COPY), np.empty((count, count), LINK)
     ops["group"][:n], ops["device"], ops["missing"][:n] = problem.group, -1, np.diff(problem.input_ptr)
     ops["first_input"], ops["first_output"] = problem.input_ptr, problem.output_ptr
-    ops["made"][:n], ops["temp"][:n] = problem.made, problem.temp
+    ops["made"][:n], ops["temp"][:n] = problem.output_bytes, problem.temp
     tensors["producer"][:t], tensors["size"][:t] = problem.producer, problem.size_bytes
     tensors["unread"][:t], tensors["first_consumer"] = np.diff(problem.consumer_ptr), problem.consumer_ptr
     groups["home"], groups["left"][:g], groups["first_member"] = -1, problem.group_size, problem.member_ptr

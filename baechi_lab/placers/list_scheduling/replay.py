@@ -47,7 +47,7 @@ class Replay(Sequence[Decision]):
         self.order: NDArray[np.int64] = np.asarray(order, dtype=np.int64)
         self.problem = make_problem(graph, cluster)
         none = np.full(graph.n, -1, dtype=np.int32)
-        self._kept: dict[int, _State] = {0: _State(self.problem, none, none)}
+        self._states: dict[int, _State] = {0: _State(self.problem, none, none)}
         self._stride = max(1, -(-graph.n // SNAPSHOTS))
         self._step_of = inverse(self.order)
         self._ready_from = self._ready_steps()
@@ -116,13 +116,13 @@ class Replay(Sequence[Decision]):
 
     def _state(self, step: int) -> _State:
         """The state before `step`; states on the way to it are kept."""
-        at = max(k for k in self._kept if k <= step)
-        state = _copy(self._kept[at])
+        at = max(k for k in self._states if k <= step)
+        state = _copy(self._states[at])
         for k in range(at, step):
             op = int(self.order[k])
             state.commit(op, self.device[op])
-            if (k + 1) % self._stride == 0 and k + 1 not in self._kept:
-                self._kept[k + 1] = _copy(state)
+            if (k + 1) % self._stride == 0 and k + 1 not in self._states:
+                self._states[k + 1] = _copy(state)
         return state
 
 

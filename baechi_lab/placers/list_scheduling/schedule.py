@@ -50,9 +50,14 @@ def schedule(
 
 
 def _plan(
-    graph: OpGraph, cluster: Cluster, child: NDArray[Any] | None, parent: NDArray[Any] | None, limited: bool,
-    reservation: bool, explain: bool,
-) -> Placement:  # fmt: skip
+    graph: OpGraph,
+    cluster: Cluster,
+    child: NDArray[Any] | None,
+    parent: NDArray[Any] | None,
+    limited: bool,
+    reservation: bool,
+    explain: bool,
+) -> Placement:
     _check_pairs(graph.n, cluster.n, MOST_PAIRS if child is None else MOST_FAVOURED)
     problem = make_problem(graph, cluster, limited=limited, reservation=reservation)
     info: dict[str, Any] = {}
@@ -84,10 +89,10 @@ def _first_devices(cluster: Cluster, count: int) -> Cluster:
     return Cluster(cluster.devices[:count], link, cluster.comm)
 
 
-def _check_pairs(ops: int, devices: int, most: int) -> None:
-    if ops * devices > most:
+def _check_pairs(ops: int, devices: int, max_pairs: int) -> None:
+    if ops * devices > max_pairs:
         raise InvalidInput(
             f"{ops:,} ops on {devices:,} devices are {ops * devices:,} pairs, which would take about "
-            f"{format_bytes(ops * devices * 100)} and many minutes to schedule; at most {most:,} pairs are scheduled: optimize "
-            "the graph first, or use 'heft' or 'm-topo'"
+            f"{format_bytes(ops * devices * 100)} and many minutes to schedule; at most {max_pairs:,} pairs are "
+            "scheduled: optimize the graph first, or use 'heft' or 'm-topo'"
         )

@@ -1,1 +1,1 @@
-"""Memory as a promise: packing groups, feasibility, repair of placements, orders that need less."""
+"""Memory of plans: packing of groups, verification, repair, and orders that need less memory."""

@@ -1,8 +1,8 @@
-"""Small problems, tried out: every placement in every order, so that a refusal of them is a proof.
+"""Try every placement of a small graph in every order, so that a refusal is a proof.
 
-A placement puts each colocation group on one of its allowed devices. An order is a topological one; running ops by such
-an order wherever several are ready makes every schedule that an order can make. O(devices^groups x orders) simulations;
-what would take more than `MOST` is not begun, or is tried in a few orders only.
+A placement puts each colocation group on one of its allowed devices. An order is a topological order; running ops by such an
+order wherever several are ready makes every schedule that an order can make. The cost is O(devices^groups x orders)
+simulations. Graphs that need more than `MAX_SIMULATIONS` are not tried, or only in a few orders.
 """
 
 from __future__ import annotations
@@ -15,54 +15,47 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph import Cluster, OpGraph, Placement, allowed_devices
+from ...graph import Cluster, OpGraph, Placement
 from ..evaluation.assignment import Limits, make_assignment
 from ..evaluation.evaluate import evaluate, overflow
 from ..evaluation.model import make_model
 from ..evaluation.work import make_work
-from ..problem import groups_of
-from .order import depth_first_order
-from .packing import promises
+from ..problem import allowed_group_devices, groups_of
+from .depth_first import depth_first_order
+from .packing import promised_bytes
 
-MOST = 20_000
-"""Simulations: half a second."""
+MAX_SIMULATIONS = 20_000
+"""Most simulations; they take about half a second."""
 
-MOST_OPS = 500
-"""Above, orders are too many to go through, and the recursion is as deep as there are ops."""
+MAX_OPS = 500
+"""Largest graph that is tried. Larger ones have too many orders, and the recursion is as deep as there are ops."""
 
 
 def first_fitting(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
-    """The first placement that keeps within memory, and what the search says where there is none: a proof, or nothing.
+    """Returns the first placement that fits in memory, else None and a proof in one sentence (empty if nothing is proven).
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([1, 1], persistent_bytes=[6, 6])
     >>> first_fitting(graph, Cluster.uniform(2, memory_bytes=10, link=Link(0.0, 0.0)))[0].device.tolist()
     [0, 1]
     """
-    able = _able(graph, cluster)
-    count = float(np.prod(able.sum(axis=1, dtype=np.float64)))
-    return (None, "") if count > MOST or graph.n > MOST_OPS else _tried_out(graph, cluster)
-
-
-def _able(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
-    """bool[groups, devices]: where each colocation group may be."""
-    group = groups_of(graph)
-    able = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
-    np.logical_and.at(able, group, allowed_devices(graph, cluster))
-    return able
+    allowed = allowed_group_devices(graph, cluster, groups_of(graph))
+    count = float(np.prod(allowed.sum(axis=1, dtype=np.float64)))
+    return (None, "") if count > MAX_SIMULATIONS or graph.n > MAX_OPS else _try_all_placements(graph, cluster)
 
 
 @lru_cache(maxsize=16)
-def _tried_out(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
-    """What `first_fitting` finds; one rule after the other asks it of the same problem."""
-    group, need, able = groups_of(graph), promises(graph), _able(graph, cluster)
-    count = int(able.sum(axis=1).prod())
-    orders = list(islice(topological_orders(graph), int(MOST // count) + 1))
-    every = len(orders) <= MOST // count
-    tried = [None, depth_first_order(graph), *orders[: max(int(MOST // count) - 2, 0)]]
+def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | None, str]:
+    """Tries all placements for `first_fitting`. The last results are cached: many placers ask for the same graph."""
+    group, need = groups_of(graph), promised_bytes(graph)
+    allowed = allowed_group_devices(graph, cluster, group)
+    count = int(allowed.sum(axis=1).prod())
+    orders = list(islice(topological_orders(graph), int(MAX_SIMULATIONS // count) + 1))
+    every = len(orders) <= MAX_SIMULATIONS // count
+    tried = [None, depth_first_order(graph), *orders[: max(int(MAX_SIMULATIONS // count) - 2, 0)]]
     model = make_model(graph, cluster)
     work = make_work(model)
-    for home in product(*(np.flatnonzero(row).tolist() for row in able)):
+    for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         if np.any(np.bincount(home, need, cluster.n) > cluster.memory_bytes):
             continue
         device = np.array(home, dtype=np.int32)[group]

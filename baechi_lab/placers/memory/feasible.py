@@ -1,8 +1,7 @@
-"""A memory-aware plan must hold in simulation: verify it, plan more carefully, then repair, then say why not.
+"""Verify in simulation that a memory-aware plan fits; else plan with less memory, then repair, then refuse with a reason.
 
-The plan's own memory timeline is exact for the plan; the simulation starts transfers when tensors are produced and
-may order ops differently, so its peaks can be higher. Each further attempt plans with less memory than the devices
-have, by what the last one exceeded.
+The plan's own memory timeline is exact for the plan. The simulation starts transfers when tensors are produced and may order
+ops differently, so its peaks can be higher. Each further attempt lowers the limits by the bytes that the last one exceeded.
 """
 
 from __future__ import annotations
@@ -17,18 +16,18 @@ from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator import makespan_and_peak
 from .exhaustive import first_fitting
-from .packing import infeasible, refuse_the_impossible
+from .packing import infeasible_placement, raise_if_impossible
 
-ATTEMPTS, MOST_ATTEMPTS = 4, 12
+ATTEMPTS, MAX_ATTEMPTS = 4, 12
 
 _REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
 
 
 @contextmanager
-def plans_alone() -> Iterator[None]:
-    """Within it rules only plan: what would have to be repaired, or tried out, is refused at once.
+def without_repairs() -> Iterator[None]:
+    """Within this context placers only plan. They refuse at once what they would have to repair or to try out.
 
-    For those who ask many rules about many graphs (`bl.fit`), where one repair after all of them does as well.
+    `bl.fit` asks many placers about many graphs and repairs one plan at the end.
     """
     before = _REPAIRS.set(False)
     try:
@@ -37,23 +36,23 @@ def plans_alone() -> Iterator[None]:
         _REPAIRS.reset(before)
 
 
-def repaired(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement | None:
-    """What a repair makes of a plan that does not fit, or None."""
+def repair_plan(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement | None:
+    """Repairs a plan that does not fit. Returns None if that fails or repairs are off."""
     from .repair import repair
 
     return repair(graph, cluster, start) if _REPAIRS.get() else None
 
 
 def _attempts(graph: OpGraph) -> int:
-    """Plans before a repair: more on large graphs, where a plan is cheap beside the simulations that a repair needs."""
-    return ATTEMPTS + min(graph.n // 2000, MOST_ATTEMPTS - ATTEMPTS)
+    """Number of plans before a repair. Large graphs get more, since there a plan costs less than the simulations of a repair."""
+    return ATTEMPTS + min(graph.n // 2000, MAX_ATTEMPTS - ATTEMPTS)
 
 
 def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
-    """The first placement of `attempt(limits, careful)` that keeps within memory when simulated, else a repaired one.
+    """Returns the first placement of `attempt(limits, careful)` that fits in memory when it is simulated, else a repaired one.
 
-    `info["attempts"]` counts the plans made, `info["repaired"]` tells of a repair.
-    Raises `InfeasiblePlacement` with what was needed and what each device has.
+    `info["attempts"]` is the number of plans; `info["repaired"]` is True after a repair.
+    Raises `InfeasiblePlacement` with the bytes needed and the memory of each device.
     """
     limit = cluster.memory_bytes.copy()
     best, least = None, None
@@ -61,23 +60,27 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
         try:
             plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
         except InfeasiblePlacement:  # of limits that the devices may not have: no answer to what was asked
-            refuse_the_impossible(graph, cluster)
+            raise_if_impossible(graph, cluster)
             break
         _, peak = makespan_and_peak(graph, cluster, plan)
-        over = np.maximum(peak - cluster.memory_bytes, 0)
-        if not over.any():
+        overflow_bytes = np.maximum(peak - cluster.memory_bytes, 0)
+        if not overflow_bytes.any():
             return plan.replace(info={**plan.info, "attempts": number})
-        if least is None or over.sum() < least:
-            best, least = plan, int(over.sum())
+        if least is None or overflow_bytes.sum() < least:
+            best, least = plan, int(overflow_bytes.sum())
         if number == 1:
-            refuse_the_impossible(graph, cluster)
-        limit = np.maximum(limit - over, 0)
-    return _mended(graph, cluster, best)
+            raise_if_impossible(graph, cluster)
+        limit = np.maximum(limit - overflow_bytes, 0)
+    return _repair_or_raise(graph, cluster, best)
 
 
-def _mended(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
-    found = repaired(graph, cluster, start)
-    if found is not None:
-        return found.replace(info={**found.info, "attempts": _attempts(graph), "repaired": True})
+def _repair_or_raise(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
+    repaired_placement = repair_plan(graph, cluster, start)
+    if repaired_placement is not None:
+        return repaired_placement.replace(
+            info={**repaired_placement.info, "attempts": _attempts(graph), "repaired": True}
+        )
     why = first_fitting(graph, cluster)[1] if _REPAIRS.get() else ""
-    raise infeasible(why or "no placement that fits was found, which is no proof that none exists", graph, cluster)
+    raise infeasible_placement(
+        why or "no placement that fits was found, which is no proof that none exists", graph, cluster
+    )

@@ -26,7 +26,7 @@ SIZE_CLASSES = 16
 class Units(NamedTuple):
     """Units of a graph: `of` int32[n] unit of each op, `edges` int64[2, E] distinct edges between units, `type` int32[U],
     `types` how many, `features` float32[U, F] outputs and adjacency, `sizes` float32[U, 16] outputs by class,
-    `fallback` int32[U] fastest allowed device, `able` bool[U, D]."""
+    `fallback` int32[U] fastest allowed device, `allowed` bool[U, D]."""
 
     of: NDArray[np.int32]
     edges: NDArray[np.int64]
@@ -35,7 +35,7 @@ class Units(NamedTuple):
     features: NDArray[np.float32]
     sizes: NDArray[np.float32]
     fallback: NDArray[np.int32]
-    able: NDArray[np.bool_]
+    allowed: NDArray[np.bool_]
 
     @property
     def total(self) -> int:

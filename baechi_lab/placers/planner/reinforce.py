@@ -181,7 +181,7 @@ class Trainer:
         """int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one."""
         units = self.units
         op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
-        lawful = units.able[np.arange(units.total), op_devices]
+        lawful = units.allowed[np.arange(units.total), op_devices]
         return np.where(lawful, op_devices, units.fallback)[..., units.of].astype(np.int32)
 
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:

@@ -48,11 +48,11 @@ class SimulatedReward:
     def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
         if self.pool is None or len(rows) < 2:
-            return self._part(rows)
+            return self._simulate_part(rows)
         row_blocks = np.array_split(rows, min(self.workers, len(rows)))
-        return np.concatenate(list(self.pool.map(self._part, row_blocks)))
+        return np.concatenate(list(self.pool.map(self._simulate_part, row_blocks)))
 
-    def _part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
+    def _simulate_part(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
         if not hasattr(self.mine, "batch"):
             self.mine.batch = self.batch.alike()
         seconds: NDArray[np.float64] = self.mine.batch.seconds(rows)
@@ -128,7 +128,7 @@ def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmu
 
 
 class ExecutorReward:
-    """Step times from the workers of `executor`; each call sends its samples in up to `parts` parts (None: one by one).
+    """Step times from the workers of `executor`; each call sends its samples in up to `part_count` parts (None: one by one).
 
     >>> from concurrent.futures import ThreadPoolExecutor
     >>> job = Job(simulate_here, OpGraph.from_edges([2e6, 3e6]), Cluster.uniform(2, memory_bytes=100))
@@ -137,8 +137,8 @@ class ExecutorReward:
     [5.0, 3.0, 5.0]
     """
 
-    def __init__(self, executor: Executor, job: Job, parts: int | None):
-        self.executor, self.job, self.parts = executor, job, parts
+    def __init__(self, executor: Executor, job: Job, part_count: int | None):
+        self.executor, self.job, self.parts = executor, job, part_count
 
     def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)

@@ -84,8 +84,8 @@ def round_solution(
     n, conflicts = len(problem.compute), 0
     child, parent = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
     rounded = np.round(x, 6)  # what solvers leave of an exact value
-    chosen = np.flatnonzero(rounded <= threshold)
-    for e in chosen[np.lexsort((chosen, -problem.transfer[chosen], rounded[chosen]))].tolist():
+    candidates = np.flatnonzero(rounded <= threshold)
+    for e in candidates[np.lexsort((candidates, -problem.transfer[candidates], rounded[candidates]))].tolist():
         i, j = problem.source[e], problem.target[e]
         if child[i] < 0 and parent[j] < 0:
             child[i], parent[j] = j, i

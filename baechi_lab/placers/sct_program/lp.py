@@ -89,12 +89,16 @@ def sct_program(problem: SctProblem) -> LinearProgram:
         _degree_rows(e + len(sinks), split, problem.source, n + edge),
         _degree_rows(e + len(sinks) + len(split), joined, problem.target, n + edge),
     )
-    row, column, value = (np.concatenate(parts) for parts in zip(*blocks, strict=True))
+    row, column, value = (np.concatenate(columns) for columns in zip(*blocks, strict=True))
     rows = e + len(sinks) + len(split) + len(joined)
-    lower = np.concatenate([
-        problem.compute[problem.source], problem.compute[sinks],
-        problem.out_degree[split] - 1.0, problem.in_degree[joined] - 1.0,
-    ])  # fmt: skip
+    lower = np.concatenate(
+        [
+            problem.compute[problem.source],
+            problem.compute[sinks],
+            problem.out_degree[split] - 1.0,
+            problem.in_degree[joined] - 1.0,
+        ]
+    )
     alone = (problem.out_degree[problem.source] == 1) & (problem.in_degree[problem.target] == 1)
     least = np.zeros(n + e + 1)
     least[n : n + e] = problem.transfer == 0
@@ -109,5 +113,5 @@ def _degree_rows(first: int, ops: NDArray[Any], end: NDArray[Any], variable: NDA
     """One row per op of `ops`: the x of its edges, where `end` is the op that each edge belongs to."""
     place = np.full(int(end.max(initial=-1)) + 1, -1)
     place[ops] = np.arange(len(ops))
-    mine = place[end] >= 0
-    return first + place[end[mine]], variable[mine], np.ones(int(mine.sum()))
+    selected = place[end] >= 0
+    return first + place[end[selected]], variable[selected], np.ones(int(selected.sum()))

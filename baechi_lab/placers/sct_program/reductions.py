@@ -32,7 +32,7 @@ _ROUNDING = 1 - 1e-12
 
 
 @dataclass(frozen=True)
-class Reduced:
+class ReducedProblem:
     """`problem` has the same optimum as the original; its edge `i` is original edge `edge[i]`.
 
     Of the other edges, those in `free` (bool[e]) have x = 0, the rest x = 1.
@@ -49,7 +49,7 @@ class Reduced:
         return full
 
 
-def reduce_problem(problem: SctProblem) -> Reduced:
+def reduce_problem(problem: SctProblem) -> ReducedProblem:
     """Drop edges that never bind and merge edges without rivals, until little is left to gain.
 
     >>> chain = SctProblem(np.array([0, 1]), np.array([1, 2]), np.array([9.0, 9.0]), np.array([1.0, 2.0, 3.0]))
@@ -66,15 +66,15 @@ def reduce_problem(problem: SctProblem) -> Reduced:
     while len(edge) < 0.99 * before:
         before = len(edge)
         for backwards in (False, True):
-            ends = (source, target) if backwards else (target, source)
-            binds = _may_bind(order[::-1] if backwards else order, *ends, compute, problem.transfer[edge])
+            endpoints = (source, target) if backwards else (target, source)
+            binds = _may_bind(order[::-1] if backwards else order, *endpoints, compute, problem.transfer[edge])
             edge, source, target = edge[binds], source[binds], target[binds]
         alone = (np.bincount(source, minlength=n)[source] == 1) & (np.bincount(target, minlength=n)[target] == 1)
         free[edge[alone]] = True
         first = _first_of_chain(source[alone], target[alone], n)  # keeps its place in `order`
         compute = np.bincount(first, weights=compute, minlength=n)
         edge, source, target = edge[~alone], first[source[~alone]], target[~alone]
-    return Reduced(_compact(source, target, problem.transfer[edge], compute), edge, free)
+    return ReducedProblem(_compact(source, target, problem.transfer[edge], compute), edge, free)
 
 
 def _first_of_chain(source: NDArray[Any], target: NDArray[Any], n: int) -> NDArray[np.int64]:
@@ -97,26 +97,31 @@ def _compact(source: NDArray[Any], target: NDArray[Any], transfer: NDArray[Any],
 
 
 def _may_bind(
-    order: NDArray[Any], here: NDArray[Any], there: NDArray[Any], compute: NDArray[Any], transfer: NDArray[Any]
+    order: NDArray[Any], target: NDArray[Any], source: NDArray[Any], compute: NDArray[Any], transfer: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """bool[e]: whether an edge may decide when `here` starts; `there` is its other end, earlier in `order`."""
-    low, high = _starts(
-        order.astype(np.int64), offsets(here, len(compute)), np.argsort(here, kind="stable"), there, compute, transfer
+    """bool[e]: whether an edge may decide when `target` starts; `source` is its other end, earlier in `order`."""
+    low, high = _start_bounds(
+        order.astype(np.int64),
+        offsets(target, len(compute)),
+        np.argsort(target, kind="stable"),
+        source,
+        compute,
+        transfer,
     )
-    return high[there] + compute[there] + transfer >= low[here] * _ROUNDING
+    return high[source] + compute[source] + transfer >= low[target] * _ROUNDING
 
 
 @njit(cache=True)
-def _starts(order: Any, pointer: Any, edges: Any, there: Any, compute: Any, transfer: Any) -> Any:
+def _start_bounds(order: Any, pointer: Any, edges: Any, source: Any, compute: Any, transfer: Any) -> Any:
     """`low` and `high` float64[n]; edges `edges[pointer[j]:pointer[j+1]]` lead into `j`."""
     low, high = np.zeros(len(compute)), np.zeros(len(compute))
     for j in order:
-        mine = edges[pointer[j] : pointer[j + 1]]
-        if len(mine) == 0:
+        incoming = edges[pointer[j] : pointer[j + 1]]
+        if len(incoming) == 0:
             continue
-        saved = low[there[mine]] + compute[there[mine]]
-        high[j] = (high[there[mine]] + compute[there[mine]] + transfer[mine]).max()
-        low[j] = earliest_joint_start(saved, transfer[mine])
+        saved = low[source[incoming]] + compute[source[incoming]]
+        high[j] = (high[source[incoming]] + compute[source[incoming]] + transfer[incoming]).max()
+        low[j] = earliest_joint_start(saved, transfer[incoming])
     return low, high
 
 

@@ -30,11 +30,11 @@ from .lp import LinearProgram, SctProblem, sct_program
 from .reductions import reduce_problem
 
 PERTURBATION = 1e-4
-REMEMBERED = 8
+CACHED_SOLUTIONS = 8
 _HIGHS = {"highs": "simplex", "highs-ipm": "ipm"}
 _FAST = {"simplex_dual_edge_weight_strategy": 1}  # Devex
 _PRIMAL = 4  # the vertex that the weights chose stays feasible without them; the dual method would start anew
-_remembered: dict[bytes, SctSolution] = {}
+_solution_cache: dict[bytes, SctSolution] = {}
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
     for array in (problem.source, problem.target, problem.transfer, problem.compute):
         digest.update(len(array).to_bytes(8, "little") + np.ascontiguousarray(array).tobytes())
     key = digest.digest()
-    solution = _remembered.pop(key, None) or _solve(problem, solver)
-    _remembered[key] = solution
-    while len(_remembered) > REMEMBERED:
-        _remembered.pop(next(iter(_remembered)), None)
+    solution = _solution_cache.pop(key, None) or _solve(problem, solver)
+    _solution_cache[key] = solution
+    while len(_solution_cache) > CACHED_SOLUTIONS:
+        _solution_cache.pop(next(iter(_solution_cache)), None)
     return solution
 
 
-def forget_solutions() -> None:
+def clear_solution_cache() -> None:
     """Empty the memory of `solve_sct`, to measure what a solution costs."""
-    _remembered.clear()
+    _solution_cache.clear()
 
 
 def _solve(problem: SctProblem, solver: str) -> SctSolution:
@@ -91,24 +91,24 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
         value = solve_with_cvxpy(scaled, weight, solver)
     x = reduced.expand(np.clip(value[n : n + e], 0.0, 1.0))
     longest_first = np.lexsort((np.arange(len(x)), -problem.transfer))
-    x = _use_what_is_left(x, problem.source, problem.target, longest_first, len(problem.compute))
+    x = _spend_remaining_savings(x, problem.source, problem.target, longest_first, len(problem.compute))
     x.flags.writeable = False
     rows, columns = program.matrix.shape
     return SctSolution(x, float(value[-1]) * unit, solver, rows, columns, time.perf_counter() - began)
 
 
 @njit(cache=True)
-def _use_what_is_left(x: Any, source: Any, target: Any, order: Any, n: int) -> Any:
+def _spend_remaining_savings(x: Any, source: Any, target: Any, order: Any, n: int) -> Any:
     """Lower x, edge by edge in `order`, as far as `sum (1 - x) <= 1` allows at both ends."""
     x, left_out, left_in = x.copy(), np.ones(n), np.ones(n)
     for e in range(len(x)):
         left_out[source[e]] -= 1.0 - x[e]
         left_in[target[e]] -= 1.0 - x[e]
     for e in order:
-        more = max(min(x[e], left_out[source[e]], left_in[target[e]]), 0.0)
-        x[e] -= more
-        left_out[source[e]] -= more
-        left_in[target[e]] -= more
+        saving = max(min(x[e], left_out[source[e]], left_in[target[e]]), 0.0)
+        x[e] -= saving
+        left_out[source[e]] -= saving
+        left_in[target[e]] -= saving
     return x
 
 

@@ -25,7 +25,7 @@ class Budget:
         """Seconds since the budget was made."""
         return working_seconds() - self.began
 
-    def part(self, share: float, among: int) -> Budget:
+    def portion(self, share: float, among: int) -> Budget:
         """A budget of `share` of this one: its seconds side by side, its simulations divided `among` chains."""
         seconds = None if self.seconds is None else self.seconds * share
         count = None if self.evaluations is None else max(int(self.evaluations * share / among), 1)
@@ -49,7 +49,7 @@ class Window:
     first: float = 0.0
     last: float = 1.0
 
-    def part(self, first: float, last: float) -> Window:
+    def portion(self, first: float, last: float) -> Window:
         """The window between other shares of the same budget."""
         return Window(self.budget, self.before, first, last)
 
@@ -67,7 +67,7 @@ class Window:
             else min(max((spent_share - self.first) / (self.last - self.first), 0.0), 1.0)
         )
 
-    def left(self, used: int) -> int | None:
+    def evaluations_left(self, used: int) -> int | None:
         """Simulations left after `used` ones; None where time is counted alone."""
         if self.budget.evaluations is None:
             return None

@@ -34,41 +34,52 @@ class Chain:
 
     def __post_init__(self) -> None:
         self.objective = self.instance.objective()
-        self.kept: tuple[float, Candidate] | None = None
+        self.best_before_restart: tuple[float, Candidate] | None = None
 
-    def begin(self, start: Candidate, restart: bool = False) -> None:
+    def start_from(self, start: Candidate, restart: bool = False) -> None:
         """Search on from `start`; `restart`: what was found before stays known as a result."""
-        self.kept = (self.cost, self.best) if restart and self.state is not None else None
+        self.best_before_restart = (self.cost, self.best) if restart and self.state is not None else None
         self.name = start.name
         self.state = make_state(start.device, start.rank, self.instance.parameters)
-        self._evaluate(self._whole(self.instance.groups))
+        self._evaluate(self._subproblem(self.instance.groups))
 
     @property
-    def here(self) -> float:
+    def current_cost(self) -> float:
         """Cost of the best candidate since the search last began afresh."""
         return float(self.state.cost[1])
 
     @property
     def cost(self) -> float:
         """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
-        return self.here if self.kept is None else min(self.here, self.kept[0])
+        return (
+            self.current_cost
+            if self.best_before_restart is None
+            else min(self.current_cost, self.best_before_restart[0])
+        )
 
     @property
     def best(self) -> Candidate:
         """The best candidate so far."""
-        return self.found if self.kept is None or self.here < self.kept[0] else self.kept[1]
+        return (
+            self.current_best
+            if self.best_before_restart is None or self.current_cost < self.best_before_restart[0]
+            else self.best_before_restart[1]
+        )
 
     @property
-    def found(self) -> Candidate:
+    def current_best(self) -> Candidate:
         """The best candidate since the search last began afresh."""
         rank = self.state.best_position.astype(np.float64) if self.state.by_rank else None
         overflow_bytes = float(self.state.cost[3]) if self.instance.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
-    def cycle(self, share: Budget, levels: Any = None, parts: float = 0.0, others: Sequence[Candidate] = ()) -> None:
-        """Coarse to fine: anneal on every level, then, for a share `parts`, in parts of the graph alone, each time from the best.
+    def cycle(
+        self, share: Budget, levels: Any = None, part_share: float = 0.0, partners: Sequence[Candidate] = ()
+    ) -> None:
+        """Coarse to fine: anneal on every level, then, for a share `part_share`, in parts of the graph alone, each time from the
+        best.
 
-        Where there are `others`, the cycle begins with taking over what they do better (`search.combine`).
+        Where there are `partners`, the cycle begins with taking over what they do better (`search.combine`).
 
         Temperatures differ from cycle to cycle but on small graphs.
         Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
@@ -79,9 +90,9 @@ class Chain:
         price = float(self.state.cost[2]) * 10.0 ** rng.uniform(*p.soft_price) if soft else np.inf
         self.objective = self.objective._replace(prices=self.instance.prices(price))
         window = Window(share, self.used)
-        first, last = p.combine_share if others else 0.0, 1.0 - parts
-        if others:
-            self._combine(others, window.part(0.0, first))
+        first, last = p.combine_share if partners else 0.0, 1.0 - part_share
+        if partners:
+            self._combine(partners, window.portion(0.0, first))
         heat = 1.0 if levels is p.small_levels else float(np.exp(rng.uniform(*np.log(p.heats))))
         for k, (unit_count, hot, cold) in enumerate(levels):
             back_to_best(self.state)
@@ -89,25 +100,25 @@ class Chain:
             if len(units.ptr) < 2:
                 return
             step = (last - first) / len(levels)
-            self._level(units, (heat * hot, heat * cold), window.part(first + step * k, first + step * (k + 1)))
-        for k in range(p.parts if parts else 0):
+            self._level(units, (heat * hot, heat * cold), window.portion(first + step * k, first + step * (k + 1)))
+        for k in range(p.parts if part_share else 0):
             back_to_best(self.state)
             step = (1.0 - last) / p.parts
-            self._level(self._part(), p.part_heat, window.part(last + step * k, last + step * (k + 1)))
+            self._level(self._random_part(), p.part_heat, window.portion(last + step * k, last + step * (k + 1)))
         back_to_best(self.state)
 
     def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:
         """Take over what `candidates` do better, until the window is at its end or none is different."""
         instance, attempt, remaining = self.instance, 0, list(candidates)
         back_to_best(self.state)
-        subproblem = self._whole(instance.groups)
+        subproblem = self._subproblem(instance.groups)
         self._evaluate(subproblem)
         while remaining and window.progress(self.used) is not None:
             one = int(self.rng.integers(0, len(remaining)))
             partner = remaining[one]
             device = renumbered(partner.device, self.state.device, instance.work, instance.cluster.n)
             line = line_of(LINES[attempt % len(LINES)], instance, subproblem.units, self.rng)
-            steps, evaluations_left = instance.parameters.first_steps, window.left(self.used)
+            steps, evaluations_left = instance.parameters.first_steps, window.evaluations_left(self.used)
             if evaluations_left is not None:
                 steps = max(1, min(steps, evaluations_left))
             donor = Donor(line, make_assignment(device, partner.rank), steps)
@@ -116,17 +127,17 @@ class Chain:
                 del remaining[one]
             self.used, attempt = self.used + simulations, attempt + 1
 
-    def _part(self) -> Units:
+    def _random_part(self) -> Units:
         """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""
         instance, rng, p = self.instance, self.rng, self.instance.parameters
         if rng.random() < p.part_near_share:
             return selected_units(instance.groups, around(instance.graph, instance.groups, p.part_units, rng))
-        self._evaluate(self._whole(instance.groups))
+        self._evaluate(self._subproblem(instance.groups))
         return selected_units(instance.groups, in_time(self.objective.work.start, instance.groups, p.part_units, rng))
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
         """Anneal `units` within the window, on runs of ops where that is shorter."""
-        subproblem, short = self._whole(units), None
+        subproblem, short = self._subproblem(units), None
         if self.state.by_rank and not len(self.instance.samples.table):
             self._evaluate(subproblem)
             short = with_runs(self.instance, subproblem)
@@ -141,7 +152,7 @@ class Chain:
             self.state.device[:], self.state.at[:], self.state.position[:] = device, line, inverse(line)
             self._evaluate(subproblem)
 
-    def _whole(self, units: Units) -> Subproblem:
+    def _subproblem(self, units: Units) -> Subproblem:
         """The ops themselves, of which `units` move."""
         return Subproblem(self.objective, self.state, units)
 
@@ -155,7 +166,7 @@ class Chain:
         scale, pace = float(subproblem.state.cost[2]), p.first_steps
         while (progress := window.progress(self.used)) is not None:
             temperature = scale * hot * (cold / hot) ** progress
-            steps, evaluations_left = pace, window.left(self.used)
+            steps, evaluations_left = pace, window.evaluations_left(self.used)
             if evaluations_left is not None and window.budget.evaluations is not None:
                 steps = max(1, min(1 + window.budget.evaluations // p.slice_part, p.slice_steps, evaluations_left))
             began = time.perf_counter()

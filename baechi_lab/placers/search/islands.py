@@ -38,8 +38,8 @@ def search_on_islands(
         shared = calls.share(encoded(graph))
         for k in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
-            parts = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
-            results = _round(calls, shared, cluster, parts)
+            island_rules = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
+            results = _round(calls, shared, cluster, island_rules)
             used += sum(int(r.info["evaluations"]) for r in results)
             first = first or {key: results[0].info[key] for key in ("start", "start_us")}
             best = min(_cost(r) for r in results)

@@ -29,8 +29,8 @@ class MultiStart:
         self.instance, self.parameters, self.budget, self.tell = instance, instance.parameters, budget, tell
         self.chains = [Chain(instance, np.random.default_rng([seed, k])) for k in range(workers)]
         self.before = 0
-        self.others: deque[Candidate] = deque(maxlen=self.parameters.others)
-        self.known: tuple[float, Candidate] | None = None
+        self.partners: deque[Candidate] = deque(maxlen=self.parameters.others)
+        self.best_known: tuple[float, Candidate] | None = None
         self.orders = {False}
         self.small = instance.graph.n <= self.parameters.restart_ops
 
@@ -48,7 +48,11 @@ class MultiStart:
     def best(self) -> tuple[float, Candidate]:
         """Cost and candidate of the best that any search has found."""
         leader = self.leader
-        return self.known if self.known is not None and self.known[0] < leader.cost else (leader.cost, leader.best)
+        return (
+            self.best_known
+            if self.best_known is not None and self.best_known[0] < leader.cost
+            else (leader.cost, leader.best)
+        )
 
     @property
     def results(self) -> list[Candidate]:
@@ -67,15 +71,15 @@ class MultiStart:
             if k and self._spent() >= 1.0:
                 break
             until, spent, used = begun + share_left * (k + 1) / searches, self._spent(), self.used
-            self.others.clear()  # what an earlier search found would lead this one to the same
+            self.partners.clear()  # what an earlier search found would lead this one to the same
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
             new_candidates = self._tried(until)
             price = (self._spent() - spent) / max(self.used - used, 1)
             self._rounds(new_candidates, until, price)
             bests.append(self.leader.best)
-            self.known = self.best
+            self.best_known = self.best
         if searches > 1:
-            self.others = deque(bests, self.parameters.others)
+            self.partners = deque(bests, self.parameters.others)
             self._rounds([self.best[1]], 1.0, price, is_late=True)
 
     def _searches(self) -> int:
@@ -100,13 +104,13 @@ class MultiStart:
             chains = self.chains[: trials.count - k]
             batch = [trials.next() for _ in chains]
             for chain, trial in zip(chains, batch, strict=True):
-                chain.begin(trial.start, restart=True)
+                chain.start_from(trial.start, restart=True)
             self._together(chains, share * len(batch) / trials.count, [trial.levels for trial in batch])
             for chain, trial in zip(chains, batch, strict=True):
-                trials.note(trial, chain.here)
-                measured.append((chain.here, chain.found))
+                trials.note(trial, chain.current_cost)
+                measured.append((chain.current_cost, chain.current_best))
         ordered = [candidate for _, candidate in sorted(measured, key=lambda x: x[0])]
-        self.others += reversed(ordered[: self.parameters.others // 2])
+        self.partners += reversed(ordered[: self.parameters.others // 2])
         return ordered
 
     def _affordable(self, share: float, price: float) -> int:
@@ -124,7 +128,7 @@ class MultiStart:
         """
         p, rounds = self.parameters, self._affordable(until - self._spent(), price)
         for k, chain in enumerate(self.chains):
-            chain.begin(candidates[min(k, len(candidates) - 1)])
+            chain.start_from(candidates[min(k, len(candidates) - 1)])
         stale = [False] * len(self.chains)
         for number in range(rounds):
             share_left = until - self._spent()
@@ -134,34 +138,38 @@ class MultiStart:
             plans = [self.trials.next() if free and is_stale else None for is_stale in stale]
             for chain, plan in zip(self.chains, plans, strict=True):
                 self._prepare(chain, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
-            before = [chain.here for chain in self.chains]
+            before = [chain.current_cost for chain in self.chains]
             region_share, usual = 0.0, self.trials.levels
             if is_late or number >= p.late_from * rounds:
-                region_share, usual = p.parts_share, self.trials.late
+                region_share, usual = p.parts_share, self.trials.later_levels
             levels = [usual if plan is None else plan.levels for plan in plans]
             self._together(self.chains, share_left / (rounds - number), levels, region_share)
-            self.others += [chain.found for chain in self.chains]
+            self.partners += [chain.current_best for chain in self.chains]
             leader = self.leader
             stale = [self._is_stale(*each, leader) for each in zip(self.chains, plans, before, strict=True)]
             for chain in self.chains:
                 behind = is_late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
-                if chain is not leader and behind and not (free and chain.kept is not None):
-                    chain.begin(leader.best)
+                if chain is not leader and behind and not (free and chain.best_before_restart is not None):
+                    chain.start_from(leader.best)
 
     def _is_stale(self, chain: Chain, plan: Trial | None, before: float, leader: Chain) -> bool:
         """Whether a chain gained hardly anything in a round, or what it tried in it ended far from the best."""
         p = self.parameters
-        return before - chain.here < p.stale_gain * before if plan is None else chain.here > p.close_cost * leader.cost
+        return (
+            before - chain.current_cost < p.stale_gain * before
+            if plan is None
+            else chain.current_cost > p.close_cost * leader.cost
+        )
 
     def _prepare(self, chain: Chain, plan: Trial | None, free: bool, anywhere: bool) -> None:
         """Where a chain goes on: from anywhere, with a new trial, from its own line of search, or from the best it knows."""
         if anywhere:
-            chain.begin(self._anywhere(chain), restart=True)
+            chain.start_from(self._anywhere(chain), restart=True)
         elif plan is not None:
-            chain.begin(plan.start, restart=True)
-        elif chain.kept is not None and not free:
-            chain.begin(chain.best)
-        if chain.kept is None:
+            chain.start_from(plan.start, restart=True)
+        elif chain.best_before_restart is not None and not free:
+            chain.start_from(chain.best)
+        if chain.best_before_restart is None:
             self._reorder(chain)
 
     def _anywhere(self, chain: Chain) -> Candidate:
@@ -184,14 +192,14 @@ class MultiStart:
         rank = -path_computation_time(self.instance.graph, self.instance.cluster, placed)
         remeasured = measure(self.instance.model, chain.objective.work, best.name, best.device, rank, best.makespan_us)
         if remeasured.key < best.key:
-            chain.begin(remeasured)
+            chain.start_from(remeasured)
 
     def _together(
         self, chains: Sequence[Chain], share: float, levels: Sequence[Any], region_share: float = 0.0
     ) -> None:
         """Every chain does one cycle with its part of `share` of the whole budget."""
-        donors = () if self.small else tuple(self.others)
-        shares = [self.budget.part(share, len(chains)) for _ in chains]
+        donors = () if self.small else tuple(self.partners)
+        shares = [self.budget.portion(share, len(chains)) for _ in chains]
         with ThreadPoolExecutor(len(chains)) as pool:
             running = {
                 pool.submit(chain.cycle, chain_share, level, region_share, donors)

@@ -240,7 +240,7 @@ class SearchParameters(EvaluationParameters):
     island_rounds: int = number(4, "rounds", "after each of which islands exchange what they found", "by hand")
     island_losses: int = number(3, "times", "a call is sent again whose machine was lost", "as often as a sweep's row")
 
-    # Where a search starts (`search.starts`, `search.contract`, `search.rule`).
+    # Where a search starts (`search.starts`, `search.contract`, `search.placer`).
     fifo_share: float = number(
         0.25, "share of the starts", "first in, first out where priorities are allowed: those find more", "by hand"
     )

@@ -1,4 +1,4 @@
-"""Search for the smallest period of endless micro-batches: annealing of the largest load (`stages.loads`).
+"""Search for the smallest period of endless micro-batches: annealing of the largest load (`pipeline_stages.device_loads`).
 
 Chains start from the best cut into stages (`contiguous`), or from a given placement, and anneal in rounds; each round starts
 from the best that any chain has found, at temperatures from a twentieth of it down. What a round finds is measured as
@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement
-from ..stages.loads import anneal_loads, load_model
-from ..stages.objective import Objective
+from ..pipeline_stages.device_loads import anneal_loads, load_model
+from ..pipeline_stages.objective import Objective
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
 
@@ -64,7 +64,7 @@ class _Annealing:
         self.numbers = numbers
         self.model = load_model(graph, cluster, sum=objective.sum)
         self.best, self.us, self.used, self.idle = start, objective.measure(graph, cluster, start).us, 0, 0
-        self.home = np.zeros(len(self.model.held), dtype=np.int64)
+        self.home = np.zeros(len(self.model.persistent_bytes), dtype=np.int64)
         self.home[self.model.unit] = start.device
         self.limit = cluster.memory_bytes.copy()
         self.rngs = [np.random.default_rng([seed, k]) for k in range(workers)]
@@ -88,7 +88,7 @@ class _Annealing:
     def _chain(self, rng: np.random.Generator, steps: int) -> tuple[float, NDArray[np.int64]]:
         m, start_device = self.model, self.home.copy()
         if self.idle > self.numbers.period_idle and rng.random() < 0.5:
-            start_device = np.where(m.able, rng.random(m.able.shape), -1.0).argmax(axis=1)
+            start_device = np.where(m.allowed, rng.random(m.allowed.shape), -1.0).argmax(axis=1)
         first, factor, last = self.numbers.period_heat
         hot = first * self.us * factor ** (self.idle % 4)
         return anneal_loads(m, start_device, self.limit, hot, hot * last, steps, rng)  # type: ignore[no-any-return]
@@ -99,4 +99,4 @@ class _Annealing:
         if measured.feasible and measured.us < self.us:
             self.best, self.us, self.home, self.idle = placed, measured.us, home, 0
         elif not measured.feasible:  # what ops hold while they run does not fit beside what they keep
-            self.limit = np.maximum(self.limit - measured.over, 0)
+            self.limit = np.maximum(self.limit - measured.overflow_bytes, 0)

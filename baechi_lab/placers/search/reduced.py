@@ -97,7 +97,7 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
         inputs=number[tensor[by_reader]],
         producer=ints(makers[ids]),
         size_bytes=size,
-        made=grouped_sum(size, makers[ids], count),
+        output_bytes=grouped_sum(size, makers[ids], count),
         unread=grouped_sum(size * lonely, makers[ids], count),
         temp=temp,
         persistent=grouped_sum(model.persistent, run, count),

@@ -1,10 +1,10 @@
 """Search where devices may share a stage: annealing of stages and of the devices that each of them has, all measured.
 
-A candidate is an assignment of units (`stages.units`) to leading devices, and for every leader the equal devices that repeat
-what it does. A move shifts a unit to the stage before or behind (`search.steps`), exchanges two devices, gives a stage one
-device more (an idle one, or one that another stage can spare), cuts a stage with several devices into two, joins two stages that
-follow each other, or lets a device be idle. The start is what the dynamic programmes find, whose stages are all widths
-of all intervals of a few lines; what they cannot see, because only the measurement says it, is left to the moves.
+A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader the equal
+devices that repeat what it does. A move shifts a unit to the stage before or behind (`search.steps`), exchanges two devices,
+gives a stage one device more (an idle one, or one that another stage can spare), cuts a stage with several devices into two,
+joins two stages that follow each other, or lets a device be idle. The start is what the dynamic programmes find, whose stages are
+all widths of all intervals of a few lines; what they cannot see, because only the measurement says it, is left to the moves.
 Complexity: one measured period or step per candidate.
 """
 
@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ..contiguous import lines
-from ..stages.objective import Objective
-from ..stages.units import Units, make_units
+from ..pipeline_stages.objective import Objective
+from ..pipeline_stages.pipeline_units import PipelineUnits, make_pipeline_units
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
 from .steps import Moves
@@ -39,7 +39,7 @@ class Candidate(NamedTuple):
     def key(self) -> tuple[Any, ...]:
         return self.home.tobytes(), tuple(sorted(self.groups.values()))
 
-    def placement(self, units: Units) -> Placement:
+    def placement(self, units: PipelineUnits) -> Placement:
         shared = tuple(group for _, group in sorted(self.groups.items()) if len(group) > 1)
         return Placement(device=self.home[units.unit].astype(np.int32), replicas=shared)
 
@@ -55,7 +55,7 @@ def search_shared(
     numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:
     """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`."""
-    rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
+    rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
     cost_of: dict[tuple[Any, ...], float] = {}
     us, used = objective.measure(graph, cluster, start).us, 1
     candidate = _candidate(start, units)
@@ -82,7 +82,7 @@ def search_shared(
     return best.placement(units), us, used
 
 
-def _candidate(placement: Placement, units: Units) -> Candidate | None:
+def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
     """None where a unit is on several devices."""
     home = np.zeros(units.n, dtype=np.int64)
     home[units.unit] = placement.device
@@ -91,8 +91,8 @@ def _candidate(placement: Placement, units: Units) -> Candidate | None:
     return Candidate(home, groups_by_leader) if np.array_equal(home[units.unit], placement.device) else None
 
 
-def _is_allowed(candidate: Candidate, units: Units) -> bool:
-    return all(units.able[candidate.home == leader][:, group].all() for leader, group in candidate.groups.items())
+def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
+    return all(units.allowed[candidate.home == leader][:, group].all() for leader, group in candidate.groups.items())
 
 
 def _measured(graph: OpGraph, cluster: Cluster, objective: Objective, placement: Placement) -> float:
@@ -106,7 +106,7 @@ def _measured(graph: OpGraph, cluster: Cluster, objective: Objective, placement:
 class SharedMoves:
     """Random changes of a candidate that leave its stages a pipeline, if they were one."""
 
-    def __init__(self, units: Units, cluster: Cluster, rng: np.random.Generator):
+    def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
         self.units, self.rng, self.devices = units, rng, cluster.n
         self.shifts = Moves(units, cluster, rng)
         alike = [(d.kind, d.memory_bytes, d.speed) for d in cluster.devices]

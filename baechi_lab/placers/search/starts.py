@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from ...errors import BaechiLabError, InfeasiblePlacement, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
 from ...simulator.schedulers.pct import path_computation_time
-from ..auto import fast_placers, forms_of, proposal
+from ..auto import fast_placers, forms_of, propose
 from ..contiguous import contiguous_splits
 from ..evaluation.orders import Candidate, measure, usual_orders
 from ..evaluation.work import make_work
-from ..memory.packing import packing_proof, refuse_the_impossible
+from ..memory.packing import packing_proof, raise_if_impossible
 from ..memory.repair import repair
 from ..metis import metis_partitions
 from .contract import contracted, short_us
@@ -62,7 +62,7 @@ class Starts:
         `hurried`: on the graph as it is, the cheapest rules first.
         """
         if self.instance.track:
-            refuse_the_impossible(self.graph, self.cluster)
+            raise_if_impossible(self.graph, self.cluster)
         candidates: list[Candidate] = []
         best = np.inf
         devices_seen: set[bytes] = set()
@@ -93,7 +93,7 @@ class Starts:
     def _placed(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name in fast_placers(graph):
             try:
-                placed = proposal(name, graph, self.graph, self.cluster)
+                placed = propose(name, graph, self.graph, self.cluster)
             except BaechiLabError:  # this rule finds nothing that fits; others may
                 continue
             yield f"{name} on the {form} graph", placed.device, placed.rank
@@ -102,11 +102,11 @@ class Starts:
         yield from contiguous_splits(graph, self.cluster)
         for part_count in range(2, self.cluster.n + 1):
             try:
-                yield from metis_partitions(graph, self.cluster, seed=self.seed, parts=part_count)
+                yield from metis_partitions(graph, self.cluster, seed=self.seed, part_count=part_count)
             except MissingPackage:
                 return
 
-    def given(self, start_placement: Placement) -> Candidate:
+    def from_placement(self, start_placement: Placement) -> Candidate:
         """A given placement as it is, or repaired where it breaks a rule."""
         rank = start_placement.rank if "planned" in self.schedulers else None
         candidate = measure(self.instance.model, self.work, start_placement.placer, start_placement.device, rank)

@@ -1,6 +1,6 @@
 """Search for the shortest step of several micro-batches under a schedule: annealing of stages, each candidate simulated.
 
-A candidate gives every unit (`stages.units`) a stage, and every stage a device. A move takes a random unit to a
+A candidate gives every unit (`pipeline_stages.pipeline_units`) a stage, and every stage a device. A move takes a random unit to a
 neighbouring stage, with what must go with it so that the stages stay a pipeline, or exchanges the devices of two stages. What
 the schedule cannot work on, or exceeds memory, is worth nothing. Complexity: one simulated step per candidate.
 """
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ..contiguous import lines
-from ..stages.objective import Objective
-from ..stages.units import Units, make_units
+from ..pipeline_stages.objective import Objective
+from ..pipeline_stages.pipeline_units import PipelineUnits, make_pipeline_units
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
 
@@ -32,7 +32,7 @@ def search_step(
     numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:
     """The best placement found, its step in microseconds, and the steps that were simulated; never worse than `start`."""
-    rng, units = np.random.default_rng(seed), make_units(graph, cluster, next(iter(lines(graph).values())))
+    rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
     cost = _Cost(graph, cluster, objective, units)
     best, us, used = start, objective.measure(graph, cluster, start).us, 1
     home = cost.home_of(start)
@@ -61,9 +61,9 @@ def search_step(
 class _Cost:
     """What assignments `home` int64[units] of units to devices cost; those seen before are not simulated again."""
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, objective: Objective, units: Units):
+    def __init__(self, graph: OpGraph, cluster: Cluster, objective: Objective, units: PipelineUnits):
         self.graph, self.cluster, self.objective, self.units = graph, cluster, objective, units
-        self.known: dict[bytes, float] = {}
+        self.costs: dict[bytes, float] = {}
 
     def placement(self, home: NDArray[np.int64]) -> Placement:
         return Placement(device=home[self.units.unit].astype(np.int32))
@@ -77,15 +77,15 @@ class _Cost:
     def of(self, home: NDArray[np.int64]) -> float:
         """Microseconds of the step, infinite where it cannot be."""
         key = home.tobytes()
-        if key not in self.known:
-            self.known[key] = self._measured(home)
-        return self.known[key]
+        if key not in self.costs:
+            self.costs[key] = self._measured(home)
+        return self.costs[key]
 
     def _measured(self, home: NDArray[np.int64]) -> float:
-        if not self.units.able[np.arange(len(home)), home].all():
+        if not self.units.allowed[np.arange(len(home)), home].all():
             return np.inf
         held_bytes = np.zeros(self.cluster.n, dtype=np.int64)
-        np.add.at(held_bytes, home, self.units.held)
+        np.add.at(held_bytes, home, self.units.persistent_bytes)
         if np.any(held_bytes > self.cluster.memory_bytes):
             return np.inf
         try:
@@ -98,7 +98,7 @@ class _Cost:
 class Moves:
     """Random changes of an assignment that leave its stages a pipeline, if they were one."""
 
-    def __init__(self, units: Units, cluster: Cluster, rng: np.random.Generator):
+    def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
         self.units, self.rng = units, rng
         self.devices = cluster.n
         self.after: list[list[int]] = [[] for _ in range(units.n)]

@@ -36,7 +36,7 @@ class Trials:
         p = self.parameters = instance.parameters
         self.layers = [] if small else instance.layers[: p.layers]
         self.levels: Any = p.small_levels if small else p.levels
-        self.late: Any = p.small_levels if small else p.late_levels
+        self.later_levels: Any = p.small_levels if small else p.late_levels
         starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
         near = [c for c in starts if c.makespan_us <= p.near_start * starts[0].makespan_us]
         self.starts = near if self.layers else starts

@@ -15,7 +15,7 @@ from ...fitting.record import HEAD, Fit
 from ...fitting.subject import Subject, model_code
 from ...graph import OpGraph, Step
 from ...graph.units import format_us
-from ...placers.giving_up.ladder import FAST
+from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
 from ..background import Ticket
 from ..compute import Outcome, source
@@ -85,7 +85,7 @@ def unlike(answer: Fit, shown: Outcome | None) -> str:
     if shown is None or first.timeline is None:
         return ""
     if first.command == "placement":
-        return f"As it is under the placement above; the other ways are placed by {', '.join(FAST)}."
+        return f"As it is under the placement above; the other ways are placed by {', '.join(FAST_PLACERS)}."
     if first.step_us == shown.timeline.makespan_us:
         return ""
     if shown.executed_graph is not shown.graph:

@@ -42,8 +42,8 @@ from ...graph.units import format_us
 from ..base import Placer
 from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
-from ..giving_up.choosing import check_give_up
-from ..stages.objective import Objective
+from ..memory_trades.selection import check_give_up
+from ..pipeline_stages.objective import Objective
 from .budget import Budget
 from .instance import Instance
 from .islands import search_on_islands
@@ -95,7 +95,7 @@ class Search(Placer):
             whole `time_limit`; `evaluations` are divided, and without `time_limit` the result does not depend on the executor.
         islands: how many of them; another number searches elsewhere.
         give_up: "recompute", "offload" or both where memory binds: then the result is a placement of `info["graph"]`, the
-            graph or one that gives up time for memory, whichever is faster (`placers.giving_up`).
+            graph or one that gives up time for memory, whichever is faster (`placers.memory_trades`).
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
     """
@@ -149,7 +149,7 @@ class Search(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         budget = Budget(self.time_limit, self.evaluations)
-        start_placement = self._given(graph, cluster)
+        start_placement = self._resolve_start(graph, cluster)
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
         if self.executor is not None:
@@ -217,7 +217,7 @@ class Search(Placer):
             device=best.device, replicas=best.replicas, order=best.order, priority=best.priority, info=info
         )
 
-    def _given(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
+    def _resolve_start(self, graph: OpGraph, cluster: Cluster) -> Placement | None:
         from ..registry import make_placer
 
         if self.start is None:
@@ -244,7 +244,13 @@ class _Run:
     def __init__(
         self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
     ):
-        self.params, self.graph, self.cluster, self.budget, self.given = params, graph, cluster, budget, start_placement
+        self.params, self.graph, self.cluster, self.budget, self.start_placement = (
+            params,
+            graph,
+            cluster,
+            budget,
+            start_placement,
+        )
         self.parameters, samples = params.numbers or SEARCH, None
         if params.objective == "p90":
             samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
@@ -259,7 +265,7 @@ class _Run:
 
     def placement(self) -> Placement:
         candidates = self._candidates()
-        self.chains.chains[0].begin(candidates[0])
+        self.chains.chains[0].start_from(candidates[0])
         self.start_name, self.start_cost = candidates[0].name, self.chains.leader.cost
         best = candidates[0]
         try:
@@ -269,7 +275,7 @@ class _Run:
                 if self.budget.spent(self.used_before) < 1.0:
                     self.chains.search(candidates, self.used_before)
                 else:
-                    self.chains.chains[0].begin(min(candidates, key=lambda c: c.key))
+                    self.chains.chains[0].start_from(min(candidates, key=lambda c: c.key))
         except KeyboardInterrupt:  # asked to stop: what was found is the answer
             self.budget.stopped = self.interrupted = True
         cost, candidate = self.chains.best
@@ -312,9 +318,9 @@ class _Run:
         return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
 
     def _candidates(self) -> list[Candidate]:
-        if self.given is None:
+        if self.start_placement is None:
             return self.starts.from_rules(self._rules_took_long, self._lasts(self.parameters.reducing_time, 0.5))
-        first = self.starts.given(self.given)
+        first = self.starts.from_placement(self.start_placement)
         measured_starts = self.starts.measured(first.name, first.device)
         return [first, *sorted(measured_starts, key=lambda c: c.key)]
 
@@ -340,7 +346,7 @@ class _Run:
                 coarse_starts += starts.measured(candidate.name, device, rank)
         if not coarse_starts:
             return []
-        coarse_budget = self.budget.part(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
+        coarse_budget = self.budget.portion(p.contracted_budget * (1.0 - self.budget.spent(0)), 1)
         chains = MultiStart(
             instance, self.params.workers, self.params.seed, coarse_budget, lambda _, used: self._tell(np.inf, used)
         )

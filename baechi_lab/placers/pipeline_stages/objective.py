@@ -1,4 +1,4 @@
-"""What a placement is made for: one step, a period, or a step of several micro-batches under a schedule."""
+"""The objective of a placement: one step, the period, or a step of several micro-batches under a schedule."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from ...simulator.pipelined_graph import pipeline_options
 OBJECTIVES = ("latency", "throughput", "step")
 
 
-class Measured(NamedTuple):
-    """Microseconds of a period or a step; int64[devices] peak bytes, and those above memory; is every rule kept?"""
+class Measurement(NamedTuple):
+    """Microseconds of the period or step, int64[devices] peak bytes and bytes above memory, and whether every rule is kept."""
 
     us: float
     peak_bytes: NDArray[np.int64]
-    over: NDArray[np.int64]
+    overflow_bytes: NDArray[np.int64]
     feasible: bool
 
 
 class Objective(NamedTuple):
-    """`name` of OBJECTIVES; `micro_batches` and `schedule` say what a "step" is; `sum`: how loads add up in a period;
-    `replicas`: may equal devices share a stage."""
+    """`name` is one of OBJECTIVES. `micro_batches` and `schedule` define a "step". `sum`: compute and transfers add up in the
+    period. `replicas`: equal devices may share a stage.
+    """
 
     name: str = "latency"
     micro_batches: int = 8
@@ -47,32 +48,32 @@ class Objective(NamedTuple):
             )
 
     @property
-    def widths(self) -> tuple[bool, ...]:
-        """With and without replicas: a step is tried both ways, since its programme minimises bounds only."""
+    def replica_options(self) -> tuple[bool, ...]:
+        """Whether to use replicas; a step is tried both ways, since its dynamic program minimises bounds only."""
         return (False, True) if self.replicas and self.name == "step" else (self.replicas,)
 
     @property
-    def batches(self) -> int:
-        """Micro-batches that have one update: those of a step; of a period, where every op counts each time, one."""
+    def micro_batches_per_update(self) -> int:
+        """Micro-batches per update: those of a step. For a period every op counts each time, so it is 1."""
         return int(self.micro_batches) if self.name == "step" else 1
 
     @property
     def key(self) -> str:
-        """What `info` calls the measured microseconds."""
+        """The key of `info` that holds the measured microseconds."""
         return {"latency": "planned_makespan_us", "throughput": "period_us", "step": "step_us"}[self.name]
 
     @property
-    def goals(self) -> list[tuple[float, float]]:
-        """What the dynamic programmes minimise, see `cut`: for a step, bounds of it and the period."""
+    def program_goals(self) -> list[tuple[float, float]]:
+        """Goals of the dynamic programs, see `dynamic_program`: bounds of a step, and the period."""
         if self.name == "throughput":
             return [(0.0, 1.0)]
         count = float(self.micro_batches) if self.name == "step" else 1.0
         return [(1.0, count), (0.5, count), (0.0, count)]
 
-    def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Measured:
-        """What `placement` is worth; memory is that of one micro-batch for a period.
+    def measure(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Measurement:
+        """Measures `placement`. For a period, memory is that of one micro-batch.
 
-        Raises `InvalidInput` when the schedule of a step cannot work on it.
+        Raises `InvalidInput` if the schedule of a step cannot run on it.
         """
         pipeline: dict[str, Any] = {}
         if self.name == "step":
@@ -83,5 +84,5 @@ class Objective(NamedTuple):
         us = timeline.makespan_us
         if self.name == "throughput":
             us = throughput(graph, cluster, placement, sum=self.sum).period_us
-        over = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
-        return Measured(us, timeline.peak_bytes, over, timeline.feasible)
+        overflow_bytes = np.maximum(timeline.peak_bytes - cluster.memory_bytes, 0)
+        return Measurement(us, timeline.peak_bytes, overflow_bytes, timeline.feasible)

@@ -10,7 +10,7 @@ from typing import Any
 from .variables import ExactModel
 
 
-def never_idle(m: ExactModel) -> None:
+def forbid_idling(m: ExactModel) -> None:
     """If an op that waits (or starts) on the device was ready before `i` starts, another op ends there right then."""
     n, model = m.graph.n, m.model
     ready = [_ready(m, i) for i in range(n)]

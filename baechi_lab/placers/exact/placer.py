@@ -26,8 +26,8 @@ import numpy as np
 from ...errors import InvalidInput, MissingPackage
 from ...graph import Cluster, OpGraph, Placement
 from ..base import Placer
+from ..pipeline_stages.objective import Objective
 from ..problem import groups_of
-from ..stages.objective import Objective
 from .pipelines import PipelineProof
 from .process import SolverProcess
 from .progress import ExactProgress

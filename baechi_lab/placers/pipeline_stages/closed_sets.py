@@ -1,12 +1,12 @@
-"""The best cuts of units into convex stages, by dynamic programming over all downward-closed sets.
+"""The best cuts of units into convex pipeline stages, by dynamic programming over all downward-closed sets.
 
-A set of units is *closed* (an ideal) when it holds all that comes before its members. The first k stages of a pipeline
-always are one, and the difference of two nested ones is a stage; so a programme over all pairs of nested sets finds the
-best of all pipelines, not only of those along one line (Tarnawski et al., NeurIPS 2020, section 5.1.1). Graphs that are
-nearly chains have few closed sets, wide ones too many.
+A set of units is *closed* (an ideal) if it contains all predecessors of its members. The first k stages of a pipeline form a
+closed set, and the difference of two nested closed sets is a stage. So a dynamic program over all pairs of nested sets finds
+the best of all pipelines, not only of those along one line (Tarnawski et al., NeurIPS 2020, section 5.1.1). Graphs that are
+nearly chains have few closed sets, wide graphs too many.
 
-Complexity: O(pairs of nested sets * (words of a set + tensors across its border + devices * replicas)); a pair whose
-stage alone exceeds the bound of a known solution is left out.
+Complexity: O(pairs of nested sets * (words of a set + tensors across its border + devices * replicas)). Pairs whose stage
+alone exceeds the cost of a known solution are skipped.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
-from .chain import Chain
-from .cut import fresh, least_work, leave_out, relax, stages_of
-from .units import Units
+from .device_chain import DeviceChain
+from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
+from .pipeline_units import PipelineUnits
 
 
-def closed_sets(units: Units, most: int) -> NDArray[np.uint64]:
+def closed_sets(units: PipelineUnits, max_sets: int) -> NDArray[np.uint64]:
     """uint64[sets, words]: every closed set as bits, smaller ones first.
 
-    Raises InvalidInput when there are more than `most`.
+    Raises InvalidInput if there are more than `max_sets`.
 
     >>> from baechi_lab import Cluster, OpGraph
-    >>> from baechi_lab.placers.stages.units import make_units
+    >>> from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
     >>> fork = OpGraph.from_edges([1, 1, 1, 1], [(0, 1, 4), (0, 2, 4), (1, 3, 4), (2, 3, 4)])
-    >>> len(closed_sets(make_units(fork, Cluster.uniform(2)), 100))    # {}, a, ab, ac, abc, abcd
+    >>> len(closed_sets(make_pipeline_units(fork, Cluster.uniform(2)), 100))    # {}, a, ab, ac, abc, abcd
     6
     """
     before = [0] * units.n
@@ -42,22 +42,22 @@ def closed_sets(units: Units, most: int) -> NDArray[np.uint64]:
     for source, target in zip(units.source.tolist(), units.target.tolist(), strict=True):
         after[source].append(target)
     layer = {0: frozenset(u for u in range(units.n) if not before[u])}
-    found = [0]
+    closed = [0]
     while layer:
         grown: dict[int, frozenset[int]] = {}
-        for held, ready in layer.items():
+        for members, ready in layer.items():
             for u in ready:
-                larger = held | 1 << u
+                larger = members | 1 << u
                 if larger not in grown:
                     grown[larger] = ready - {u} | {v for v in after[u] if before[v] & ~larger == 0}
-            if len(found) + len(grown) > most:
+            if len(closed) + len(grown) > max_sets:
                 raise InvalidInput(
-                    f"the {units.n} units of the graph have more closed sets than the {most} that are looked at: optimize "
+                    f"the {units.n} units of the graph have more closed sets than the {max_sets} that are looked at: optimize "
                     "the graph first, allow more (most_sets) or use the placer 'contiguous'"
                 )
-        found += sorted(grown)
+        closed += sorted(grown)
         layer = grown
-    return _as_words(found, units.n)
+    return _as_words(closed, units.n)
 
 
 def _as_words(sets: list[int], count: int) -> NDArray[np.uint64]:
@@ -67,28 +67,28 @@ def _as_words(sets: list[int], count: int) -> NDArray[np.uint64]:
 
 
 def cut_sets(
-    units: Units, chain: Chain, goal: tuple[float, float], sets: NDArray[np.uint64], bound: float = np.inf
+    units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float], sets: NDArray[np.uint64], bound: float = np.inf
 ) -> tuple[float, list[tuple[NDArray[np.bool_], int, int]]]:
-    """Least cost and its stages (bool[units] members, first device of the chain, devices); (inf, []) if none fits.
+    """Returns the least cost and its stages (bool[units] members, first device of the chain, devices); (inf, []) if none fits.
 
-    `bound`: the cost of a solution that is known; nothing above it is looked at.
+    `bound` is the cost of a known solution. More expensive stages are skipped.
     """
     bits = _as_bits(sets, units.n)
-    sets, bits = _by_work(sets, bits, chain)
+    sets, bits = _sort_by_work(sets, bits, chain)
     step = (np.diff(column, axis=0) for column in (chain.work, chain.barred))
     work, barred = (np.ascontiguousarray(bits @ column) for column in step)
-    held, gradient = (bits.astype(np.int64) @ column for column in (units.held, units.gradient))
+    persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
     readers = np.zeros((len(units.producer), sets.shape[1]), dtype=np.uint64)
     tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
     one = np.uint64(1) << (units.reader % 64).astype(np.uint64)
     np.bitwise_or.at(readers, (tensor, units.reader // 64), one)
-    crossing = _crossing(units, bits, tensor)
-    best, came = fresh(len(sets), len(chain.kind), chain.whole)
-    sums, tensors = (work, barred, held, gradient), (units.producer, units.size.astype(np.float64), readers)
-    _pairs(best, came, chain, sums, sets, tensors, crossing, goal, bound * (1 + 1e-9))
+    crossing = _crossing_tensors(units, bits, tensor)
+    best, predecessor = make_tables(len(sets), len(chain.kind), chain.use_all)
+    sums, tensors = (work, barred, persistent_bytes, gradient), (units.producer, units.size.astype(np.float64), readers)
+    _relax_nested_pairs(best, predecessor, chain, sums, sets, tensors, crossing, goal, bound * (1 + 1e-9))
     if not np.isfinite(best[-1, -1]):
         return np.inf, []
-    stages = stages_of(came, len(sets) - 1, len(chain.kind))
+    stages = trace_pipeline_stages(predecessor, len(sets) - 1, len(chain.kind))
     return float(best[-1, -1]), [(bits[j] & ~bits[i], d, r) for i, j, d, r in stages]
 
 
@@ -97,17 +97,19 @@ def _as_bits(sets: NDArray[np.uint64], count: int) -> NDArray[np.bool_]:
     return raw[:, :count].astype(np.bool_)
 
 
-def _by_work(sets: NDArray[Any], bits: NDArray[Any], chain: Chain) -> tuple[NDArray[Any], NDArray[Any]]:
-    """The sets by their work, of equal ones the smaller first: a set still comes after all that it holds."""
+def _sort_by_work(sets: NDArray[Any], bits: NDArray[Any], chain: DeviceChain) -> tuple[NDArray[Any], NDArray[Any]]:
+    """Sorts the sets by work, and sets of equal work by size: every set comes after its subsets."""
     each = np.diff(chain.work[:, 0])
     largest = each.max(initial=0.0) or 1.0
-    whole = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders
-    order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ whole))
+    scaled_work = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders
+    order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ scaled_work))
     return np.ascontiguousarray(sets[order]), bits[order]
 
 
-def _crossing(units: Units, bits: NDArray[np.bool_], tensor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """CSR set -> tensors that have a producer or reader in it and one outside."""
+def _crossing_tensors(
+    units: PipelineUnits, bits: NDArray[np.bool_], tensor: NDArray[Any]
+) -> tuple[NDArray[Any], NDArray[Any]]:
+    """CSR set -> tensors with a producer or reader inside and one outside."""
     inside, outside = bits[:, units.producer].copy(), ~bits[:, units.producer]
     for t, r in zip(tensor.tolist(), units.reader.tolist(), strict=True):
         inside[:, t] |= bits[:, r]
@@ -117,9 +119,9 @@ def _crossing(units: Units, bits: NDArray[np.bool_], tensor: NDArray[Any]) -> tu
 
 
 @njit(cache=True)
-def _pairs(
+def _relax_nested_pairs(
     best: Any,
-    came: Any,
+    predecessor: Any,
     chain: Any,
     sums: Any,
     sets: Any,
@@ -128,24 +130,24 @@ def _pairs(
     goal: Any,
     bound: Any,
 ) -> None:
-    work, most = sums[0], chain.run.max() if len(chain.run) else 1
+    work, max_replicas = sums[0], chain.run.max() if len(chain.run) else 1
     low, high = np.zeros(4), np.zeros(4)
     for j in range(1, len(sets)):
         for i in range(j - 1, -1, -1):
-            if goal[1] * least_work(work, i, j) / most > bound:
+            if goal[1] * least_work(work, i, j) / max_replicas > bound:
                 if work.shape[1] == 1:  # sets are sorted by it: all that follow are as far away
                     break
                 continue
-            if not _improves(best, i, j, bound) or not _within(sets, i, j):
+            if not _may_improve(best, i, j, bound) or not _is_subset(sets, i, j):
                 continue
-            _border(sets, i, j, tensors, crossing, low, high)
-            relax(best, came, chain, sums, i, j, low, high, goal)
-        if not chain.whole:
-            leave_out(best, came, j)
+            _border_traffic(sets, i, j, tensors, crossing, low, high)
+            relax(best, predecessor, chain, sums, i, j, low, high, goal)
+        if not chain.use_all:
+            allow_idle_device(best, predecessor, j)
 
 
 @njit(cache=True)
-def _improves(best: Any, i: Any, j: Any, bound: Any) -> Any:
+def _may_improve(best: Any, i: Any, j: Any, bound: Any) -> Any:
     better = False
     for d in range(best.shape[1] - 1):
         better |= best[i, d] <= bound and best[i, d] < best[j, d + 1]
@@ -153,7 +155,7 @@ def _improves(best: Any, i: Any, j: Any, bound: Any) -> Any:
 
 
 @njit(cache=True)
-def _within(sets: Any, i: Any, j: Any) -> Any:
+def _is_subset(sets: Any, i: Any, j: Any) -> Any:
     outside = np.uint64(0)
     for w in range(sets.shape[1]):
         outside |= sets[i, w] & ~sets[j, w]
@@ -166,8 +168,8 @@ def _member(sets: Any, i: Any, u: Any) -> Any:
 
 
 @njit(cache=True)
-def _border(sets: Any, i: Any, j: Any, tensors: Any, crossing: Any, low: Any, high: Any) -> None:
-    """What the stage between sets i and j receives and sends, below (through set i) and above."""
+def _border_traffic(sets: Any, i: Any, j: Any, tensors: Any, crossing: Any, low: Any, high: Any) -> None:
+    """Tensors that the stage between sets i and j receives and sends, below (through set i) and above."""
     producer, size, readers = tensors
     pointer, crossed = crossing
     low[:], high[:] = 0.0, 0.0
@@ -183,7 +185,7 @@ def _border(sets: Any, i: Any, j: Any, tensors: Any, crossing: Any, low: Any, hi
             side[1] += size[t]
     for k in range(pointer[j], pointer[j + 1]):
         t = crossed[k]
-        if _member(sets, i, producer[t]) or _touches(readers[t], sets, i):
+        if _member(sets, i, producer[t]) or _is_read_in(readers[t], sets, i):
             continue
         if _member(sets, j, producer[t]):
             high[2] += 1.0
@@ -202,7 +204,7 @@ def _read_between(reader: Any, sets: Any, i: Any, j: Any) -> Any:
 
 
 @njit(cache=True)
-def _touches(reader: Any, sets: Any, i: Any) -> Any:
+def _is_read_in(reader: Any, sets: Any, i: Any) -> Any:
     touched = np.uint64(0)
     for w in range(len(reader)):
         touched |= reader[w] & sets[i, w]

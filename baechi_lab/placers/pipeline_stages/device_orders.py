@@ -1,4 +1,4 @@
-"""Orders in which the devices of a cluster may follow each other as stages."""
+"""Orders of a cluster's devices along a pipeline."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster
 
-MOST = 24
-"""Orders of different kinds of devices that are tried."""
+MAX_KIND_ORDERS = 24
+"""Most orders of different kinds of devices that are tried."""
 
 
-def device_orders(cluster: Cluster, able: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
-    """The cluster's own order first; kinds of devices in every order; and, where links differ, across their islands.
+def device_orders(cluster: Cluster, allowed: NDArray[np.bool_] | None = None) -> list[tuple[int, ...]]:
+    """Returns the cluster's own order first, then every order of its kinds of devices, then orders across its islands.
 
-    `able` bool[units, devices]: which may run where, as devices that differ in this are of different kinds.
+    `allowed` bool[units, devices]: devices that differ in it are of different kinds.
 
     >>> from baechi_lab import Device
     >>> device_orders(Cluster.uniform(3))
@@ -24,26 +24,26 @@ def device_orders(cluster: Cluster, able: NDArray[np.bool_] | None = None) -> li
     >>> device_orders(Cluster([Device("a", "gpu", 8), Device("b", "gpu", 8, speed=2.0)]))
     [(0, 1), (1, 0)]
     """
-    own = tuple(range(cluster.n))
+    cluster_order = tuple(range(cluster.n))
     kind = [
-        (d.kind, d.memory_bytes, d.speed, b"" if able is None else able[:, k].tobytes())
+        (d.kind, d.memory_bytes, d.speed, b"" if allowed is None else allowed[:, k].tobytes())
         for k, d in enumerate(cluster.devices)
     ]
     kinds = list(dict.fromkeys(kind))
-    found = [own]
-    for ranks in islice(permutations(range(len(kinds))), MOST):
+    orders = [cluster_order]
+    for ranks in islice(permutations(range(len(kinds))), MAX_KIND_ORDERS):
         rank = dict(zip(kinds, ranks, strict=True))
-        found.append(tuple(sorted(own, key=lambda d: rank[kind[d]])))
+        orders.append(tuple(sorted(cluster_order, key=lambda d: rank[kind[d]])))
     islands = _islands(cluster)
     if 1 < len(islands) < cluster.n:
-        found.append(tuple(d for island in islands for d in island))
+        orders.append(tuple(d for island in islands for d in island))
         longest = max(map(len, islands))
-        found.append(tuple(island[k] for k in range(longest) for island in islands if k < len(island)))
-    return list(dict.fromkeys(found))
+        orders.append(tuple(island[k] for k in range(longest) for island in islands if k < len(island)))
+    return list(dict.fromkeys(orders))
 
 
 def _islands(cluster: Cluster) -> list[list[int]]:
-    """Devices that the cheapest links (per byte) join, such as those of one machine."""
+    """Groups of devices that the cheapest links (per byte) join, such as those of one machine."""
     if cluster.n < 2:
         return [list(range(cluster.n))]
     off = ~np.eye(cluster.n, dtype=bool)

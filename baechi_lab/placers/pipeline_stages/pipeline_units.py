@@ -1,14 +1,14 @@
-"""A training graph as units that stages are made of: colocation groups in the order in which a micro-batch passes them.
+"""A training graph as units of pipeline stages: colocation groups in the order in which a micro-batch passes them.
 
-A stage of a pipeline is *convex*: no path leaves it and comes back. Where forward and backward ops of a layer share a
-colocation group, a path always comes back (through the backward ops), so what counts is the way of the forward ops: an
-edge between backward ops says the same the other way round, and one from a forward to a backward op says nothing.
-(Tarnawski et al., NeurIPS 2020, "Efficient Algorithms for Device Placement", appendix B, contract such pairs likewise.)
-Where the groups without this reading have no cycle, every edge counts as it is.
+A pipeline stage is *convex*: no path leaves it and comes back. If forward and backward ops of a layer share a colocation
+group, a path always comes back through the backward ops. Then only the forward order counts: an edge between backward ops
+says the same in reverse, and an edge from a forward to a backward op says nothing. (Tarnawski et al., NeurIPS 2020, "Efficient
+Algorithms for Device Placement", appendix B, contract such pairs likewise.) If the groups have no cycle anyway, every edge
+counts as it is.
 
-Ops that run once per step, such as updates of parameters, belong to no stage: their edges do not order the groups of ops that
-run for each micro-batch. A group of only such ops, such as a variable with its update, or the norm of all gradients, comes
-right before the first of the groups beside it.
+Ops that run once per step, such as parameter updates, belong to no stage. Their edges do not order the groups that run for each
+micro-batch. A group of only such ops (a variable with its update, the norm of all gradients) comes right before the
+first of its neighbours.
 """
 
 from __future__ import annotations
@@ -19,30 +19,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CycleError
-from ...graph import Cluster, OpGraph, allowed_devices, durations
+from ...graph import Cluster, OpGraph, durations
 from ...graph.kernels.csr import distinct, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
-from ..problem import groups_of
+from ..problem import allowed_group_devices, groups_of
 
 
-class Units(NamedTuple):
+class PipelineUnits(NamedTuple):
     """Units numbered along their order: `unit` int32[n] of every op, and per unit columns.
 
     `source`, `target` int32[edges]: a unit that comes before another. `work` float64[units, devices] microseconds,
-    `held` int64[units] persistent bytes, `gradient` int64[units] bytes of gradients that replicas would add up, `able`
-    bool[units, devices]. Of the tensors that pass between units: `producer` int32[T] ascending, `size` int64[T] bytes, and
-    readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit left out.
+    `persistent_bytes` int64[units] persistent bytes, `gradient` int64[units] bytes of gradients that replicas would add up,
+    `allowed` bool[units, devices]. Of the tensors that pass between units: `producer` int32[T] ascending, `size` int64[T] bytes,
+    and readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit left out.
     """
 
     unit: NDArray[Any]
     source: NDArray[Any]
     target: NDArray[Any]
     work: NDArray[Any]
-    held: NDArray[Any]
+    persistent_bytes: NDArray[Any]
     gradient: NDArray[Any]
-    able: NDArray[Any]
+    allowed: NDArray[Any]
     producer: NDArray[Any]
     size: NDArray[Any]
     reader_ptr: NDArray[Any]
@@ -50,19 +50,21 @@ class Units(NamedTuple):
 
     @property
     def n(self) -> int:
-        return len(self.held)
+        return len(self.persistent_bytes)
 
 
-def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = None, micro_batches: int = 1) -> Units:
-    """The units of `graph`.
+def make_pipeline_units(
+    graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = None, micro_batches: int = 1
+) -> PipelineUnits:
+    """Returns the units of `graph`.
 
     Args:
         graph, cluster: as in `bl.place`.
         line: float64[n] positions of ops, along which units are numbered (default: any order).
-        micro_batches: of a step, each of which has so large a share of the work of ops that run once.
+        micro_batches: number per step. Each carries an equal share of the work of ops that run once per step.
 
     >>> graph = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
-    >>> units = make_units(graph, Cluster.uniform(2))
+    >>> units = make_pipeline_units(graph, Cluster.uniform(2))
     >>> units.n, units.work[:, 0].tolist(), units.producer.tolist(), units.reader.tolist()
     (3, [1.0, 2.0, 4.0], [0, 1], [1, 2])
     """
@@ -74,21 +76,21 @@ def make_units(graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = Non
     source, target = source[source != target], target[source != target]
     if graph.forward_of.max(initial=-1) >= 0:
         role = roles_in_stages(graph)
-        once, tied = (role == SETUP) | (role == UPDATE), _strong(source, target, count)[0] < count
+        once, tied = (role == SETUP) | (role == UPDATE), _strong_components(source, target, count)[0] < count
         if tied:
-            source, target = _stage_edges(graph, group, count, role)
-    unit, source, target, count = _condensed(group, source, target, count)
-    position = _mean(place, unit, count, ~once if tied else np.ones(graph.n, dtype=np.bool_))
+            source, target = _pipeline_order_edges(graph, group, count, role)
+    unit, source, target, count = _merge_cycles(group, source, target, count)
+    position = _mean_position(place, unit, count, ~once if tied else np.ones(graph.n, dtype=np.bool_))
     if tied:
-        _precede(position, source, target, np.bincount(unit[~once], minlength=count) == 0)
-    unit, source, target = _numbered(unit, source, target, position)
+        _move_before_successors(position, source, target, np.bincount(unit[~once], minlength=count) == 0)
+    unit, source, target = _renumber(unit, source, target, position)
     return unit_columns(graph, cluster, unit, source, target, count, np.where(once, 1.0 / micro_batches, 1.0))
 
 
-def _stage_edges(
+def _pipeline_order_edges(
     graph: OpGraph, group: NDArray[Any], count: int, role: NDArray[np.int8]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Edges between groups as the forward ops have them; groups of ops that run once before the others."""
+    """Edges between groups in the order of the forward ops. Groups that run once come before the others."""
     source, target = graph.edge_source, graph.consumers
     a, b = group[source], group[target]
     forward, backward = role == FORWARD, role == BACKWARD
@@ -96,17 +98,19 @@ def _stage_edges(
     ahead, mirrored = forward[source] & forward[target], backward[source] & backward[target]
     after, before = ~repeated[a] & repeated[b], repeated[a] & ~repeated[b]
     alone = np.flatnonzero(~repeated[a] & ~repeated[b])
-    _, part = _strong(a[alone], b[alone], count)
-    alone = alone[part[a[alone]] != part[b[alone]]]  # no order where these have a cycle: they need not share a stage
+    _, component = _strong_components(a[alone], b[alone], count)
+    alone = alone[
+        component[a[alone]] != component[b[alone]]
+    ]  # no order where these have a cycle: they need not share a stage
     first = np.concatenate([a[ahead], b[mirrored], a[after], b[before], a[alone]])
     second = np.concatenate([b[ahead], a[mirrored], b[after], a[before], b[alone]])
     return first[first != second], second[first != second]
 
 
-def _precede(
+def _move_before_successors(
     position: NDArray[np.float64], source: NDArray[Any], target: NDArray[Any], once: NDArray[np.bool_]
 ) -> None:
-    """Units that run once take the lowest position of the units behind them, in place; others stay where they are."""
+    """Gives units that run once the lowest position of their successors, in place."""
     edges = np.flatnonzero(once[source])
     position[distinct(source[edges])] = np.inf
     for _ in range(len(position)):
@@ -117,30 +121,30 @@ def _precede(
     position[np.isinf(position)] = 0.0
 
 
-def _strong(source: NDArray[Any], target: NDArray[Any], count: int) -> tuple[int, NDArray[np.int32]]:
-    """Number of strongly connected components, and the component of each group."""
+def _strong_components(source: NDArray[Any], target: NDArray[Any], count: int) -> tuple[int, NDArray[np.int32]]:
+    """Returns the number of strongly connected components, and the component of each group."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
 
     matrix = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(count, count))
-    found: tuple[int, NDArray[np.int32]] = connected_components(matrix, connection="strong")
-    return found
+    components: tuple[int, NDArray[np.int32]] = connected_components(matrix, connection="strong")
+    return components
 
 
-def _condensed(
+def _merge_cycles(
     group: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
-    """Groups on a cycle must share a stage: they become one unit. Edges once each."""
-    components, of = _strong(source, target, count)
+    """Merges the groups of a cycle into one unit, since they must share a stage. Every edge occurs once."""
+    components, of = _strong_components(source, target, count)
     source, target = of[source], of[target]
     pair = distinct(source[source != target].astype(np.int64) * components + target[source != target])
     return of[group], pair // max(components, 1), pair % max(components, 1), components
 
 
-def _mean(
+def _mean_position(
     place: NDArray[np.float64], unit: NDArray[Any], count: int, counted: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
-    """Mean place of the ops of each unit; of those that are `counted`, where it has any."""
+    """Mean position of the ops of each unit; only of those that are `counted`, if the unit has any."""
     has = np.bincount(unit[counted], minlength=count) > 0
     weight = np.where(has[unit], counted, True).astype(np.float64)
     mean: NDArray[np.float64] = np.bincount(unit, place * weight, count) / np.maximum(
@@ -149,10 +153,10 @@ def _mean(
     return mean
 
 
-def _numbered(
+def _renumber(
     unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], position: NDArray[np.float64]
 ) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
-    """Units renumbered so that edges run forward; among the ready, the lowest position comes first."""
+    """Renumbers units so that edges run forward; among the ready units the lowest position comes first."""
     place = _inverse(np.argsort(position, kind="stable"))
     along = topological_order(len(position), place[source], place[target])
     if along is None:
@@ -168,30 +172,42 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int32]:
 
 
 def unit_columns(
-    graph: OpGraph, cluster: Cluster, unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int,
+    graph: OpGraph,
+    cluster: Cluster,
+    unit: NDArray[Any],
+    source: NDArray[Any],
+    target: NDArray[Any],
+    count: int,
     share: NDArray[np.float64] | None = None,
-) -> Units:  # fmt: skip
-    """Units as they are numbered, with what they take, hold and send; `share` float64[n] of ops' work that counts."""
+) -> PipelineUnits:
+    """The columns of given units; `share` float64[n] scales the work of each op."""
     table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
     work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
-    held = np.zeros(count, dtype=np.int64)
-    np.add.at(held, unit, graph.persistent_bytes)
+    persistent_bytes = np.zeros(count, dtype=np.int64)
+    np.add.at(persistent_bytes, unit, graph.persistent_bytes)
     gradient = np.zeros(count, dtype=np.int64)
     np.add.at(gradient, unit, gradient_bytes(graph))
-    able = np.ones((count, cluster.n), dtype=np.bool_)
-    np.logical_and.at(able, unit, allowed_devices(graph, cluster))
+    allowed = allowed_group_devices(graph, cluster, unit)
     home = unit[graph.edge_source]
     away = home != unit[graph.consumers]
     pair = distinct(graph.edge_tensor[away].astype(np.int64) * max(count, 1) + unit[graph.consumers[away]])
     tensor, reader = pair // max(count, 1), pair % max(count, 1)
-    kept = distinct(tensor)
-    kept = kept[np.argsort(unit[graph.tensor_producer[kept]], kind="stable")]
+    crossing = distinct(tensor)
+    crossing = crossing[np.argsort(unit[graph.tensor_producer[crossing]], kind="stable")]
     row = np.empty(graph.tensor_count, dtype=np.int64)
-    row[kept] = np.arange(len(kept))
+    row[crossing] = np.arange(len(crossing))
     along = np.argsort(row[tensor], kind="stable")
     row, reader = row[tensor[along]], reader[along]
-    return Units(
-        unit.astype(np.int32), source.astype(np.int32), target.astype(np.int32), work, held, gradient, able,
-        unit[graph.tensor_producer[kept]].astype(np.int32), graph.tensor_bytes[kept], offsets(row, len(kept)),
+    return PipelineUnits(
+        unit.astype(np.int32),
+        source.astype(np.int32),
+        target.astype(np.int32),
+        work,
+        persistent_bytes,
+        gradient,
+        allowed,
+        unit[graph.tensor_producer[crossing]].astype(np.int32),
+        graph.tensor_bytes[crossing],
+        offsets(row, len(crossing)),
         reader.astype(np.int32),
-    )  # fmt: skip
+    )

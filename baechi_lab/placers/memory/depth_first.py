@@ -1,7 +1,7 @@
-"""An order of the ops that keeps few bytes alive: depth first, what frees most next.
+"""A topological order that keeps few bytes alive: depth first, by the bytes that an op adds.
 
-Idea: among the ready ops take the one that adds the fewest bytes (outputs made minus inputs that it is the last to
-read); ties go to the op that became ready last, so that a branch is finished before the next one starts. Greedy and not
+Idea: among the ready ops take the one that adds the fewest bytes (its outputs minus the inputs that it is the last to read).
+Ties go to the op that became ready last, so that a branch is finished before the next one starts. Greedy and not
 optimal (the problem is NP-hard: Sethi 1975, doi:10.1137/0204020). O((ops + edges) log ops).
 """
 
@@ -24,18 +24,17 @@ def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
     >>> depth_first_order(wide).tolist()
     [0.0, 2.0, 1.0, 3.0]
     """
-    made = output_bytes(graph).tolist()
-    size, left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
+    size, readers_left = graph.tensor_bytes.tolist(), np.diff(graph.consumer_ptr).tolist()
     input_ptr, inputs = (a.tolist() for a in graph.inputs)
     missing = np.diff(graph.inputs[0]).tolist()
     outputs, consumer_ptr, consumers = graph.output_ptr.tolist(), graph.consumer_ptr.tolist(), graph.consumers.tolist()
-    adds = list(made)
+    adds = output_bytes(graph).tolist()
     for i in range(graph.n):
-        adds[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if left[t] == 1)
-    place, seen = np.full(graph.n, -1.0), 0
+        adds[i] -= sum(size[t] for t in inputs[input_ptr[i] : input_ptr[i + 1]] if readers_left[t] == 1)
+    place, ready_count = np.full(graph.n, -1.0), 0
     ready = [(adds[i], 0, i) for i in range(graph.n) if missing[i] == 0]
     heapq.heapify(ready)
-    done = 0
+    next_position = 0
     while ready:
         key, _, op = heapq.heappop(ready)
         if place[op] >= 0:
@@ -43,11 +42,11 @@ def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
         if key != adds[op]:  # became cheaper while it waited
             heapq.heappush(ready, (adds[op], 0, op))
             continue
-        place[op] = done
-        done += 1
+        place[op] = next_position
+        next_position += 1
         for t in inputs[input_ptr[op] : input_ptr[op + 1]]:
-            left[t] -= 1
-            if left[t] == 1:  # its last reader will free it
+            readers_left[t] -= 1
+            if readers_left[t] == 1:  # its last reader will free it
                 for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
                     if place[reader] < 0:
                         adds[reader] -= size[t]
@@ -57,6 +56,6 @@ def depth_first_order(graph: OpGraph) -> NDArray[np.float64]:
             for reader in consumers[consumer_ptr[t] : consumer_ptr[t + 1]]:
                 missing[reader] -= 1
                 if missing[reader] == 0:
-                    seen += 1
-                    heapq.heappush(ready, (adds[reader], -seen, reader))
+                    ready_count += 1
+                    heapq.heappush(ready, (adds[reader], -ready_count, reader))
     return place

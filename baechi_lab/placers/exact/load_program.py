@@ -25,9 +25,9 @@ from ...passes.roles import FORWARD, roles
 from ...passes.unroll import unroll
 from ...simulator.paths import heads_and_tails
 from ...simulator.schedules import Schedule, is_schedule_text, make_rule
-from ..stages.chain import PARALLEL, SEQUENTIAL, SUM
-from ..stages.loads import LoadModel, load_model
-from ..stages.objective import Objective
+from ..pipeline_stages.device_chain import PARALLEL, SEQUENTIAL, SUM
+from ..pipeline_stages.device_loads import LoadModel, load_model
+from ..pipeline_stages.objective import Objective
 from .symmetry import devices_are_equal
 
 FINE = 10**8
@@ -41,43 +41,52 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
     times = lambda us: np.floor(np.asarray(us) * scale + 1e-6).astype(np.int64).tolist()  # noqa: E731
     count = objective.micro_batches if objective.name == "step" else 1
     cost = m.latency[None] + m.per_byte[None] * m.size[:, None, None]
-    repeated = np.full(len(m.producer), count) if count == 1 else _copies(graph, m, count)
+    repeated = np.full(len(m.producer), count) if count == 1 else _transfer_counts(graph, m, count)
     request = {
-        "scale": scale, "work": times(m.work), "able": m.able.tolist(), "held": m.held.tolist(), "limit": m.limit.tolist(),
-        "producer": m.producer.tolist(), "cost": times(cost * repeated[:, None, None]),
-        "overhead": times(m.overhead[None] * repeated[:, None, None]), "rule": int(m.rule),
+        "scale": scale,
+        "work": times(m.work),
+        "allowed": m.allowed.tolist(),
+        "limit": m.limit.tolist(),
+        "persistent_bytes": m.persistent_bytes.tolist(),
+        "producer": m.producer.tolist(),
+        "cost": times(cost * repeated[:, None, None]),
+        "overhead": times(m.overhead[None] * repeated[:, None, None]),
+        "rule": int(m.rule),
         "readers": [m.reader[a:b].tolist() for a, b in zip(m.reader_ptr[:-1], m.reader_ptr[1:], strict=True)],
-        "head": [0] * len(m.held), "tail": [0] * len(m.held), "chain": [], "equal": devices_are_equal(graph, cluster),
-    }  # fmt: skip
-    return request if objective.name != "step" else request | _of_step(graph, cluster, objective, m, times)
+        "head": [0] * len(m.persistent_bytes),
+        "tail": [0] * len(m.persistent_bytes),
+        "chain": [],
+        "equal": devices_are_equal(graph, cluster),
+    }
+    return request if objective.name != "step" else request | _step_request(graph, cluster, objective, m, times)
 
 
-def _copies(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
+def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
     """How often each tensor passes in a step at least: of what runs once per step, and of gradients that are summed, once."""
     once = np.array([t >= 0 for t in unroll(graph, 1).micro_batch])  # type: ignore[union-attr]
-    mine = m.unit[graph.edge_source] != m.unit[graph.consumers]
+    crossing = m.unit[graph.edge_source] != m.unit[graph.consumers]
     always = np.ones(graph.tensor_count, dtype=np.bool_)
     every = once[graph.edge_source] & once[graph.consumers]
-    always[graph.edge_tensor[mine & ~every]] = False
-    tensors = np.unique(graph.edge_tensor[mine])
+    always[graph.edge_tensor[crossing & ~every]] = False
+    tensors = np.unique(graph.edge_tensor[crossing])
     tensors = tensors[np.argsort(m.unit[graph.tensor_producer[tensors]], kind="stable")]
     return np.where(always[tensors], count, 1)
 
 
-def _of_step(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any) -> dict[str, Any]:
+def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any) -> dict[str, Any]:
     """Work of all micro-batches, what comes before and after it, and which units a chain of stages has in a row."""
-    whole = unroll(graph, objective.micro_batches)
-    unit, count = m.unit[whole.copy_of], len(m.held)
-    table = durations(whole, cluster)
+    unrolled = unroll(graph, objective.micro_batches)
+    unit, count = m.unit[unrolled.copy_of], len(m.persistent_bytes)
+    table = durations(unrolled, cluster)
     work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
-    head, tail = heads_and_tails(whole, table.min(axis=1))
+    head, tail = heads_and_tails(unrolled, table.min(axis=1))
     least = [np.full(count, np.inf), np.full(count, np.inf)]
-    for found, path in zip(least, (head, tail), strict=True):
-        np.minimum.at(found, unit, path)
-    given = objective.schedule
-    text = isinstance(given, Schedule) or is_schedule_text(given)
+    for earliest, path in zip(least, (head, tail), strict=True):
+        np.minimum.at(earliest, unit, path)
+    schedule = objective.schedule
+    text = isinstance(schedule, Schedule) or is_schedule_text(schedule)
     pairs: list[Any] = []
-    if not text and make_rule(given).shape == "chain":
+    if not text and make_rule(schedule).shape == "chain":
         ahead = (roles(graph) == FORWARD)[graph.edge_source] & (roles(graph) == FORWARD)[graph.consumers]
         pair = np.stack([m.unit[graph.edge_source], m.unit[graph.consumers]], axis=1)[ahead]
         pairs = np.unique(pair[pair[:, 0] != pair[:, 1]], axis=0).tolist()
@@ -107,36 +116,36 @@ class LoadProgram:
         for u, row in enumerate(self.x):
             model.add_exactly_one(row)
             for d, literal in enumerate(row):
-                if not r["able"][u][d]:
+                if not r["allowed"][u][d]:
                     model.add(literal == 0)
                 if r["equal"] and d:  # of equal devices one numbering is looked at
                     model.add_bool_or([*(self.x[v][d - 1] for v in range(u)), ~literal])
         for d in range(self.devices):
-            model.add(sum(b * self.x[u][d] for u, b in enumerate(r["held"]) if b) <= r["limit"][d])
+            model.add(sum(b * self.x[u][d] for u, b in enumerate(r["persistent_bytes"]) if b) <= r["limit"][d])
 
     def _sends(self) -> list[tuple[int, int, int, Any]]:
         """(tensor, from, to, literal)."""
-        found = []
+        sends = []
         for t, (producer, readers) in enumerate(zip(self.r["producer"], self.r["readers"], strict=True)):
             for s, d in permutations(range(self.devices), 2):
                 literal = self.model.new_bool_var(f"z{t},{s},{d}")
                 for v in readers:
                     self.model.add_bool_or([~self.x[producer][s], ~self.x[v][d], literal])
-                found.append((t, s, d, literal))
-        return found
+                sends.append((t, s, d, literal))
+        return sends
 
     def _loads(self, horizon: int) -> None:
         r, model = self.r, self.model
         for d in range(self.devices):
             compute = sum(r["work"][u][d] * self.x[u][d] for u in range(self.units))
             compute += sum(r["overhead"][t][s][e] * z for t, s, e, z in self.sends if d in (s, e))
-            sent = [(t, r["cost"][t][s][e], z) for t, s, e, z in self.sends if s == d]
+            outgoing = [(t, r["cost"][t][s][e], z) for t, s, e, z in self.sends if s == d]
             received = sum(r["cost"][t][s][e] * z for t, s, e, z in self.sends if e == d)
             if r["rule"] == SUM:
-                total = compute + received + self._dearest(sent)
+                total = compute + received + self._dearest(outgoing)
                 model.add(total <= self.period)
                 continue
-            out = sum(c * z for _, c, z in sent)
+            out = sum(c * z for _, c, z in outgoing)
             model.add(compute + self._waits(d, horizon) <= self.period)
             if r["rule"] == SEQUENTIAL:
                 model.add(out + received <= self.period)
@@ -144,15 +153,15 @@ class LoadProgram:
                 model.add(out <= self.period)
                 model.add(received <= self.period)
 
-    def _dearest(self, sent: list[tuple[int, int, Any]]) -> Any:
+    def _dearest(self, outgoing: list[tuple[int, int, Any]]) -> Any:
         """A tensor is charged once, at the dearest of its links."""
         total: Any = 0
-        for t in sorted({t for t, _, _ in sent}):
-            own = [(c, z) for k, c, z in sent if k == t]
-            most = self.model.new_int_var(0, max(c for c, _ in own), "")
-            for c, z in own:
-                self.model.add(most >= c * z)
-            total += most
+        for t in sorted({t for t, _, _ in outgoing}):
+            tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
+            dearest = self.model.new_int_var(0, max(c for c, _ in tensor_sends), "")
+            for c, z in tensor_sends:
+                self.model.add(dearest >= c * z)
+            total += dearest
         return total
 
     def _waits(self, d: int, horizon: int) -> Any:

@@ -1,0 +1,100 @@
+"""Place with adjusted memory limits where placers count other bytes than the simulation.
+
+Placers give every output bytes of its own. If a placer refuses a graph whose outputs share memory (`OpGraph.reuse`), it is
+asked again with larger limits. The first placement that fits when it is simulated with the real limits is taken. Small graphs
+are tried out: all placements, first in first out and depth first.
+
+A placement may also need more than its placer counted: a view keeps the whole buffer in which it lies, and messages with
+processor time end ops later than planned. The placer is then asked again with smaller limits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import product
+from typing import Any
+
+import numpy as np
+
+from ...errors import InfeasiblePlacement
+from ...graph import Cluster, OpGraph, Placement
+from ...simulator import simulate
+from ..problem import allowed_group_devices, groups_of
+from .depth_first import depth_first_order
+
+TRIES = 4
+"""Placements per placer if it counts too few bytes; half as many for placers with a time limit."""
+
+LIMIT_FACTORS = (1.25, 2.0)
+"""Larger limits, as multiples of the devices' memory."""
+
+MAX_PLACEMENTS = 1000
+"""Most placements of a small graph; each is simulated twice."""
+
+
+def place_with_larger_limits(
+    graph: OpGraph, cluster: Cluster, assign: Callable[[OpGraph, Cluster], Placement]
+) -> Placement | None:
+    """Returns a placement of `assign` with larger limits that fits the real limits when it is simulated, or None.
+
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[0, 1, 0])    # op 1 writes over its input
+    >>> import baechi_lab as bl
+    >>> plain = lambda graph, cluster: bl.place(graph.replace(reuse=None), cluster, "single")
+    >>> place_with_larger_limits(graph, Cluster.uniform(1, memory_bytes=30), plain).info["limits"]
+    2.0
+    """
+    for factor in LIMIT_FACTORS:
+        limits = np.minimum(cluster.memory_bytes * factor, float(1 << 60)).astype(np.int64)
+        try:
+            placement = assign(graph, cluster.with_memory(limits.tolist()))
+        except InfeasiblePlacement:
+            continue
+        if simulate(graph, cluster, placement).feasible:
+            return placement.replace(info={**placement.info, "limits": factor})
+    return None
+
+
+def place_with_smaller_limits(
+    cluster: Cluster,
+    assign: Callable[[Cluster], Placement],
+    placement: Placement,
+    measured_bytes: Callable[[Cluster, Placement], Any],
+    planned_bytes: Callable[[Cluster, Placement], Any],
+    tries: int = TRIES,
+) -> Placement | None:
+    """Returns `placement` if it fits, else the first that fits of `assign` with limits lowered by the bytes exceeded last.
+
+    `measured_bytes` returns int64[devices], the bytes that a placement needs on a cluster; `planned_bytes` the bytes that placers
+    count. Returns None if none of `tries` placements fits.
+    """
+    cluster_for_placers, limits = cluster.without_overhead(), cluster.memory_bytes.copy()
+    for tries_left in reversed(range(tries)):
+        overflow_bytes = np.maximum(measured_bytes(cluster, placement) - cluster.memory_bytes, 0)
+        if not overflow_bytes.any():
+            return placement
+        limits = np.where(
+            overflow_bytes > 0,
+            np.maximum(np.minimum(limits, planned_bytes(cluster_for_placers, placement)) - overflow_bytes, 0),
+            limits,
+        )
+        try:
+            placement = assign(cluster_for_placers.with_memory(limits.tolist())) if tries_left else placement
+        except InfeasiblePlacement:
+            break
+    return None
+
+
+def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | None:
+    """Returns the fastest placement of a small graph that fits in memory; None if none fits or the graph is large."""
+    group = groups_of(graph)
+    allowed = allowed_group_devices(graph, cluster, group)
+    if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() > np.log(MAX_PLACEMENTS):
+        return None
+    best: tuple[float, Placement] | None = None
+    for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
+        for order in (None, depth_first_order(graph)):
+            placed = Placement(device=np.array(home, dtype=np.int32)[group], order=order)
+            timeline = simulate(graph, cluster, placed)
+            if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
+                best = timeline.makespan_us, placed
+    return None if best is None else best[1].replace(info={"limits": "tried out"})

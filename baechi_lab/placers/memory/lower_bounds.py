@@ -1,0 +1,106 @@
+"""Bytes that every placement and every schedule of a graph needs. If a cluster has fewer, no placement fits.
+
+*While one op runs*, its device holds its inputs, outputs and temporaries. This also holds for graphs that recompute or
+offload.
+
+*Across one op v*, the devices together hold all persistent bytes, v's own bytes, and every tensor that an ancestor of v
+made and that v or a descendant of v reads. Its readers have not ended, and a tensor in transfer is held on at least one
+device. This holds for the given graph; a graph that recomputes is another one.
+
+With `shared=True`, outputs that may lie in the memory of others (`OpGraph.reuse`) count 0 bytes, which is a lower bound.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import OpGraph
+from ...graph.opgraph import GROWS, OWN
+
+Ints = NDArray[np.int64]
+
+MAX_COUNTED_OPS = 16
+"""Ops across which the bytes are counted: in as many parts of the step, the op during which one device would hold most."""
+
+
+def counted_bytes(graph: OpGraph, shared: bool = False) -> Ints:
+    """int64[tensors]: bytes of each tensor that certainly has memory of its own, else 0."""
+    if not shared or graph.reuse is None:
+        return graph.tensor_bytes
+    owns_bytes = (graph.reuse == OWN) | (graph.reuse == GROWS)
+    return np.where(owns_bytes[graph.tensor_producer], graph.tensor_bytes, 0)
+
+
+def bytes_while_running(graph: OpGraph, shared: bool = False) -> Ints:
+    """int64[n]: bytes of each op's inputs, outputs and temporaries, without persistent bytes.
+
+    >>> bytes_while_running(OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20])).tolist()
+    [40, 60]
+    """
+    size, need = counted_bytes(graph, shared), graph.temp_bytes.copy()
+    np.add.at(need, graph.tensor_producer, size)
+    np.add.at(need, graph.consumers, size[graph.edge_tensor])
+    return need
+
+
+def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_bytes: int = 0) -> tuple[int, int]:
+    """Returns (bytes, op): the most bytes that all devices together hold across one of `MAX_COUNTED_OPS` ops.
+
+    What one device would hold in some order is an upper bound of the bytes across an op. Ops whose upper bound is at most
+    `threshold_bytes` are not counted. Returns (0, -1) if no op is counted.
+
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (0, 2, 30), (1, 2, 10)], persistent_bytes=[5, 0, 0])
+    >>> largest_bytes_across_op(graph)    # 5 + 30 + 10: one tensor of op 0 for both of its readers
+    (45, 1)
+    """
+    best, at = 0, -1
+    for candidate_bytes, op in _candidates(graph, shared):
+        if candidate_bytes <= max(best, threshold_bytes):
+            break
+        if (bytes_across := bytes_across_op(graph, op, shared)) > best:
+            best, at = bytes_across, op
+    return best, at
+
+
+def bytes_across_op(graph: OpGraph, op: int, shared: bool = False) -> int:
+    """Bytes that all devices together hold while `op` runs. O(ops + edges)."""
+    size = counted_bytes(graph, shared)
+    before, after = _reached(*graph.predecessors, op), _reached(*graph.successors, op)
+    before[op] = False
+    read = np.zeros(graph.tensor_count, dtype=np.bool_)
+    read[graph.edge_tensor[after[graph.consumers]]] = True
+    live = (read & before[graph.tensor_producer]) | (graph.tensor_producer == op)
+    persistent_bytes = graph.persistent_bytes
+    if shared and graph.reuse is not None:  # what grows is there once its op has started
+        persistent_bytes = np.where((graph.reuse == GROWS) & ~before & (np.arange(graph.n) != op), 0, persistent_bytes)
+    return int(persistent_bytes.sum() + size[live].sum() + graph.temp_bytes[op])
+
+
+def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[np.bool_]:
+    """bool[n]: the op and all ops reachable from it."""
+    from scipy.sparse import csr_array
+    from scipy.sparse.csgraph import breadth_first_order
+
+    n = len(pointer) - 1
+    edges = csr_array((np.ones(len(neighbours), dtype=np.int8), neighbours, pointer), shape=(n, n))
+    reached = np.zeros(n, dtype=np.bool_)
+    reached[breadth_first_order(edges, op, return_predecessors=False)] = True
+    return reached
+
+
+def _candidates(graph: OpGraph, shared: bool) -> list[tuple[int, int]]:
+    """(bytes, op), most bytes first: the op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the
+    topological order."""
+    if graph.n == 0:
+        return []
+    size, position = counted_bytes(graph, shared), graph.position
+    last = position[graph.tensor_producer].copy()
+    np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
+    change = np.zeros(graph.n + 1, dtype=np.int64)
+    np.add.at(change, position[graph.tensor_producer], size)
+    np.add.at(change, last + 1, -size)
+    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order] + int(graph.persistent_bytes.sum())
+    segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
+    tops = [segment[live_bytes[segment].argmax()] for segment in segments]
+    return sorted(((int(live_bytes[k]), int(graph.order[k])) for k in tops), key=lambda pair: (-pair[0], pair[1]))

@@ -1,0 +1,175 @@
+"""The fastest placement of several placers that fits in memory, and the placement that exceeds memory least."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...errors import BaechiLabError, InvalidInput
+from ...graph import Cluster, OpGraph, Placement, Timeline, allowed_devices
+from ...passes.optimize import optimize
+from ...simulator import simulate
+from ..direct import place_directly
+from ..memory.depth_first import depth_first_order
+from ..memory.feasible import without_repairs
+from ..registry import placer_class
+from .memory_ladder import AMPLE_MEMORY, FAST_PLACERS, place_on_memory_ladder
+
+MAX_REPAIRED_OPS = 2000
+"""Largest graph for which every placer may repair its plan. Repairs of larger graphs take minutes."""
+
+
+@dataclass(frozen=True)
+class BestOfPlacers:
+    """The placement step of `bl.fit`.
+
+    Every placer places the optimized graph. If none fits, every placer places the graph itself. With a `time_limit`, `search`
+    then improves the best placement.
+
+    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> best, why = BestOfPlacers(("single",)).fastest(graph, Cluster.uniform(2))
+    >>> best[1].makespan_us, why
+    (15.0, '')
+    """
+
+    placers: Sequence[str]
+    time_limit: float = 0.0
+    seed: int = 0
+    repairs: bool = True
+    """Whether one plan of a large graph is repaired if no plan fits."""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.placers, str) or not self.placers:
+            raise InvalidInput(f"placers is {self.placers!r}; it must be a list of names, for example ['m-etf']")
+        for name in self.placers:
+            placer_class(name)
+        if isinstance(self.time_limit, bool) or not (
+            isinstance(self.time_limit, (int, float)) and 0 <= self.time_limit < np.inf
+        ):
+            raise InvalidInput(f"time_limit is {self.time_limit!r}; it must be a number of seconds of at least 0")
+
+    def fastest(
+        self, graph: OpGraph, cluster: Cluster, known_placement: Placement | None = None, *, other_limits: bool = False
+    ) -> tuple[tuple[Placement, Timeline] | None, str]:
+        """Returns the fastest feasible placement with its timeline, or None with the reason of the last placer.
+
+        `known_placement` is one more candidate and wins ties. With `other_limits`, so are the placements of
+        `memory_trades.memory_ladder`, except for large graphs.
+        """
+        stands = [] if known_placement is None else [(known_placement, simulate(graph, cluster, known_placement))]
+        pairs = [pair for pair in stands if pair[1].feasible]
+        if np.count_nonzero(~cluster.is_host) == 1:
+            alone, why = order_on_one_device(graph, cluster)
+            pairs += [alone] if alone else []
+            return min(pairs, key=lambda pair: pair[1].makespan_us, default=None), "" if pairs else why
+        proposals, why = self._ask_placers(graph, cluster)
+        pairs += proposals
+        if other_limits and graph.n <= MAX_REPAIRED_OPS:
+            pairs += [
+                (placed.replace(info={**placed.info, "form": "ladder", "placers": tuple(self.placers)}), timeline)
+                for placed, timeline in place_on_memory_ladder(graph, cluster, self.placers)
+                if timeline.feasible
+            ]
+        if not pairs:
+            return None, why
+        best = min(pairs, key=lambda pair: pair[1].makespan_us)
+        return self._improve_by_search(graph, cluster, best), ""
+
+    def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[tuple[Placement, Timeline]], str]:
+        """Placements of the optimized graph, or of the graph itself if none fits: a group may be too large for every device.
+
+        On large graphs the placers only plan, and one plan is repaired if none fits.
+        """
+        coarse = optimize(graph, cluster)
+        if graph.n <= MAX_REPAIRED_OPS:
+            pairs, why = self._place_with_each(graph, coarse, cluster, self.placers)
+            return (pairs, why) if pairs else self._place_with_each(graph, graph, cluster, self.placers)
+        with without_repairs():
+            for form in (coarse, graph):
+                pairs, why = self._place_with_each(graph, form, cluster, self.placers)
+                if pairs:
+                    return pairs, ""
+        return self._place_with_each(graph, coarse, cluster, self.placers[-1:]) if self.repairs else ([], why)
+
+    def _place_with_each(
+        self, graph: OpGraph, form: OpGraph, cluster: Cluster, names: Sequence[str]
+    ) -> tuple[list[tuple[Placement, Timeline]], str]:
+        pairs: list[tuple[Placement, Timeline]] = []
+        why = ""
+        for name in names:
+            try:
+                placed = place_directly(form, cluster, name).on(graph)
+                timeline = simulate(graph, cluster, placed)
+            except BaechiLabError as error:
+                why = why or str(error)
+                continue
+            if timeline.feasible:
+                pairs.append((placed.replace(info={**placed.info, "form": "raw" if form is graph else ""}), timeline))
+            else:
+                why = why or timeline.violations[0].message
+        return pairs, why
+
+    def _improve_by_search(
+        self, graph: OpGraph, cluster: Cluster, best: tuple[Placement, Timeline]
+    ) -> tuple[Placement, Timeline]:
+        if not self.time_limit:
+            return best
+        placed = place_directly(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
+        timeline = simulate(graph, cluster, placed)
+        return (placed, timeline) if timeline.feasible and timeline.makespan_us < best[1].makespan_us else best
+
+    def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
+        """Returns the placement with the smallest `missing_bytes`, among those made for devices with ample memory."""
+        ample_cluster = cluster.with_memory(AMPLE_MEMORY)
+        coarse, pairs = optimize(graph, cluster), []
+        one = np.count_nonzero(~cluster.is_host) == 1
+        for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
+            try:
+                placed = place_directly(coarse, ample_cluster, name).on(graph)
+                pairs.append((placed, simulate(graph, cluster, placed)))
+            except BaechiLabError:
+                continue
+        return min(pairs, key=lambda pair: missing_bytes(pair[1], cluster), default=None)
+
+
+def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Timeline] | None, str]:
+    """Returns the fastest feasible order on one device: order of readiness, topological, or depth first."""
+    allowed = allowed_devices(graph, cluster)
+    tried = []
+    orders = {"": None, "position": graph.position.astype(np.float64), "depth first": depth_first_order(graph)}
+    for words, order in orders.items():
+        placed = Placement(
+            device=allowed.argmax(axis=1), order=order, placer="single", graph_key=graph.key, info={"order": words}
+        )
+        timeline = simulate(graph, cluster, placed)
+        if timeline.feasible:
+            tried.append((placed, timeline))
+        elif not words:
+            why = timeline.violations[0].message
+    return (min(tried, key=lambda pair: pair[1].makespan_us), "") if tried else (None, why)
+
+
+def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
+    """Largest number of bytes by which a device exceeds its memory; 0 if all fit."""
+    overflow_bytes = np.where(cluster.is_host, 0, timeline.peak_bytes - cluster.memory_bytes)
+    return int(max(overflow_bytes.max(initial=0), 0))
+
+
+def overflowing_placement_code(graph: str, cluster: str, placed: Placement) -> str:
+    """Python code that makes the placement of `BestOfPlacers.least_overflowing`."""
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory(1 << 50), {placed.placer!r}).on(g)"
+
+
+def placement_code(graph: str, cluster: str, placed: Placement, devices: int) -> str:
+    """Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
+    if placed.info.get("order") or placed.info.get("form") == "ladder":
+        placers = tuple(placed.info.get("placers", FAST_PLACERS))
+        names = "" if placers == FAST_PLACERS else f", placers={placers!r}"
+        return f"bl.fit({graph}, {cluster}{names}, give_up=()).best.placement"
+    if placed.placer == "search":
+        return f"bl.place({graph}, {cluster}, 'search', time_limit={placed.params.get('time_limit')})"
+    if devices == 1 or placed.info.get("form") == "raw":
+        return f"bl.place({graph}, {cluster}, {placed.placer!r})"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placed.placer!r}).on(g)"

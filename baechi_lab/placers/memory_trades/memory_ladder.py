@@ -1,0 +1,90 @@
+"""Placements for a fixed series of memory limits that does not depend on the devices' memory.
+
+Placers and repairs are heuristics: a tighter limit may lead them to a faster placement. The same limits are tried for every
+cluster, so more memory never makes the result slower. The highest limit is the largest peak of a plan without limits; the
+lowest is the proven need of a device; the ratio of neighbouring limits is constant. From the highest limit on, the fastest
+placement that fits so far is repaired and improved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ...errors import BaechiLabError
+from ...graph import Cluster, OpGraph, Placement, Timeline
+from ...passes.optimize import optimize
+from ...simulator import simulate
+from ..direct import place_directly
+from ..memory.lower_bounds import bytes_while_running, largest_bytes_across_op
+from ..memory.packing import persistent_bytes_beside
+from ..memory.repair import repair
+
+LIMIT_COUNT = 9
+SIMULATED_OPS = 200_000
+"""Ops simulated in one repair, for graphs with more than `SMALL_GRAPH_OPS` ops. It bounds the time per limit."""
+SMALL_GRAPH_OPS = 50
+FAST_PLACERS = ("single", "m-topo", "m-etf", "contiguous")
+"""Placers that place each graph variant."""
+
+AMPLE_MEMORY = 1 << 50
+"""Bytes of a device that never run out. Their sum over all devices does not overflow."""
+
+Pair = tuple[Placement, Timeline]
+
+
+def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST_PLACERS) -> list[Pair]:
+    """Returns the placements for all limits, each simulated on `cluster`. Empty if no placer finds a valid plan."""
+    ample_cluster = cluster.with_memory(AMPLE_MEMORY)
+    pairs = _place_without_limits(graph, ample_cluster, placers)
+    if not pairs:
+        return []
+    computing, start = ~cluster.is_host, _fastest(pairs)
+    for limit in _limits(graph, ample_cluster, [_largest_peak(pair, computing) for pair in pairs]):
+        start = _fastest([pair for pair in pairs if _largest_peak(pair, computing) <= limit]) or start
+        memory = np.where(computing, limit, ample_cluster.memory_bytes).tolist()
+        repaired_placement = _repair_within(graph, ample_cluster.with_memory(memory), start[0])  # type: ignore[index]
+        if repaired_placement is None:
+            break
+        pairs.append((repaired_placement, simulate(graph, ample_cluster, repaired_placement)))
+    return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
+
+
+def _place_without_limits(graph: OpGraph, ample_cluster: Cluster, placers: Sequence[str]) -> list[Pair]:
+    """Placements of the optimized graph and of the graph itself, by each placer, with ample memory."""
+    pairs: list[Pair] = []
+    for form in (optimize(graph, ample_cluster), graph):
+        for name in placers:
+            try:
+                placed = place_directly(form, ample_cluster, name).on(graph)
+            except BaechiLabError:
+                continue
+            pairs.append((placed, simulate(graph, ample_cluster, placed)))
+    return pairs
+
+
+def _limits(graph: OpGraph, ample_cluster: Cluster, peaks: Sequence[int]) -> list[int]:
+    """Bytes per device, from the largest peak of a plan without limits down to the proven need."""
+    device_count = int(np.count_nonzero(~ample_cluster.is_host))
+    alone = int((bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)).max(initial=0))
+    together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
+    low, high = max(alone, -(-together // device_count), 1), max(*peaks, 1)
+    return np.unique(np.geomspace(min(low, high), high, LIMIT_COUNT).astype(np.int64))[::-1].tolist()
+
+
+def _repair_within(graph: OpGraph, cluster: Cluster, start: Placement) -> Placement | None:
+    evaluations = None if graph.n <= SMALL_GRAPH_OPS else max(SIMULATED_OPS // graph.n, 60)
+    try:
+        return repair(graph, cluster.without_overhead(), start, evaluations=evaluations)
+    except BaechiLabError:
+        return None
+
+
+def _largest_peak(pair: Pair, computing: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:
+    """Peak bytes of the fullest computing device."""
+    return int(pair[1].peak_bytes[computing].max(initial=0))
+
+
+def _fastest(pairs: Sequence[Pair]) -> Pair | None:
+    return min(pairs, key=lambda pair: pair[1].makespan_us, default=None)

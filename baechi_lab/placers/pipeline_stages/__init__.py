@@ -1,0 +1,1 @@
+"""Algorithms for pipeline stages: units of a graph, device chains, dynamic programs, measured cuts."""

@@ -1,0 +1,149 @@
+"""A chain of devices, as arrays, on which dynamic programs place pipeline stages: one device per stage, or several in a row.
+
+A stage on the devices `d .. d + r - 1` of the chain, each of which takes every r-th micro-batch, costs per micro-batch:
+
+    compute   the work of its units / r
+    received  the tensors that it reads from other stages, each once / r
+    sent      the tensors that other stages read from it, each once / r
+    ring      2 (r - 1) / r of its gradients over the slowest link among its devices, once per r micro-batches. For a step
+              (`once`) it runs once after all micro-batches, and is no part of the load.
+
+The load of a stage is the largest load of its resources: `compute + received + sent + ring` where compute and transfers are
+added (`sum`), otherwise the larger of compute and the queues of the communication mode. Tensors to and from earlier
+stages take the link to the previous device, all others the link to the next device. That is exact where all links are equal.
+PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1) has the same terms; there, the communication
+between two stages is a stage of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...graph import Cluster
+from ...graph.cluster import COMMUNICATION_MODES
+from ...graph.kernels.jit import njit
+from .pipeline_units import PipelineUnits
+
+SUM = len(COMMUNICATION_MODES)
+"""The load rule that adds a device's compute and transfers. Smaller numbers are communication modes."""
+PARALLEL, SEQUENTIAL = COMMUNICATION_MODES.index("parallel"), COMMUNICATION_MODES.index("sequential")
+
+
+class DeviceChain(NamedTuple):
+    """D devices in the order of the pipeline stages. A device with several stages occurs several times.
+
+    `kind` int32[D]: the device's column of `work`; `work` float64[units + 1, kinds] and `barred` int64[units + 1, kinds]: prefix
+    sums over the units, of their work and of whether they may not run there; `memory` int64[D]; `latency`, `per_byte`
+    float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run` int64[D]: number of equal devices
+    from here on; `ring` float64[D, D]: slowest microseconds per byte among the `r` devices from `d` on, at [d, r - 1];
+    `ring_latency` likewise; `rule`: how loads add up; `once`: gradients are added once per step; `use_all`: every device must
+    have a stage.
+    """
+
+    kind: Any
+    work: Any
+    barred: Any
+    memory: Any
+    latency: Any
+    per_byte: Any
+    run: Any
+    ring: Any
+    ring_latency: Any
+    rule: int
+    once: bool
+    use_all: bool
+
+
+def make_device_chain(
+    units: PipelineUnits,
+    cluster: Cluster,
+    devices: Sequence[int],
+    *,
+    sum: bool,
+    replicas: bool,
+    once: bool = False,
+    use_all: bool = False,
+) -> DeviceChain:
+    """The chain of `devices` (indices into the cluster). Without `replicas`, a stage takes one device only."""
+    device_indices = np.asarray(devices, dtype=np.int64)
+    columns = np.concatenate([units.work, ~units.allowed, cluster.memory_bytes[None, :].repeat(1, axis=0)])[
+        :, device_indices
+    ]
+    _, first, kind = np.unique(columns, axis=1, return_index=True, return_inverse=True)
+    kind = kind.reshape(-1)
+    work, barred = units.work[:, device_indices[first]], ~units.allowed[:, device_indices[first]]
+    return DeviceChain(
+        kind=kind.astype(np.int32),
+        work=_prefix_sums(work),
+        barred=_prefix_sums(barred.astype(np.int64)),
+        memory=cluster.memory_bytes[device_indices],
+        latency=_neighbour_link(cluster.latency_us, device_indices),
+        per_byte=_neighbour_link(cluster.us_per_byte, device_indices),
+        run=_equal_runs(kind) if replicas else np.ones(len(device_indices), dtype=np.int64),
+        ring=_slowest_link(cluster.us_per_byte, device_indices),
+        ring_latency=_slowest_link(cluster.latency_us, device_indices),
+        rule=SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
+        once=once,
+        use_all=use_all,
+    )
+
+
+def _prefix_sums(columns: Any) -> Any:
+    return np.concatenate([np.zeros((1, columns.shape[1]), dtype=columns.dtype), np.cumsum(columns, axis=0)])
+
+
+def _neighbour_link(matrix: Any, device_indices: Any) -> Any:
+    """The more expensive direction between neighbours; 0 before the first device and after the last."""
+    inner = np.maximum(matrix[device_indices[:-1], device_indices[1:]], matrix[device_indices[1:], device_indices[:-1]])
+    return np.concatenate([[0.0], inner, [0.0]])
+
+
+def _equal_runs(kind: Any) -> Any:
+    """Number of equal devices in a row, from each device on."""
+    run = np.ones(len(kind), dtype=np.int64)
+    for d in range(len(kind) - 2, -1, -1):
+        run[d] = run[d + 1] + 1 if kind[d] == kind[d + 1] else 1
+    return run
+
+
+def _slowest_link(matrix: Any, device_indices: Any) -> Any:
+    """[d, r - 1]: the largest entry of `matrix` among the devices d .. d + r - 1."""
+    count = len(device_indices)
+    slowest = np.zeros((count, count))
+    for d in range(count):
+        for r in range(2, count - d + 1):
+            last, previous = device_indices[d + r - 1], device_indices[d : d + r - 1]
+            edge = max(matrix[last, previous].max(), matrix[previous, last].max())
+            slowest[d, r - 1] = max(slowest[d, r - 2], edge)
+    return slowest
+
+
+@njit(cache=True, inline="always")  # a call would count the references to all of the chain's arrays
+def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
+    """Microseconds in which `r` devices from `d` on add up `gradient` bytes."""
+    if gradient <= 0:
+        return 0.0
+    return 2.0 * (r - 1) * (chain.ring_latency[d, r - 1] + gradient / r * chain.ring[d, r - 1])
+
+
+@njit(cache=True, inline="always")
+def pipeline_stage_load(chain: Any, d: Any, r: Any, work: Any, gradient: Any, low: Any, high: Any) -> Any:
+    """Microseconds per micro-batch of a stage of `work` us and `gradient` bytes on `r` devices from `d` on.
+
+    `low`, `high` float64[4]: number and bytes of tensors received, number and bytes sent, below and above the stage.
+    """
+    receiving = low[0] * chain.latency[d] + low[1] * chain.per_byte[d]
+    receiving += high[0] * chain.latency[d + r] + high[1] * chain.per_byte[d + r]
+    sending = low[2] * chain.latency[d] + low[3] * chain.per_byte[d]
+    sending += high[2] * chain.latency[d + r] + high[3] * chain.per_byte[d + r]
+    ring = 0.0 if chain.once else ring_us(chain, d, r, gradient)
+    if chain.rule == SUM:
+        return (work + receiving + sending + ring) / r
+    if chain.rule == PARALLEL:
+        return work / r
+    if chain.rule == SEQUENTIAL:
+        return max(work, receiving + sending + ring) / r
+    return max(work, max(receiving, sending) + ring) / r

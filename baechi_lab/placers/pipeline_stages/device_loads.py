@@ -1,0 +1,217 @@
+"""Loads of devices and queues under an assignment, updated while units move, and annealing of the largest load.
+
+The period of endless micro-batches is the largest load of any resource (`simulator.throughput`). A unit is a set of ops that
+share a device. When a unit moves, only the tensors that it makes or reads change their load: their messages are removed and
+added again. The annealed energy adds a small part of the root mean square of all loads, so that moves which lower other
+loads than the largest count as well.
+
+Complexity: O(tensors of the unit * devices) per move. Source: Kirkpatrick, Gelatt and Vecchi 1983,
+doi:10.1126/science.220.4598.671.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph import Cluster, OpGraph
+from ...graph.cluster import COMMUNICATION_MODES
+from ...graph.kernels.csr import offsets, transpose
+from ...graph.kernels.jit import njit
+from ..problem import groups_of
+from .device_chain import PARALLEL, SEQUENTIAL, SUM
+from .pipeline_units import unit_columns
+
+COMPUTE, SEND, RECEIVE, OVERHEAD = range(4)
+EVEN = 0.05
+"""Weight of the root mean square in the energy."""
+
+
+class LoadModel(NamedTuple):
+    """Units and the tensors between them as arrays.
+
+    `unit` int32[n] of every op; `work` float64[U, D]; `allowed` bool[U, D]; `persistent_bytes` int64[U]; per tensor `producer`,
+    `size`, and readers in CSR form; `made_ptr` int64[U + 1]: tensors of a unit are numbered in a row; `read_ptr`, `reads`:
+    tensors that a unit reads; links float64[D, D]; `limit` int64[D]; `rule` as in `pipeline_stages.device_chain`.
+    """
+
+    unit: Any
+    work: Any
+    allowed: Any
+    persistent_bytes: Any
+    producer: Any
+    size: Any
+    reader_ptr: Any
+    reader: Any
+    made_ptr: Any
+    read_ptr: Any
+    reads: Any
+    latency: Any
+    per_byte: Any
+    overhead: Any
+    limit: Any
+    rule: int
+
+
+def load_model(graph: OpGraph, cluster: Cluster, *, sum: bool = False) -> LoadModel:
+    """The model of `graph` with its colocation groups as units; `sum`: as in `bl.throughput`."""
+    group, none = groups_of(graph), np.zeros(0, dtype=np.int32)
+    count = int(group.max(initial=-1)) + 1
+    units = unit_columns(graph, cluster, group, none, none, count)
+    read_ptr, reads = transpose(units.reader_ptr, units.reader, count)
+    return LoadModel(
+        group,
+        units.work,
+        units.allowed,
+        units.persistent_bytes,
+        units.producer.astype(np.int64),
+        units.size.astype(np.float64),
+        units.reader_ptr,
+        units.reader.astype(np.int64),
+        offsets(units.producer, count),
+        read_ptr,
+        reads,
+        cluster.latency_us,
+        cluster.us_per_byte,
+        cluster.overhead_us,
+        cluster.memory_bytes,
+        SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
+    )
+
+
+def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[4, D]: compute, sent, received and message overheads per device for `home` int64[U].
+
+    >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
+    >>> from baechi_lab import Link
+    >>> model = load_model(graph, Cluster.uniform(2, link=Link(1.0, 0.1)))
+    >>> loads_of(model, np.array([0, 1])).tolist()
+    [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
+    """
+    load = np.zeros((4, m.work.shape[1]))
+    np.add.at(load[COMPUTE], home, m.work[np.arange(len(home)), home])
+    device_seen = np.zeros(m.work.shape[1], dtype=np.bool_)
+    for t in range(len(m.producer)):
+        charge_tensor(m, home, t, load, 1.0, device_seen)
+    return load
+
+
+@njit(cache=True, nogil=True)
+def charge_tensor(m: Any, home: Any, t: Any, load: Any, sign: Any, device_seen: Any) -> None:
+    """Adds the messages of tensor `t` to the loads (`sign` 1) or removes them (-1); `device_seen` bool[D] is scratch."""
+    source, first, end = home[m.producer[t]], m.reader_ptr[t], m.reader_ptr[t + 1]
+    dearest = 0.0
+    for k in range(first, end):
+        d = home[m.reader[k]]
+        if d == source or device_seen[d]:
+            continue
+        device_seen[d] = True
+        cost = m.latency[source, d] + m.per_byte[source, d] * m.size[t]
+        dearest = max(dearest, cost)
+        load[1, source] += 0.0 if m.rule == SUM else sign * cost
+        load[2, d] += sign * cost
+        load[3, source] += sign * m.overhead[source, d]
+        load[3, d] += sign * m.overhead[source, d]
+    if m.rule == SUM:
+        load[1, source] += sign * dearest
+    for k in range(first, end):
+        device_seen[home[m.reader[k]]] = False
+
+
+@njit(cache=True, nogil=True)
+def largest_load(m: Any, load: Any) -> Any:
+    """Returns the largest load of any resource, and the root mean square of the devices' loads."""
+    largest, squares = 0.0, 0.0
+    for d in range(load.shape[1]):
+        compute = load[0, d] + load[3, d]
+        if m.rule == SUM:
+            device_load = compute + load[1, d] + load[2, d]
+        elif m.rule == PARALLEL:
+            device_load = compute
+        elif m.rule == SEQUENTIAL:
+            device_load = max(compute, load[1, d] + load[2, d])
+        else:
+            device_load = max(compute, max(load[1, d], load[2, d]))
+        largest = max(largest, device_load)
+        squares += (compute + load[1, d] + load[2, d]) ** 2
+    return largest, np.sqrt(squares / load.shape[1])
+
+
+@njit(cache=True, nogil=True)
+def _move_unit(m: Any, home: Any, u: Any, to: Any, load: Any, device_seen: Any) -> None:
+    """Moves unit `u` to device `to`."""
+    for sign in (-1.0, 1.0):
+        for t in range(m.made_ptr[u], m.made_ptr[u + 1]):
+            charge_tensor(m, home, t, load, sign, device_seen)
+        for k in range(m.read_ptr[u], m.read_ptr[u + 1]):
+            charge_tensor(m, home, m.reads[k], load, sign, device_seen)
+        load[0, home[u]] += sign * m.work[u, home[u]]
+        if sign < 0:
+            home[u] = to
+
+
+@njit(cache=True, nogil=True)
+def _neighbour(m: Any, u: Any, rng: Any) -> Any:
+    """Returns a random unit that shares a tensor with `u`, or `u` itself if there is none."""
+    made_count, read_count = m.made_ptr[u + 1] - m.made_ptr[u], m.read_ptr[u + 1] - m.read_ptr[u]
+    if made_count + read_count == 0:
+        return u
+    k = int(rng.random() * (made_count + read_count))
+    if k >= made_count:
+        return m.producer[m.reads[m.read_ptr[u] + k - made_count]]
+    t = m.made_ptr[u] + k
+    return m.reader[m.reader_ptr[t] + int(rng.random() * (m.reader_ptr[t + 1] - m.reader_ptr[t]))]
+
+
+@njit(cache=True, nogil=True)
+def anneal_loads(m: Any, home: Any, limit: Any, hot: Any, cold: Any, steps: Any, rng: Any) -> Any:
+    """Anneals `home` int64[U] in place for `steps` moves; returns the smallest largest load within `limit`, and its `home`.
+
+    A move takes a random unit to a random device or to that of a neighbour, or exchanges it with a random unit.
+    """
+    units, devices = m.work.shape
+    load, used, device_seen = np.zeros((4, devices)), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
+    for u in range(units):
+        load[0, home[u]] += m.work[u, home[u]]
+        used[home[u]] += m.persistent_bytes[u]
+    for t in range(len(m.producer)):
+        charge_tensor(m, home, t, load, 1.0, device_seen)
+    largest, even = largest_load(m, load)
+    best, best_home, energy = largest, home.copy(), largest + EVEN * even
+    for k in range(steps):
+        temperature = hot * (cold / hot) ** (k / steps)
+        u = int(rng.random() * units)
+        a, v, kind = home[u], u, rng.random()
+        if kind < 0.4:
+            b = int(rng.random() * devices)
+        elif kind < 0.8:
+            b = home[_neighbour(m, u, rng)]
+        else:
+            v = int(rng.random() * units)
+            b = home[v]
+        if a == b or not m.allowed[u, b] or (v != u and not m.allowed[v, a]):
+            continue
+        exchanged_bytes = m.persistent_bytes[v] if v != u else 0
+        if (
+            used[b] + m.persistent_bytes[u] - exchanged_bytes > limit[b]
+            or used[a] - m.persistent_bytes[u] + exchanged_bytes > limit[a]
+        ):
+            continue
+        _move_unit(m, home, u, b, load, device_seen)
+        if v != u:
+            _move_unit(m, home, v, a, load, device_seen)
+        largest, even = largest_load(m, load)
+        if largest + EVEN * even <= energy - temperature * np.log(1.0 - rng.random()):
+            energy = largest + EVEN * even
+            used[b] += m.persistent_bytes[u] - exchanged_bytes
+            used[a] += exchanged_bytes - m.persistent_bytes[u]
+            if largest < best:
+                best = largest
+                best_home[:] = home
+        else:
+            if v != u:
+                _move_unit(m, home, v, b, load, device_seen)
+            _move_unit(m, home, u, a, load, device_seen)
+    return best, best_home

@@ -1,0 +1,64 @@
+"""Sequences of devices that the stages of a pipeline pass: once, in several rounds, or there and back.
+
+Interleaved 1F1B passes the devices several times (Narayanan et al., SC 2021, doi:10.1145/3458817.3476209, section 2.2.2).
+ZB-V passes them there and back (Qi et al. 2024, arXiv:2405.15362, section 3). In the dynamic programs a device with several
+stages occurs several times in the chain, and each occurrence must have a stage. Sequences of fewer devices are tried as well:
+transfers between stages may cost more than the additional devices save. Only the measurement counts that the stages of a
+device share its memory (`pipeline_cuts.place_best_cut`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from ...graph import Cluster
+from ...simulator.pipelined_graph import schedule_shape
+from .device_chain import DeviceChain, make_device_chain
+from .objective import Objective
+from .pipeline_units import PipelineUnits
+
+ROUNDS = (2, 4)
+"""Stages per device in an interleaved pipeline. One stage per device is 1F1B."""
+
+
+class DeviceSequence(NamedTuple):
+    """`devices` in the order of the stages; `replicated`: equal devices may share a stage; `use_all`: each must have a stage."""
+
+    devices: tuple[int, ...]
+    replicated: bool
+    use_all: bool
+
+
+def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[DeviceSequence]:
+    """Yields the sequences of the objective's schedule, for devices that follow each other in `order`.
+
+    >>> [sequence.devices for sequence in device_sequences(Objective("step", schedule="zb-v"), (0, 1, 2))]
+    [(0, 1, 2, 2, 1, 0), (0, 0)]
+    >>> [sequence.devices for sequence in device_sequences(Objective("step", schedule="interleaved-1f1b"), (0, 1))]
+    [(0, 1), (0, 1, 0, 1), (0, 1, 0, 1, 0, 1, 0, 1)]
+    """
+    shape = schedule_shape(objective.schedule) if objective.name == "step" else "chain"
+    if shape != "v":
+        yield from (DeviceSequence(order, replicated, False) for replicated in objective.replica_options)
+    few = len(order) if shape != "chain" else 0
+    while few:
+        first_devices = order[:few]
+        if shape == "v":
+            yield DeviceSequence(first_devices + first_devices[::-1], False, True)
+        elif few > 1:
+            yield from (DeviceSequence(first_devices * rounds, False, True) for rounds in ROUNDS)
+        few //= 2
+
+
+def chain_along(sequence: DeviceSequence, units: PipelineUnits, cluster: Cluster, objective: Objective) -> DeviceChain:
+    """The device chain of a sequence, for the dynamic programs."""
+    return make_device_chain(
+        units,
+        cluster,
+        sequence.devices,
+        sum=objective.sum,
+        replicas=sequence.replicated,
+        once=objective.name == "step",
+        use_all=sequence.use_all,
+    )

@@ -1,0 +1,177 @@
+"""The best cuts of a line of units into pipeline stages, by dynamic programming over all intervals of the line.
+
+Source: the dynamic programs of PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1) and of
+Tarnawski et al., NeurIPS 2020, section 5.1.2 (on a linearisation). The units between two neighbouring places where the line
+may be cut form a block. The end j moves along the line. The traffic of the intervals [i, j) then changes on ranges of i, of
+which only both ends are stored; summing them from j towards the front gives every interval in turn. Several goals share one
+sweep.
+
+Complexity: O(units + tensors) for the changes and O(places^2 * devices * replicas) for the program. It is solved with few
+places first; the cost found there bounds the intervals with all places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.kernels.csr import distinct, offsets
+from ...graph.kernels.jit import njit
+from .device_chain import DeviceChain
+from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
+from .pipeline_units import PipelineUnits
+
+COARSE_PLACES, MAX_PLACES = 200, 4000
+"""Places where the line may be cut: in the first pass, and at most."""
+
+PipelineStages = list[tuple[int, int, int, int]]
+"""First unit, last + 1, first device of the chain and number of devices of every stage."""
+
+LOW_RECEIVED, LOW_SENT, HIGH_RECEIVED, HIGH_SENT = range(0, 8, 2)
+"""Columns of an interval's traffic, from and to units before and after it: each a count, followed by bytes."""
+
+
+def cut_line(units: PipelineUnits, chain: DeviceChain, goal: tuple[float, float]) -> tuple[float, PipelineStages]:
+    """Returns the least cost and its stages; (inf, []) if none fits.
+
+    `goal` = (ahead, micro_batches), see `dynamic_program`; (0, 1) is the period.
+    """
+    return cut_lines(units, chain, [goal])[0]
+
+
+def cut_lines(
+    units: PipelineUnits, chain: DeviceChain, goals: Sequence[tuple[float, float]]
+) -> list[tuple[float, PipelineStages]]:
+    """`cut_line` for each goal."""
+    solutions: list[tuple[float, PipelineStages]] = [(np.inf, [])] * len(goals)
+    for max_places in (COARSE_PLACES, MAX_PLACES):
+        places = np.unique(np.linspace(0, units.n, min(max_places, units.n) + 1).round().astype(np.int64))
+        sums = (
+            chain.work[places],
+            chain.barred[places],
+            _sums_before(units.persistent_bytes)[places],
+            _sums_before(units.gradient)[places],
+        )
+        tables = [make_tables(len(places), len(chain.kind), chain.use_all) for _ in goals]
+        best, predecessor = (np.stack([table[k] for table in tables]) for k in (0, 1))
+        bound = np.array([cost for cost, _ in solutions])
+        _sweep_intervals(
+            (best, predecessor),
+            chain,
+            sums,
+            _interval_changes(units, places),
+            (np.array(goals, dtype=np.float64), bound),
+        )
+        for k, cost in enumerate(best[:, -1, -1].tolist()):
+            if cost <= solutions[k][0] and np.isfinite(cost):
+                stages = trace_pipeline_stages(predecessor[k], len(places) - 1, len(chain.kind))
+                solutions[k] = cost, [(int(places[i]), int(places[j]), d, r) for i, j, d, r in stages]
+    return solutions
+
+
+def _sums_before(column: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(column)])
+
+
+def _interval_changes(units: PipelineUnits, places: NDArray[np.int64]) -> tuple[Any, Any, Any, Any]:
+    """Changes of the intervals' traffic when the block of units before place j + 1 joins them.
+
+    Rows `pointer[j]:pointer[j + 1]`: the blocks i from `first` to `last` change in `column` by `change` bytes and one tensor of
+    the same sign. A tensor is received once, from below if its producer lies before the interval. It is sent once, to below if
+    any reader lies before the interval. Returns pointer, block_range int64[rows, 2], column, change.
+    """
+    blocks = len(places) - 1
+    block = np.searchsorted(places, np.arange(units.n), side="right") - 1
+    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    key = distinct(tensor.astype(np.int64) * max(blocks, 1) + block[units.reader])
+    tensor, reader = key // max(blocks, 1), key % max(blocks, 1)
+    away = reader != block[units.producer[tensor]]  # what is read in the same block is never sent
+    tensor, reader = tensor[away], reader[away]
+    producer_block, size = block[units.producer[tensor]], units.size[tensor].astype(np.float64)
+    first = np.diff(tensor, prepend=-1) > 0
+    last = np.diff(tensor, append=len(units.producer)) > 0
+    before = np.where(first, -1, np.concatenate([[-1], reader[:-1]]))  # the reader before it
+    read_ahead, read_behind, end = reader > producer_block, reader < producer_block, np.flatnonzero(last)
+    lowest_reader, highest_reader = reader[first], reader[last]
+    # The last reader below the producer, of tensors that have one.
+    below = np.flatnonzero(read_behind & (last | np.concatenate([read_ahead[1:], [False]])))
+    source_block, low = producer_block[end], np.minimum(producer_block[end], lowest_reader)
+    sent_low, sent_high = np.flatnonzero(lowest_reader < source_block), np.flatnonzero(highest_reader > source_block)
+    rows = [
+        (
+            reader[read_ahead],
+            np.maximum(producer_block, before)[read_ahead] + 1,
+            reader[read_ahead],
+            LOW_RECEIVED,
+            size[read_ahead],
+        ),
+        (reader[read_behind], before[read_behind] + 1, reader[read_behind], HIGH_RECEIVED, size[read_behind]),
+        (producer_block[below], 0 * below, reader[below], HIGH_RECEIVED, -size[below]),
+        (source_block[sent_low], lowest_reader[sent_low] + 1, source_block[sent_low], LOW_SENT, size[end][sent_low]),
+        (source_block[sent_high], 0 * sent_high, low[sent_high], HIGH_SENT, size[end][sent_high]),
+        (highest_reader[sent_high], 0 * sent_high, low[sent_high], HIGH_SENT, -size[end][sent_high]),
+    ]
+    joining_block = np.concatenate([row[0] for row in rows])
+    order = np.argsort(joining_block, kind="stable")
+    block_range = np.stack([np.concatenate([row[k] for row in rows]) for k in (1, 2)], axis=1)[order]  # type: ignore[misc]
+    column = np.concatenate([np.full(len(row[0]), row[3]) for row in rows])[order]
+    sign = np.concatenate([np.full(len(row[0]), 1.0 if k not in (2, 5) else -1.0) for k, row in enumerate(rows)])[order]
+    change = np.concatenate([row[4] for row in rows])[order]
+    return offsets(joining_block, blocks), block_range.astype(np.int64), column, np.stack([sign, change], axis=1)
+
+
+@njit(cache=True)
+def _sweep_intervals(tables: Any, chain: Any, sums: Any, changes: Any, goals_and_bounds: Any) -> None:
+    """Fill the `tables` of every goal: `best` and `predecessor`.
+
+    `goals_and_bounds` are the goals, and of each the cost of a known solution; `changes` are those of `_interval_changes`.
+    """
+    best, predecessor = tables
+    pointer, block_range, column, change = changes
+    goals, bound = goals_and_bounds
+    blocks = best.shape[1] - 1
+    edge = np.zeros((blocks, 8))  # what changes from block i + 1 to block i
+    cross = np.zeros((blocks + 1, 8))  # of the interval from i on
+    for j in range(1, blocks + 1):
+        for k in range(pointer[j - 1], pointer[j]):
+            c, first, last = column[k], block_range[k, 0], block_range[k, 1]
+            for x in range(2):
+                edge[last, c + x] += change[k, x]
+                if first > 0:
+                    edge[first - 1, c + x] -= change[k, x]
+        cross[j] = 0.0
+        for i in range(j - 1, -1, -1):
+            for x in range(8):
+                cross[i, x] = cross[i + 1, x] + edge[i, x]
+        for g in range(len(goals)):
+            _relax_stages_ending_at(best[g], predecessor[g], chain, sums, cross, j, goals[g, 0], goals[g, 1], bound[g])
+            if not chain.use_all:
+                allow_idle_device(best[g], predecessor[g], j)
+
+
+@njit(cache=True)
+def _relax_stages_ending_at(
+    best: Any, predecessor: Any, chain: Any, sums: Any, cross: Any, j: Any, ahead: Any, count: Any, bound: Any
+) -> None:
+    """Relaxes all stages that end with block j, the shortest first.
+
+    `relax` is called only if a stage may be better by its work alone. A stage above `bound` is in no better solution.
+    """
+    work, kind, run = sums[0], chain.kind, chain.run
+    devices, max_replicas = len(kind), run.max() if len(run) else 1
+    for i in range(j - 1, -1, -1):
+        if count * least_work(work, i, j) / max_replicas > bound:
+            break
+        may_improve = False
+        for d in range(devices):
+            if best[i, d] < best[j, d + 1] and best[i, d] <= bound and not may_improve:
+                alone = work[j, kind[d]] - work[i, kind[d]]
+                least = (ahead * work[i, kind[d]] + count * alone / run[d]) * (1.0 - 1e-12)
+                if least <= bound:
+                    for r in range(1, run[d] + 1):
+                        may_improve = may_improve or least < best[j, d + r]
+        if may_improve:
+            relax(best, predecessor, chain, sums, i, j, cross[i, :4], cross[i, 4:], (ahead, count))

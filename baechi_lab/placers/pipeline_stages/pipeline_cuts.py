@@ -1,0 +1,141 @@
+"""Measure the cuts of the dynamic programs and place the best one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...errors import InvalidInput
+from ...graph import Cluster, OpGraph, Placement
+from ..memory.feasible import repair_plan
+from ..memory.packing import infeasible_placement, raise_if_impossible
+from .hill_climbing import climb_stage_borders, max_moves
+from .objective import Measurement, Objective
+
+ATTEMPTS = 6
+"""Most attempts, each with lower memory limits."""
+
+
+class PipelineCut(NamedTuple):
+    """One candidate: `unit` int32[n] of every op, `stage` int64[units] of every unit, `devices` of every stage (equal devices
+    share it). `name` says how it was made; `cost` is its cost in the dynamic program, microseconds.
+    """
+
+    unit: NDArray[Any]
+    stage: NDArray[Any]
+    devices: tuple[tuple[int, ...], ...]
+    name: str
+    cost: float
+
+    def placement(self) -> Placement:
+        first = np.array([stage_devices[0] for stage_devices in self.devices], dtype=np.int32)
+        groups = tuple(stage_devices for stage_devices in self.devices if len(stage_devices) > 1)
+        return Placement(device=first[self.stage[self.unit]], replicas=groups, info={"split": self.name})
+
+
+def make_pipeline_cut(
+    unit: NDArray[Any],
+    count: int,
+    stages: Iterable[tuple[Any, int, int]],
+    order: tuple[int, ...],
+    name: str,
+    cost: float,
+) -> PipelineCut:
+    """Makes a cut from stages (members, first device of the chain, number of devices)."""
+    stage = np.zeros(count, dtype=np.int64)
+    devices: list[tuple[int, ...]] = []
+    for members, d, r in stages:
+        stage[members] = len(devices)
+        devices.append(tuple(order[d : d + r]))
+    return PipelineCut(unit, stage, tuple(devices), name, cost)
+
+
+def data_parallel_cuts(
+    unit: NDArray[Any], count: int, order: tuple[int, ...], max_replicas: int
+) -> Iterator[PipelineCut]:
+    """Data parallelism: one stage on 2 to `max_replicas` devices. These cuts are measured whatever the dynamic program finds."""
+    for r in range(2, max_replicas + 1):
+        yield make_pipeline_cut(unit, count, [(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf)
+
+
+def place_best_cut(
+    graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Callable[[Cluster], Iterator[PipelineCut]]
+) -> Placement:
+    """Returns the placement of the best measured cut that fits in memory; `cuts(limits)` makes cuts for these memory limits.
+
+    For a step of micro-batches the borders of its stages are then improved (`climb_stage_borders`).
+
+    `info`: `split`, the measured `period_us`, `step_us` or `planned_makespan_us`, and `candidates`, the number of cuts.
+    If no cut fits, the result is a repaired placement, which need not be a cut; a step of micro-batches has none.
+    Raises `InfeasiblePlacement` if nothing fits; it is a proof if the persistent bytes alone do not fit.
+    """
+    limits = cluster
+    for _ in range(ATTEMPTS):
+        measured = _measure_cuts(graph, cluster, objective, cuts(limits))
+        fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured) if measurement.feasible]
+        if fitting:
+            us, k = min(fitting)
+            best = measured[k][1]
+            if objective.name == "step":
+                best, us = _climb(graph, cluster, objective, best, us)
+            return _with_measurement(best.placement(), objective, us, len(measured))
+        raise_if_impossible(graph, cluster)
+        if not measured:
+            break
+        least = min(
+            (measurement.overflow_bytes for measurement, _ in measured),
+            key=lambda overflow_bytes: int(overflow_bytes.sum()),
+        )
+        limits = limits.with_memory(np.maximum(limits.memory_bytes - least, 0).tolist())
+    start = measured[0][1].placement().replace(replicas=()) if measured else None
+    repaired_placement = repair_plan(graph, cluster, start) if objective.name != "step" else None
+    if repaired_placement is None:
+        raise infeasible_placement(
+            "no cut into stages that fits was found, which is no proof that none exists", graph, cluster
+        )
+    us = objective.measure(graph, cluster, repaired_placement).us
+    return _with_measurement(
+        repaired_placement.replace(info={**repaired_placement.info, "repaired": True}), objective, us, len(measured)
+    )
+
+
+def _measure_cuts(
+    graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Iterator[PipelineCut]
+) -> list[tuple[Measurement, PipelineCut]]:
+    """Measures every cut. Cuts that the schedule cannot run are left out, unless all are."""
+    measured_cuts: list[tuple[Measurement, PipelineCut]] = []
+    measurements: dict[Any, Measurement] = {}  # several lines and goals may lead to one cut
+    refused: InvalidInput | None = None
+    for cut in cuts:
+        placed = cut.placement()
+        key = placed.device.tobytes(), placed.replicas
+        try:
+            if key not in measurements:
+                measurements[key] = objective.measure(graph, cluster, placed)
+            measured_cuts.append((measurements[key], cut))
+        except InvalidInput as error:
+            refused = refused or error
+    if refused is not None and not measured_cuts:
+        raise refused
+    return measured_cuts
+
+
+def _climb(
+    graph: OpGraph, cluster: Cluster, objective: Objective, cut: PipelineCut, us: float
+) -> tuple[PipelineCut, float]:
+    def cost(stage: NDArray[Any]) -> float:
+        try:
+            measurement = objective.measure(graph, cluster, cut._replace(stage=stage).placement())
+        except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule
+            return np.inf
+        return measurement.us if measurement.feasible else np.inf
+
+    stage, us = climb_stage_borders(cut.stage, us, cost, max_moves(graph.n * objective.micro_batches))
+    return cut._replace(stage=stage), us
+
+
+def _with_measurement(placement: Placement, objective: Objective, us: float, count: int) -> Placement:
+    return placement.replace(info={**placement.info, objective.key: us, "candidates": count})
