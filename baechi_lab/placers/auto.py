@@ -1,18 +1,18 @@
-"""`auto`: ask every fast placer, simulate what they say, take the best.
+"""`auto`: run every fast placer, simulate the placements, return the best.
 
-Idea: no rule wins everywhere (paper C compares six partitioners under three schedulers and finds no winner), simulating
-is cheap, so the portfolio tries all: every fast registered placer, on the graph and on its optimized form, under every
-scheduler. Of the placements that break no rule the fastest wins; by construction `auto` is never worse than any of them.
-A dynamic scheduler's decisions are kept as the placement's planned order, so the result needs no scheduler beside it.
-Groups of `bl.optimize` are judged by the step of the ops in them: the order of groups may differ.
+Idea: no placer wins everywhere (paper C compares six partitioners under three schedulers and finds no winner), and simulating
+is cheap. So every fast registered placer places the graph and its optimized form, and every scheduler simulates it. The
+fastest placement that keeps all rules wins; `auto` is never worse than any of these placers. The decisions of a dynamic
+scheduler become the placement's planned order, so the result needs no scheduler. Groups of `bl.optimize` are simulated as
+their ops, since the order of groups may differ.
 
-Of a small graph all placements and orders are tried behind that (`evaluation.enumerate`): where the search comes to its end,
-`info["status"]` is "OPTIMAL", as of `exact`: no placement and no order has a shorter step.
+For a small graph all placements and orders are then searched (`evaluation.enumerate`). If that search is complete,
+`info["status"]` is "OPTIMAL", as for `exact`: no placement and no order has a shorter step.
 
-For the period of endless micro-batches or a step of several, the placers that know such objectives are asked for them, and
-every answer is measured by it, once: devices follow the schedule, not a scheduler.
+For the period of endless micro-batches or a step of several, the placers with such objectives are run, and every placement is
+measured by the objective, once: devices follow the schedule, not a scheduler.
 
-`info["table"]` keeps one row per attempt. Complexity: the sum of the placers, spread over threads.
+`info["table"]` has one row per attempt. Complexity: the sum of the placers, spread over threads.
 """
 
 from __future__ import annotations
@@ -45,20 +45,21 @@ from .registry import make_placer, placer_class, placer_names
 LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
 LP_OPS = 1500
-"""Most ops for which a linear program is solved: above that it takes longer than all the others together."""
+"""Largest graph for which a linear program is solved. Above, it takes longer than all other placers together."""
 SEARCH_MOVES, ANYTIME_SECONDS = 200_000, 5.0
-"""What `search` may try for a period (a fraction of a second), and what other anytime placers get where they are named."""
+"""Evaluations of `search` for a period (a fraction of a second), and seconds for other anytime placers that are named."""
 
 
 MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
-"""Ops of a graph whose schedules are all tried, and simulations that end this: of up to `SMALL` ops, which nearly always takes
-milliseconds, and of more, where it takes less than a tenth of a second."""
+"""Largest graph whose schedules are all tried, and simulations after which that ends: for up to `SMALL` ops, which nearly always
+takes milliseconds, and for more, where it takes less than a tenth of a second.
+"""
 EVERY_SCHEDULE = "every schedule"
 
 
 @dataclass(frozen=True)
 class Attempt:
-    """One row of the table: who, on which graph, under which scheduler, and what came out (or why nothing did)."""
+    """One row of the table: placer, graph, scheduler, and the measured placement or the error."""
 
     placer: str
     graph: str
@@ -139,7 +140,7 @@ class Auto(Placer):
         return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
 
     def _row(self, attempt: Attempt) -> dict[str, Any]:
-        """A period or a step is no makespan: it has a column of its own name."""
+        """A row of the table. A period or a step has a column of its own name instead of `makespan_us`."""
         columns = asdict(attempt)
         return (
             columns
@@ -154,7 +155,7 @@ class Auto(Placer):
         return fast if self.objective == "latency" else [*fast, *(n for n in self._placers_of_goal() if n not in fast)]
 
     def _placers_of_goal(self) -> list[str]:
-        """Placers that can be told what for; `search`, for so many evaluations that it answers at once."""
+        """Fast placers that take an objective, and `search` with few evaluations."""
         return [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
@@ -167,7 +168,7 @@ class Auto(Placer):
         ]
 
     def _run(self, jobs: list[Callable[[], Any]]) -> list[Any]:
-        """All jobs' results in the order of the jobs, whatever the order in which threads finish."""
+        """Returns the results of all jobs in the order of the jobs, whatever thread finishes first."""
         pool, answers = ThreadPoolExecutor(self.workers or os.cpu_count() or 1), []
         try:
             for answer in pool.map(lambda job: job(), jobs):
@@ -199,20 +200,20 @@ class Auto(Placer):
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
-    """Every registered placer that answers at once on a graph of this size."""
+    """Every registered placer that is fast on a graph of this size."""
     classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
     fast = [n for n, c in classes.items() if not c.anytime and getattr(c, "objective", "latency") == "latency"]
     return [n for n in fast if n not in LP_PLACERS or graph.n <= lp_ops]
 
 
 def placers_of_objectives() -> list[str]:
-    """Every registered placer that can be told what for."""
+    """Every registered placer that takes an objective."""
     classes = {n: placer_class(n) for n in placer_names() if n != Auto.name}
     return [n for n, c in classes.items() if {"objective", "micro_batches"} <= set(c.__dataclass_fields__)]
 
 
 def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[str, OpGraph]:
-    """The graphs to place: the optimized one where it is smaller, and the given one."""
+    """The graphs to place: the optimized one if it is smaller, and the given one."""
     if graph.group_of is not None:
         return {"given": graph}
     if optimized:
@@ -225,7 +226,7 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
 
 
 def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:
-    """What the placer `name` says about `form`, read for `graph`; told the goal, where it takes one other than latency."""
+    """Places `form` by the placer `name` and maps the placement to `graph`. The placer gets the goal unless that is latency."""
     parameters: dict[str, Any] = {}
     if goal.name != "latency" and name in placers_of_objectives():
         goal_parameters = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
@@ -244,9 +245,9 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
 def _run_attempts(
     name: str, form_name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
 ) -> list[tuple[Attempt, Placement | None]]:
-    """What `name` says about `form`, simulated on `graph` under every scheduler, or measured by another goal.
+    """Places `form` by `name` and simulates the placement on `graph` under every scheduler, or measures another goal.
 
-    Where `graph` is coarse and its original is at hand, that is what each answer is simulated on.
+    If `graph` is coarse and its original is known, each placement is simulated on the original.
     """
     began = working_seconds()
     try:
@@ -274,7 +275,7 @@ def _run_attempts(
 def _try_every_schedule(
     graph: OpGraph, cluster: Cluster, known_us: list[float]
 ) -> tuple[list[tuple[Attempt, Placement | None]], dict[str, Any]]:
-    """What is better than all rules, of all placements and orders of a small graph; and what `info` says of the best."""
+    """Searches all placements and orders of a small graph; returns one faster than `known_us`, and the proof for `info`."""
     began = working_seconds()
     ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
     known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
@@ -292,7 +293,7 @@ def _try_every_schedule(
 
 
 def _simulate_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
-    """Makespan, peaks and whether it fits. Buffers that ops share take long to follow: only where it does not fit without."""
+    """Returns makespan, peaks and whether it fits. Shared buffers are slow to simulate: only where it does not fit without."""
     us, peak = makespan_and_peak(graph, cluster, placed)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
         return us, peak, bool((peak <= cluster.memory_bytes).all())

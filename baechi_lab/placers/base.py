@@ -1,4 +1,4 @@
-"""What every placer is: a small parameter object with one method."""
+"""The base class of placers: a small parameter object with one method."""
 
 from __future__ import annotations
 

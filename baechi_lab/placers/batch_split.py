@@ -54,7 +54,7 @@ class BatchSplit(Placer):
 
 @njit(cache=True)
 def _assign_batches(sequence: Any, cost: Any, pace: Any, share: float, usage: DeviceUsage) -> None:
-    """Each unit to the fastest feasible device (ties: faster for the whole graph, then device index)."""
+    """Places each unit on the fastest feasible device (ties: faster for the whole graph, then device index)."""
     devices = len(pace)
     mask, load = np.zeros(devices, np.bool_), np.zeros(devices)
     for g in sequence:

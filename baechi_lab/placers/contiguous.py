@@ -191,10 +191,10 @@ def _crossing_cost(
 
 @njit(cache=True)
 def _cut_line(work: Any, persistent_bytes: Any, cross: Any, cap: Any, memory: Any) -> Any:
-    """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end when no cuts fit.
+    """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end if no cuts fit.
 
-    The window of places where the run of device d that ends at j may begin is [low, j]; both ends move forward, so a
-    queue of candidates with rising cost keeps its minimum at the front, of equal ones the last: idle devices come last.
+    The run of device d that ends at j may begin in a window [low, j]. Both ends of the window move forward, so a queue of
+    candidates with rising cost keeps its minimum at the front. Of equal candidates the last is kept: idle devices come last.
     """
     n, devices = len(work), len(cap)
     load, bytes_before = np.zeros(n + 1), np.zeros(n + 1, np.int64)

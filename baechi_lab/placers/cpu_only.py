@@ -12,9 +12,9 @@ from .single import Single
 
 
 def place_on_kind(graph: OpGraph, cluster: Cluster, kind: str, name: str) -> Placement:
-    """Everything on the fastest device of `kind`; ops that may not run there go to their fastest allowed device.
+    """Places everything on the fastest device of `kind`. Ops that may not run there go to their fastest allowed device.
 
-    Raises `InvalidInput` when the cluster has no such device, `InfeasiblePlacement` when memory does not suffice.
+    Raises `InvalidInput` if the cluster has no such device, `InfeasiblePlacement` if memory does not suffice.
     """
     matching_devices = [d for d, device in enumerate(cluster.devices) if device.family == kind]
     if not matching_devices:

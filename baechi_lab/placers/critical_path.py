@@ -67,7 +67,7 @@ class CriticalPath(Placer):
     def _paths(
         self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], max_paths: int
     ) -> Iterator[NDArray[np.int64]]:
-        """Units of each critical path in order, those placed already left out; `home` is read between paths."""
+        """Yields the units of each critical path in order, without those placed already; `home` is read between paths."""
         weight, edge = rank_costs(graph, cluster if self.communication else None, self.communication)
         head, tail = heads_and_tails(graph, weight, edge)
         length = head + weight + tail
@@ -81,7 +81,7 @@ class CriticalPath(Placer):
 
 
 def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: DeviceUsage) -> list[tuple[int, int]]:
-    """(unit, device) along a path: the fastest device that can hold all, path `number` starting with the next fastest."""
+    """(unit, device) along a path: the first that holds all of it, from the `number`-th fastest device on."""
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
     first_device = number % len(fastest)
     devices = fastest[first_device:] + fastest[:first_device]
@@ -102,7 +102,7 @@ def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: Dev
 
 
 def _divide_path(path: NDArray[np.int64], devices: list[int], usage: DeviceUsage) -> list[tuple[int, int]]:
-    """Fill the fastest devices one after the other along the path; `usage` is changed."""
+    """Fills the fastest devices one after the other along the path, and changes `usage`."""
     assignments, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
         roomy = feasible(g, usage, mask)
@@ -114,7 +114,7 @@ def _divide_path(path: NDArray[np.int64], devices: list[int], usage: DeviceUsage
 
 @njit(cache=True)
 def _balance_work(sequence: Any, cost: Any, load: Any, usage: DeviceUsage) -> None:
-    """Equation 7 for every unit that is not placed: least load when it is done; ties by device index."""
+    """Equation 7 for every unit that is not placed: least load after the unit; ties by device index."""
     mask = np.zeros(len(load), np.bool_)
     for g in sequence:
         if usage.home[g] >= 0:

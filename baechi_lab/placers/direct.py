@@ -1,4 +1,4 @@
-"""One placer asked for one graph as it is: what `bl.place` does where nothing may be given up."""
+"""Place one graph with one placer: `bl.place` without memory trades."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from .problem import memory_may_run_out
 from .registry import make_placer
 
 EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
-"""Placers that try out small problems where they count memory as it is not."""
+"""Placers that try all placements of a small graph where they count other bytes than the simulation."""
 
 
 def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: Any) -> Placement:

@@ -66,7 +66,7 @@ class Hash(Placer):
 
 @njit(cache=True)
 def _spread(draw: Any, weight: Any, usage: DeviceUsage) -> None:
-    """Each unit to the feasible device into whose share of the weights its draw falls."""
+    """Places each unit on the feasible device into whose share of the weights its draw falls."""
     devices = len(weight)
     mask = np.zeros(devices, np.bool_)
     for g in range(len(draw)):

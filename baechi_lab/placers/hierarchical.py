@@ -85,7 +85,7 @@ _BUDGETS = (
 
 @dataclass(frozen=True)
 class PlannerProgress:
-    """What a callback gets after every update: seconds and samples spent, last mean reward, best step time so far."""
+    """Progress after an update: seconds and samples spent, last mean reward, best step time so far."""
 
     seconds: float
     updates: int
@@ -207,7 +207,7 @@ class Hierarchical(TrainingParameters, Placer):
             raise InvalidInput(f"{sample_count_name} is 1; baseline 'others' compares samples, it must be at least 2")
 
     def _validate_places(self) -> None:
-        """A checkpoint that cannot be written must be known before the training, not after it."""
+        """Checks before the training that the checkpoint can be written."""
         for key in ("checkpoint", "resume"):
             value = getattr(self, key)
             if value is not None and not isinstance(value, (str, os.PathLike)):
@@ -263,7 +263,7 @@ class Hierarchical(TrainingParameters, Placer):
         return make(graph, *arguments)
 
     def _reward_factory(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
-        """What makes the reward of a graph where it is computed, and its further arguments."""
+        """The function that makes the reward of a graph in the worker, and its further arguments."""
         from .planner import reward
 
         if callable(self.reward):
@@ -284,7 +284,7 @@ class Hierarchical(TrainingParameters, Placer):
         return self._grouping(self.grouper_start, graph, cluster, units) if learned else None
 
     def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
-        """The grouping of that name; None for one that only learning makes."""
+        """The grouping of that name; None for "learned" and "none"."""
         from .planner.groupings import metis_grouping, random_grouping, scope_grouping
 
         groups = min(self.groups, units.total)
@@ -295,7 +295,7 @@ class Hierarchical(TrainingParameters, Placer):
         return scope_grouping(graph, units, groups) if kind == "scopes" else None
 
     def _run_identity(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
-        """What a checkpoint may be continued with: everything that decides a run, except how long it goes on."""
+        """Everything that decides a run, except its length. A checkpoint can be continued only with the same values."""
         run_parameters = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
         if not isinstance(self.grouping, str):
             run_parameters["grouping"] = np.asarray(self.grouping).tolist()

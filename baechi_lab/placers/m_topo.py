@@ -65,7 +65,7 @@ def _decisions(
     cap: NDArray[Any],
     allowed: NDArray[Any],
 ) -> tuple[Decision, ...]:
-    """The log, op by op in topological order: how full each device was. The rule knows no times: `start_us` is NaN."""
+    """The log, op by op in topological order, with the bytes on each device. The placer plans no times: `start_us` is NaN."""
     used, log = [0] * len(cap), []
     step_of: dict[int, int] = {}
     for step, op in enumerate(graph.order.tolist()):

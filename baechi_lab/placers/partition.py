@@ -1,14 +1,15 @@
-"""What the partitioners of paper C share: colocation groups as units, which devices have room, traffic between devices.
+"""What the partitioners of paper C share: colocation groups as units, free memory of devices, traffic between devices.
 
-A partitioner gives every unit a device, one unit after the other; a scheduler (`fifo`, `pct`, `msr`) then orders the ops
-of each device. A device is feasible for a unit when it is allowed for all members and has room: for the persistent
-bytes, which stay throughout, and for all bytes (outputs and temporaries too), by which the paper counts utilization.
-Where no device has room for all bytes, those with room for the persistent ones are feasible, the emptiest first:
-outputs are given back while the step runs, so that the sum may exceed the memory. `feasible.py` simulates the result.
+A partitioner gives every unit a device, one unit after the other. A scheduler (`fifo`, `pct`, `msr`) then orders the ops of
+each device. A device is feasible for a unit if it is allowed for all members and has enough memory: for the persistent
+bytes, which stay throughout, and for all bytes (with outputs and temporaries), by which the paper counts utilization.
+If no device has enough memory for all bytes, those with enough for the persistent bytes are feasible, the emptiest first:
+outputs are freed while the step runs, so that the sum may exceed the memory. `feasible.py` simulates the result.
 """
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,9 +40,15 @@ class Units(NamedTuple):
     limit: Any
     pace: Any
 
+    @property
+    def able(self) -> Any:
+        """The old name of `allowed`."""
+        warnings.warn("able is deprecated; use allowed", DeprecationWarning, stacklevel=2)
+        return self.allowed
+
 
 def make_units(graph: OpGraph, cluster: Cluster) -> Units:
-    """Colocation groups, and ops of none, with what a partitioner must know. `InfeasiblePlacement`: no allowed device."""
+    """The units of `graph`: colocation groups and single ops. Raises `InfeasiblePlacement` if an op has no allowed device."""
     group, table = groups_of(graph), durations(graph, cluster)
     count = int(group.max(initial=-1)) + 1
     cost = np.stack([np.bincount(group, table[:, d], minlength=count) for d in range(cluster.n)], axis=1)
@@ -66,10 +73,10 @@ def units_by_rank(units: Units) -> NDArray[np.int64]:
 
 
 class DeviceUsage(NamedTuple):
-    """What units need and what of each device is taken, for the kernels.
+    """Bytes that units need and that devices have in use, for the kernels.
 
-    `allowed` bool[G, D]; `persistent_bytes`, `need` int64[G]; `limit` int64[D]; and, changed as units are placed,
-    `used_persistent`, `used` int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
+    `allowed` bool[G, D]; `persistent_bytes`, `need` int64[G]; `limit` int64[D]. Changed as units are placed: `used_persistent`,
+    `used` int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
     """
 
     allowed: Any
@@ -82,7 +89,7 @@ class DeviceUsage(NamedTuple):
 
 
 def empty_usage(units: Units) -> DeviceUsage:
-    """No unit is placed yet."""
+    """Devices before any unit is placed."""
     used_persistent, used = (np.zeros(len(units.limit), dtype=np.int64) for _ in range(2))
     home = np.full(len(units.need), -1, dtype=np.int32)
     return DeviceUsage(units.allowed, units.persistent_bytes, units.need, units.limit, used_persistent, used, home)
@@ -90,7 +97,7 @@ def empty_usage(units: Units) -> DeviceUsage:
 
 @njit(cache=True)
 def feasible(g: int, usage: DeviceUsage, mask: Any) -> bool:
-    """Set `mask` bool[D] to the feasible devices of unit `g`; whether they have room for all of its bytes."""
+    """Sets `mask` bool[D] to the feasible devices of unit `g`; returns whether they have memory for all of its bytes."""
     allowed, persistent_bytes, need, limit, used_persistent, used = (
         usage.allowed,
         usage.persistent_bytes,
@@ -129,7 +136,7 @@ def emptiest(mask: Any, usage: DeviceUsage) -> int:
 
 @njit(cache=True)
 def assign_unit(g: int, d: int, usage: DeviceUsage) -> None:
-    """Place unit `g` on device `d`."""
+    """Places unit `g` on device `d`."""
     usage.home[g] = d
     usage.used_persistent[d] += usage.persistent_bytes[g]
     usage.used[d] += usage.need[g]
@@ -162,7 +169,7 @@ def incoming(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> Incoming:
 
 @njit(cache=True)
 def traffic(g: int, edges: Incoming, home: Any, out: Any) -> None:
-    """Equation 10: `out` float64[D], time to bring the inputs of `g` that are placed already to each device."""
+    """Equation 10: sets `out` float64[D] to the time to bring the placed inputs of `g` to each device."""
     pointer, source, size, latency, per_byte = edges
     out[:] = 0.0
     for e in range(pointer[g], pointer[g + 1]):

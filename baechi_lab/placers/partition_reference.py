@@ -1,6 +1,6 @@
-"""The partitioners' readable twins: the equations of paper C as they stand, with lists and dicts. Slow, for tests.
+"""Readable twins of the partitioners: the equations of paper C with lists and dicts. Slow, for tests.
 
-Each returns the device of every op. `memory`: bytes per device; the feasibility rule is that of `partition.py`.
+Each returns the device of every op. The feasibility rule is that of `partition.py`.
 """
 
 from __future__ import annotations

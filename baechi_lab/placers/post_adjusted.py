@@ -54,7 +54,7 @@ class PostAdjusted(Placer):
 
 
 def adjust_to_groups(graph: OpGraph, device: NDArray[Any], allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
-    """int32[n]: every colocation group on the device that `rule` prefers among those that the group may use."""
+    """int32[n]: moves every colocation group to the allowed device that `rule` prefers."""
     adjusted_device = np.array(device, dtype=np.int32)
     group = groups_of(graph)
     weight = {

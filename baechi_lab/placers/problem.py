@@ -1,4 +1,4 @@
-"""What list schedulers share: a graph and a cluster as arrays, groups with what must be promised for them."""
+"""A graph and a cluster as arrays, and the colocation groups: what list schedulers and other placers share."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def make_placer(placer: str | Placer, /, **params: Any) -> Placer:
 
 
 def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
-    """What a placer can be told of a step of micro-batches (as in `bl.simulate`), among it that the step is what counts.
+    """The parameters of `placer` for a step of micro-batches (as in `bl.simulate`), with objective "step" if it takes one.
 
     >>> pipeline_parameters("contiguous", {"micro_batches": 4}), pipeline_parameters("m-etf", {"micro_batches": 4})
     ({'objective': 'step', 'micro_batches': 4}, {})

@@ -1,4 +1,4 @@
-"""Name scopes of ops, as people wrote them: a backward op's are those of its forward op."""
+"""Name scopes of ops. A backward op has the scopes of its forward op."""
 
 from __future__ import annotations
 

@@ -139,8 +139,10 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
 
 
 def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
-    """Move vertices of `home` int[V] in place while that lowers communication and no device goes above its share (or, of
-    a device above it, lowers its load at no cost); returns the number of moves. Ties by device index."""
+    """Moves vertices of `home` int[V] in place while that lowers communication; returns the number of moves.
+
+    No device goes above its share; from a device above it, a move may lower its load at no cost. Ties by device index.
+    """
     count, devices = v.load.shape
     used = np.zeros(devices)
     np.add.at(used, home, v.load[np.arange(count), home])

@@ -44,7 +44,7 @@ class Single(Placer):
 
 
 def on_one_device(graph: OpGraph, cluster: Cluster, device: str | int | None = None) -> Placement:
-    """Everything on one device, the fastest or the named one, whether or not it fits there.
+    """Places everything on one device, the fastest or the named one, whether or not it fits there.
 
     >>> on_one_device(OpGraph.from_edges([1, 2]), Cluster.uniform(2)).device.tolist()
     [0, 0]

@@ -2,13 +2,13 @@
 
 Variables: x[u, d] "unit u is on device d"; z[t, s, d] "tensor t goes from s to d". Constraints:
 
-- every unit is on one device that may run it; persistent bytes fit;
-- z[t, s, d] holds where t's producer is on s and a reader on d;
-- the period is at least every load: compute with message overheads, queues by the communication mode, or their sum.
+- Every unit is on one device that may run it. Persistent bytes fit.
+- z[t, s, d] holds if t's producer is on s and a reader on d.
+- The period is at least every load: compute with message overheads, queues by the communication mode, or their sum.
 
-For a step the work is that of all micro-batches, and a device does it after the earliest start of one of its units (`head`)
-and before the least that follows one of them (`tail`); these are longest paths with free transfers. Where a
-schedule needs a chain of stages, devices are in a line along which the forward tensors run. Its optimum is a lower bound for
+For a step the work is that of all micro-batches. A device does its work after the earliest start of one of its units (`head`)
+and before the least time that follows one of them (`tail`); both are longest paths with free transfers. Where a schedule
+needs a chain of pipeline stages, devices are in a line along which the forward tensors run. The optimum is a lower bound of
 every step under every schedule (`simulator.bounds.pipeline`, `device-load`).
 """
 
@@ -31,11 +31,11 @@ from ..pipeline_stages.objective import Objective
 from .symmetry import devices_are_equal
 
 FINE = 10**8
-"""Units of the model in the horizon: what rounding down loses is less than a millionth of a bound for a hundred terms."""
+"""Model units in the horizon. Rounding down loses less than a millionth of a bound with a hundred terms."""
 
 
 def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_us: float) -> dict[str, Any]:
-    """All that the model needs, times as whole numbers of units, rounded down: `scale` units per microsecond."""
+    """The request for the solver. Times are whole numbers of model units, rounded down; `scale` is units per microsecond."""
     m = load_model(graph, cluster, sum=objective.sum and objective.name == "throughput")
     scale = FINE / max(within_us, 1e-9)
     times = lambda us: np.floor(np.asarray(us) * scale + 1e-6).astype(np.int64).tolist()  # noqa: E731
@@ -62,7 +62,7 @@ def load_request(graph: OpGraph, cluster: Cluster, objective: Objective, within_
 
 
 def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int64]:
-    """How often each tensor passes in a step at least: of what runs once per step, and of gradients that are summed, once."""
+    """The least number of times that each tensor is sent per step: 1 for ops that run once and for gradients that are summed."""
     once = np.array([t >= 0 for t in unroll(graph, 1).micro_batch])  # type: ignore[union-attr]
     crossing = m.unit[graph.edge_source] != m.unit[graph.consumers]
     always = np.ones(graph.tensor_count, dtype=np.bool_)
@@ -74,7 +74,7 @@ def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int
 
 
 def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any) -> dict[str, Any]:
-    """Work of all micro-batches, what comes before and after it, and which units a chain of stages has in a row."""
+    """Work of all micro-batches, time before and after it, and the pairs of units that a chain of pipeline stages orders."""
     unrolled = unroll(graph, objective.micro_batches)
     unit, count = m.unit[unrolled.copy_of], len(m.persistent_bytes)
     table = durations(unrolled, cluster)
@@ -94,7 +94,7 @@ def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: Loa
 
 
 class LoadProgram:
-    """The model of a request; `forbidden` assignments are left out."""
+    """The CP-SAT model of a request, without the `forbidden` assignments."""
 
     def __init__(self, cp_model: Any, request: dict[str, Any]):
         self.r, self.model = request, cp_model.CpModel()
@@ -154,7 +154,7 @@ class LoadProgram:
                 model.add(received <= self.period)
 
     def _dearest(self, outgoing: list[tuple[int, int, Any]]) -> Any:
-        """A tensor is charged once, at the dearest of its links."""
+        """Charges a tensor once, at the cost of its most expensive link."""
         total: Any = 0
         for t in sorted({t for t, _, _ in outgoing}):
             tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
@@ -165,7 +165,7 @@ class LoadProgram:
         return total
 
     def _waits(self, d: int, horizon: int) -> Any:
-        """The least head and tail of the units on the device; nothing where it has none."""
+        """The least head and tail of the units on the device; 0 if it has none."""
         if not any(self.r["head"]) and not any(self.r["tail"]):
             return 0
         model, used, total = self.model, self.model.new_bool_var(f"used{d}"), 0
@@ -180,7 +180,7 @@ class LoadProgram:
         return total
 
     def _chain(self) -> None:
-        """Devices in a line, along which these units follow each other."""
+        """Puts the devices in a line, along which these units follow each other."""
         if not self.r["chain"]:
             return
         model, place = (

@@ -17,7 +17,7 @@ UNITS = 10**6
 
 
 def add_memory(m: ExactModel) -> None:
-    """What each device holds keeps within its memory; spans end no earlier than the rules say."""
+    """Keeps the bytes that each device holds within its memory, from the start to the end of every span."""
     unit = max(1, int(m.cluster.memory_bytes.max()) // UNITS)
     spans: list[list[tuple[Any, int]]] = [[] for _ in range(m.cluster.n)]
     for t in range(m.graph.tensor_count):
@@ -34,7 +34,7 @@ def add_memory(m: ExactModel) -> None:
 
 
 def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
-    """From its producer's start until its last local reader has ended and its last copy has arrived."""
+    """An output: from its producer's start until its last local reader has ended and its last copy has arrived."""
     producer = int(m.graph.tensor_producer[t])
     free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
     m.model.add(free >= m.end[producer])
@@ -48,7 +48,7 @@ def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]
 
 
 def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
-    """From the start of the receive until the last reader on that device has ended."""
+    """A received copy: from the start of the receive until the last reader on that device has ended."""
     for d in range(m.cluster.n):
         if (t, d) not in m.present:
             continue
@@ -68,7 +68,7 @@ def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -
 
 
 def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
-    """Held throughout; and an op alone, with what its group keeps, must fit."""
+    """Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group."""
     op_output_bytes, group_bytes = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
     np.add.at(group_bytes, m.group, m.graph.persistent_bytes)
     alone = op_output_bytes + m.graph.temp_bytes + group_bytes[m.group]

@@ -1,19 +1,19 @@
 """The scheduling problem of docs/simulated-time.md as a CP-SAT model.
 
-Variables: x[g, d] "group g is on device d"; start of every op; per tensor and receiving device the start of its send and
+Variables: x[g, d] "group g is on device d"; the start of every op; per tensor and receiving device the start of its send and
 of its receive; where transfers queue, which of two producers ends first. Constraints:
 
-- devices: an op occupies its device for its duration; no two overlap.
-- precedence: an op starts no earlier than each input is there: the producer's end on the same device, otherwise the
-  receive's start plus the cost.
-- transfers (`exact.transfers`): queues serve requests in the order in which their tensors were produced.
-- memory (`exact.memory`): outputs, temporaries and received copies beside the persistent bytes.
-- colocation groups share x; devices not allowed are left out.
+- Devices: an op occupies its device for its duration; no two ops overlap.
+- Precedence: an op starts no earlier than each of its inputs arrives: at the producer's end on the same device, otherwise at
+  the receive's start plus the cost.
+- Transfers (`exact.transfers`): queues serve requests in the order in which their tensors were produced.
+- Memory (`exact.memory`): outputs, temporaries and received copies next to the persistent bytes.
+- Colocation groups share x; devices that are not allowed are left out.
 
-The relaxed model stops here: ops and transfers may also start later than they could, the copies of one tensor may be
-sent in any order, and of equal devices only one numbering is looked at. Its optimum is a lower bound for every schedule.
-The strict model adds what the simulator does without being asked (`exact.strict_schedule`). Its optimum is the best that any
-placement and any order can reach in the simulator.
+This is the relaxed model. Ops and transfers may start later than they could, the copies of one tensor may be sent in any
+order, and equal devices are numbered in one way only. Its optimum is a lower bound of every schedule. The strict model adds
+the simulator's rule that nothing waits without need (`exact.strict_schedule`). Its optimum is the best that any placement and
+any order can reach in the simulator.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .variables import ExactModel
 
 
 def build_model(m: ExactModel) -> ExactModel:
-    """Adds all variables and constraints to a model that has none yet."""
+    """Adds all variables and constraints to an empty model."""
     m.add_devices()
     m.add_ops()
     add_transfers(m)

@@ -1,11 +1,11 @@
-"""The proven best period, or step of several micro-batches: bounds from the model of loads, assignments measured one by one.
+"""Prove the best period, or step of several micro-batches: bounds from the load model, assignments measured one by one.
 
-The model (`exact.load_program`) gives the assignment with the least bound; it is measured as `bl.throughput` or `bl.simulate`
-does, and forbidden from then on. What the model says of the rest bounds everything that was not measured, so the best
-measured one is optimal once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
-doi:10.1007/s10107-003-0375-9). A period is its bound, but for memory, so that one solution is mostly enough; a step is
-above it, and the placements in between are all looked at. Memory is judged as the measurement does: by one simulated
-micro-batch for a period, by the step itself otherwise.
+The model (`exact.load_program`) gives the assignment with the least bound. It is measured as `bl.throughput` or `bl.simulate`
+does, and then forbidden. The next bound of the model holds for everything not measured yet, so the best measured assignment is
+optimal once that bound reaches it (logic-based Benders decomposition: Hooker and Ottosson 2003,
+doi:10.1007/s10107-003-0375-9). A period equals its bound, except for memory, so that one solution is mostly enough. A step
+is longer than its bound, and the placements in between are all measured. Memory is checked by the measurement: one simulated
+micro-batch for a period, the step itself otherwise.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .times import CLOSE
 
 WARM_START_SECONDS = 5.0
 EVALUATIONS = {"throughput": 100_000, "step": 300}
-"""What the warm start may try at most."""
+"""Most evaluations of the warm start."""
 
 
 class PipelineProof:
-    """From a warm start to the optimum, or to the gap that is left when the time is over."""
+    """Goes from a warm start to the optimum, or to the gap that is left at the time limit."""
 
     def __init__(
         self, params: ProofLimits, graph: OpGraph, cluster: Cluster, objective: Objective, solver: SolverProcess
@@ -50,7 +50,7 @@ class PipelineProof:
         self.us = objective.measure(graph, cluster, self.best).us
 
     def placement(self) -> Placement:
-        """The best placement, with what is proven of it."""
+        """Returns the best placement, with the proven bound in `info`."""
         while not (self._proven() or self._stop() or self._remaining_seconds() <= 0):
             self._measure_next()
         proven = self._proven()
@@ -95,7 +95,7 @@ class PipelineProof:
         return search.assign(self.graph, self.cluster).replace(info={})
 
     def _measure_next(self) -> None:
-        """The assignment that the model likes best of those left: measured, and not asked for again."""
+        """Measures the assignment with the least bound among those left, and forbids it."""
         request = load_request(self.graph, self.cluster, self.objective, self.us)
         scale = request["scale"]
         horizon = int(self.us * scale)
@@ -124,7 +124,7 @@ class PipelineProof:
             self.forbidden.append(answer["device"])
 
     def _measure(self, home: list[int], equal: bool) -> None:
-        """Of equal devices, every numbering: ties between them may be served otherwise."""
+        """Measures every numbering of equal devices: the simulator breaks ties by device index."""
         many = equal and self.objective.name == "step" and self.cluster.comm != "parallel" and self.cluster.n <= 4
         for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
             device = np.array(number, dtype=np.int32)[np.array(home)][self.group]

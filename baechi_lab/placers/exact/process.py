@@ -1,7 +1,7 @@
-"""The CP-SAT solver in a process of its own, spoken to in lines of JSON.
+"""The CP-SAT solver in a process of its own. Requests and answers are lines of JSON.
 
-A process of its own because OR-tools and highspy each bring a copy of HiGHS under one name: whichever is imported second
-finds the other's copy and cannot be imported (google/or-tools issue 5246). It also makes an interrupted solver stop.
+OR-tools and highspy each bring a copy of HiGHS under one name: the second import finds the other's copy and fails
+(google/or-tools issue 5246). A process of its own avoids this, and lets an interrupted solver stop.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ...graph.formats.json_format import to_document
 from ...workers.isolated import die_with_parent, isolated
 
 ASK_SECONDS = 0.1
-"""How often it is asked whether to stop."""
+"""Interval at which `stop` is asked."""
 GRACE_SECONDS = 1.0
-"""What a solver may take to say what it has found, once its time is over."""
+"""Time for the solver to report its solution after its time limit."""
 LEAST_SECONDS = 0.01
-"""A limit of zero would be none."""
+"""Least time limit; the solver takes 0 as no limit."""
 DIED: dict[str, Any] = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
 
 class SolverProcess:
-    """Started at once, so that its imports run beside the warm start; ends with the `with` block."""
+    """The solver's process, started at once so that its imports run during the warm start. It ends with the `with` block."""
 
     def __enter__(self) -> SolverProcess:
         self.process = subprocess.Popen(
@@ -55,11 +55,11 @@ class SolverProcess:
     def solve(
         self, graph: OpGraph, cluster: Cluster, request: dict[str, Any], stop: Callable[[], bool] = lambda: False
     ) -> dict[str, Any]:
-        """Status, bound (units of the model), device and order of the best solution, seconds.
+        """Returns status, bound (model units), device and order of the best solution, and seconds.
 
-        `request["seconds"]` from now on include what it takes to start the process and to build the model. Once they are
-        over by `GRACE_SECONDS`, or `stop()`, asked now and then, is true, the process is ended and the answer is `STOPPED`.
-        Raises `ExecutionError` where the process ended by itself (killed for its memory, say).
+        `request["seconds"]` includes the start of the process and building the model. The process is killed and the answer is
+        `STOPPED` once `GRACE_SECONDS` more have passed, or if `stop()` returns True.
+        Raises `ExecutionError` if the process ended by itself (killed for its memory, say).
         """
         deadline = time.monotonic() + request["seconds"]  # of the machine, not of this process
         line = json.dumps(
@@ -94,7 +94,7 @@ class SolverProcess:
 
 
 def answer_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Build and solve the model of one request (in the solver's process)."""
+    """Builds and solves the model of one request, in the solver's process."""
     from ortools.sat.python import cp_model
 
     if request.get("kind") == "loads":
@@ -124,7 +124,7 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def _run_solver(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
-    """The solver, its status, and whether it has a solution."""
+    """Returns the solver, its status, and whether it has a solution."""
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)
     solver.parameters.random_seed = request["seed"]
@@ -147,7 +147,7 @@ def _answer_load_request(cp_model: Any, request: dict[str, Any]) -> dict[str, An
 
 
 def _use_workers(parameters: Any, workers: int) -> None:
-    """Few threads go to the searches without linear relaxation, which prove such instances in half the time."""
+    """Gives few threads to searches without linear relaxation, which prove such instances in half the time."""
     parameters.num_workers = workers
     if workers == 1:
         parameters.linearization_level = 0
@@ -156,7 +156,7 @@ def _use_workers(parameters: Any, workers: int) -> None:
 
 
 def main() -> None:
-    """Answer requests line by line; the end of the input ends the process, in the middle of a proof as well."""
+    """Answers requests line by line. The end of the input ends the process, also in the middle of a proof."""
     die_with_parent()
     lines: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_read_lines, args=(lines,), daemon=True).start()

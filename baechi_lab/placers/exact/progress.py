@@ -1,4 +1,4 @@
-"""What a proof is told, and what it tells while it runs."""
+"""Parameters and progress of a proof."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...graph.units import format_us
 
 @dataclass(frozen=True)
 class ExactProgress:
-    """What a callback gets: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
+    """Progress for a callback: seconds spent, step time of the best schedule and largest lower bound so far, in us."""
 
     seconds: float
     makespan_us: float

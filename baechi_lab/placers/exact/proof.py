@@ -1,4 +1,4 @@
-"""One instance of `exact`: the best schedule known, the best bound known, and the models that bring them together."""
+"""One proof of `exact`: the best known schedule, the best known bound, and the models that bring them together."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .times import CLOSE, longest_chain, scaled_times
 
 WARM_START_SECONDS = 10.0
 EVALUATIONS = 100
-"""The most that the warm start takes: seconds, and simulations per pair of ops."""
+"""Limits of the warm start: seconds, and simulations per pair of ops."""
 
 LOOK_CLOSER, CLOSER_SECONDS = 400, 1.0
-"""Pairs of ops from which on bounds of high effort come before a model, and the most that they take."""
+"""Pairs of ops from which on bounds of high effort are computed before a model, and the most time for them."""
 
 ADDED = 1e-3
-"""Units of the model: far more than floating point adds to a bound, far less than a unit."""
+"""Model units: far more than floating point adds to a bound, far less than one unit."""
 
 
 class Proof:
-    """From a warm start and `bounds` to the optimum, or to the gap that is left when the time is over."""
+    """Goes from a warm start and `bounds` to the optimum, or to the gap that is left at the time limit."""
 
     def __init__(self, params: ProofLimits, graph: OpGraph, cluster: Cluster, solver: SolverProcess):
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
@@ -47,7 +47,7 @@ class Proof:
             self._raise_bound(bounds(graph, cluster, effort="high", time_limit=seconds).best)
 
     def placement(self) -> Placement:
-        """The best placement, with what is proven of it."""
+        """Returns the best placement, with the proven bound in `info`."""
         for strict in (False, True):
             if self._proven() or self.stopped or self._remaining_seconds() <= 0:
                 break
@@ -68,12 +68,12 @@ class Proof:
     # -- what is known -------------------------------------------------------------------------------------
 
     def _scale_for(self, within_us: float) -> None:
-        """Whole numbers for schedules of up to `within_us`."""
+        """Scales times to whole numbers for schedules of up to `within_us`."""
         self.within = max(within_us, 1e-9)
         self.times = scaled_times(self.graph, self.cluster, self.within)
 
     def _raise_bound(self, bound_us: float) -> None:
-        """A lower bound; where times are whole, so is every step time, and the bound may be rounded up."""
+        """Raises the lower bound. If times are whole, so is every step time, and the bound is rounded up."""
         if self.times.exact:
             bound_us = np.ceil(bound_us * self.times.scale - ADDED) / self.times.scale
         self.bound = max(self.bound, float(bound_us))
@@ -88,7 +88,7 @@ class Proof:
         return self.params.time_limit - (working_seconds() - self.began)
 
     def _stop(self) -> bool:
-        """Tell the callback how far it is; True once it wants an end."""
+        """Reports progress to the callback; returns True once the callback asked to stop."""
         if self.params.callback is not None and not self.stopped:
             makespan_us = np.inf if self.timeline is None else self.timeline.makespan_us
             progress = ExactProgress(working_seconds() - self.began, makespan_us, self.bound)
@@ -119,7 +119,7 @@ class Proof:
             return self._find_or_disprove(refused)
 
     def _find_or_disprove(self, refused: InfeasiblePlacement) -> Placement:
-        """No placement that fits is known: let the solver find one, or prove that there is none."""
+        """Without a known placement that fits: lets the solver find one, or prove that there is none."""
         answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
         if answer["status"] == "INFEASIBLE":
             needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
@@ -135,7 +135,7 @@ class Proof:
     # -- the models ----------------------------------------------------------------------------------------
 
     def _shorter_horizon(self) -> int:
-        """The longest horizon, in units, of a schedule that is shorter than what is known."""
+        """The longest horizon, in model units, of a schedule that is shorter than the best known one."""
         units = self.timeline.makespan_us * self.times.scale
         return round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
 
@@ -175,7 +175,7 @@ class Proof:
             self._raise_bound(min(answer["bound"], horizon + 1) / self.times.scale)
 
     def _adopt(self, device: Any, order: Any) -> None:
-        """The solver's schedule, its devices numbered in the way that simulates best."""
+        """Takes the solver's schedule, with the numbering of its devices that simulates best."""
         numberings = permutations(range(self.cluster.n)) if self.cluster.n <= 4 else [tuple(range(self.cluster.n))]
         for numbering in numberings:
             for plan in (order, None):

@@ -1,6 +1,6 @@
-"""What the simulator does without being asked: a device that could start an op does so.
+"""The strict model: a device that could start an op does so, as in the simulator.
 
-(That transfers start as soon as their queues are free is in `exact.transfers`.)
+(`exact.transfers` has the same rule for transfers: they start as soon as their queues are free.)
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from .variables import ExactModel
 
 
 def forbid_idling(m: ExactModel) -> None:
-    """If an op that waits (or starts) on the device was ready before `i` starts, another op ends there right then."""
+    """If an op on the device was ready before `i` starts, another op must end there when `i` starts."""
     n, model = m.graph.n, m.model
     ready = [_ready(m, i) for i in range(n)]
     for i in range(n):
@@ -30,7 +30,7 @@ def forbid_idling(m: ExactModel) -> None:
 
 
 def _ready(m: ExactModel, i: int) -> Any:
-    """The instant at which all inputs of `i` are on its device."""
+    """The time at which all inputs of `i` are on its device."""
     at = m.var(0, m.horizon, f"r{i}")
     if m.arrivals[i]:
         m.model.add_max_equality(at, m.arrivals[i])

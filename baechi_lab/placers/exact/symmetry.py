@@ -1,4 +1,4 @@
-"""Equal devices: of all numberings of one assignment the model looks at one."""
+"""Equal devices: the model considers one numbering of each assignment."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .variables import ExactModel
 
 
 def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether any renumbering of the devices turns a schedule into one of the same length (copies sent in any order)."""
+    """Whether renumbering the devices keeps the length of every schedule (with copies sent in any order)."""
     same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
     off = ~np.eye(cluster.n, dtype=bool)
     links = all(len(np.unique(a[off])) <= 1 for a in (cluster.latency_us, cluster.us_per_byte))
@@ -17,7 +17,7 @@ def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
 
 
 def first_numbering(m: ExactModel) -> None:
-    """Group g may open device d only if a group before it is on device d - 1."""
+    """Group g may use device d only if a group before it is on device d - 1."""
     for g, row in enumerate(m.x):
         for d in range(1, m.cluster.n):
             m.model.add_bool_or([*(m.x[h][d - 1] for h in range(g)), ~row[d]])

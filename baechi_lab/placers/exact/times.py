@@ -19,12 +19,12 @@ CLOSE = 1e-6
 
 @dataclass
 class Times:
-    """Costs as whole numbers: `scale` units per microsecond; `exact` when nothing was rounded, otherwise rounded down.
+    """Costs as whole numbers: `scale` model units per microsecond. If not `exact`, they are rounded down.
 
-    Rounded down, every schedule stays one: floor(start) + floor(p) <= floor(start + p), so whoever waits for an end or
-    follows it on a device or queue still does after all starts were rounded down too. The optimum in units is therefore
-    never above that in microseconds. What the true end rounds to is at most one unit later than floor(start) + floor(p):
-    `tolerance`, for everything that the strict model says of events of one instant.
+    Every schedule stays one when it is rounded down: floor(start) + floor(p) <= floor(start + p), so whatever follows an end
+    still does. The optimum in units is therefore at most that in microseconds. The true end, rounded, is at most one unit later
+    than floor(start) + floor(p). This unit is the `tolerance` for everything that the strict model requires of simultaneous
+    events.
     """
 
     duration: NDArray[np.int64]
@@ -34,19 +34,19 @@ class Times:
 
     @property
     def tolerance(self) -> int:
-        """Units by which two events of one instant may differ."""
+        """Units by which two simultaneous events may differ."""
         return 0 if self.exact else 1
 
 
 def longest_chain(graph: OpGraph, cluster: Cluster) -> int:
-    """Most ops and transfers that can follow one another: each loses less than a unit when it is rounded down."""
+    """Most ops and transfers that can follow one another. Each loses less than a unit by rounding down."""
     return graph.n + graph.tensor_count * (cluster.n - 1)
 
 
 def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
-    """Durations int64[n, D] and transfer costs int64[T, D, D]; exact where a small scale makes all of them whole.
+    """Returns durations int64[n, D] and transfer costs int64[T, D, D], exact if a small scale makes all of them whole.
 
-    Otherwise the scale is such that what rounding loses along a chain is less than half of `CLOSE` of the horizon.
+    Otherwise rounding loses less than half of `CLOSE` of the horizon along a chain.
     """
     table = durations(graph, cluster)
     size = graph.tensor_bytes[:, None, None]
@@ -70,5 +70,5 @@ def scaled_times(graph: OpGraph, cluster: Cluster, horizon_us: float) -> Times:
 
 
 def _clip_to_horizon(times: NDArray[np.float64], horizon: float) -> NDArray[np.int64]:
-    """What is longer than the horizon is in no better schedule: it is told apart, and not how much longer it is."""
+    """Clips times above the horizon, which occur in no better schedule."""
     return np.minimum(times, np.ceil(horizon) + 1).astype(np.int64)

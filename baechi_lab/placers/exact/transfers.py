@@ -1,7 +1,7 @@
-"""Transfers in the CP-SAT model: which tensors are sent where, and the queues that they wait in.
+"""Transfers in the CP-SAT model: which tensors are sent where, and the queues in which they wait.
 
-`sequential` and `duplex`: a send holds the sender's queue and a receive the receiver's for the cost; nothing on one queue
-overlaps; requests are served in the order in which their tensors were produced, ties by producer, then tensor.
+`sequential` and `duplex`: a send holds the sender's queue and a receive the receiver's for the cost. Nothing on one queue
+overlaps. Requests are served in the order in which their tensors were produced, ties by producer, then tensor.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ Key = tuple[int, int]
 
 
 class QueueUse(NamedTuple):
-    """One possible use of a queue: transfer (tensor, receiver), its side there, the literal that it takes place, times."""
+    """A possible use of a queue: transfer (tensor, receiver), its side, the literal that it takes place, and its times."""
 
     key: Key
     side: str
@@ -27,7 +27,7 @@ class QueueUse(NamedTuple):
 
 
 def add_transfers(m: ExactModel) -> None:
-    """One possible transfer per tensor and receiving device."""
+    """Adds one possible transfer per tensor and receiving device."""
     for t in range(m.graph.tensor_count):
         producer = int(m.graph.tensor_producer[t])
         readers = sorted({int(m.group[j]) for j in m.graph.tensor_consumers(t).tolist()} - {int(m.group[producer])})
@@ -38,7 +38,7 @@ def add_transfers(m: ExactModel) -> None:
 
 
 def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> None:
-    """It takes place where a group that reads the tensor is, and its producer is not."""
+    """A transfer takes place if a group that reads the tensor is on the device and its producer is not."""
     t, d = key
     present, home = m.bool(f"sent{t},{d}"), m.on(producer, d)
     m.model.add_implication(present, ~home)
@@ -58,7 +58,7 @@ def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> Non
 
 
 def _at_once(m: ExactModel, producer: int) -> Any:
-    """The end of the producer; where times were rounded, the instant that it rounds to, which may be later than its sum."""
+    """The end of the producer. If times were rounded: the end that it rounds to, which may be one unit later than the sum."""
     if m.times.exact:
         return m.end[producer]
     start = m.var(0, m.horizon)
@@ -67,7 +67,7 @@ def _at_once(m: ExactModel, producer: int) -> Any:
 
 
 class _Queues:
-    """Queue ("out", "in" or "both", device) serves its users one after the other, in the order of production."""
+    """A queue ("out", "in" or "both", device) serves its users one after the other, in the order of production."""
 
     def __init__(self, m: ExactModel):
         self.m = m
@@ -116,7 +116,11 @@ class _Queues:
             self.earlier.setdefault((one.side, one.key), []).append((two.stop, [one.literal, two.literal, ~before]))
 
     def _served_at_once(self) -> None:
-        """A send starts when its tensor is there or an earlier user leaves its queue; a receive when its send does, or ..."""
+        """A transfer starts as soon as it can.
+
+        A send starts when its tensor is produced or an earlier user leaves its queue. A receive starts when its send does or an
+        earlier user leaves its queue.
+        """
         m = self.m
         for key, present in m.present.items():
             producer_end = m.end[int(m.graph.tensor_producer[key[0]])]
@@ -127,11 +131,11 @@ class _Queues:
 
 
 def add_transfer_bounds(m: ExactModel) -> None:
-    """What follows from the rest, said so that it is seen before receivers and queues are decided.
+    """Adds constraints that follow from the others, and that the solver can use before receivers and queues are decided.
 
-    An op starts no earlier than a producer elsewhere has ended and its tensor has travelled at the least cost. Where
-    transfers queue, those to one op arrive one after the other: after the k-th earliest end of its producers there
-    follow all transfers from that producer and later ones.
+    An op starts no earlier than the end of a producer on another device plus the least cost of its tensor. Where transfers queue,
+    those to one op arrive one after the other: after the k-th earliest end of its producers, all transfers from that producer and
+    later ones follow.
     """
     earliest_ends = _earliest_ends(m)
     away = ~np.eye(m.cluster.n, dtype=bool)
@@ -151,7 +155,7 @@ def add_transfer_bounds(m: ExactModel) -> None:
 
 
 def _earliest_ends(m: ExactModel) -> list[int]:
-    """Longest path to the end of each op, transfers free (uncompiled: loading a compiler would take a second)."""
+    """Longest path to the end of each op with free transfers. Not compiled, since loading a compiler would take a second."""
     earliest_end: list[int] = m.times.duration.min(axis=1).tolist()
     earliest_start = [0] * m.graph.n
     for i in m.graph.order.tolist():

@@ -1,4 +1,4 @@
-"""The variables of the CP-SAT model (`exact.model`), and the constraints on ops and devices that all parts need."""
+"""The variables of the CP-SAT model (`exact.model`), and the constraints on ops and devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Pair = tuple[int, int]
 
 @dataclass
 class ExactModel:
-    """The model of one problem as far as it is built; `solution` reads devices and starts out of a solved one."""
+    """The model of one problem. `solution` reads devices and starts from a solved model."""
 
     cp_model: Any
     graph: OpGraph
@@ -48,7 +48,7 @@ class ExactModel:
         self.after = descendants(self.graph)
 
     def var(self, low: int, high: int, name: str = "") -> Any:
-        """A whole number from `low` to `high`."""
+        """A new integer variable from `low` to `high`."""
         return self.model.new_int_var(low, high, name)
 
     def bool(self, name: str = "") -> Any:
@@ -56,7 +56,7 @@ class ExactModel:
         return self.model.new_bool_var(name)
 
     def reason(self, start: Any, cause: Any, conditions: Sequence[Any]) -> Any:
-        """Literal that implies: `start` is the instant `cause`, and all of `conditions` hold."""
+        """A literal that implies that `start` happens at `cause` and that all `conditions` hold."""
         literal = self.bool()
         self.at_one_instant(start, cause, literal)
         for condition in conditions:
@@ -64,7 +64,7 @@ class ExactModel:
         return literal
 
     def at_one_instant(self, start: Any, cause: Any, *conditions: Any) -> None:
-        """`start`, a start, happens at `cause`, an end: equal, but for what rounding down takes from the end."""
+        """Requires that `start` happens at the end `cause`: equal, up to the rounding of the end."""
         equal = self.model.add_linear_constraint(start - cause, 0, self.times.tolerance)
         if conditions:
             equal.only_enforce_if(*conditions)
@@ -113,7 +113,7 @@ class ExactModel:
         return self._same[a, b]
 
     def before(self, i: int, k: int) -> Any:
-        """Literal: `i` ends before `k`, or together with it and i < k. Along a path it is known."""
+        """Literal: `i` ends before `k`, or together with it and i < k. It is fixed if a path leads from `i` to `k`."""
         if i > k:
             return ~self.before(k, i)
         if (i, k) not in self._first:
@@ -138,7 +138,7 @@ class ExactModel:
                     self._arrival(t, producer, j)
 
     def _arrival(self, t: int, producer: int, j: int) -> None:
-        """`j` waits for the copy on its device, if its producer is elsewhere."""
+        """`j` waits for the copy on its device if its producer is on another device."""
         arrival = self.var(0, self.horizon, f"a{t},{j}") if self.strict else None
         if self.strict:
             self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
@@ -153,7 +153,7 @@ class ExactModel:
     # -- hints and solutions -------------------------------------------------------------------------------
 
     def hint(self, device: Sequence[int], start_us: Sequence[float], end_us: Sequence[float]) -> None:
-        """Start from a known schedule."""
+        """Gives the solver a known schedule to start from."""
         home = np.empty(len(self.x), dtype=np.int64)
         home[self.group] = np.asarray(device)
         for g, row in enumerate(self.x):
@@ -167,7 +167,7 @@ class ExactModel:
             self.model.add_hint(literal, int(end_us[i] <= end_us[k]))
 
     def solution(self, solver: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
-        """Device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
+        """Returns device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
         home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
         start_times = np.array([solver.value(v) for v in self.start])
         end_times = np.array([solver.value(v) for v in self.end])
@@ -176,7 +176,7 @@ class ExactModel:
 
 
 def descendants(graph: OpGraph) -> NDArray[np.bool_]:
-    """bool[n, n]: a path leads from `i` to `k`."""
+    """bool[n, n]: whether a path leads from `i` to `k`."""
     after = np.zeros((graph.n, graph.n), dtype=bool)
     for i in graph.order[::-1].tolist():
         for t in graph.outputs(i):

@@ -1,1 +1,1 @@
-"""The linear programme of small communication times, its reductions, its solver and the favourites it names."""
+"""The linear program of small communication times: its model, reductions, solver, and the favourites that it gives."""

@@ -1,7 +1,7 @@
-"""Favourite children: round the SCT LP so that every op has at most one favourite child and one favourite parent.
+"""Favourite children: round the SCT linear program so that every op has at most one favourite child and one favourite parent.
 
-Of graphs with more than `LARGEST_LP` edges the program would take hours: there each edge, the one with the longest path
-behind it first, makes its reader the favourite child where neither end has a favourite yet.
+For graphs with more than `LARGEST_LP` edges the program would take hours. There each edge, in order of the longest path after
+it, makes its reader the favourite child if neither end has a favourite yet.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .lp import SctProblem, sct_problem
 from .solver import SctSolution, solve_sct
 
 LARGEST_LP = 60_000
-"""Edges of a graph whose linear program "highs" is asked to solve."""
+"""Most edges for which "highs" solves the linear program."""
 
 
 @dataclass(frozen=True)
 class Favourites:
-    """`child`, `parent` int32[n] (-1: none); `conflicts`: edges that rounded to 0 beside a better one; the LP's solution."""
+    """`child`, `parent` int32[n] (-1: none); `conflicts`: edges that rounded to 0 but lost to a better one; the LP's solution."""
 
     child: NDArray[np.int32]
     parent: NDArray[np.int32]
@@ -41,10 +41,10 @@ def check_threshold(threshold: float) -> None:
 
 
 def favourites(graph: OpGraph, cluster: Cluster, threshold: float = 0.1, solver: str = "highs") -> Favourites:
-    """Solve the LP and round: `j` may be the favourite child of `i` where `x_ij <= threshold`.
+    """Solves the LP and rounds it: `j` may be the favourite child of `i` if `x_ij <= threshold`.
 
-    Up to 0.5 rounding may give an op two favourites (5 -> {10, 10} with transfers of 4 has x = 0.5, 0.5). The
-    smaller x wins, then the larger transfer, then the lower edge; what loses is counted, never kept.
+    Rounding may give an op two favourites (5 -> {10, 10} with transfers of 4 has x = 0.5, 0.5). The smaller x wins, then the
+    larger transfer, then the lower edge. Edges that lose are counted as conflicts.
     """
     check_threshold(threshold)
     problem = sct_problem(graph, cluster)
@@ -80,7 +80,7 @@ def greedy_favourites(graph: OpGraph, problem: SctProblem) -> Favourites:
 def round_solution(
     problem: SctProblem, x: NDArray[np.float64], threshold: float
 ) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
-    """`child` and `parent` int32[n] and the number of conflicts."""
+    """Returns `child` and `parent` int32[n] and the number of conflicts."""
     n, conflicts = len(problem.compute), 0
     child, parent = np.full(n, -1, dtype=np.int32), np.full(n, -1, dtype=np.int32)
     rounded = np.round(x, 6)  # what solvers leave of an exact value

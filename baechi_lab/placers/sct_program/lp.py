@@ -53,10 +53,10 @@ class LinearProgram:
 
 
 def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
-    """The LP's data: compute time on the fastest allowed device, transfer time over the mean link.
+    """The data of the LP: compute time on the fastest allowed device, transfer time over the mean link.
 
-    Several tensors of one pair are sent one after the other unless the cluster's transfers are `parallel`.
-    Edges inside a colocation group cost nothing, since the group shares a device.
+    Several tensors between two ops are sent one after the other, unless the cluster's transfers are `parallel`. Edges inside a
+    colocation group cost nothing, since the group shares a device.
     """
     compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
     cost = transfer_us(graph, cluster)[graph.edge_tensor]
@@ -70,11 +70,10 @@ def sct_problem(graph: OpGraph, cluster: Cluster) -> SctProblem:
 
 
 def sct_program(problem: SctProblem) -> LinearProgram:
-    """The LP as arrays; variables are s (one per op), x (one per edge), w.
+    """The LP as arrays. Variables: s (one per op), x (one per edge), w.
 
-    An edge that is the only one of its source and of its target is fixed to x = 0, which costs nobody anything, and a
-    transfer that takes no time to x = 1, since there is nothing to save; `s_i + k_i <= w` is kept for ops without
-    successors, since the others' follows.
+    An edge that is the only one of its source and of its target has x = 0. A transfer that takes no time has x = 1, since nothing
+    can be saved. `s_i + k_i <= w` is kept for ops without successors; it follows for the others.
     """
     n, e = len(problem.compute), len(problem.source)
     edge = np.arange(e)
@@ -110,7 +109,7 @@ def sct_program(problem: SctProblem) -> LinearProgram:
 
 
 def _degree_rows(first: int, ops: NDArray[Any], end: NDArray[Any], variable: NDArray[Any]) -> tuple[NDArray[Any], ...]:
-    """One row per op of `ops`: the x of its edges, where `end` is the op that each edge belongs to."""
+    """One row per op of `ops` with the x of its edges; `end` is the op to which each edge belongs."""
     place = np.full(int(end.max(initial=-1)) + 1, -1)
     place[ops] = np.arange(len(ops))
     selected = place[end] >= 0

@@ -1,4 +1,4 @@
-"""The SCT linear program as one reads it, in cvxpy: the readable twin of `sct_program/lp.py`, and the way to other solvers."""
+"""The SCT linear program in cvxpy: a readable twin of `sct_program/lp.py`, and access to other solvers."""
 
 from __future__ import annotations
 

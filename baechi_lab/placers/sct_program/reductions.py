@@ -33,7 +33,7 @@ _ROUNDING = 1 - 1e-12
 
 @dataclass(frozen=True)
 class ReducedProblem:
-    """`problem` has the same optimum as the original; its edge `i` is original edge `edge[i]`.
+    """`problem` has the same optimum as the original. Its edge `i` is edge `edge[i]` of the original.
 
     Of the other edges, those in `free` (bool[e]) have x = 0, the rest x = 1.
     """
@@ -50,7 +50,7 @@ class ReducedProblem:
 
 
 def reduce_problem(problem: SctProblem) -> ReducedProblem:
-    """Drop edges that never bind and merge edges without rivals, until little is left to gain.
+    """Drops edges that never bind and merges edges without rivals, until a round removes less than 1% of the edges.
 
     >>> chain = SctProblem(np.array([0, 1]), np.array([1, 2]), np.array([9.0, 9.0]), np.array([1.0, 2.0, 3.0]))
     >>> reduce_problem(chain).problem.compute
@@ -78,7 +78,7 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
 
 
 def _first_of_chain(source: NDArray[Any], target: NDArray[Any], n: int) -> NDArray[np.int64]:
-    """int64[n]: the op that heads each op's chain, itself for most; distances double with every step."""
+    """int64[n]: the first op of each op's chain, for most ops the op itself. Distances double with every step."""
     first = np.arange(n)
     first[target] = source
     while not np.array_equal(first[first], first):
@@ -87,7 +87,7 @@ def _first_of_chain(source: NDArray[Any], target: NDArray[Any], n: int) -> NDArr
 
 
 def _compact(source: NDArray[Any], target: NDArray[Any], transfer: NDArray[Any], compute: NDArray[Any]) -> SctProblem:
-    """Number the ops that still have edges; of the others only the longest can decide the makespan."""
+    """Numbers the ops that still have edges. Of the other ops only the longest can decide the makespan."""
     used = np.zeros(len(compute), dtype=np.bool_)
     used[source] = used[target] = True
     if not used.all():
@@ -99,7 +99,7 @@ def _compact(source: NDArray[Any], target: NDArray[Any], transfer: NDArray[Any],
 def _may_bind(
     order: NDArray[Any], target: NDArray[Any], source: NDArray[Any], compute: NDArray[Any], transfer: NDArray[Any]
 ) -> NDArray[np.bool_]:
-    """bool[e]: whether an edge may decide when `target` starts; `source` is its other end, earlier in `order`."""
+    """bool[e]: whether an edge may decide when `target` starts. `source` is its other end, earlier in `order`."""
     low, high = _start_bounds(
         order.astype(np.int64),
         offsets(target, len(compute)),
@@ -127,9 +127,9 @@ def _start_bounds(order: Any, pointer: Any, edges: Any, source: Any, compute: An
 
 @njit(cache=True)
 def earliest_joint_start(saved: Any, transfer: Any) -> float:
-    """The smallest t >= max(saved) with `sum (saved + transfer - t)+ / transfer <= 1`: one saving, shared.
+    """The smallest t >= max(saved) with `sum (saved + transfer - t)+ / transfer <= 1`: the edges share one saving.
 
-    By the latest first: with the k latest sharing, `t = (sum (saved + transfer) / transfer - 1) / sum 1 / transfer`.
+    Edges are taken latest first: if the k latest share, `t = (sum (saved + transfer) / transfer - 1) / sum 1 / transfer`.
     """
     paid = saved + transfer
     start, number, weight = saved.max(), 0.0, 0.0

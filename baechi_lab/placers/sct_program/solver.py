@@ -1,16 +1,15 @@
 """Solve the SCT linear program to a canonical optimum.
 
-The LP has many optima, and which one a solver returns depends on solver and version. So the program, made smaller by
-`sct_program/reductions.py`, is solved for `w + sum_e r_e x_e` with tiny weights r_e in [0.5, 1) * 1e-4, a fixed hash of the
-edge's position (times are first scaled to a median transfer of 100): among the optima the one that saves the most such
-weight, unique but for coincidences. Primal simplex then goes on without the weights for a few steps (43 after 15,000,
-163 after 33,000 on GNMT graphs of 18,000 and 23,000 ops), so that w is the optimum itself. Last, edges that the program
-left out take what savings are still to be had, the longest transfer first, ties by index: that harms nobody, since x
-only falls. Interior point is followed by a crossover to the vertex: without one it stops near the middle of the
-optimal face.
+The LP has many optima, and which one a solver returns depends on solver and version. So the program, reduced by
+`sct_program/reductions.py`, is solved for `w + sum_e r_e x_e` with small weights r_e in [0.5, 1) * 1e-4, a fixed hash of the
+edge's position (times are first scaled to a median transfer of 100). The optimum that saves the most weight is unique except
+for coincidences. Primal simplex then continues without the weights for a few steps (43 after 15,000, 163 after 33,000 on GNMT
+graphs of 18,000 and 23,000 ops), so that w is the optimum itself. Last, edges outside of the reduced program take the
+remaining savings, the longest transfer first, ties by index. This is feasible, since x only falls. Interior point is
+followed by a crossover to a vertex: without it the solver stops near the middle of the optimal face.
 
 Simplex prices by Devex, which takes 0.95 to 0.75 of the default's time on GNMT graphs of 23,000 and 18,000 ops.
-Solutions are kept by content, so that a memory limit or a threshold that moves costs no LP.
+Solutions are cached by content: a changed memory limit or threshold needs no LP.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _solution_cache: dict[bytes, SctSolution] = {}
 
 @dataclass(frozen=True)
 class SctSolution:
-    """`x` float64[e] and the objective `w` in microseconds; `rows`, `columns`, `seconds` tell of the solve."""
+    """`x` float64[e] and the objective `w` in microseconds; `rows`, `columns` and `seconds` of the solve."""
 
     x: NDArray[np.float64]
     objective_us: float
@@ -50,9 +49,9 @@ class SctSolution:
 
 
 def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
-    """The canonical optimum by `highs` (dual simplex), `highs-ipm` (interior point), or a solver that cvxpy knows.
+    """Returns the canonical optimum by `highs` (dual simplex), `highs-ipm` (interior point), or a solver that cvxpy knows.
 
-    The last few solutions of a process are remembered. Raises `UnknownNameError` for a solver that is not installed.
+    The last few solutions of a process are cached. Raises `UnknownNameError` for a solver that is not installed.
     """
     digest = hashlib.blake2b(solver.encode(), digest_size=16)
     for array in (problem.source, problem.target, problem.transfer, problem.compute):
@@ -66,7 +65,7 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
 
 
 def clear_solution_cache() -> None:
-    """Empty the memory of `solve_sct`, to measure what a solution costs."""
+    """Empties the cache of `solve_sct`, to measure the cost of a solution."""
     _solution_cache.clear()
 
 
@@ -99,7 +98,7 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
 
 @njit(cache=True)
 def _spend_remaining_savings(x: Any, source: Any, target: Any, order: Any, n: int) -> Any:
-    """Lower x, edge by edge in `order`, as far as `sum (1 - x) <= 1` allows at both ends."""
+    """Lowers x, edge by edge in `order`, as far as `sum (1 - x) <= 1` allows at both ends."""
     x, left_out, left_in = x.copy(), np.ones(n), np.ones(n)
     for e in range(len(x)):
         left_out[source[e]] -= 1.0 - x[e]
