@@ -103,7 +103,7 @@ notebooks need neither TensorFlow nor a GPU. Load one with `bl.load_graph("data/
 
 `pipedream/vgg16_graph.txt`: PipeDream's published profile of VGG-16 (Narayanan et al. 2019,
 doi:10.1145/3341301.3359646; MIT licence beside it): times in ms of a forward and a backward pass, sizes in bytes. It
-says what `tests/placers/test_stages.py` holds the dynamic programmes of stages against.
+says what `tests/placers/test_pipeline_stages.py` holds the dynamic programmes of stages against.
 
 `vtrain/a100_single_node_even.csv`: 720 measured iterations of GPT training on one to eight A100 (vTrain, MICRO 2024; MIT
 licence beside it), in ms; `studies.vtrain` predicts those without tensor parallelism.

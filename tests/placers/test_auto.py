@@ -22,12 +22,12 @@ def test_never_worse_than_any_fast_placer(graph, devices, comm):
     best = place(graph, cluster, "auto")
     timeline = simulate(graph, cluster, best)
     assert timeline.feasible
-    asked = {row["placer"] for row in best.info["table"]}
+    placers_in_table = {row["placer"] for row in best.info["table"]}
     for name in list_placers():
         if placer_class(name).anytime or name in ("auto", "ideals"):  # ideals are for periods, not for one step
-            assert name not in asked
+            assert name not in placers_in_table
             continue
-        assert name in asked and graph.n <= LP_OPS
+        assert name in placers_in_table and graph.n <= LP_OPS
         try:
             rival = simulate(graph, cluster, place(graph, cluster, name))
         except BaechiLabError:
@@ -38,8 +38,8 @@ def test_never_worse_than_any_fast_placer(graph, devices, comm):
 @pytest.mark.parametrize(("graph", "devices", "comm"), CASES[:2], ids=lambda x: getattr(x, "name", str(x)))
 def test_the_winner_simulates_to_its_row_and_threads_do_not_matter(graph, devices, comm):
     cluster = Cluster.uniform(devices, memory_bytes=1 << 40, link=Link(20.0, 0.0001), comm=comm)
-    best, again = (place(graph, cluster, "auto", workers=k) for k in (1, 4))
-    assert best == again and best.info["winner"] == again.info["winner"]
+    best, repeated = (place(graph, cluster, "auto", workers=k) for k in (1, 4))
+    assert best == repeated and best.info["winner"] == repeated.info["winner"]
     rows = [row for row in best.info["table"] if row["feasible"]]
     assert simulate(graph, cluster, best).makespan_us == min(row["makespan_us"] for row in rows)
     assert {row["graph"] for row in rows} == {"raw", "optimized"} or graph.n == 60
@@ -55,15 +55,15 @@ def test_a_dynamic_schedulers_choices_become_the_plan(scheduler):
         cluster = Cluster.uniform(3, memory_bytes=1 << 30, link=Link(5.0, 0.0), comm="sequential")
         placed = place(graph, cluster, "etf")
         timeline = simulate(graph, cluster, placed, scheduler)
-        again = simulate(graph, cluster, _freeze_order(graph, placed, scheduler, timeline))
-        assert np.array_equal(again.start_us, timeline.start_us)
+        replanned = simulate(graph, cluster, _freeze_order(graph, placed, scheduler, timeline))
+        assert np.array_equal(replanned.start_us, timeline.start_us)
 
 
 def test_tight_memory_is_repaired_or_proven_hopeless():
     graph = OpGraph.from_edges([5, 5, 5], persistent_bytes=[60, 50, 40])
     fits = place(graph, Cluster.uniform(2, memory_bytes=100), "auto", placers=("single", "etf"))
-    held = np.bincount(fits.device, graph.persistent_bytes, 2)
-    assert held.max() <= 100
+    persistent_bytes = np.bincount(fits.device, graph.persistent_bytes, 2)
+    assert persistent_bytes.max() <= 100
     with pytest.raises(InfeasiblePlacement) as error:
         place(graph, Cluster.uniform(2, memory_bytes=80), "auto")
     # 60 + 50 + 40 does not divide into 80 + 80: 60 alone leaves 90.
@@ -131,9 +131,9 @@ def test_objectives_are_measured_and_never_worse_than_any_row(objective, key):
     assert measured(graph, cluster, best, objective) == best.info[key] == min(row[key] for row in rows)
     assert {row["scheduler"] for row in rows} == {"gpipe" if objective == "step" else ""}
     for placer in ("contiguous", "ideals"):
-        asked = place(graph, cluster, placer, **goal)
-        assert best.info[key] <= measured(graph, cluster, asked, objective)
-        assert measured(graph, cluster, asked, objective) in [row[key] for row in rows if row["placer"] == placer]
+        placement = place(graph, cluster, placer, **goal)
+        assert best.info[key] <= measured(graph, cluster, placement, objective)
+        assert measured(graph, cluster, placement, objective) in [row[key] for row in rows if row["placer"] == placer]
     # A latency placer that scatters the chain has a row that says why it is no pipeline.
     assert objective == "throughput" or any("no pipeline" in row["error"] for row in best.info["table"])
 

@@ -14,12 +14,12 @@ from baechi_lab.placers.contiguous import _cut_line, contiguous_splits
 from baechi_lab.placers.metis import metis_partitions
 
 
-def brute_force_cost(work, held, cross, cap, memory):
+def brute_force_cost(work, persistent_bytes, cross, cap, memory):
     n, devices, best = len(work), len(cap), np.inf
     for inner in combinations(sorted([*range(n + 1)] * (devices - 1)), devices - 1):
         cuts = [0, *inner, n]
         fits = all(
-            work[a:b].sum() <= c and held[a:b].sum() <= m
+            work[a:b].sum() <= c and persistent_bytes[a:b].sum() <= m
             for (a, b), c, m in zip(pairwise(cuts), cap, memory, strict=True)
         )
         if fits:
@@ -32,16 +32,16 @@ def brute_force_cost(work, held, cross, cap, memory):
 def test_cuts_cost_least(seed):
     rng = np.random.default_rng(seed)
     n, devices = 7, 2 + seed % 2
-    work, held = rng.integers(1, 9, n).astype(float), rng.integers(0, 5, n)
+    work, persistent_bytes = rng.integers(1, 9, n).astype(float), rng.integers(0, 5, n)
     cross = rng.integers(1, 20, n + 1).astype(float)
     cap, memory = np.full(devices, work.sum() / devices * 1.3), np.full(devices, 10)
-    cuts = _cut_line(work, held, cross, cap, memory)
-    expected = brute_force_cost(work, held, cross, cap, memory)
+    cuts = _cut_line(work, persistent_bytes, cross, cap, memory)
+    expected = brute_force_cost(work, persistent_bytes, cross, cap, memory)
     if np.isinf(expected):
         assert cuts[-1] == -1
     else:
-        ends = [0, *cuts.tolist()]
-        assert sum(cross[b] for a, b in pairwise(ends) if a < b < n) == expected
+        run_ends = [0, *cuts.tolist()]
+        assert sum(cross[b] for a, b in pairwise(run_ends) if a < b < n) == expected
 
 
 def test_a_chain_is_cut_at_its_lightest_tensor():

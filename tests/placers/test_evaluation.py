@@ -40,7 +40,7 @@ def test_the_best_of_all_is_the_one_that_the_simulator_says(seed):
 
 
 def test_positions_and_their_inverse():
-    now = make_assignment(np.array([1, 0, 1]), np.array([5.0, 1.0, 5.0]))
-    assert (now.position.tolist(), now.at.tolist()) == ([1, 0, 2], [1, 0, 2])
+    assignment = make_assignment(np.array([1, 0, 1]), np.array([5.0, 1.0, 5.0]))
+    assert (assignment.position.tolist(), assignment.at.tolist()) == ([1, 0, 2], [1, 0, 2])
     assert inverse(np.array([2, 0, 1])).tolist() == [1, 2, 0]
     assert make_assignment(np.array([0, 0]), None).at.tolist() == [0, 1]

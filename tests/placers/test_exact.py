@@ -31,9 +31,9 @@ def exact(graph, cluster, **options):
 def test_fork_join_of_the_design():
     # Fork-join 5, 10, 10, 5 with transfers of 100: splitting costs more than it saves, 30 on one device.
     graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 2)])
-    found = exact(graph, Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0)))
-    assert found.info["status"] == "OPTIMAL" and found.info["gap"] == 0
-    assert simulate(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), found).makespan_us == 30
+    placement = exact(graph, Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0)))
+    assert placement.info["status"] == "OPTIMAL" and placement.info["gap"] == 0
+    assert simulate(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), placement).makespan_us == 30
     # With transfers of 4 it pays: op 2 runs from 5 + 4 = 9 to 19 on the second device, where op 1's tensor arrives at
     # 15 + 4 = 19 and op 3 ends at 24.
     cheap = Cluster.uniform(2, memory_bytes=100, link=Link(4.0, 0.0))
@@ -47,10 +47,10 @@ def as_optimum(graph, cluster):
         with pytest.raises(InfeasiblePlacement):
             exact(graph, cluster)
         return None
-    found = exact(graph, cluster)
-    assert simulate(graph, cluster, found).makespan_us == pytest.approx(expected, rel=1e-9)
-    assert found.info["status"] == "OPTIMAL"
-    return found
+    placement = exact(graph, cluster)
+    assert simulate(graph, cluster, placement).makespan_us == pytest.approx(expected, rel=1e-9)
+    assert placement.info["status"] == "OPTIMAL"
+    return placement
 
 
 @pytest.mark.parametrize("seed", fast(range(9), 2))
@@ -73,9 +73,9 @@ def test_equals_brute_force(seed):
     if seed % 4 != 3:
         total = int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum())
         cluster = cluster.with_memory(int(0.7 * total))
-    found = as_optimum(graph, cluster)
-    if found is not None:
-        assert not check(graph, cluster, found, simulate(graph, cluster, found))
+    placement = as_optimum(graph, cluster)
+    if placement is not None:
+        assert not check(graph, cluster, placement, simulate(graph, cluster, placement))
 
 
 @pytest.mark.parametrize("seed", fast(range(6), 1))
@@ -96,9 +96,9 @@ def test_equals_brute_force_where_times_are_rounded(seed):
     if seed >= 3:
         cluster = cluster.with_memory(int(0.7 * (graph.persistent_bytes.sum() + graph.tensor_bytes.sum())))
     assert not scaled_times(graph, cluster, 1.0).exact
-    found = as_optimum(graph, cluster)
-    if found is not None:
-        assert found.info["bound_us"] <= simulate(graph, cluster, found).makespan_us * (1 + 1e-12)
+    placement = as_optimum(graph, cluster)
+    if placement is not None:
+        assert placement.info["bound_us"] <= simulate(graph, cluster, placement).makespan_us * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("comm", COMMS)
@@ -131,21 +131,21 @@ def test_times_are_scaled_exactly_where_a_small_scale_is_enough():
 def test_rounded_times_leave_a_valid_bound():
     graph = OpGraph.from_edges(np.array([np.pi, np.e, np.sqrt(2.0), np.sqrt(3.0)]))
     cluster = Cluster.uniform(2)
-    found = exact(graph, cluster)
+    placement = exact(graph, cluster)
     # pi + sqrt 2 = 4.5558 and e + sqrt 3 = 4.4503 divide best.
     best = np.pi + np.sqrt(2.0)
-    assert simulate(graph, cluster, found).makespan_us == pytest.approx(best)
-    assert best * (1 - 1e-6) < found.info["bound_us"] <= best
-    assert found.info["status"] == "OPTIMAL" and 0 < found.info["scale_error_us"] < best * 1e-6
+    assert simulate(graph, cluster, placement).makespan_us == pytest.approx(best)
+    assert best * (1 - 1e-6) < placement.info["bound_us"] <= best
+    assert placement.info["status"] == "OPTIMAL" and 0 < placement.info["scale_error_us"] < best * 1e-6
 
 
 def test_no_time_returns_the_start_with_its_gap():
     graph = generators.layered_dag(30, seed=1)
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)
-    found = exact(graph, cluster, time_limit=0)
-    assert found.info["status"] == "FEASIBLE" and found.info["bound_us"] >= bounds(graph, cluster).best
-    gap = simulate(graph, cluster, found).makespan_us / found.info["bound_us"] - 1
-    assert found.info["gap"] == pytest.approx(gap) and gap > 0
+    placement = exact(graph, cluster, time_limit=0)
+    assert placement.info["status"] == "FEASIBLE" and placement.info["bound_us"] >= bounds(graph, cluster).best
+    gap = simulate(graph, cluster, placement).makespan_us / placement.info["bound_us"] - 1
+    assert placement.info["gap"] == pytest.approx(gap) and gap > 0
 
 
 def test_too_large_instances_say_so_with_their_size():
@@ -210,12 +210,12 @@ def test_the_solver_has_what_is_left_when_its_model_is_built(monkeypatch):
 
 def test_the_callback_hears_of_progress_and_stops_the_proof():
     # Twenty-six ops with queued transfers on four devices: not proven within an hour, but stopped at the third call.
-    graph, cluster, seen = generators.random_dag(26, seed=6), Cluster.uniform(4), []
-    found = exact(
-        graph, cluster, time_limit=3600.0, warm_start=0.0, callback=lambda p: seen.append(p) or len(seen) == 3
+    graph, cluster, progress = generators.random_dag(26, seed=6), Cluster.uniform(4), []
+    placement = exact(
+        graph, cluster, time_limit=3600.0, warm_start=0.0, callback=lambda p: progress.append(p) or len(progress) == 3
     )
-    assert len(seen) == 3 and seen[-1].bound_us > 0 and "s, " in str(seen[-1])
-    assert simulate(graph, cluster, found).feasible
+    assert len(progress) == 3 and progress[-1].bound_us > 0 and "s, " in str(progress[-1])
+    assert simulate(graph, cluster, placement).feasible
 
 
 @pytest.mark.parametrize(
@@ -237,10 +237,10 @@ def test_the_start_is_the_answer_when_the_solver_dies(monkeypatch, ending):
 def test_an_interrupted_start_ends_the_proof(monkeypatch):
     from baechi_lab.placers.search.placer import Search
 
-    found = Search.assign
+    assign = Search.assign
 
-    def interrupted(self, *given):
-        placed = found(self, *given)
+    def interrupted(self, *arguments):
+        placed = assign(self, *arguments)
         return placed.replace(info={**placed.info, "interrupted": True})
 
     monkeypatch.setattr(Search, "assign", interrupted)

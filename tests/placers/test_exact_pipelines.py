@@ -21,21 +21,21 @@ def test_the_smallest_period_is_proven(seed):
         bl.throughput(graph, cluster, bl.Placement(device=list(home)), sum=total).period_us
         for home in itertools.product(range(cluster.n), repeat=graph.n)
     )
-    found = bl.place(graph, cluster, "exact", objective="throughput", sum=total, time_limit=30, warm_start=0.0)
-    assert bl.throughput(graph, cluster, found, sum=total).period_us == pytest.approx(best, rel=1e-6)
-    assert found.info["status"] == "OPTIMAL"
-    assert found.info["gap"] == 0
-    assert found.info["bound_us"] <= best * (1 + 1e-6)
+    placement = bl.place(graph, cluster, "exact", objective="throughput", sum=total, time_limit=30, warm_start=0.0)
+    assert bl.throughput(graph, cluster, placement, sum=total).period_us == pytest.approx(best, rel=1e-6)
+    assert placement.info["status"] == "OPTIMAL"
+    assert placement.info["gap"] == 0
+    assert placement.info["bound_us"] <= best * (1 + 1e-6)
 
 
 @pytest.mark.parametrize("seed", fast(range(3), 1))
 def test_the_shortest_step_is_proven(seed):
     graph, cluster = training(seed, 4 + seed % 2), uneven_cluster(2 + seed % 2, COMM[seed % 3])
     step = {"micro_batches": 3, "schedule": ("1f1b", "gpipe", "zb-h1")[seed]}
-    found = bl.place(graph, cluster, "exact", objective="step", time_limit=30, warm_start=0.0, **step)
-    assert found.info["step_us"] == pytest.approx(least_step(graph, cluster, **step), rel=1e-6)
-    assert found.info["status"] == "OPTIMAL"
-    assert bl.simulate(graph, cluster, found, **step).makespan_us == found.info["step_us"]
+    placement = bl.place(graph, cluster, "exact", objective="step", time_limit=30, warm_start=0.0, **step)
+    assert placement.info["step_us"] == pytest.approx(least_step(graph, cluster, **step), rel=1e-6)
+    assert placement.info["status"] == "OPTIMAL"
+    assert bl.simulate(graph, cluster, placement, **step).makespan_us == placement.info["step_us"]
 
 
 @pytest.mark.slow
@@ -48,9 +48,9 @@ def test_equal_devices_and_memory():
         persistent_bytes=np.array([10] * 4 + [0] * 4),
     )
     cluster = bl.Cluster.uniform(2, memory_bytes=29, link=bl.Link(0.0, 0.0), comm="parallel")
-    found = bl.place(graph, cluster, "exact", objective="throughput", time_limit=20)
-    assert found.info["period_us"] == 20.0
-    assert np.bincount(found.device).tolist() == [4, 4]
+    placement = bl.place(graph, cluster, "exact", objective="throughput", time_limit=20)
+    assert placement.info["period_us"] == 20.0
+    assert np.bincount(placement.device).tolist() == [4, 4]
     free = bl.place(graph, cluster.with_memory(1000), "exact", objective="throughput", time_limit=20)
     assert free.info["period_us"] == free.info["bound_us"] == 18.0
     with pytest.raises(bl.InfeasiblePlacement):
@@ -59,9 +59,9 @@ def test_equal_devices_and_memory():
 
 def test_no_time_is_a_placement_with_its_gap():
     graph, cluster = training(0), uneven_cluster(2, "duplex")
-    found = bl.place(graph, cluster, "exact", objective="step", time_limit=0)
-    assert found.info["status"] in ("OPTIMAL", "FEASIBLE")
-    assert found.info["bound_us"] <= found.info["step_us"]
+    placement = bl.place(graph, cluster, "exact", objective="step", time_limit=0)
+    assert placement.info["status"] in ("OPTIMAL", "FEASIBLE")
+    assert placement.info["bound_us"] <= placement.info["step_us"]
     large = bl.generators.random_dag(3000, seed=1)
     with pytest.raises(bl.InvalidInput, match="too large for 'exact'"):
         bl.place(large, bl.Cluster.uniform(8), "exact", objective="throughput")

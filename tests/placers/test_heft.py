@@ -184,8 +184,8 @@ def brute_force(graph, devices):
     cluster = bl.Cluster.uniform(devices, link=FREE, comm="parallel")
     orders = [np.argsort(p).tolist() for p in itertools.permutations(range(graph.n))]
     return min(
-        bl.simulate(graph, cluster, bl.Placement(device=list(where), order=order)).makespan_us
-        for where in itertools.product(range(devices), repeat=graph.n)
+        bl.simulate(graph, cluster, bl.Placement(device=list(devices_of_ops), order=order)).makespan_us
+        for devices_of_ops in itertools.product(range(devices), repeat=graph.n)
         for order in orders
     )
 

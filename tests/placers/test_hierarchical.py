@@ -49,11 +49,11 @@ def every_placement(n, devices=2):
 
 def test_reaches_the_optimum_of_a_small_graph_in_most_seeds():
     optimum = SimulatedReward(GRAPH, CLUSTER, 1)(every_placement(8)).min() * 1e6
-    runs = [learned(seed=seed) for seed in range(2)]
-    if not all(run.info["best_us"] == pytest.approx(optimum) for run in runs):
-        runs.append(learned(seed=2))
-    assert sum(run.info["best_us"] == pytest.approx(optimum) for run in runs) >= 2  # of at most three
-    for run in runs:
+    placements = [learned(seed=seed) for seed in range(2)]
+    if not all(run.info["best_us"] == pytest.approx(optimum) for run in placements):
+        placements.append(learned(seed=2))
+    assert sum(run.info["best_us"] == pytest.approx(optimum) for run in placements) >= 2  # of at most three
+    for run in placements:
         timeline = simulate(GRAPH, CLUSTER, run)
         assert timeline.makespan_us == pytest.approx(run.info["best_us"])
         assert not check(GRAPH, CLUSTER, run, timeline)
@@ -73,15 +73,15 @@ def test_the_policy_itself_improves():
 def test_same_seed_same_run_and_resume_equals_uninterrupted(tmp_path):
     file = tmp_path / "run.npz"
     noisy = {"noise_updates": 6, "seed": 4}
-    whole = learned(updates=10, **noisy)
-    again = learned(updates=10, **noisy)
+    uninterrupted = learned(updates=10, **noisy)
+    repeated = learned(updates=10, **noisy)
     learned(updates=4, checkpoint=file, **noisy)
     resumed = learned(updates=10, resume=file, **noisy)
-    for other in (again, resumed):
-        assert other == whole
+    for same_run in (repeated, resumed):
+        assert same_run == uninterrupted
         for key in ("rewards", "valid", "best_seconds", "entropy", "samples", "groups", "updates"):
-            assert other.info[key] == whole.info[key]
-    assert learned(updates=4, seed=5, noise_updates=6).info["rewards"] != whole.info["rewards"][:4]
+            assert same_run.info[key] == uninterrupted.info[key]
+    assert learned(updates=4, seed=5, noise_updates=6).info["rewards"] != uninterrupted.info["rewards"][:4]
     with pytest.raises(InvalidInput, match="was made with seed 4, this run has 5; they must agree"):
         learned(resume=file, noise_updates=6, seed=5)
     file.write_bytes(file.read_bytes()[:500])
@@ -152,16 +152,18 @@ def test_colocation_and_allowed_devices_are_kept():
 
 
 def test_rewards_from_a_function_and_the_callback():
-    seen = []
+    progress = []
 
     def run_it(placement: Placement) -> float:
         if placement.device[0] == 1:
             raise InfeasiblePlacement("no room")
         return 4.0 if placement.device.any() else 9.0
 
-    done = learned(grouping="none", updates=50, reward=run_it, callback=lambda p: seen.append(p) or p.updates == 3)
-    assert done.info["best_us"] == 4e6 and done.info["updates"] == 3 == len(seen)
-    assert seen[-1].best_seconds == 4.0 and seen[-1].samples == 72 and "3 updates" in str(seen[-1])
+    trained = learned(
+        grouping="none", updates=50, reward=run_it, callback=lambda p: progress.append(p) or p.updates == 3
+    )
+    assert trained.info["best_us"] == 4e6 and trained.info["updates"] == 3 == len(progress)
+    assert progress[-1].best_seconds == 4.0 and progress[-1].samples == 72 and "3 updates" in str(progress[-1])
 
 
 def test_workers_do_not_change_rewards():
@@ -177,15 +179,15 @@ def seconds_by_hand(placement: Placement) -> float:
 
 
 def test_an_executor_changes_nothing():
-    whole = learned(updates=4)
+    in_process = learned(updates=4)
     functions = [learned(updates=2, reward=seconds_by_hand, executor=executor) for executor in (None, "here")]
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as processes, ThreadPoolExecutor(3) as threads:
         for executor in ("here", processes, threads):
-            told = learned(updates=4, executor=executor, workers=2)
-            assert told == whole and told.info["rewards"] == whole.info["rewards"]
+            by_executor = learned(updates=4, executor=executor, workers=2)
+            assert by_executor == in_process and by_executor.info["rewards"] == in_process.info["rewards"]
         functions.append(learned(updates=2, reward=seconds_by_hand, executor=threads))
     assert functions[0].info["best_us"] == 1e6 and 0 < functions[0].info["valid"][0] < 24
-    assert all(told.info["rewards"] == functions[0].info["rewards"] for told in functions)
+    assert all(by_executor.info["rewards"] == functions[0].info["rewards"] for by_executor in functions)
 
 
 def test_errors_of_an_executor_reach_the_caller():
@@ -202,26 +204,26 @@ def test_measured_rewards_are_those_of_real_runs():
     graph = bl.profile(step, mode="estimated", hardware="cpu-core", progress=False)
     cluster = Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     real = {"reward": "measured", "step": step, "reward_steps": 2, "reward_warmup": 1}
-    found = learned(graph, cluster, updates=1, placement_samples=2, groups=2, **real)
-    assert found.info["samples"] == 2 and found.info["valid"] == (2,)
+    placement = learned(graph, cluster, updates=1, placement_samples=2, groups=2, **real)
+    assert placement.info["samples"] == 2 and placement.info["valid"] == (2,)
     # Both samples took real time, and the reward is minus the root of it (H, section 2).
-    assert 0 < found.info["best_us"] < 60e6
-    assert -found.info["rewards"][0] >= np.sqrt(found.info["best_us"] * 1e-6) * (1 - 1e-9)
-    run = bl.execute(step, found, steps=1, warmup=0, traced=0, cluster=cluster, progress=False)
+    assert 0 < placement.info["best_us"] < 60e6
+    assert -placement.info["rewards"][0] >= np.sqrt(placement.info["best_us"] * 1e-6) * (1 - 1e-9)
+    run = bl.execute(step, placement, steps=1, warmup=0, traced=0, cluster=cluster, progress=False)
     assert run.status == "ok" and run.moved_ops == ()
 
 
 def test_explain_tells_the_learned_groups():
     names = ["a/x/1", "a/x/2", "a/y/1", "b/x/1", "a/x/3", "plain"]
     graph = OpGraph.from_edges([1, 2, 3, 10, 5, 1], [(0, 1, 4)], names=names, op_types=("A", "B", "B", "C", "B", "A"))
-    found = learned(graph, grouping=[0, 0, 1, 2, 0, 9], updates=2, explain=True)
-    told = found.info["explanation"]
+    placement = learned(graph, grouping=[0, 0, 1, 2, 0, 9], updates=2, explain=True)
+    explanation = placement.info["explanation"]
     # By work: {b/x/1} 10, {a/x/1 a/x/2 a/x/3} 8, {a/y/1} 3, {plain} 1.
-    assert told.group.tolist() == [1, 1, 2, 0, 1, 3] and len(told) == 4
-    assert (told.ops.tolist(), told.duration_us.tolist()) == ([1, 3, 1, 1], [10.0, 8.0, 3.0, 1.0])
-    assert (told.kind, told.scope) == (("C", "B", "B", "A"), ("b/x", "a/x", "a/y", "plain"))
-    assert told.device[told.group].tolist() == found.device.tolist() and not told.astray.any()
-    assert told.to_pandas()["device"].tolist() == told.device.tolist()
+    assert explanation.group.tolist() == [1, 1, 2, 0, 1, 3] and len(explanation) == 4
+    assert (explanation.ops.tolist(), explanation.duration_us.tolist()) == ([1, 3, 1, 1], [10.0, 8.0, 3.0, 1.0])
+    assert (explanation.kind, explanation.scope) == (("C", "B", "B", "A"), ("b/x", "a/x", "a/y", "plain"))
+    assert explanation.device[explanation.group].tolist() == placement.device.tolist() and not explanation.astray.any()
+    assert explanation.to_pandas()["device"].tolist() == explanation.device.tolist()
     assert "explanation" not in learned(graph, updates=1).info
     astray = learned_groups(graph, np.zeros(6, dtype=np.int64), np.array([1, 1, 0, 1, 1, 1]))
     assert (astray.device.tolist(), astray.astray.tolist(), astray.scope) == ([1], [1], ("",))
@@ -231,10 +233,10 @@ def test_a_grouping_may_skip_numbers():
     assert learned(grouping=[10**6] * 4 + [7] * 4, updates=1).info["groups"] == (1, 1, 1, 1, 0, 0, 0, 0)
 
 
-@pytest.mark.parametrize("said", ["fast", None, float("nan"), -1.0])
-def test_a_reward_must_be_a_number_of_seconds(said):
+@pytest.mark.parametrize("returned", ["fast", None, float("nan"), -1.0])
+def test_a_reward_must_be_a_number_of_seconds(returned):
     with pytest.raises(InvalidInput, match="it must be a number of at least 0, or infinity"):
-        learned(updates=1, reward=lambda placement: said)
+        learned(updates=1, reward=lambda placement: returned)
 
 
 def test_a_learning_rate_that_overflows_is_named():

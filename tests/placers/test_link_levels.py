@@ -20,16 +20,16 @@ def machines(count: int, each: int, near: bl.Link, far: bl.Link, comm: str = "se
     return bl.Cluster(bl.Cluster.uniform(n, memory_bytes=memory).devices, link=links, comm=comm)
 
 
-def layers(work: list[float], sizes: list[int], held: list[int]) -> bl.OpGraph:
+def layers(work: list[float], sizes: list[int], persistent_bytes: list[int]) -> bl.OpGraph:
     """A chain of layers whose backward op, as long as the forward op, shares its device."""
     n = len(work)
     ahead = [(k, k + 1, sizes[k]) for k in range(n - 1)]
-    back = [(n + k + 1, n + k, sizes[k]) for k in range(n - 1)]
+    backward_edges = [(n + k + 1, n + k, sizes[k]) for k in range(n - 1)]
     return bl.OpGraph.from_edges(
         [*work, *work],
-        ahead + back,
+        ahead + backward_edges,
         forward_of=[-1] * n + list(range(n)),
-        persistent_bytes=[*held, *[0] * n],
+        persistent_bytes=[*persistent_bytes, *[0] * n],
         colocation=[*range(n), *range(n)],
         colocation_names=tuple(f"layer{k}" for k in range(n)),
     )
@@ -38,15 +38,15 @@ def layers(work: list[float], sizes: list[int], held: list[int]) -> bl.OpGraph:
 def test_levels_of_links():
     near, middle, far = (bl.Link(float(k), 0.1 * k) for k in (1, 2, 3))
     links = [[near if a // 2 == b // 2 else middle if a // 4 == b // 4 else far for b in range(8)] for a in range(8)]
-    found, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=links))
-    assert [(level.width, level.latency) for level in found] == [(2, 1.0), (2, 2.0), (2, 3.0)]
+    hierarchy, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=links))
+    assert [(level.width, level.latency) for level in hierarchy] == [(2, 1.0), (2, 2.0), (2, 3.0)]
     assert order == list(range(8))
     assert link_levels(bl.Cluster.uniform(8)) is None
     assert link_levels(machines(3, 1, near, far)) is None
     mixed = [[0, 5, 1, 4, 2, 6, 3, 7].index(k) for k in range(8)]
     scattered = [[links[mixed[a]][mixed[b]] for b in range(8)] for a in range(8)]
-    found, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=scattered))
-    assert [level.width for level in found] == [2, 2, 2]
+    hierarchy, order = link_levels(bl.Cluster(bl.Cluster.uniform(8).devices, link=scattered))
+    assert [level.width for level in hierarchy] == [2, 2, 2]
     uneven = [[near if (a < 2) == (b < 2) else far for b in range(5)] for a in range(5)]
     assert link_levels(bl.Cluster(bl.Cluster.uniform(5).devices, link=uneven)) is None
 
@@ -88,10 +88,13 @@ def test_copies_of_a_pipeline_keep_micro_batches_within_a_machine():
     assert cut.devices == ((0, 3), (1, 4, 2, 5))
     assert cut.cost == pytest.approx(2.0)  # 4 us of the first layer on each machine, 8 on two devices
     timeline = bl.simulate(graph, cluster, cut.placement(), micro_batches=8, schedule="1f1b")
-    sent = timeline.transfers
-    between = sent.source // 3 != sent.target // 3
-    assert len(sent) - between.sum() >= 2 * 8
-    ring = np.array(bl.unroll(graph, 8, cut.placement()).op_types)[timeline.tensor_producer[sent.tensor]] == "AllReduce"
+    transfers = timeline.transfers
+    between = transfers.source // 3 != transfers.target // 3
+    assert len(transfers) - between.sum() >= 2 * 8
+    ring = (
+        np.array(bl.unroll(graph, 8, cut.placement()).op_types)[timeline.tensor_producer[transfers.tensor]]
+        == "AllReduce"
+    )
     assert ring[between].all()
 
 
@@ -103,11 +106,11 @@ def test_never_worse_than_without_levels(seed):
         rng.integers(1, 9, 5).astype(float).tolist(), rng.integers(1, 20, 4).tolist(), rng.integers(1, 40, 5).tolist()
     )
     cluster = machines(2, 2, bl.Link(0.0, 0.02), bl.Link(0.0, 0.3), ("sequential", "duplex")[seed % 2])
-    found = bl.place(graph, cluster, "contiguous", objective="throughput", replicas=True).info["period_us"]
+    period_us = bl.place(graph, cluster, "contiguous", objective="throughput", replicas=True).info["period_us"]
     for cuts in itertools.combinations(range(1, 5), 1):
         home = np.searchsorted(cuts, np.arange(5), side="right")
         placed = bl.Placement(device=np.tile(home * 2, 2), replicas=[(0, 1), (2, 3)])
-        assert found <= bl.throughput(graph, cluster, placed).period_us * (1 + 1e-9)
+        assert period_us <= bl.throughput(graph, cluster, placed).period_us * (1 + 1e-9)
 
 
 def test_published_numbers_stay_and_machines_of_four_help():
@@ -115,8 +118,8 @@ def test_published_numbers_stay_and_machines_of_four_help():
     graph = bl.load_graph(VGG)
     slow = bl.Link(0.0, 1e-3)
     flat = bl.Cluster.uniform(4, memory_bytes="16GB", link=slow, comm="sequential")
-    found = bl.place(graph, flat, "contiguous", objective="throughput", replicas=True)
-    assert found.info["period_us"] == pytest.approx(205520.896)
+    placement = bl.place(graph, flat, "contiguous", objective="throughput", replicas=True)
+    assert placement.info["period_us"] == pytest.approx(205520.896)
     assert link_levels(flat) is None
     deep = machines(4, 4, bl.Link(0.0, 1e-4), slow)
     better = bl.place(graph, deep, "contiguous", objective="throughput", replicas=True)

@@ -15,9 +15,9 @@ def chain(n):
 
 
 def step_of(graph, cluster, placed):
-    given = placed.info.get("graph", graph)
-    timeline = bl.simulate(given, cluster, placed)
-    assert bl.check(given, cluster, placed, timeline) == ()
+    placed_graph = placed.info.get("graph", graph)
+    timeline = bl.simulate(placed_graph, cluster, placed)
+    assert bl.check(placed_graph, cluster, placed, timeline) == ()
     return timeline.makespan_us
 
 
@@ -26,12 +26,12 @@ def test_what_fits_only_by_recomputing_or_offloading(placer, params):
     graph, cluster = chain(16), bl.Cluster.uniform(2, memory_bytes=6000, link=LINK).with_host("1MB", link=LINK)
     with pytest.raises(bl.InfeasiblePlacement):  # 16 kB on 2 devices of 6 kB
         bl.place(graph, cluster, placer, **params)
-    again = bl.place(graph, cluster, placer, give_up=("recompute",), **params)
+    repeated = bl.place(graph, cluster, placer, give_up=("recompute",), **params)
     either = bl.place(graph, cluster, placer, give_up=("recompute", "offload"), **params)
-    assert again.placer == placer and again.params["give_up"] == ("recompute",)
-    assert step_of(graph, cluster, either) <= step_of(graph, cluster, again)
-    (keyword,) = again.info["gave_up"].values()
-    assert bl.recompute(graph, **keyword) == again.info["graph"]
+    assert repeated.placer == placer and repeated.params["give_up"] == ("recompute",)
+    assert step_of(graph, cluster, either) <= step_of(graph, cluster, repeated)
+    (keyword,) = repeated.info["gave_up"].values()
+    assert bl.recompute(graph, **keyword) == repeated.info["graph"]
 
 
 @pytest.mark.parametrize("memory", [9000, 12_000])

@@ -42,8 +42,10 @@ def test_hash_is_in_proportion_to_memory_or_speed():
 def test_hash_depends_on_seed_and_name_only():
     cluster = cluster_of(1.0, 1.0, 1.0)
     one = bl.OpGraph.from_edges([1] * 50)
-    more = bl.OpGraph.from_edges([3] * 60, [(0, 1, 5)])
-    assert bl.place(one, cluster, "hash").device.tolist() == bl.place(more, cluster, "hash").device.tolist()[:50]
+    larger_graph = bl.OpGraph.from_edges([3] * 60, [(0, 1, 5)])
+    assert (
+        bl.place(one, cluster, "hash").device.tolist() == bl.place(larger_graph, cluster, "hash").device.tolist()[:50]
+    )
     assert bl.place(one, cluster, "hash").device.tolist() != bl.place(one, cluster, "hash", seed=1).device.tolist()
 
 
@@ -184,13 +186,13 @@ def test_dfs_equation_11_by_hand():
     )
     # the walk: 0, then 2 (which sees only op 0), unless op 1 comes first: give it the longer path
     first = graph.replace(duration_us=[1, 3, 2])
-    other = bl.OpGraph.from_edges(
+    second_graph = bl.OpGraph.from_edges(
         [1, 3, 1, 2], [(0, 3, 10), (1, 2, 1), (2, 3, 40)], allowed=[0, 1, 1, -1], allowed_sets=[("d0",), ("d1",)]
     )
     link = bl.Link(0, 1)
     assert bl.place(first, cluster_of(3.0, 1.0, link=link), "dfs").device.tolist() == [0, 1, 1]
     # Walk of `other`: 1, 2, 3 (traffic 40 to d0, none to d1), 0.
-    assert bl.place(other, cluster_of(3.0, 1.0, link=link), "dfs").device.tolist() == [0, 1, 1, 1]
+    assert bl.place(second_graph, cluster_of(3.0, 1.0, link=link), "dfs").device.tolist() == [0, 1, 1, 1]
 
 
 def test_dfs_scores_traffic_times_time_when_all_inputs_are_placed():

@@ -36,10 +36,12 @@ def random_pipeline(rng: np.random.Generator, layers: int, training: bool) -> Op
     work = rng.integers(1, 9, layers).astype(float)
     if not training:
         return OpGraph.from_edges(work, edges)
-    back = [(layers + j, layers + i, size) for i, j, size in edges] + [(i, layers + i, 20) for i in range(layers)]
+    backward_edges = [(layers + j, layers + i, size) for i, j, size in edges] + [
+        (i, layers + i, 20) for i in range(layers)
+    ]
     return OpGraph.from_edges(
         np.concatenate([work, 2 * work]),
-        edges + back,
+        edges + backward_edges,
         persistent_bytes=[5] * layers + [0] * layers,
         colocation=np.tile(np.arange(layers, dtype=np.int32), 2),
         colocation_names=tuple(f"layer{k}" for k in range(layers)),
@@ -69,10 +71,10 @@ def test_closed_sets_give_the_least_period_of_all_pipelines(seed, training):
     graph = random_pipeline(rng, layers, training)
     devices = [Device("a", "gpu", 1000), Device("b", "gpu", 1000), Device("c", "gpu", 1000, speed=1.0 + seed % 2)]
     cluster = Cluster(devices, link=Link(1.0, 0.5))
-    found = place(graph, cluster, "ideals", sum=True)
+    placement = place(graph, cluster, "ideals", sum=True)
     expected = least_period(graph, cluster, layers, total=True)
-    assert throughput(graph, cluster, found, sum=True).period_us == pytest.approx(expected)
-    assert found.info["period_us"] == pytest.approx(expected)
+    assert throughput(graph, cluster, placement, sum=True).period_us == pytest.approx(expected)
+    assert placement.info["period_us"] == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
@@ -84,9 +86,9 @@ def test_chain_on_two_devices_by_hand(comm):
     graph = OpGraph.from_edges([4.0, 2.0, 6.0], [(0, 1, 8), (1, 2, 2)])
     cluster = Cluster.uniform(2, link=Link(0.0, 0.5), comm=comm)
     for placer in ("ideals", "contiguous"):
-        found = place(graph, cluster, placer, objective="throughput")
-        assert found.device.tolist() == [0, 0, 1]
-        assert found.info["period_us"] == 6.0
+        placement = place(graph, cluster, placer, objective="throughput")
+        assert placement.device.tolist() == [0, 0, 1]
+        assert placement.info["period_us"] == 6.0
 
 
 @pytest.mark.parametrize("seed", fast(range(20), 6))
@@ -103,8 +105,8 @@ def test_both_programmes_agree_on_chains(seed):
         for replicas in (False, True):
             chain = make_device_chain(units, cluster, range(cluster.n), sum=seed % 3 == 0, replicas=replicas)
             cost, stages = cut_line(units, chain, goal)
-            other, sets = cut_sets(units, chain, goal, closed_sets(units, 1000))
-            assert cost == pytest.approx(other)
+            cost_of_sets, sets = cut_sets(units, chain, goal, closed_sets(units, 1000))
+            assert cost == pytest.approx(cost_of_sets)
             assert len(stages) == 0 or sum(end - first for first, end, _, _ in stages) == layers
             assert len(sets) == 0 or sum(int(members.sum()) for members, _, _ in sets) == layers
 
@@ -112,11 +114,13 @@ def test_both_programmes_agree_on_chains(seed):
 def random_chain(rng: np.random.Generator, layers: int) -> OpGraph:
     sizes = rng.integers(1, 9, layers).tolist()
     ahead = [(i, j, sizes[i]) for i, j in pairwise(range(layers))]
-    back = [(layers + j, layers + i, size) for i, j, size in ahead] + [(i, layers + i, 3) for i in range(layers)]
+    backward_edges = [(layers + j, layers + i, size) for i, j, size in ahead] + [
+        (i, layers + i, 3) for i in range(layers)
+    ]
     work = rng.integers(1, 9, layers).astype(float)
     return OpGraph.from_edges(
         np.concatenate([work, 2 * work]),
-        ahead + back,
+        ahead + backward_edges,
         persistent_bytes=[*rng.integers(1, 50, layers).tolist(), *[0] * layers],
         colocation=np.tile(np.arange(layers, dtype=np.int32), 2),
         colocation_names=tuple(f"layer{k}" for k in range(layers)),
@@ -137,8 +141,8 @@ def test_programme_with_replicas_says_what_throughput_measures(seed):
     chain = make_device_chain(units, cluster, range(4), sum=total, replicas=True)
     cost, _ = cut_line(units, chain, (0.0, 1.0))
     for placer in ("contiguous", "ideals"):
-        found = place(graph, cluster, placer, objective="throughput", replicas=True, sum=total)
-        assert throughput(graph, cluster, found, sum=total).period_us == pytest.approx(cost)
+        placement = place(graph, cluster, placer, objective="throughput", replicas=True, sum=total)
+        assert throughput(graph, cluster, placement, sum=total).period_us == pytest.approx(cost)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -147,33 +151,33 @@ def test_what_intervals_of_a_line_send_and_receive(seed):
     rng = np.random.default_rng(seed)
     units = make_pipeline_units(random_pipeline(rng, 9, seed % 2 == 0), Cluster.uniform(2))
     places = np.unique(np.r_[0, rng.integers(0, units.n, 4), units.n])
-    pointer, ends, column, change = _interval_changes(units, places)
+    pointer, block_range, column, change = _interval_changes(units, places)
     blocks = len(places) - 1
     cross = np.zeros((blocks, 8))
     for j in range(1, blocks + 1):
         for k in range(pointer[j - 1], pointer[j]):
-            cross[ends[k, 0] : ends[k, 1] + 1, column[k] : column[k] + 2] += change[k]
+            cross[block_range[k, 0] : block_range[k, 1] + 1, column[k] : column[k] + 2] += change[k]
         for i in range(j):
             inside = set(range(places[i], places[j]))
-            wanted = np.zeros(8)
+            expected = np.zeros(8)
             for t, (p, size) in enumerate(zip(units.producer.tolist(), units.size.tolist(), strict=True)):
                 readers = units.reader[units.reader_ptr[t] : units.reader_ptr[t + 1]].tolist()
                 if p not in inside and inside & set(readers):
                     at = LOW_RECEIVED if p < places[i] else HIGH_RECEIVED
-                    wanted[at : at + 2] += 1, size
+                    expected[at : at + 2] += 1, size
                 if p in inside and set(readers) - inside:
                     at = LOW_SENT if min(readers) < places[i] else HIGH_SENT
-                    wanted[at : at + 2] += 1, size
-            assert cross[i].tolist() == wanted.tolist()
+                    expected[at : at + 2] += 1, size
+            assert cross[i].tolist() == expected.tolist()
 
 
 def test_replicas_take_turns():
     """One heavy op, 12 us, on three devices: each takes every third micro-batch; a light one of 4 us has its own."""
     graph = OpGraph.from_edges([12.0, 4.0], [(0, 1, 2)])
     cluster = Cluster.uniform(4, link=Link(0.0, 1.0), comm="duplex")
-    found = place(graph, cluster, "ideals", replicas=True)
-    assert found.replicas == ((0, 1, 2),)
-    measured = throughput(graph, cluster, found)
+    placement = place(graph, cluster, "ideals", replicas=True)
+    assert placement.replicas == ((0, 1, 2),)
+    measured = throughput(graph, cluster, placement)
     assert measured.period_us == 4.0
     assert measured.loads["compute"].tolist() == [4.0, 4.0, 4.0, 4.0]
     assert measured.loads["send"] == pytest.approx([2 / 3, 2 / 3, 2 / 3, 0.0])
@@ -185,10 +189,10 @@ def steps_of_all_cuts(graph, cluster, layers, micro_batches):
     best = np.inf
     for used in range(1, cluster.n + 1):
         for stages in range(1, min(used, layers) + 1):
-            for cut, where in product(
+            for cut, device_order in product(
                 combinations(range(1, layers), stages - 1), combinations(range(1, used), stages - 1)
             ):
-                first, width = [0, *where], np.diff([0, *where, used])
+                first, width = [0, *device_order], np.diff([0, *device_order, used])
                 if max(width) > micro_batches:
                     continue
                 home = np.array(first)[np.searchsorted(cut, np.arange(layers), side="right")]
@@ -216,10 +220,10 @@ def test_replicas_for_a_step_against_all_cuts(seed):
     )
     assert annealed.info["step_us"] == pytest.approx(best)
     for placer in ("contiguous", "ideals"):
-        found = place(graph, cluster, placer, replicas=True, **goal)
-        shown = simulate(graph, cluster, found, micro_batches=count, schedule="1f1b")
-        assert found.info["step_us"] == shown.makespan_us == pytest.approx(best)
-        assert found.replicas and found.info["step_us"] < place(graph, cluster, placer, **goal).info["step_us"]
+        placement = place(graph, cluster, placer, replicas=True, **goal)
+        shown = simulate(graph, cluster, placement, micro_batches=count, schedule="1f1b")
+        assert placement.info["step_us"] == shown.makespan_us == pytest.approx(best)
+        assert placement.replicas and placement.info["step_us"] < place(graph, cluster, placer, **goal).info["step_us"]
     assert shown.feasible
 
 
@@ -230,7 +234,7 @@ def test_search_finds_replicas():
     shared = place(graph, cluster, "ideals", replicas=True)
     units = make_pipeline_units(graph, cluster)
     start = Candidate(np.zeros(2, dtype=np.int64), {0: (0,)})
-    found, us, used = search_shared(
+    placement, us, used = search_shared(
         graph,
         cluster,
         Objective("throughput", replicas=True),
@@ -240,9 +244,9 @@ def test_search_finds_replicas():
         lambda *_: None,
     )
     assert (us, used) == (4.0, 400)
-    assert sorted(map(len, found.replicas)) in ([3], [4])  # or all four share both
-    found = place(graph, cluster, "search", replicas=True, start=shared, **goal)
-    assert found.info["period_us"] == 4.0 == throughput(graph, cluster, found).period_us
+    assert sorted(map(len, placement.replicas)) in ([3], [4])  # or all four share both
+    placement = place(graph, cluster, "search", replicas=True, start=shared, **goal)
+    assert placement.info["period_us"] == 4.0 == throughput(graph, cluster, placement).period_us
     with pytest.raises(InvalidInput, match=r"replicas is .*; search without replicas=True runs every op on one device"):
         place(graph, cluster, "search", start=shared, **goal)
     with pytest.raises(
@@ -259,20 +263,20 @@ def test_moves_of_shared_stages_leave_pipelines(seed):
     devices = [Device(f"d{k}", "gpu", 1000, speed=1.0 + k // 3) for k in range(5)]
     cluster = Cluster(devices)
     units = make_pipeline_units(graph, cluster)
-    moves, now = SharedMoves(units, cluster, rng), Candidate(np.zeros(units.n, dtype=np.int64), {0: (0,)})
+    moves, candidate = SharedMoves(units, cluster, rng), Candidate(np.zeros(units.n, dtype=np.int64), {0: (0,)})
     widths = set()
     for _ in range(400):
-        moved = moves.any(now)
-        if moved is None:
+        neighbour = moves.any(candidate)
+        if neighbour is None:
             continue
-        now = moved
-        members = [d for group in now.groups.values() for d in group]
-        assert len(set(members)) == len(members) and set(now.home.tolist()) == set(now.groups)
-        assert all(len({cluster.devices[d].speed for d in group}) == 1 for group in now.groups.values())
-        line = moves.shifts.line(now.home)
-        place_of = np.array([line.index(d) for d in now.home.tolist()])
+        candidate = neighbour
+        members = [d for group in candidate.groups.values() for d in group]
+        assert len(set(members)) == len(members) and set(candidate.home.tolist()) == set(candidate.groups)
+        assert all(len({cluster.devices[d].speed for d in group}) == 1 for group in candidate.groups.values())
+        line = moves.shifts.line(candidate.home)
+        place_of = np.array([line.index(d) for d in candidate.home.tolist()])
         assert (place_of[units.source] <= place_of[units.target]).all()
-        widths.add(tuple(sorted(map(len, now.groups.values()))))
+        widths.add(tuple(sorted(map(len, candidate.groups.values()))))
     assert len(widths) > 5
 
 
@@ -289,9 +293,9 @@ def test_a_step_has_one_ring_and_replicas_only_where_they_pay():
     )
     for per_byte, step in ((0.01, 82.0), (0.1, 90.0)):
         cluster = Cluster.uniform(2, memory_bytes=10**6, link=Link(0.0, per_byte), comm="parallel")
-        found = place(graph, cluster, "contiguous", objective="step", micro_batches=4, replicas=True)
-        assert found.info["step_us"] == pytest.approx(step, abs=4 * 4 * per_byte)
-        assert found.replicas == (((0, 1),) if step < 90 else ())
+        placement = place(graph, cluster, "contiguous", objective="step", micro_batches=4, replicas=True)
+        assert placement.info["step_us"] == pytest.approx(step, abs=4 * 4 * per_byte)
+        assert placement.replicas == (((0, 1),) if step < 90 else ())
 
 
 def test_published_vgg16_on_four_machines():
@@ -303,12 +307,12 @@ def test_published_vgg16_on_four_machines():
     assert graph.duration_us.sum() == pytest.approx(672535)
     cluster = Cluster.uniform(4, memory_bytes="16GB", link=Link(0.0, 1e-3), comm="sequential")
     for placer in ("ideals", "contiguous"):
-        found = place(graph, cluster, placer, objective="throughput", replicas=True)
-        assert found.info["period_us"] == pytest.approx(205520.896)
-        assert found.replicas == ((0, 1, 2),)
-        first = [k for k in range(41) if found.device[k] == 0 and not graph.op_types[k].startswith("Input")]
+        placement = place(graph, cluster, placer, objective="throughput", replicas=True)
+        assert placement.info["period_us"] == pytest.approx(205520.896)
+        assert placement.replicas == ((0, 1, 2),)
+        first = [k for k in range(41) if placement.device[k] == 0 and not graph.op_types[k].startswith("Input")]
         assert len(first) == 17
-    assert 672535 / found.info["period_us"] == pytest.approx(3.2723, abs=1e-4)
+    assert 672535 / placement.info["period_us"] == pytest.approx(3.2723, abs=1e-4)
 
 
 def with_costs_of_file(name: str) -> tuple[OpGraph, Link]:
@@ -332,8 +336,8 @@ def test_published_bert24_inference():
     for devices, ms in enumerate((92.4060, 47.4790, 32.2429, 24.9169, 20.0840, 17.7899), 1):
         cluster = Cluster.uniform(devices, memory_bytes="16GB", link=link)
         for placer in ("ideals", "contiguous"):
-            found = place(graph, cluster, placer, objective="throughput", sum=True)
-            assert throughput(graph, cluster, found, sum=True).period_us / 1000 == pytest.approx(ms, abs=6e-5)
+            placement = place(graph, cluster, placer, objective="throughput", sum=True)
+            assert throughput(graph, cluster, placement, sum=True).period_us / 1000 == pytest.approx(ms, abs=6e-5)
 
 
 @pytest.mark.slow
@@ -351,9 +355,9 @@ def test_two_kinds_of_devices_in_either_order():
     """3 us and 9 us; the device of speed 3 must get the second op, though it comes first in the cluster."""
     graph = OpGraph.from_edges([3.0, 9.0], [(0, 1, 1)])
     cluster = Cluster([Device("fast", "gpu", 8, speed=3.0), Device("slow", "gpu", 8)], link=Link(0.1, 0.1))
-    found = place(graph, cluster, "ideals")
-    assert found.device.tolist() == [1, 0]
-    assert found.info["period_us"] == 3.0
+    placement = place(graph, cluster, "ideals")
+    assert placement.device.tolist() == [1, 0]
+    assert placement.info["period_us"] == 3.0
 
 
 def test_allowed_devices_and_memory_hold():
@@ -365,9 +369,9 @@ def test_allowed_devices_and_memory_hold():
         allowed_sets=(("gpu:0",),),
     )
     cluster = Cluster.uniform(3, memory_bytes=10, link=Link(0.0, 0.1))
-    found = place(graph, cluster, "contiguous", objective="throughput")
-    assert found.device[2] == 0
-    assert len(set(found.device.tolist())) == 3
+    placement = place(graph, cluster, "contiguous", objective="throughput")
+    assert placement.device[2] == 0
+    assert len(set(placement.device.tolist())) == 3
     with pytest.raises(InfeasiblePlacement):
         place(graph, cluster.with_memory(5), "ideals")
 
@@ -407,9 +411,9 @@ def chain_of_layers(loads: list[int]) -> tuple[OpGraph, Cluster]:
 def test_the_shortest_step_is_found_whether_or_not_its_period_is_the_smallest(placer, count, published):
     """Loads [8, 14, 18, 20] and [21, 19, 5, 15] of these layers give `published` under 1F1B."""
     graph, cluster = chain_of_layers([8, 11, 2, 1, 18, 5, 4, 11])
-    found = place(graph, cluster, placer, objective="step", micro_batches=count)
-    step = simulate(graph, cluster, found, micro_batches=count, schedule="1f1b").makespan_us
-    assert step == found.info["step_us"] <= min(published)
+    placement = place(graph, cluster, placer, objective="step", micro_batches=count)
+    step = simulate(graph, cluster, placement, micro_batches=count, schedule="1f1b").makespan_us
+    assert step == placement.info["step_us"] <= min(published)
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "gpipe"])
@@ -422,8 +426,8 @@ def test_steps_are_the_shortest_of_all_cuts(loads, schedule):
         for cut in combinations(range(1, len(loads)), count)
         for stage in [np.searchsorted(cut, np.arange(len(loads)), side="right")]
     ]
-    found = place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule=schedule)
-    assert found.info["step_us"] == min(steps)
+    placement = place(graph, cluster, "contiguous", objective="step", micro_batches=3, schedule=schedule)
+    assert placement.info["step_us"] == min(steps)
 
 
 def test_a_step_keeps_within_memory_and_allowed_devices():
@@ -436,9 +440,9 @@ def test_a_step_keeps_within_memory_and_allowed_devices():
         allowed_sets=(("gpu:0",),),
     )
     cluster = Cluster.uniform(3, memory_bytes=100, link=Link(0.0, 0.0), comm="parallel")
-    found = place(graph, cluster, "contiguous", objective="step", micro_batches=4)
-    timeline = simulate(graph, cluster, found, micro_batches=4, schedule="1f1b")
-    assert timeline.feasible and found.device[0] == 0
+    placement = place(graph, cluster, "contiguous", objective="step", micro_batches=4)
+    timeline = simulate(graph, cluster, placement, micro_batches=4, schedule="1f1b")
+    assert timeline.feasible and placement.device[0] == 0
     assert timeline.makespan_us == 8 + 4 * 10  # every cut into three has 8 us before the last stage
 
 

@@ -69,9 +69,9 @@ def chances(trainer):
             for d in itertools.product(range(2), repeat=2):
                 group = np.array([g])
                 rng = Forced(group, [[d]])
-                found, log_g, _ = trainer._grouped(weights, rng)
+                groups, log_g, _ = trainer._grouped(weights, rng)
                 home, log_d, _ = trainer._placed(weights, rng, group)
-                assert found.tolist() == [list(g)] and home[0, 0].tolist() == list(d)
+                assert groups.tolist() == [list(g)] and home[0, 0].tolist() == list(d)
                 device = np.array(d)[list(g)]
                 reward = -np.sqrt(trainer.reward(device[None])[0])
                 table[g, d] = (log_g[0] + log_d[0, 0], reward)
@@ -90,10 +90,10 @@ def test_the_expected_gradient_is_that_of_the_expected_reward(graph, baseline, s
     mean = {name: np.zeros_like(value) for name, value in exact.items()}
     for draws in itertools.combinations_with_replacement(odds, samples):  # the order of samples does not matter
         trainer.baseline = -1.5  # any constant; it must not matter
-        found, _ = trainer.gradient(Forced([g for g, _ in draws], [[d] for _, d in draws]))
-        if found is not None:
+        gradient, _ = trainer.gradient(Forced([g for g, _ in draws], [[d] for _, d in draws]))
+        if gradient is not None:
             chance = len(set(itertools.permutations(draws))) * np.prod([odds[draw] for draw in draws])
-            for name, value in found.items():
+            for name, value in gradient.items():
                 mean[name] -= chance * value
     scale = max(float(np.abs(value).max()) for value in exact.values())
     assert np.abs(exact["grouper/output"]).max() > 0.01 and np.abs(exact["placer/output"]).max() > 0.01
@@ -128,7 +128,7 @@ def test_credit_by_hand():
     everything = np.ones((2, 2), dtype=bool)
     assert not np.any(standardised(leave_one_out(equal, everything), equal, everything)[1])
     one = np.array([[-1.0]]), np.array([[True]])
-    assert [part.tolist() for part in leave_one_out(*one)] == [[0.0], [[0.0]]]  # nothing to compare with
+    assert [credit.tolist() for credit in leave_one_out(*one)] == [[0.0], [[0.0]]]  # nothing to compare with
 
 
 def chains():
@@ -163,15 +163,15 @@ def test_a_grouper_keeps_to_its_start_with_the_probability_asked_for():
 def test_simulated_parameters_repeat_and_resume(tmp_path):
     pytest.importorskip("pymetis")
     graph, file = chains(), tmp_path / "run.npz"
-    given = {**SIMULATED, "placer_hidden": 6, "groups": 3, "time_limit": None, "workers": 1, "seed": 3}
-    learned = lambda **changes: place(graph, CLUSTER, "hierarchical", **{**given, **changes})  # noqa: E731
-    whole = learned(updates=8)
+    options = {**SIMULATED, "placer_hidden": 6, "groups": 3, "time_limit": None, "workers": 1, "seed": 3}
+    learned = lambda **changes: place(graph, CLUSTER, "hierarchical", **{**options, **changes})  # noqa: E731
+    uninterrupted = learned(updates=8)
     learned(updates=3, checkpoint=file)
     resumed = learned(updates=8, resume=file)
-    assert resumed == whole
+    assert resumed == uninterrupted
     for key in ("rewards", "entropy", "grouper_entropy", "best_seconds", "groups", "samples"):
-        assert resumed.info[key] == whole.info[key]
-    assert whole.info["samples"] == 8 * 16 and len(whole.info["grouper_entropy"]) == 8
+        assert resumed.info[key] == uninterrupted.info[key]
+    assert uninterrupted.info["samples"] == 8 * 16 and len(uninterrupted.info["grouper_entropy"]) == 8
     with pytest.raises(InvalidInput, match=r"was made with entropy_bonus 0\.1, this run has 0\.0; they must agree"):
         learned(resume=file, entropy_bonus=0.0)
 
@@ -182,20 +182,20 @@ def test_reaches_the_optimum_of_twelve_ops_in_most_seeds():
     cluster = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(5.0, 0.01))
     every = np.array(list(itertools.product(range(2), repeat=12)), dtype=np.int32)
     optimum = SimulatedReward(graph, cluster, 1)(every).min() * 1e6
-    given = {**SIMULATED, "placer_hidden": 16, "placement_samples": 16, "entropy_bonus": 0.2, "workers": 1}
-    found = []
-    while len(found) < 2 or (len(found) == 2 and not all(found)):
-        run = place(graph, cluster, "hierarchical", **given, seed=len(found), updates=85, time_limit=None)
-        found.append(run.info["best_us"] == pytest.approx(optimum, rel=1e-9))
-    assert sum(found) >= 2  # of at most three
+    options = {**SIMULATED, "placer_hidden": 16, "placement_samples": 16, "entropy_bonus": 0.2, "workers": 1}
+    best_times = []
+    while len(best_times) < 2 or (len(best_times) == 2 and not all(best_times)):
+        run = place(graph, cluster, "hierarchical", **options, seed=len(best_times), updates=85, time_limit=None)
+        best_times.append(run.info["best_us"] == pytest.approx(optimum, rel=1e-9))
+    assert sum(best_times) >= 2  # of at most three
 
 
 def test_groupings_are_compared_at_equal_samples():
     pytest.importorskip("pymetis")
     pytest.importorskip("tensorflow")
-    given = {"groups": 2, "placer_hidden": 4, "grouper_hidden": 4, "workers": 1}
+    options = {"groups": 2, "placer_hidden": 4, "grouper_hidden": 4, "workers": 1}
     rows = list(
-        compare_groupings(chains(), Cluster.uniform(2, memory_bytes=1 << 40, link=Link(0.0, 0.0)), 3, [5], **given)
+        compare_groupings(chains(), Cluster.uniform(2, memory_bytes=1 << 40, link=Link(0.0, 0.0)), 3, [5], **options)
     )
     names = ["learned", "random", "metis", "learned from uniform", "random placement"]
     assert [row["grouping"] for row in rows] == names

@@ -41,12 +41,12 @@ KINDS = {"cpu-only": "cpu"}
 def graphs(draw, kind="gpu"):
     n = draw(st.integers(0, 10))
     pairs = [(i, j) for i in range(n) for j in range(i + 1, n)]
-    chosen = draw(st.lists(st.sampled_from(pairs), max_size=2 * n, unique=True)) if pairs else []
+    edge_pairs = draw(st.lists(st.sampled_from(pairs), max_size=2 * n, unique=True)) if pairs else []
     small = st.integers(0, 9)
     column = st.lists(small, min_size=n, max_size=n)
     return bl.OpGraph.from_edges(
         [float(x) for x in draw(column)],
-        [(i, j, draw(st.integers(0, 20))) for i, j in chosen],
+        [(i, j, draw(st.integers(0, 20))) for i, j in edge_pairs],
         temp_bytes=draw(column),
         persistent_bytes=draw(column),
         colocation=draw(st.lists(st.integers(-1, 1), min_size=n, max_size=n)),
@@ -67,10 +67,10 @@ def clusters(draw, memory_bytes=10**6, kind="gpu"):
     )
 
 
-def checked_on_random_cases(placer, examples, check, **more):
+def checked_on_random_cases(placer, examples, check, **params):
     """Run `check(graph, cluster, ...)` on random cases that suit the placer, as many as `examples` or what it can take."""
     kind = KINDS.get(placer, "gpu")
-    cases = given(graph=graphs(kind), cluster=clusters(kind=kind), **more)
+    cases = given(graph=graphs(kind), cluster=clusters(kind=kind), **params)
     settings(max_examples=EXAMPLES.get(placer, examples), deadline=None)(cases(check))()
 
 
@@ -79,8 +79,8 @@ def test_with_ample_memory(placer):
     params = PARAMETERS.get(placer, {})
 
     def check(graph, cluster):
-        first, again = bl.place(graph, cluster, placer, **params), bl.place(graph, cluster, placer, **params)
-        assert first.device.tobytes() == again.device.tobytes()
+        first, repeated = bl.place(graph, cluster, placer, **params), bl.place(graph, cluster, placer, **params)
+        assert first.device.tobytes() == repeated.device.tobytes()
         timeline = bl.simulate(graph, cluster, first)
         assert timeline.violations == ()
         assert bl.check(graph, cluster, first, timeline) == ()

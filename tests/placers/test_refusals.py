@@ -112,16 +112,16 @@ def test_post_adjusted_names_the_limits_that_the_devices_have():
 def test_topological_orders_are_all_of_them():
     # Of 4 ops with 0 before 1 and 2 before 3, 4! / (2 * 2) = 6 orders keep both.
     graph = bl.OpGraph.from_edges([1] * 4, [(0, 1, 1), (2, 3, 1)])
-    found = {tuple(order.tolist()) for order in topological_orders(graph)}
-    assert len(found) == 6
-    assert all(p[0] < p[1] and p[2] < p[3] for p in found)
+    orders = {tuple(order.tolist()) for order in topological_orders(graph)}
+    assert len(orders) == 6
+    assert all(p[0] < p[1] and p[2] < p[3] for p in orders)
 
 
 def test_a_search_of_everything_says_so():
     graph = bl.OpGraph.from_edges([1, 1], [(0, 1, 10)], temp_bytes=[5, 5])
     # Each op alone needs 15; both devices have 14.
-    found, why = first_fitting(graph, bl.Cluster.uniform(2, memory_bytes=14))
-    assert found is None
+    placement, why = first_fitting(graph, bl.Cluster.uniform(2, memory_bytes=14))
+    assert placement is None
     assert why == "no placement fits: all 4 were tried, in every order"
 
 
@@ -131,9 +131,9 @@ def test_persistent_bytes_are_there_at_the_first_instant(persistent):
     graph = bl.OpGraph.from_edges([0], temp_bytes=[10], persistent_bytes=[persistent])
     cluster, placed = bl.Cluster.uniform(1, memory_bytes=37), bl.Placement(device=[0])
     timeline = bl.simulate(graph, cluster, placed)
-    over = persistent + 10 > 37
-    assert [v.kind for v in timeline.violations] == ["memory"] * over
-    assert [v.kind for v in bl.check(graph, cluster, placed, timeline)] == ["memory"] * over
+    exceeds = persistent + 10 > 37
+    assert [v.kind for v in timeline.violations] == ["memory"] * exceeds
+    assert [v.kind for v in bl.check(graph, cluster, placed, timeline)] == ["memory"] * exceeds
 
 
 def test_bug_the_proof_by_exhaustion_recursed_through_thousands_of_ops():

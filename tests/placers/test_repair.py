@@ -40,14 +40,14 @@ def random_case(seed, n=5):
 def test_finds_a_placement_wherever_first_in_first_out_has_one(seed):
     graph, cluster = random_case(seed)
     exists = optimum(graph, cluster, orders=False) < np.inf
-    found = repair(graph, cluster, seed=seed)
+    placement = repair(graph, cluster, seed=seed)
     if packing_proof(graph, cluster) is not None:
-        assert not exists and found is None
+        assert not exists and placement is None
     if exists:
-        assert found is not None
-    if found is not None:
-        timeline = simulate(graph, cluster, found)
-        assert timeline.violations == () and not check(graph, cluster, found, timeline)
+        assert placement is not None
+    if placement is not None:
+        timeline = simulate(graph, cluster, placement)
+        assert timeline.violations == () and not check(graph, cluster, placement, timeline)
 
 
 def test_the_proof_is_decisive_somewhere():
@@ -80,8 +80,8 @@ def test_bytes_beyond_the_devices_that_may_hold_them():
 def test_memory_exactly_full_is_feasible():
     graph = OpGraph.from_edges([5, 5], [(0, 1, 8)], persistent_bytes=[10, 10])
     # On one device: 20 persistent + 8 for the tensor.
-    found = repair(graph, Cluster.uniform(1, memory_bytes=28))
-    assert found.device.tolist() == [0, 0]
+    placement = repair(graph, Cluster.uniform(1, memory_bytes=28))
+    assert placement.device.tolist() == [0, 0]
     assert repair(graph, Cluster.uniform(1, memory_bytes=27)) is None
 
 
@@ -96,8 +96,8 @@ def test_a_start_that_breaks_every_rule_is_mended():
         allowed_sets=(("gpu:1",),),
     )
     cluster = Cluster.uniform(2, memory_bytes=120, link=LINK)
-    found = repair(graph, cluster, Placement(device=[0, 0, 0, 0]))
-    assert found.device.tolist() == [1, 1, 0, 0]
+    placement = repair(graph, cluster, Placement(device=[0, 0, 0, 0]))
+    assert placement.device.tolist() == [1, 1, 0, 0]
 
 
 def test_same_seed_same_answer_and_nothing_is_written_into_the_start():
@@ -133,5 +133,5 @@ def test_a_large_graph_on_two_devices_of_0_6_of_its_need():
     graph = load_graph(Path(__file__).parents[2] / "data" / "gnmt-length40-batch128.json.gz")
     alone = simulate(graph, Cluster.uniform(1), Placement(device=[0] * graph.n))
     cluster = Cluster.uniform(2, memory_bytes=int(0.6 * alone.peak_bytes[0]))
-    found = repair(graph, cluster)
-    assert found is not None and simulate(graph, cluster, found).feasible
+    placement = repair(graph, cluster)
+    assert placement is not None and simulate(graph, cluster, placement).feasible

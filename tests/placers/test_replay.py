@@ -42,12 +42,12 @@ def test_colocated_ops_have_one_home():
 def test_equals_the_list_scheduler_s_own_log(comm, seed):
     """In the order of its own decisions and without memory pressure, a replay sees what ETF saw."""
     graph, cluster = generators.random_dag(40, seed=seed), Cluster.uniform(3, memory_bytes=1 << 40, comm=comm)
-    told = place(graph, cluster, "m-etf", explain=True)
-    decisions = told.info["decisions"]
-    log = Replay(graph, cluster, told, [d.chosen.op for d in decisions])
-    for mine, own in zip(log, decisions, strict=True):
-        assert (mine.step, mine.chosen) == (own.step, own.chosen)
-        assert set(mine.candidates) == set(own.candidates)
+    placement = place(graph, cluster, "m-etf", explain=True)
+    decisions = placement.info["decisions"]
+    log = Replay(graph, cluster, placement, [d.chosen.op for d in decisions])
+    for replayed, logged in zip(log, decisions, strict=True):
+        assert (replayed.step, replayed.chosen) == (logged.step, logged.chosen)
+        assert set(replayed.candidates) == set(logged.candidates)
 
 
 def test_steps_do_not_depend_on_the_order_in_which_they_are_looked_at():

@@ -24,15 +24,17 @@ def imports(path):
 
 @cache
 def arrows():
-    found = nx.DiGraph()
+    imports_graph = nx.DiGraph()
     for path in (PACKAGE / "placers").rglob("*.py"):
-        found.add_edges_from((path, other) for other in imports(path) if other.is_file() and path.stem != "__init__")
-    return found
+        imports_graph.add_edges_from(
+            (path, imported) for imported in imports(path) if imported.is_file() and path.stem != "__init__"
+        )
+    return imports_graph
 
 
 def test_no_modules_import_each_other_in_a_circle():
-    mine = [p for p in arrows() if p.parent.name in ROOMS or p.stem in ("hierarchical", "metis", "contiguous")]
-    circles = [c for c in nx.strongly_connected_components(arrows()) if len(c) > 1 and c & set(mine)]
+    own_modules = [p for p in arrows() if p.parent.name in ROOMS or p.stem in ("hierarchical", "metis", "contiguous")]
+    circles = [c for c in nx.strongly_connected_components(arrows()) if len(c) > 1 and c & set(own_modules)]
     assert circles == []
 
 

@@ -27,10 +27,10 @@ def test_fork_join_is_no_bound_where_the_assumption_fails():
 
 def test_a_chain_pays_nothing():
     g = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 9), (1, 2, 9)])
-    found = favourites(g, cluster())
-    assert found.solution.objective_us == pytest.approx(6)
-    assert found.child.tolist() == [1, 2, -1]
-    assert found.parent.tolist() == [-1, 0, 1]
+    favourite_ops = favourites(g, cluster())
+    assert favourite_ops.solution.objective_us == pytest.approx(6)
+    assert favourite_ops.child.tolist() == [1, 2, -1]
+    assert favourite_ops.parent.tolist() == [-1, 0, 1]
 
 
 def test_several_tensors_of_one_pair():
@@ -48,22 +48,22 @@ def test_edges_inside_a_group_cost_nothing():
 def test_the_optimum_does_not_depend_on_the_solver(seed):
     graph = random_graph(np.random.default_rng(seed), 30, zero=False)
     results = [favourites(graph, cluster(3, 1.0), solver=s) for s in ("highs", "highs-ipm", "clarabel")]
-    for other in results[1:]:
-        assert other.solution.objective_us == pytest.approx(results[0].solution.objective_us, rel=1e-5, abs=1e-5)
-        assert other.child.tolist() == results[0].child.tolist()
+    for solution in results[1:]:
+        assert solution.solution.objective_us == pytest.approx(results[0].solution.objective_us, rel=1e-5, abs=1e-5)
+        assert solution.child.tolist() == results[0].child.tolist()
 
 
 @pytest.mark.parametrize("seed", range(12))
 def test_at_most_one_favourite_each_way(seed):
     graph = random_graph(np.random.default_rng(seed), 40)
     for threshold in (0.0, 0.1, 0.5, 0.9):
-        found = favourites(graph, cluster(3, 1.0), threshold=threshold)
-        children = found.child[found.child >= 0]
+        favourite_ops = favourites(graph, cluster(3, 1.0), threshold=threshold)
+        children = favourite_ops.child[favourite_ops.child >= 0]
         assert len(set(children.tolist())) == len(children)
-        for i in np.flatnonzero(found.child >= 0):
-            assert found.parent[found.child[i]] == i
+        for i in np.flatnonzero(favourite_ops.child >= 0):
+            assert favourite_ops.parent[favourite_ops.child[i]] == i
         if threshold < 0.5:
-            assert found.conflicts == 0
+            assert favourite_ops.conflicts == 0
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -166,8 +166,8 @@ def test_the_kernel_and_its_python_form_agree():
         edges = np.argsort(problem.target, kind="stable")
         pointer = np.r_[0, np.cumsum(problem.in_degree)]
         order = topological_order(len(problem.compute), problem.source, problem.target).astype(np.int64)
-        given = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
-        for compiled, readable in zip(_start_bounds(*given), _start_bounds.py_func(*given), strict=True):
+        arguments = (order, pointer, edges, problem.source, problem.compute, problem.transfer)
+        for compiled, readable in zip(_start_bounds(*arguments), _start_bounds.py_func(*arguments), strict=True):
             assert compiled.tolist() == readable.tolist()
 
 

@@ -51,15 +51,15 @@ def test_evaluation_equals_the_simulator(seed):
     work = make_work(model)
     for order in (None, rank):
         makespan, peak = makespan_and_peak(graph, cluster, Placement(device=device, order=order))
-        now = make_assignment(device, order)
-        assert evaluate(model, work, now, Limits(True)) == makespan
+        assignment = make_assignment(device, order)
+        assert evaluate(model, work, assignment, Limits(True)) == makespan
         assert work.peak.tolist() == peak.tolist()
         assert overflow(model, work) == np.maximum(peak - cluster.memory_bytes, 0).sum()
-        assert evaluate(model, work, now, Limits(False)) == makespan
+        assert evaluate(model, work, assignment, Limits(False)) == makespan
         # A cutoff just above changes nothing, one below is noticed.
-        assert evaluate(model, work, now, Limits(False, makespan + 1e-6)) == makespan
+        assert evaluate(model, work, assignment, Limits(False, makespan + 1e-6)) == makespan
         if makespan > 0:
-            assert evaluate(model, work, now, Limits(False, 0.999 * makespan)) == np.inf
+            assert evaluate(model, work, assignment, Limits(False, 0.999 * makespan)) == np.inf
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -81,8 +81,8 @@ def two_chains():
 def test_two_chains_meet_after_one_transfer():
     # One device: 50. A chain each: 10 + 10, then 3 for the transfer, then 10.
     graph, cluster = two_chains()
-    found = place(graph, cluster, "search", time_limit=None, evaluations=2000)
-    assert simulate(graph, cluster, found).makespan_us == 33.0
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=2000)
+    assert simulate(graph, cluster, placement).makespan_us == 33.0
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -111,9 +111,9 @@ def test_keeps_memory_and_colocation_and_improves_on_its_start(seed):
     cluster = Cluster.uniform(2, memory_bytes=int(0.75 * peak[0]), link=Link(5.0, 0.0), comm=COMMS[seed % 3])
     start = place(graph, cluster, "m-etf")
     before = simulate(graph, cluster, start).makespan_us
-    found = place(graph, cluster, "search", time_limit=None, evaluations=1500, start=start)
-    timeline = simulate(graph, cluster, found)
-    assert timeline.feasible and not check(graph, cluster, found, timeline)
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=1500, start=start)
+    timeline = simulate(graph, cluster, placement)
+    assert timeline.feasible and not check(graph, cluster, placement, timeline)
     assert bounds(graph, cluster).best - 1e-9 <= timeline.makespan_us <= before
 
 
@@ -172,22 +172,22 @@ def test_never_worse_than_the_portfolio():
         graph = generators.layered_dag(80, seed=seed)
         cluster = Cluster.uniform(3, memory_bytes=1 << 40, comm=COMMS[seed])
         best = simulate(graph, cluster, place(graph, cluster, "auto")).makespan_us
-        found = place(graph, cluster, "search", time_limit=None, evaluations=2000)
-        assert simulate(graph, cluster, found).makespan_us <= best * (1 + 1e-12)
+        placement = place(graph, cluster, "search", time_limit=None, evaluations=2000)
+        assert simulate(graph, cluster, placement).makespan_us <= best * (1 + 1e-12)
 
 
 def test_callback_reports_progress_and_stops():
     graph = generators.layered_dag(50, seed=1)
-    seen = []
+    reports = []
 
     def stop_at_second(progress):
-        seen.append(progress)
-        return len(seen) == 2
+        reports.append(progress)
+        return len(reports) == 2
 
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)
-    found = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=stop_at_second)
-    assert len(seen) >= 2 and "simulations" in str(seen[-1])
-    assert simulate(graph, cluster, found).makespan_us <= seen[0].makespan_us
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=stop_at_second)
+    assert len(reports) >= 2 and "simulations" in str(reports[-1])
+    assert simulate(graph, cluster, placement).makespan_us <= reports[0].makespan_us
 
 
 def test_an_interrupt_returns_the_best_so_far():
@@ -197,25 +197,25 @@ def test_an_interrupt_returns_the_best_so_far():
         raise KeyboardInterrupt
 
     cluster = Cluster.uniform(2, memory_bytes=1 << 40)
-    found = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=interrupt)
-    assert found.info["interrupted"] and simulate(graph, cluster, found).feasible
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=10**9, callback=interrupt)
+    assert placement.info["interrupted"] and simulate(graph, cluster, placement).feasible
 
 
 def test_p90_takes_the_placement_that_errors_hurt_less():
     graph = generators.layered_dag(40, seed=2, duration_us=(10, 100), size_bytes=4)
     cluster = Cluster.uniform(2, memory_bytes=1 << 40, link=Link(8.0, 0.0))
     options = {"time_limit": None, "evaluations": 1500, "objective": "p90", "error": 0.5}
-    found, again = (place(graph, cluster, "search", **options) for _ in range(2))
-    assert found == again
+    placement, repeated = (place(graph, cluster, "search", **options) for _ in range(2))
+    assert placement == repeated
     samples = error_samples(graph, cluster, 0.5, SEARCH.samples, 0)
     model = make_model(graph, cluster)
-    work, now = make_work(model), make_assignment(found.device, found.rank)
+    work, assignment = make_work(model), make_assignment(placement.device, placement.rank)
     times = []
     for k in range(SEARCH.samples):
         one = model._replace(table=samples.table[k], latency=samples.latency[k], per_byte=samples.per_byte[k])
-        times.append(evaluate(one, work, now, Limits(False)))
+        times.append(evaluate(one, work, assignment, Limits(False)))
     # The 90th percentile of 16 samples is the 15th of them.
-    assert sorted(times)[14] == pytest.approx(found.info["history"][-1][2])
+    assert sorted(times)[14] == pytest.approx(placement.info["history"][-1][2])
 
 
 @pytest.mark.parametrize("comm", COMMS)
@@ -223,8 +223,8 @@ def test_p90_takes_the_placement_that_errors_hurt_less():
 def test_degenerate_graphs(devices, comm):
     cluster = Cluster.uniform(devices, memory_bytes=1000, comm=comm)
     for graph in (OpGraph.from_edges([]), OpGraph.from_edges([3]), OpGraph.from_edges([0, 0], [(0, 1, 1)])):
-        found = place(graph, cluster, "search", time_limit=None, evaluations=60)
-        assert simulate(graph, cluster, found).makespan_us == graph.duration_us.sum()
+        placement = place(graph, cluster, "search", time_limit=None, evaluations=60)
+        assert simulate(graph, cluster, placement).makespan_us == graph.duration_us.sum()
 
 
 def test_parameters_are_checked():
@@ -267,14 +267,14 @@ def test_a_continued_simulation_equals_one_from_the_beginning(seed):
     rng = np.random.default_rng(seed)
     graph, cluster, device, rank = random_case(seed)
     model = make_model(graph, cluster)
-    work, other, by_rank = make_work(model), make_work(model), bool(seed % 2)
+    work, second_work, by_rank = make_work(model), make_work(model), bool(seed % 2)
     position, at = positions(rank, graph.n)
     evaluate_after(model, work, Assignment(device, position, at, by_rank), Limits(False), -1, True)
     accept_checkpoints(work, -1)
     continued = 0
     for _ in range(60):
         ops = rng.choice(graph.n, size=min(graph.n, int(rng.integers(1, 4))), replace=False).astype(np.int32)
-        moved, order, inverse = device.copy(), position, at
+        moved_device, order, inverse = device.copy(), position, at
         changed = len(ops)
         if by_rank and rng.random() < 0.5:
             ops, changed = ops[:1], -1
@@ -282,17 +282,17 @@ def test_a_continued_simulation_equals_one_from_the_beginning(seed):
                 np.where(np.arange(graph.n) == ops[0], rng.integers(graph.n) - 0.5, position), graph.n
             )
         else:
-            moved[ops] = rng.integers(0, cluster.n, changed)
-        begin = last_checkpoint_before(model, work, moved, ops, changed)
-        continued += begin >= 0
-        now = Assignment(moved, order, inverse, by_rank)
-        cutoff = np.inf if rng.random() < 0.7 else 0.9 * float(other.start.max())
-        found = evaluate_after(model, work, now, Limits(False, cutoff), begin, True)
-        assert found == evaluate(model, other, now, Limits(False, cutoff))
-        if np.isfinite(found) and rng.random() < 0.5:
-            accept_checkpoints(work, begin)
-            device, position, at = moved, order, inverse
-            assert work.base_start.tolist() == other.start.tolist()
+            moved_device[ops] = rng.integers(0, cluster.n, changed)
+        checkpoint = last_checkpoint_before(model, work, moved_device, ops, changed)
+        continued += checkpoint >= 0
+        assignment = Assignment(moved_device, order, inverse, by_rank)
+        cutoff = np.inf if rng.random() < 0.7 else 0.9 * float(second_work.start.max())
+        continued_us = evaluate_after(model, work, assignment, Limits(False, cutoff), checkpoint, True)
+        assert continued_us == evaluate(model, second_work, assignment, Limits(False, cutoff))
+        if np.isfinite(continued_us) and rng.random() < 0.5:
+            accept_checkpoints(work, checkpoint)
+            device, position, at = moved_device, order, inverse
+            assert work.base_start.tolist() == second_work.start.tolist()
     assert continued > 0 or graph.edge_count < graph.n or graph.n < 12
 
 
@@ -320,6 +320,6 @@ def tight_case():
 
 def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
     graph, cluster = tight_case()
-    found = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
-    timeline = simulate(graph, cluster, found)
+    placement = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
+    timeline = simulate(graph, cluster, placement)
     assert timeline.feasible and timeline.makespan_us == pytest.approx(45.0)

@@ -53,10 +53,10 @@ def test_memory_by_hand():
     # Op 0 keeps 10 and makes 30; op 1 reads it and needs 50 more while it runs. Together: 10 + 30 + 50 = 90. Apart: 40 on
     # the first device, a copy of 30 and 50 on the second, 80.
     graph = OpGraph.from_edges([1e6, 1e6], [(0, 1, 30)], persistent_bytes=[10, 0], temp_bytes=[0, 50])
-    together, apart = [0, 0], [0, 1]
+    together, separate = [0, 0], [0, 1]
     for memory, expected in ((90, [2.0, 2.0]), (89, [np.inf, 2.0]), (80, [np.inf, 2.0]), (79, [np.inf, np.inf])):
         cluster = Cluster.uniform(2, memory_bytes=memory, link=Link(0.0, 0.0))
-        assert Batch(graph, cluster).seconds(np.array([together, apart])).tolist() == expected
+        assert Batch(graph, cluster).seconds(np.array([together, separate])).tolist() == expected
 
 
 def test_memory_that_the_bound_cannot_tell_is_followed():

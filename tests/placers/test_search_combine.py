@@ -39,21 +39,21 @@ def random_candidate(instance, rng, by_rank=True):
     return measure(instance.model, Chain(instance, rng).objective.work, "random", device, rank)
 
 
-def combined(chain, other, line, steps, rng):
-    whole = chain._subproblem(chain.instance.groups)
-    chain._evaluate(whole)
-    taken = Donor(line, make_assignment(other.device, other.rank), steps)
-    return combine(whole.objective, whole.state, whole.units, taken, rng)
+def combined(chain, partner, line, steps, rng):
+    subproblem = chain._subproblem(chain.instance.groups)
+    chain._evaluate(subproblem)
+    donor = Donor(line, make_assignment(partner.device, partner.rank), steps)
+    return combine(subproblem.objective, subproblem.state, subproblem.units, donor, rng)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_renumbering_agrees_as_much_as_any_exchange_of_numbers(seed):
     rng = np.random.default_rng(seed)
     device, like, work = rng.integers(0, 4, 12), rng.integers(0, 4, 12), rng.uniform(0.0, 1.0, 12)
-    found = renumbered(device.astype(np.int32), like, work, 4)
-    assert len({(a, b) for a, b in zip(device, found, strict=True)}) == len(set(device)) == len(set(found))
+    renumbering = renumbered(device.astype(np.int32), like, work, 4)
+    assert len({(a, b) for a, b in zip(device, renumbering, strict=True)}) == len(set(device)) == len(set(renumbering))
     best = max(work[np.array(numbers)[device] == like].sum() for numbers in permutations(range(4)))
-    assert work[found == like].sum() == pytest.approx(best)
+    assert work[renumbering == like].sum() == pytest.approx(best)
 
 
 @pytest.mark.parametrize("kind", LINES)
@@ -68,18 +68,20 @@ def test_a_line_names_units_once(kind):
 @pytest.mark.parametrize("seed", range(12))
 def test_what_is_kept_is_faster_and_simulates_as_noted(seed):
     instance, rng = random_instance(seed), np.random.default_rng(seed)
-    chain, other = Chain(instance, rng), random_candidate(instance, rng)
+    chain, partner = Chain(instance, rng), random_candidate(instance, rng)
     begun = random_candidate(instance, rng)
     chain.start_from(begun)
     before = float(chain.state.cost[0])
     line = line_of(LINES[seed % len(LINES)], instance, instance.groups, rng)
-    done = combined(chain, other, line, 60, rng)
+    simulations = combined(chain, partner, line, 60, rng)
     state = chain.state
-    assert 0 < done <= 60 and state.cost[0] <= before
+    assert 0 < simulations <= 60 and state.cost[0] <= before
     assert np.array_equal(state.at[state.position], np.arange(instance.graph.n))
-    assert ((state.device == begun.device) | (state.device == other.device)).all()
-    again = measure(instance.model, chain.objective.work, "again", state.device, state.position.astype(float))
-    assert again.makespan_us + (1e30 * again.overflow_bytes if instance.track else 0.0) == pytest.approx(state.cost[0])
+    assert ((state.device == begun.device) | (state.device == partner.device)).all()
+    remeasured = measure(instance.model, chain.objective.work, "again", state.device, state.position.astype(float))
+    assert remeasured.makespan_us + (1e30 * remeasured.overflow_bytes if instance.track else 0.0) == pytest.approx(
+        state.cost[0]
+    )
     assert chain.best.key <= (begun.overflow_bytes, begun.makespan_us)
 
 

@@ -21,24 +21,24 @@ from baechi_lab.placers.search.parameters import SEARCH
 from baechi_lab.placers.search.reduced import Subproblem, homes, merged_model, without_implied_edges
 from baechi_lab.placers.search.runs import with_runs
 
-SEEN = SEARCH.way_ops, SEARCH.readers_seen
+EDGE_LIMITS = SEARCH.way_ops, SEARCH.readers_seen
 
 
 def _edges(graph):
     return graph.edge_source, graph.edge_tensor, graph.consumers
 
 
-def _ways(n, pairs, order):
+def _reachable(n, pairs, order):
     """bool[n, n]: from which ops a way along `pairs` leads to which."""
-    way = np.zeros((n, n), dtype=bool)
+    reachable = np.zeros((n, n), dtype=bool)
     before = {v: [] for v in range(n)}
     for a, b in pairs:
         before[b].append(a)
     for v in order:
         for a in before[v]:
-            way[:, v] |= way[:, a]
-            way[a, v] = True
-    return way
+            reachable[:, v] |= reachable[:, a]
+            reachable[a, v] = True
+    return reachable
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -48,23 +48,23 @@ def test_every_order_within_a_label_stays_and_no_edge_too_many(seed):
     label = rng.integers(0, 1 + seed % 5, graph.n)
     source, tensor, reader = _edges(graph)
     order = graph.order.astype(np.int64)
-    kept = needed((source, tensor, reader), label.astype(np.int64), order, *SEEN)
+    needed_edges = needed((source, tensor, reader), label.astype(np.int64), order, *EDGE_LIMITS)
     inside = label[source] == label[reader]
 
-    def within(chosen):
-        edges = np.flatnonzero(inside & chosen)
-        return _ways(graph.n, list(zip(source[edges].tolist(), reader[edges].tolist(), strict=True)), order)
+    def within(edge_mask):
+        edges = np.flatnonzero(inside & edge_mask)
+        return _reachable(graph.n, list(zip(source[edges].tolist(), reader[edges].tolist(), strict=True)), order)
 
-    everything = np.ones(len(kept), dtype=bool)
-    assert np.array_equal(within(kept), within(everything))
-    for e in np.flatnonzero(inside & kept):  # without it, its order would be lost
-        rest = kept.copy()
-        rest[e] = False
-        assert not within(rest)[source[e], reader[e]]
-    way = within(everything)
-    for e in np.flatnonzero(~inside & ~kept):  # an earlier op of the label reads the tensor there
-        same = np.flatnonzero(kept & (tensor == tensor[e]) & (label[reader] == label[reader[e]]))
-        assert any(way[reader[x], reader[e]] for x in same)
+    everything = np.ones(len(needed_edges), dtype=bool)
+    assert np.array_equal(within(needed_edges), within(everything))
+    for e in np.flatnonzero(inside & needed_edges):  # without it, its order would be lost
+        without_one = needed_edges.copy()
+        without_one[e] = False
+        assert not within(without_one)[source[e], reader[e]]
+    reachable = within(everything)
+    for e in np.flatnonzero(~inside & ~needed_edges):  # an earlier op of the label reads the tensor there
+        same = np.flatnonzero(needed_edges & (tensor == tensor[e]) & (label[reader] == label[reader[e]]))
+        assert any(reachable[reader[x], reader[e]] for x in same)
 
 
 def _random_case(seed):
@@ -82,16 +82,16 @@ def _random_case(seed):
     return graph, cluster, rng
 
 
-def _whole(instance, rng, by_rank, wanted):
+def _subproblem(instance, rng, by_rank, unit_count):
     graph = instance.graph
     device = rng.integers(0, instance.cluster.n, graph.n).astype(np.int32)[instance.along(20, rng)]
     rank = instance.position + rng.normal(0.0, 50.0, graph.n) if by_rank else None
     objective, state = instance.objective(), make_state(device, rank)
     evaluate_current(objective, state)
-    return Subproblem(objective, state, instance.units(device, wanted, rng))
+    return Subproblem(objective, state, instance.units(device, unit_count, rng))
 
 
-def _moved(units, device, rng, devices):
+def _move_units(units, device, rng, devices):
     for u in rng.integers(0, len(units.ptr) - 1, 5):
         device[units.ops[units.ptr[u] : units.ptr[u + 1]]] = rng.integers(0, devices)
     return device
@@ -102,14 +102,14 @@ def _moved(units, device, rng, devices):
 def test_wherever_units_go_the_times_stay_the_same(seed, by_rank):
     graph, cluster, rng = _random_case(seed)
     instance = Instance(graph, cluster)
-    whole = _whole(instance, rng, by_rank, int(rng.choice([10, 48, 150])))
-    less = without_implied_edges(instance, whole)
-    assert len(less.model.edge_to) <= len(instance.model.edge_to)
-    state, work, device = whole.state, whole.objective.work, whole.state.device.copy()
+    subproblem = _subproblem(instance, rng, by_rank, int(rng.choice([10, 48, 150])))
+    reduced_problem = without_implied_edges(instance, subproblem)
+    assert len(reduced_problem.model.edge_to) <= len(instance.model.edge_to)
+    state, work, device = subproblem.state, subproblem.objective.work, subproblem.state.device.copy()
     for _ in range(8):
-        _moved(whole.units, device, rng, cluster.n)
-        now = Assignment(device, state.position, state.at, by_rank)
-        times = [evaluate(m, work, now, Limits(False)) for m in (instance.model, less.model)]
+        _move_units(subproblem.units, device, rng, cluster.n)
+        assignment = Assignment(device, state.position, state.at, by_rank)
+        times = [evaluate(m, work, assignment, Limits(False)) for m in (instance.model, reduced_problem.model)]
         assert times[0] == times[1]
 
 
@@ -117,17 +117,17 @@ def test_wherever_units_go_the_times_stay_the_same(seed, by_rank):
 def test_runs_with_fewer_edges_take_the_same_time(seed, monkeypatch):
     graph, cluster, rng = _random_case(seed)
     instance = Instance(graph, cluster, parameters=replace(SEARCH, fewer_runs=0.999))
-    whole = _whole(instance, rng, True, 20)
-    less = with_runs(instance, whole)
-    monkeypatch.setattr(reduced, "needed", lambda column, *rest: np.ones(len(column[0]), dtype=bool))
-    more = with_runs(instance, whole)
-    assert np.array_equal(less.member, more.member)
-    assert len(less.model.edge_to) < len(more.model.edge_to)
-    device, state = less.state.device.copy(), less.state
+    subproblem = _subproblem(instance, rng, True, 20)
+    fewer_edges = with_runs(instance, subproblem)
+    monkeypatch.setattr(reduced, "needed", lambda column, *ignored: np.ones(len(column[0]), dtype=bool))
+    all_edges = with_runs(instance, subproblem)
+    assert np.array_equal(fewer_edges.member, all_edges.member)
+    assert len(fewer_edges.model.edge_to) < len(all_edges.model.edge_to)
+    device, state = fewer_edges.state.device.copy(), fewer_edges.state
     for _ in range(8):
-        _moved(less.units, device, rng, cluster.n)
-        now = Assignment(device, state.position, state.at, True)
-        times = [evaluate(x.model, x.objective.work, now, Limits(False)) for x in (less, more)]
+        _move_units(fewer_edges.units, device, rng, cluster.n)
+        assignment = Assignment(device, state.position, state.at, True)
+        times = [evaluate(x.model, x.objective.work, assignment, Limits(False)) for x in (fewer_edges, all_edges)]
         assert times[0] == pytest.approx(times[1], rel=1e-12)
 
 
@@ -149,28 +149,28 @@ def test_where_memory_matters_runs_are_those_of_the_contracted_graph():
     for name in ("table", "persistent", "temp", "output_bytes", "unread"):
         assert np.array_equal(getattr(model, name), getattr(expected, name)[at]), name
     device = np.random.default_rng(0).integers(0, 3, count).astype(np.int32)
-    other = np.empty(count, dtype=np.int32)
-    other[at] = device
+    contracted_device = np.empty(count, dtype=np.int32)
+    contracted_device[at] = device
     rank = np.empty(count)
     rank[at] = np.arange(count)
     times, peaks = [], []
-    for m, where, order in ((model, device, np.arange(count)), (expected, other, rank)):
+    for m, device_of_ops, order in ((model, device, np.arange(count)), (expected, contracted_device, rank)):
         work = make_work(m)
-        times.append(evaluate(m, work, make_assignment(where, order), Limits(True)))
+        times.append(evaluate(m, work, make_assignment(device_of_ops, order), Limits(True)))
         peaks.append(work.peak.tolist())
     assert times[0] == times[1]
     assert peaks[0] == peaks[1]
     assert len(position) == graph.n
-    whole = Subproblem(instance.objective(), None, None)
-    assert without_implied_edges(instance, whole) is whole
+    subproblem = Subproblem(instance.objective(), None, None)
+    assert without_implied_edges(instance, subproblem) is subproblem
 
 
 def test_homes_are_devices_of_what_stays_and_units_of_what_moves():
     device = np.array([1, 0, 1, 0], dtype=np.int32)
     units = make_units(np.array([0, 1, 1, 2]), np.arange(4), np.ones((4, 2), dtype=bool))
     instance = Instance(random_dag(4, seed=0), Cluster.uniform(2))
-    whole = Subproblem(make_objective(instance.model), make_state(device, None), units)
-    assert homes(whole).tolist() == [2, 3, 3, 4]
+    subproblem = Subproblem(make_objective(instance.model), make_state(device, None), units)
+    assert homes(subproblem).tolist() == [2, 3, 3, 4]
 
 
 def test_very_large_labels_keep_all_edges():
@@ -178,13 +178,13 @@ def test_very_large_labels_keep_all_edges():
     chain = np.arange(n - 1)
     source, reader = np.concatenate([chain, chain[:-1]]), np.concatenate([chain + 1, chain[:-1] + 2])
     tensor = np.arange(len(source))
-    assert needed((source, tensor, reader), np.zeros(n, dtype=np.int64), np.arange(n), *SEEN).all()
-    half = needed((source, tensor, reader), np.arange(n) // (n // 2 + 1), np.arange(n), *SEEN)
+    assert needed((source, tensor, reader), np.zeros(n, dtype=np.int64), np.arange(n), *EDGE_LIMITS).all()
+    half = needed((source, tensor, reader), np.arange(n) // (n // 2 + 1), np.arange(n), *EDGE_LIMITS)
     assert half.sum() < 0.6 * len(half)
 
 
 def test_of_several_tensors_to_one_reader_within_a_label_one_stays():
-    both = np.zeros(2, dtype=np.int64)
-    kept = needed((both, np.arange(2), both + 1), both, np.arange(2), *SEEN)
-    assert kept.tolist() == [True, False]
-    assert needed((both, np.arange(2), both + 1), np.arange(2), np.arange(2), *SEEN).all()  # two transfers
+    zeros = np.zeros(2, dtype=np.int64)
+    needed_edges = needed((zeros, np.arange(2), zeros + 1), zeros, np.arange(2), *EDGE_LIMITS)
+    assert needed_edges.tolist() == [True, False]
+    assert needed((zeros, np.arange(2), zeros + 1), np.arange(2), np.arange(2), *EDGE_LIMITS).all()  # two transfers

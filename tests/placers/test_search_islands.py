@@ -13,33 +13,33 @@ GRAPH = generators.layered_dag(40, seed=5, duration_us=(10, 100), size_bytes=(10
 CLUSTER = bl.Cluster.uniform(3, memory_bytes=1 << 40, link=bl.Link(5.0, 0.01))
 
 
-def found(executor, **changes):
-    asked = {"evaluations": 600, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
-    return bl.place(GRAPH, CLUSTER, "search", executor=executor, **asked)
+def search_islands(executor, **changes):
+    options = {"evaluations": 600, "time_limit": None, "islands": 3, "workers": 1, "seed": 7, **changes}
+    return bl.place(GRAPH, CLUSTER, "search", executor=executor, **options)
 
 
-def same(one, other):
+def same(one, second):
     return (
-        np.array_equal(one.device, other.device)
-        and np.array_equal(one.rank, other.rank)
-        and one.info["evaluations"] == other.info["evaluations"]
-        and [row[2] for row in one.info["history"]] == [row[2] for row in other.info["history"]]
+        np.array_equal(one.device, second.device)
+        and np.array_equal(one.rank, second.rank)
+        and one.info["evaluations"] == second.info["evaluations"]
+        and [row[2] for row in one.info["history"]] == [row[2] for row in second.info["history"]]
     )
 
 
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_threads_and_processes_give_what_one_process_gives():
-    here = found("here")
+    in_process = search_islands("here")
     with ThreadPoolExecutor(3) as threads:
-        assert same(here, found(threads))
+        assert same(in_process, search_islands(threads))
     with ProcessPoolExecutor(2, get_context("spawn")) as processes:
-        assert same(here, found(processes))
-    assert not same(here, found("here", seed=8))
-    costs = [row[2] for row in here.info["history"]]
+        assert same(in_process, search_islands(processes))
+    assert not same(in_process, search_islands("here", seed=8))
+    costs = [row[2] for row in in_process.info["history"]]
     assert len(costs) == 4 and costs == sorted(costs, reverse=True)  # what is found is never lost
-    assert bl.simulate(GRAPH, CLUSTER, here).makespan_us == pytest.approx(costs[-1])
-    assert costs[-1] <= here.info["start_us"]
+    assert bl.simulate(GRAPH, CLUSTER, in_process).makespan_us == pytest.approx(costs[-1])
+    assert costs[-1] <= in_process.info["start_us"]
 
 
 @pytest.mark.slow
@@ -50,7 +50,7 @@ def test_dask():
         distributed.LocalCluster(n_workers=1, threads_per_worker=1, processes=True, dashboard_address=None) as local,
         distributed.Client(local) as client,
     ):
-        assert same(found("here"), found(client))
+        assert same(search_islands("here"), search_islands(client))
 
 
 class Losing:
@@ -74,35 +74,35 @@ class Losing:
 
 def test_what_is_lost_is_sent_again():
     losing = Losing(2)
-    assert same(found("here"), found(losing))
+    assert same(search_islands("here"), search_islands(losing))
     assert losing.sent == 3 * 4 * 3  # 4 rounds of 3 islands, each sent three times
     with pytest.raises(bl.ExecutionError, match=r"lost with its machine 4 times, perhaps .* \(the machine is gone\)"):
-        found(Losing(4))
+        search_islands(Losing(4))
 
 
 def test_a_callback_ends_it_between_rounds():
-    told = []
-    stopped = found("here", callback=lambda progress: told.append(progress) or len(told) == 2)
-    assert len(told) == 2 and len(stopped.info["history"]) == 2
+    reports = []
+    stopped = search_islands("here", callback=lambda progress: reports.append(progress) or len(reports) == 2)
+    assert len(reports) == 2 and len(stopped.info["history"]) == 2
 
 
 @pytest.mark.parametrize("objective", ["throughput", "step"])
 def test_pipelines(objective):
     graph = generators.with_backward(generators.chain(6, seed=1))
-    asked = {"executor": "here", "evaluations": 60, "time_limit": None, "islands": 2, "objective": objective}
-    placed = bl.place(graph, CLUSTER, "search", micro_batches=4, **asked)
+    options = {"executor": "here", "evaluations": 60, "time_limit": None, "islands": 2, "objective": objective}
+    placed = bl.place(graph, CLUSTER, "search", micro_batches=4, **options)
     start = bl.place(graph, CLUSTER, "contiguous", objective=objective, micro_batches=4)
     key = "period_us" if objective == "throughput" else "step_us"
     assert placed.info[key] <= start.info[key] * (1 + 1e-9)
 
 
 @pytest.mark.parametrize(
-    ("changes", "said"),
+    ("changes", "message"),
     [
         ({"islands": 0}, "islands is 0; it must be a whole number of at least 1"),
         ({"executor": "mars"}, "executor is 'mars'"),
     ],
 )
-def test_bad_input(changes, said):
-    with pytest.raises(bl.InvalidInput, match=said):
-        found(**{"executor": "here", **changes})
+def test_bad_input(changes, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        search_islands(**{"executor": "here", **changes})

@@ -48,19 +48,19 @@ def test_long_budgets_are_several_searches():
 
 def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
-    bests, begun, others = [], [], []
+    bests, begun, partners = [], [], []
     tried, rounds = MultiStart._tried, MultiStart._rounds
     monkeypatch.setattr(
         MultiStart,
         "_tried",
         lambda several, until: (
-            bests.append(several.best[0]) or others.append(list(several.partners)) or tried(several, until)
+            bests.append(several.best[0]) or partners.append(list(several.partners)) or tried(several, until)
         ),
     )
 
     def watched(several, candidates, until, price, is_late=False):
         if is_late:
-            others.append([other.makespan_us for other in several.partners])
+            partners.append([partner.makespan_us for partner in several.partners])
             begun.append((several.best[0], candidates[0].makespan_us, len(candidates)))
         rounds(several, candidates, until, price, is_late)
 
@@ -68,38 +68,38 @@ def test_what_an_earlier_search_found_is_kept_and_gone_on_from(monkeypatch):
     placed = place(graph, cluster, "search", time_limit=None, evaluations=4000, seed=1, numbers=OFTEN)
     assert len(bests) == SEARCH.searches and bests == sorted(bests, reverse=True)
     assert [x[2] for x in begun] == [1] and begun[0][0] == pytest.approx(begun[0][1])
-    assert others[:-1] == [[]] * SEARCH.searches, "a search that heard of another one would end there"
-    assert len(others[-1]) == SEARCH.searches and min(others[-1]) == pytest.approx(begun[0][0])
+    assert partners[:-1] == [[]] * SEARCH.searches, "a search that heard of another one would end there"
+    assert len(partners[-1]) == SEARCH.searches and min(partners[-1]) == pytest.approx(begun[0][0])
     assert begun[0][0] <= bests[-1] and simulate(graph, cluster, placed).makespan_us <= begun[0][0] * (1 + 1e-12)
 
 
 def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     graph, cluster = generators.layered_dag(200), Cluster.uniform(3, link=Link(20.0, 0.0))
-    told = []
+    reports = []
 
     def tell(progress):
-        told.append(progress.makespan_us)
+        reports.append(progress.makespan_us)
         return progress.evaluations > 2500
 
     placed = place(graph, cluster, "search", time_limit=None, evaluations=8000, seed=1, callback=tell, numbers=OFTEN)
-    assert told == sorted(told, reverse=True)
-    assert simulate(graph, cluster, placed).makespan_us <= told[-1] * (1 + 1e-12)
+    assert reports == sorted(reports, reverse=True)
+    assert simulate(graph, cluster, placed).makespan_us <= reports[-1] * (1 + 1e-12)
     assert placed.info["evaluations"] < 8000
 
 
 def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch):
-    instance, seen = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
+    instance, cycles = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
     cycle = Chain.cycle
 
     def watched(chain, share, levels, part_share=0.0, partners=()):
-        seen.append((levels, part_share))
+        cycles.append((levels, part_share))
         cycle(chain, share, levels, part_share, partners)
 
     monkeypatch.setattr(Chain, "cycle", watched)
     starts = Starts(instance, ("fifo", "planned"), 0).from_rules(lambda: False)
     several = MultiStart(instance, 1, 0, Budget(None, 20_000), lambda cost, used: None)
     several.search(starts, 0)
-    rounds = seen[several.trials.count :]
+    rounds = cycles[several.trials.count :]
     assert rounds[0] == (SEARCH.levels, 0.0) and rounds[-1] == (SEARCH.late_levels, SEARCH.parts_share)
     assert max(hot for _, hot, _ in SEARCH.late_levels) <= min(cold for _, _, cold in SEARCH.levels)
     assert [levels for levels, _ in rounds].index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
@@ -109,8 +109,10 @@ def test_what_would_last_too_long_is_not_begun(monkeypatch):
     """A graph whose reduction would take far longer than there is time is neither optimized nor contracted."""
     rule, begun = importlib.import_module("baechi_lab.placers.search.placer"), []
     optimize = passes.optimize
-    monkeypatch.setattr(passes, "optimize", lambda *given, **more: begun.append(1) or optimize(*given, **more))
-    monkeypatch.setattr(rule, "contracted_graph", lambda *given: begun.append(2))
+    monkeypatch.setattr(
+        passes, "optimize", lambda *arguments, **keywords: begun.append(1) or optimize(*arguments, **keywords)
+    )
+    monkeypatch.setattr(rule, "contracted_graph", lambda *arguments: begun.append(2))
     graph = OpGraph.from_edges([5.0] * 40, [(i // 2, i, 8) for i in range(1, 40)])
     cluster = Cluster.uniform(2, link=Link(0.1, 0.0))
     placed = place(graph, cluster, "search", time_limit=2.0, evaluations=50, workers=1)

@@ -30,16 +30,16 @@ def test_every_number_says_what_it_is(numbers):
 
 
 def test_no_other_module_of_the_rooms_holds_a_number():
-    found = set()
+    numbers_in_code = set()
     for path in [*(ROOMS / "search").glob("*.py"), *(ROOMS / "evaluation").glob("*.py")]:
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.Assign) and path.stem != "parameters":
                 values = (x.value for x in ast.walk(node.value) if isinstance(x, ast.Constant))
                 if any(isinstance(x, (int, float)) for x in values):
-                    found |= {
+                    numbers_in_code |= {
                         name.id for target in node.targets for name in ast.walk(target) if isinstance(name, ast.Name)
                     }
-    assert found - {"_ONE", "NO_BITS"} == NOT_TUNED
+    assert numbers_in_code - {"_ONE", "NO_BITS"} == NOT_TUNED
 
 
 def test_scratch_space_has_room_for_as_many_checkpoints_as_asked():
@@ -77,5 +77,5 @@ def test_moves_are_drawn_with_the_shares_that_are_given():
     "changed", [{"checkpoints": 3}, {"in_flight": 1}, {"probe_candidates": 2, "least_saving": 9.0}]
 )
 def test_checkpoints_change_the_work_and_not_what_is_found(changed):
-    usual, other = annealed(EVALUATION), annealed(replace(EVALUATION, **changed))
-    assert usual.device.tolist() == other.device.tolist() and usual.cost.tolist() == other.cost.tolist()
+    usual, changed_run = annealed(EVALUATION), annealed(replace(EVALUATION, **changed))
+    assert usual.device.tolist() == changed_run.device.tolist() and usual.cost.tolist() == changed_run.cost.tolist()

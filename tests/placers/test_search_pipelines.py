@@ -31,11 +31,11 @@ def test_period_of_every_assignment_and_the_smallest(seed, comm):
         us = bl.throughput(graph, cluster, bl.Placement(device=list(home)), sum=total).period_us
         assert largest_load(model, loads_of(model, np.array(home)))[0] == pytest.approx(us)
         best = min(best, us)
-    found = bl.place(
+    placement = bl.place(
         graph, cluster, "search", objective="throughput", sum=total, time_limit=None, evaluations=40_000, workers=2
     )
-    assert bl.throughput(graph, cluster, found, sum=total).period_us == pytest.approx(best)
-    assert found.info["period_us"] == pytest.approx(best)
+    assert bl.throughput(graph, cluster, placement, sum=total).period_us == pytest.approx(best)
+    assert placement.info["period_us"] == pytest.approx(best)
 
 
 def training(seed: int, layers: int = 5) -> bl.OpGraph:
@@ -66,10 +66,10 @@ def least_step(graph: bl.OpGraph, cluster: bl.Cluster, **step) -> float:
 def test_shortest_step_of_tiny_pipelines(seed):
     graph, cluster = training(seed), uneven_cluster(2 + seed % 2, COMM[seed % 3])
     step = {"micro_batches": 4, "schedule": ("1f1b", "gpipe")[seed % 2]}
-    found = bl.place(graph, cluster, "search", objective="step", time_limit=None, evaluations=400, seed=1, **step)
-    assert bl.simulate(graph, cluster, found, **step).makespan_us == found.info["step_us"]
-    assert found.info["step_us"] == pytest.approx(least_step(graph, cluster, **step))
-    assert found.info["step_us"] <= found.info["start_us"]
+    placement = bl.place(graph, cluster, "search", objective="step", time_limit=None, evaluations=400, seed=1, **step)
+    assert bl.simulate(graph, cluster, placement, **step).makespan_us == placement.info["step_us"]
+    assert placement.info["step_us"] == pytest.approx(least_step(graph, cluster, **step))
+    assert placement.info["step_us"] <= placement.info["start_us"]
 
 
 @pytest.mark.parametrize("objective", ["throughput", "step"])
@@ -78,12 +78,12 @@ def test_memory_and_allowed_devices_hold(objective):
     graph = training(0).replace(persistent_bytes=np.array([10] * 5 + [0] * 5))
     graph = graph.replace(allowed=np.array([-1] * 4 + [0] + [-1] * 5), allowed_sets=(("gpu:0",),))
     cluster = uneven_cluster(3, "duplex", memory=110)
-    found = bl.place(
+    placement = bl.place(
         graph, cluster, "search", objective=objective, micro_batches=2, time_limit=None, evaluations=300, workers=1
     )
-    assert found.device[4] == 0
+    assert placement.device[4] == 0
     step = {"micro_batches": 2, "schedule": "1f1b"} if objective == "step" else {}
-    assert bl.simulate(graph, cluster, found, **step).feasible
+    assert bl.simulate(graph, cluster, placement, **step).feasible
     with pytest.raises(bl.InfeasiblePlacement):
         bl.place(graph, cluster.with_memory(12), "search", objective=objective, time_limit=0)
 
@@ -92,15 +92,15 @@ def test_never_worse_than_the_start_and_the_same_every_time():
     graph, cluster = training(3, 8), uneven_cluster(3, "sequential")
     for objective in ("throughput", "step"):
         start = bl.place(graph, cluster, "contiguous", objective=objective)
-        given = {"objective": objective, "time_limit": None, "evaluations": 60, "workers": 1, "start": start}
-        first, second = (bl.place(graph, cluster, "search", **given) for _ in range(2))
+        options = {"objective": objective, "time_limit": None, "evaluations": 60, "workers": 1, "start": start}
+        first, second = (bl.place(graph, cluster, "search", **options) for _ in range(2))
         assert first == second
         key = "period_us" if objective == "throughput" else "step_us"
         assert first.info[key] <= start.info[key]
-        none = bl.place(graph, cluster, "search", **{**given, "evaluations": 0})
+        none = bl.place(graph, cluster, "search", **{**options, "evaluations": 0})
         assert np.array_equal(none.device, start.device)
         heard = []
-        bl.place(graph, cluster, "search", **{**given, "callback": lambda p, heard=heard: heard.append(p) or True})
+        bl.place(graph, cluster, "search", **{**options, "callback": lambda p, heard=heard: heard.append(p) or True})
         assert len(heard) == 1
 
 

@@ -21,18 +21,18 @@ from baechi_lab.placers.search.runs import projected, with_runs
 SMALL = SEARCH.runs_from_ops
 
 
-def _evaluated(instance, device, rank, wanted, rng):
-    """The candidate, simulated, with about `wanted` units to move."""
+def _evaluated(instance, device, rank, unit_count, rng):
+    """The candidate, simulated, with about `unit_count` units to move."""
     objective, state = instance.objective(), make_state(device, rank)
     evaluate_current(objective, state)
-    return Subproblem(objective, state, instance.units(device, wanted, rng))
+    return Subproblem(objective, state, instance.units(device, unit_count, rng))
 
 
-def _runs(instance, seed, wanted):
+def _make_runs(instance, seed, unit_count):
     rng, devices = np.random.default_rng(seed), instance.cluster.n
     device = rng.integers(0, devices, instance.graph.n).astype(np.int32)[instance.along(20, rng)]
-    whole = _evaluated(instance, device, instance.position.astype(np.float64), wanted, rng)
-    return whole.state, whole.units, with_runs(instance, whole)
+    subproblem = _evaluated(instance, device, instance.position.astype(np.float64), unit_count, rng)
+    return subproblem.state, subproblem.units, with_runs(instance, subproblem)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -40,22 +40,22 @@ def test_runs_stay_within_units_and_short_and_make_no_cycle(seed):
     graph = random_dag(SMALL + 300, degree=1.7, duration_us=(0.01, 50.0), seed=seed)
     cluster = Cluster.uniform(3, memory_bytes=1 << 50, link=Link(100.0, 1e-4))
     instance = Instance(graph, cluster, parameters=replace(SEARCH, fewer_runs=0.99))
-    state, units, short = _runs(instance, seed, 8)  # contract refuses groups that form a cycle
+    state, units, short = _make_runs(instance, seed, 8)  # contract refuses groups that form a cycle
     assert len(short.model.degree) < graph.n
-    runs = short.model.degree.size
-    for what in (units.of, state.device):
-        low, high = np.full(runs, np.iinfo(np.int64).max), np.full(runs, -1)
-        np.minimum.at(low, short.member, what)
-        np.maximum.at(high, short.member, what)
+    run_count = short.model.degree.size
+    for label in (units.of, state.device):
+        low, high = np.full(run_count, np.iinfo(np.int64).max), np.full(run_count, -1)
+        np.minimum.at(low, short.member, label)
+        np.maximum.at(high, short.member, label)
         assert np.array_equal(low, high)
-    longest = np.zeros(runs)
+    longest = np.zeros(run_count)
     np.maximum.at(longest, short.member, graph.duration_us)
     joined = np.bincount(short.member, graph.duration_us) - longest
     assert joined.max() <= SEARCH.joined_share * state.cost[2] * (1 + 1e-9)
     assert np.array_equal(short.units.of, units.of[np.unique(short.member, return_index=True)[1]])
     for u in range(len(units.ptr) - 1):
-        mine = set(short.member[units.ops[units.ptr[u] : units.ptr[u + 1]]].tolist())
-        assert mine == set(short.units.ops[short.units.ptr[u] : short.units.ptr[u + 1]].tolist())
+        runs_of_unit = set(short.member[units.ops[units.ptr[u] : units.ptr[u + 1]]].tolist())
+        assert runs_of_unit == set(short.units.ops[short.units.ptr[u] : short.units.ptr[u + 1]].tolist())
 
 
 def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_time():
@@ -63,8 +63,8 @@ def test_a_recurrent_step_is_several_times_shorter_and_takes_nearly_the_same_tim
     cluster = Cluster.uniform(2, memory_bytes=1 << 50, link=Link(134.0, 1.754e-4))
     placed = bl.place(graph, cluster, "m-etf")
     instance = Instance(graph, cluster)
-    whole = _evaluated(instance, placed.device, placed.rank, 48, np.random.default_rng(0))
-    short, state = with_runs(instance, whole), whole.state
+    subproblem = _evaluated(instance, placed.device, placed.rank, 48, np.random.default_rng(0))
+    short, state = with_runs(instance, subproblem), subproblem.state
     assert len(short.model.degree) < 0.5 * graph.n
     evaluate_current(short.objective, short.state)
     before = float(state.cost[2])
@@ -86,17 +86,17 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     chain.start_from(
         measure(instance.model, chain.objective.work, "", np.zeros(graph.n), instance.position.astype(np.float64))
     )
-    part = chain._random_part()
-    short = with_runs(instance, chain._subproblem(part))
-    moving = set(short.member[part.ops].tolist())
+    part_units = chain._random_part()
+    short = with_runs(instance, chain._subproblem(part_units))
+    moving = set(short.member[part_units.ops].tolist())
     assert moving == set(short.units.ops.tolist())
-    assert not moving & set(np.delete(short.member, part.ops).tolist())
+    assert not moving & set(np.delete(short.member, part_units.ops).tolist())
     slow = random_dag(SMALL + 100, degree=1.8, duration_us=50.0, seed=3)  # no op is short
     instance = Instance(slow, cluster)
-    whole = _evaluated(
+    subproblem = _evaluated(
         instance, np.zeros(slow.n, np.int32), instance.position.astype(np.float64), 48, np.random.default_rng(0)
     )
-    assert with_runs(instance, whole) is None
+    assert with_runs(instance, subproblem) is None
 
 
 def test_groups_and_allowed_devices_are_kept_where_runs_mix_them():

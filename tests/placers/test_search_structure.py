@@ -56,16 +56,16 @@ def test_parts_are_units_near_in_the_graph_or_in_time():
     rng = np.random.default_rng(0)
     assert {tuple(sorted(around(graph, units, 3, rng).tolist())) for _ in range(20)} == {(0, 1, 2), (3, 4, 5)}
     start = np.array([0.0, 10.0, 20.0, 1.0, 11.0, 21.0])
-    found = {tuple(sorted(in_time(start, units, 2, rng).tolist())) for _ in range(40)}
-    assert found == {(0, 3), (1, 3), (1, 4), (2, 4), (2, 5)}
+    unit_sets = {tuple(sorted(in_time(start, units, 2, rng).tolist())) for _ in range(40)}
+    assert unit_sets == {(0, 3), (1, 3), (1, 4), (2, 4), (2, 5)}
 
 
 def test_a_part_holds_the_ops_of_its_units_alone():
     label = np.array([0, 0, 1, 2, 2, 2])
     units = make_units(label, np.arange(6), np.ones((6, 3), dtype=np.bool_))
-    some = selected_units(units, np.array([2, 0]))
-    assert [some.ops[some.ptr[k] : some.ptr[k + 1]].tolist() for k in range(2)] == [[0, 1], [3, 4, 5]]
-    assert some.allowed.shape == (2, 3)
+    selected = selected_units(units, np.array([2, 0]))
+    assert [selected.ops[selected.ptr[k] : selected.ptr[k + 1]].tolist() for k in range(2)] == [[0, 1], [3, 4, 5]]
+    assert selected.allowed.shape == (2, 3)
 
 
 def test_an_op_is_merged_where_a_cut_on_its_other_side_costs_no_more():

@@ -38,17 +38,17 @@ def test_every_coarse_structure_is_tried_once_and_the_best_again():
     for trial, cost in zip(first, [9.0, 7.0, 8.0, 9.5], strict=False):
         assert trial.levels[0][0] is layers[trial.layer]
         trials.note(trial, cost)
-    later = [trials.next() for _ in range(len(SEARCH.turns))]
-    assert {t.layer for t in later} == {1}
-    assert {t.start.name for t in later} == {"rule 0", "rule 1"}  # the third is too slow
-    trials.note(later[0]._replace(layer=0), 6.0)
+    repeated_trials = [trials.next() for _ in range(len(SEARCH.turns))]
+    assert {t.layer for t in repeated_trials} == {1}
+    assert {t.start.name for t in repeated_trials} == {"rule 0", "rule 1"}  # the third is too slow
+    trials.note(repeated_trials[0]._replace(layer=0), 6.0)
     assert trials.next().layer == 0
 
 
 def test_a_structure_with_hardly_more_parts_than_devices_is_not_tried():
     graph = gnmt(ops=1500, seed=0)
-    found = [len(Instance(graph, Cluster.uniform(devices)).layers) for devices in (2, 8, 40)]
-    assert found[0] > found[1] > found[2]
+    layer_counts = [len(Instance(graph, Cluster.uniform(devices)).layers) for devices in (2, 8, 40)]
+    assert layer_counts[0] > layer_counts[1] > layer_counts[2]
     assert all(labels.max() >= 2 * 8 for labels in Instance(graph, Cluster.uniform(8)).layers)
 
 
@@ -56,9 +56,9 @@ def test_graphs_without_coarse_structures_get_a_cycle_per_start():
     instance = Instance(random_dag(300, seed=0), CLUSTER)
     assert not instance.layers
     trials = Trials(instance, _candidates(300, 1.0, 2.0, 3.0), small=False, chains=2)
-    made = [trials.next() for _ in range(trials.count)]
-    assert [t.start.name for t in made] == ["rule 0", "rule 1", "rule 2"]
-    assert all(t.levels == SEARCH.levels and t.layer < 0 for t in made)
+    trial_list = [trials.next() for _ in range(trials.count)]
+    assert [t.start.name for t in trial_list] == ["rule 0", "rule 1", "rule 2"]
+    assert all(t.levels == SEARCH.levels and t.layer < 0 for t in trial_list)
     small = Trials(instance, _candidates(300, *range(1, 9)), small=True, chains=2)
     assert small.count == SEARCH.trial_starts and small.next().levels == SEARCH.small_levels
     assert (
@@ -69,14 +69,14 @@ def test_graphs_without_coarse_structures_get_a_cycle_per_start():
 
 @pytest.mark.parametrize("stop", fast([2, 4, 7], 1))
 def test_a_search_that_is_stopped_during_its_trials_returns_the_best_of_them(stop):
-    told = []
+    reports = []
 
     def tell(progress):
-        if not told or progress.makespan_us < told[-1]:
-            told.append(progress.makespan_us)
-        return len(told) > stop
+        if not reports or progress.makespan_us < reports[-1]:
+            reports.append(progress.makespan_us)
+        return len(reports) > stop
 
     graph = gnmt(ops=1500, seed=0)
     placed = bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=20_000, callback=tell, seed=stop)
-    assert bl.simulate(graph, CLUSTER, placed).makespan_us <= told[-1] * (1 + 1e-12)
+    assert bl.simulate(graph, CLUSTER, placed).makespan_us <= reports[-1] * (1 + 1e-12)
     assert bl.place(graph, CLUSTER, "search", time_limit=None, evaluations=3000, workers=1).order is not None

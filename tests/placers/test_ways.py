@@ -20,9 +20,9 @@ def stage_devices(graph, cluster, placed, schedule):
 def test_interleaved_stages_divide_the_bubble(placer):
     """16 layers of 1 and 2 us on 4 devices: 8 x 12 us, and a bubble of 3 x 12 / 4 us as every device has 4 stages."""
     graph = bl.generators.pipeline([1.0] * 16, [2.0] * 16)
-    told = {"objective": "step", "micro_batches": COUNT}
-    plain = bl.place(graph, free(P), placer, schedule="1f1b", **told)
-    placed = bl.place(graph, free(P), placer, schedule="interleaved-1f1b", **told)
+    options = {"objective": "step", "micro_batches": COUNT}
+    plain = bl.place(graph, free(P), placer, schedule="1f1b", **options)
+    placed = bl.place(graph, free(P), placer, schedule="interleaved-1f1b", **options)
     assert plain.info["step_us"] == pytest.approx(COUNT * 12 + (P - 1) * 12)
     assert placed.info["step_us"] == pytest.approx(COUNT * 12 + (P - 1) * 12 / 4)
     assert stage_devices(graph, free(P), placed, "interleaved-1f1b") == [0, 1, 2, 3] * 4
@@ -60,13 +60,13 @@ def test_dear_links_take_fewer_devices_than_there_are():
 def test_stages_of_a_device_share_its_memory(schedule):
     """Layers of 1 GB each on devices of 2.5 GB: two layers each, wherever they come in the round."""
     graph = bl.generators.pipeline([1.0] * 8, [2.0] * 8)
-    held = np.zeros(graph.n, dtype=np.int64)
-    held[np.flatnonzero([name.startswith("F") for name in graph.names])] = 10**9
-    graph = graph.replace(persistent_bytes=held)
+    persistent_bytes = np.zeros(graph.n, dtype=np.int64)
+    persistent_bytes[np.flatnonzero([name.startswith("F") for name in graph.names])] = 10**9
+    graph = graph.replace(persistent_bytes=persistent_bytes)
     tight = free(P, memory="2.5GB")
     placed = bl.place(graph, tight, "contiguous", objective="step", micro_batches=COUNT, schedule=schedule)
     timeline = bl.simulate(graph, tight, placed, micro_batches=COUNT, schedule=schedule)
-    assert timeline.feasible and np.bincount(placed.device, held, P).tolist() == [2e9] * P
+    assert timeline.feasible and np.bincount(placed.device, persistent_bytes, P).tolist() == [2e9] * P
     assert (
         timeline.info["stage_device"].tolist()
         == {"interleaved-1f1b": [0, 1, 2, 3] * 2, "zb-v": [0, 1, 2, 3, 3, 2, 1, 0]}[schedule]
