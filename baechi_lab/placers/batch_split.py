@@ -11,9 +11,9 @@ As in the paper only memory ends a batch: where one device can hold the whole gr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
@@ -53,7 +53,9 @@ class BatchSplit(Placer):
 
 
 @njit(cache=True)
-def _assign_batches(sequence: Any, cost: Any, pace: Any, share: float, usage: DeviceUsage) -> None:
+def _assign_batches(
+    sequence: NDArray[np.int64], cost: NDArray[np.float64], pace: NDArray[np.float64], share: float, usage: DeviceUsage
+) -> None:
     """Places each unit on the fastest feasible device (ties: faster for the whole graph, then device index)."""
     devices = len(pace)
     mask, load = np.zeros(devices, np.bool_), np.zeros(devices)

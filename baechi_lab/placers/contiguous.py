@@ -190,7 +190,13 @@ def _crossing_cost(
 
 
 @njit(cache=True)
-def _cut_line(work: Any, persistent_bytes: Any, cross: Any, cap: Any, memory: Any) -> Any:
+def _cut_line(
+    work: NDArray[np.float64],
+    persistent_bytes: NDArray[np.int64],
+    cross: NDArray[np.float64],
+    cap: NDArray[np.float64],
+    memory: NDArray[np.int64],
+) -> NDArray[np.int64]:
     """int64[D]: where each device's run ends, the last at the end of the line; -1 at the end if no cuts fit.
 
     The run of device d that ends at j may begin in a window [low, j]. Both ends of the window move forward, so a queue of

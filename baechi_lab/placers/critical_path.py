@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,7 +65,7 @@ class CriticalPath(Placer):
 
     def _paths(
         self, graph: OpGraph, cluster: Cluster, units: Units, home: NDArray[np.int32], max_paths: int
-    ) -> Iterator[NDArray[np.int64]]:
+    ) -> Iterator[NDArray[np.int32]]:
         """Yields the units of each critical path in order, without those placed already; `home` is read between paths."""
         weight, edge = rank_costs(graph, cluster if self.communication else None, self.communication)
         head, tail = heads_and_tails(graph, weight, edge)
@@ -80,7 +79,7 @@ class CriticalPath(Placer):
             yield member[np.sort(np.unique(member, return_index=True)[1])]
 
 
-def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: DeviceUsage) -> list[tuple[int, int]]:
+def _path_devices(path: NDArray[np.int32], units: Units, number: int, usage: DeviceUsage) -> list[tuple[int, int]]:
     """(unit, device) along a path: the first that holds all of it, from the `number`-th fastest device on."""
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
     first_device = number % len(fastest)
@@ -88,7 +87,7 @@ def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: Dev
     persistent_bytes, need, allowed = (
         int(units.persistent_bytes[path].sum()),
         int(units.need[path].sum()),
-        units.allowed[path].all(axis=0),
+        np.all(units.allowed[path], axis=0),
     )
     for d in devices:
         if (
@@ -101,7 +100,7 @@ def _path_devices(path: NDArray[np.int64], units: Units, number: int, usage: Dev
     return _divide_path(path, devices, trial)
 
 
-def _divide_path(path: NDArray[np.int64], devices: list[int], usage: DeviceUsage) -> list[tuple[int, int]]:
+def _divide_path(path: NDArray[np.int32], devices: list[int], usage: DeviceUsage) -> list[tuple[int, int]]:
     """Fills the fastest devices one after the other along the path, and changes `usage`."""
     assignments, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
@@ -113,7 +112,9 @@ def _divide_path(path: NDArray[np.int64], devices: list[int], usage: DeviceUsage
 
 
 @njit(cache=True)
-def _balance_work(sequence: Any, cost: Any, load: Any, usage: DeviceUsage) -> None:
+def _balance_work(
+    sequence: NDArray[np.int64], cost: NDArray[np.float64], load: NDArray[np.float64], usage: DeviceUsage
+) -> None:
     """Equation 7 for every unit that is not placed: least load after the unit; ties by device index."""
     mask = np.zeros(len(load), np.bool_)
     for g in sequence:

@@ -16,7 +16,6 @@ and groups move an op away from the fastest device that its inputs are on.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,7 +70,7 @@ def walk(graph: OpGraph) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
+def _visit(sources: NDArray[np.int64], pointer: NDArray[np.int64], successor: NDArray[np.int32]) -> NDArray[np.int64]:
     n = len(pointer) - 1
     visit_order, visited, visit_count = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
     stack, place = (
@@ -100,7 +99,14 @@ def _visit(sources: Any, pointer: Any, successor: Any) -> Any:
 
 
 @njit(cache=True)
-def _choose(visit: Any, group: Any, cost: Any, pace: Any, edges: Incoming, usage: DeviceUsage) -> None:
+def _choose(
+    visit: NDArray[np.int64],
+    group: NDArray[np.int32],
+    cost: NDArray[np.float64],
+    pace: NDArray[np.float64],
+    edges: Incoming,
+    usage: DeviceUsage,
+) -> None:
     home, devices = usage.home, len(usage.limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)
     for i in visit:

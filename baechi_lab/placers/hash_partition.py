@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +64,7 @@ class Hash(Placer):
 
 
 @njit(cache=True)
-def _spread(draw: Any, weight: Any, usage: DeviceUsage) -> None:
+def _spread(draw: NDArray[np.float64], weight: NDArray[np.float64], usage: DeviceUsage) -> None:
     """Places each unit on the feasible device into whose share of the weights its draw falls."""
     devices = len(weight)
     mask = np.zeros(devices, np.bool_)

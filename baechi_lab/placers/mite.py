@@ -17,9 +17,9 @@ every empty device would have the product 0.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.jit import njit
@@ -58,7 +58,14 @@ def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
 
 
 @njit(cache=True)
-def _choose(sequence: Any, cost: Any, pace: Any, importance: Any, edges: Incoming, usage: DeviceUsage) -> None:
+def _choose(
+    sequence: NDArray[np.int64],
+    cost: NDArray[np.float64],
+    pace: NDArray[np.float64],
+    importance: NDArray[np.float64],
+    edges: Incoming,
+    usage: DeviceUsage,
+) -> None:
     allowed, need, limit, used = usage.allowed, usage.need, usage.limit, usage.used
     devices = len(limit)
     mask, transfer_us = np.zeros(devices, np.bool_), np.zeros(devices)

@@ -30,15 +30,15 @@ class Units(NamedTuple):
     device for the whole graph, 1 for the fastest.
     """
 
-    group: Any
-    cost: Any
-    allowed: Any
-    persistent_bytes: Any
-    need: Any
-    rank: Any
-    first: Any
-    limit: Any
-    pace: Any
+    group: NDArray[np.int32]
+    cost: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+    persistent_bytes: NDArray[np.int64]
+    need: NDArray[np.int64]
+    rank: NDArray[np.float64]
+    first: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    pace: NDArray[np.float64]
 
     @property
     def able(self) -> Any:
@@ -51,7 +51,8 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     """The units of `graph`: colocation groups and single ops. Raises `InfeasiblePlacement` if an op has no allowed device."""
     group, table = groups_of(graph), durations(graph, cluster)
     count = int(group.max(initial=-1)) + 1
-    cost = np.stack([np.bincount(group, table[:, d], minlength=count) for d in range(cluster.n)], axis=1)
+    work = [np.bincount(group, table[:, d], count) for d in range(cluster.n)]
+    cost = np.asarray(np.stack(work, axis=1), dtype=np.float64)
     allowed = allowed_group_devices(graph, cluster, group)
     rank, first = np.zeros(count), np.full(count, graph.n)
     persistent_bytes, need = np.zeros(count, np.int64), np.zeros(count, np.int64)
@@ -79,13 +80,13 @@ class DeviceUsage(NamedTuple):
     `used` int64[D] bytes and `home` int32[G], -1 for a unit that is not placed.
     """
 
-    allowed: Any
-    persistent_bytes: Any
-    need: Any
-    limit: Any
-    used_persistent: Any
-    used: Any
-    home: Any
+    allowed: NDArray[np.bool_]
+    persistent_bytes: NDArray[np.int64]
+    need: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    used_persistent: NDArray[np.int64]
+    used: NDArray[np.int64]
+    home: NDArray[np.int32]
 
 
 def empty_usage(units: Units) -> DeviceUsage:
@@ -96,7 +97,7 @@ def empty_usage(units: Units) -> DeviceUsage:
 
 
 @njit(cache=True)
-def feasible(g: int, usage: DeviceUsage, mask: Any) -> bool:
+def feasible(g: int, usage: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
     """Sets `mask` bool[D] to the feasible devices of unit `g`; returns whether they have memory for all of its bytes."""
     allowed, persistent_bytes, need, limit, used_persistent, used = (
         usage.allowed,
@@ -123,7 +124,7 @@ def feasible(g: int, usage: DeviceUsage, mask: Any) -> bool:
 
 
 @njit(cache=True)
-def emptiest(mask: Any, usage: DeviceUsage) -> int:
+def emptiest(mask: NDArray[np.bool_], usage: DeviceUsage) -> int:
     """The device of `mask` with the lowest utilization; ties by device index."""
     used, limit = usage.used, usage.limit
     best, least = -1, np.inf
@@ -148,11 +149,11 @@ class Incoming(NamedTuple):
     CSR: `pointer` int64[G + 1], `source` int32[k] units, `size` int64[k] bytes; `latency`, `per_byte` float64[D, D].
     """
 
-    pointer: Any
-    source: Any
-    size: Any
-    latency: Any
-    per_byte: Any
+    pointer: NDArray[np.int64]
+    source: NDArray[np.int32]
+    size: NDArray[np.int64]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
 
 
 def incoming(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> Incoming:
@@ -168,7 +169,7 @@ def incoming(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> Incoming:
 
 
 @njit(cache=True)
-def traffic(g: int, edges: Incoming, home: Any, out: Any) -> None:
+def traffic(g: int, edges: Incoming, home: NDArray[np.int32], out: NDArray[np.float64]) -> None:
     """Equation 10: sets `out` float64[D] to the time to bring the placed inputs of `g` to each device."""
     pointer, source, size, latency, per_byte = edges
     out[:] = 0.0

@@ -20,26 +20,26 @@ class Problem(NamedTuple):
     `output_bytes` int64[n] output bytes per op; `limit` int64[D].
     """
 
-    table: Any
-    allowed: Any
-    group: Any
-    group_size: Any
-    member_ptr: Any
-    members: Any
-    promised: Any
-    reserve: Any
-    output_bytes: Any
-    temp: Any
-    limit: Any
-    producer: Any
-    size_bytes: Any
-    consumer_ptr: Any
-    consumers: Any
-    output_ptr: Any
-    input_ptr: Any
-    inputs: Any
-    latency: Any
-    per_byte: Any
+    table: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+    group: NDArray[np.int32]
+    group_size: NDArray[np.int64]
+    member_ptr: NDArray[np.int64]
+    members: NDArray[np.int64]
+    promised: NDArray[np.int64]
+    reserve: NDArray[np.int64]
+    output_bytes: NDArray[np.int64]
+    temp: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    producer: NDArray[np.int32]
+    size_bytes: NDArray[np.int64]
+    consumer_ptr: NDArray[np.int64]
+    consumers: NDArray[np.int32]
+    output_ptr: NDArray[np.int64]
+    input_ptr: NDArray[np.int64]
+    inputs: NDArray[np.int32]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
     comm: int
 
 

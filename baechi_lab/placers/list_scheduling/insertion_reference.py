@@ -6,6 +6,9 @@ from bisect import insort
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ..problem import Problem
 
 
@@ -62,7 +65,7 @@ class _Scheduler:
                 merged.append((begin_us, end))
         self.busy[d] = merged
 
-    def promised(self, d: int, column: Sequence[int]) -> int:
+    def promised(self, d: int, column: Sequence[int] | NDArray[np.int64]) -> int:
         return sum(int(column[g]) for g, p in self.home.items() if p == d)
 
     def candidates(self, g: int) -> tuple[list[int], bool]:

@@ -120,15 +120,15 @@ def _crossing_tensors(
 
 @njit(cache=True)
 def _relax_nested_pairs(
-    best: Any,
-    predecessor: Any,
-    chain: Any,
-    sums: Any,
-    sets: Any,
-    tensors: Any,
-    crossing: Any,
-    goal: Any,
-    bound: Any,
+    best: NDArray[np.float64],
+    predecessor: NDArray[np.int64],
+    chain: DeviceChain,
+    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    sets: NDArray[np.uint64],
+    tensors: tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.uint64]],
+    crossing: tuple[NDArray[np.int64], NDArray[np.int64]],
+    goal: tuple[float, float],
+    bound: float,
 ) -> None:
     work, max_replicas = sums[0], chain.run.max() if len(chain.run) else 1
     low, high = np.zeros(4), np.zeros(4)
@@ -147,7 +147,7 @@ def _relax_nested_pairs(
 
 
 @njit(cache=True)
-def _may_improve(best: Any, i: Any, j: Any, bound: Any) -> Any:
+def _may_improve(best: NDArray[np.float64], i: int, j: int, bound: float) -> bool:
     better = False
     for d in range(best.shape[1] - 1):
         better |= best[i, d] <= bound and best[i, d] < best[j, d + 1]
@@ -155,7 +155,7 @@ def _may_improve(best: Any, i: Any, j: Any, bound: Any) -> Any:
 
 
 @njit(cache=True)
-def _is_subset(sets: Any, i: Any, j: Any) -> Any:
+def _is_subset(sets: NDArray[np.uint64], i: int, j: int) -> bool:
     outside = np.uint64(0)
     for w in range(sets.shape[1]):
         outside |= sets[i, w] & ~sets[j, w]
@@ -163,12 +163,20 @@ def _is_subset(sets: Any, i: Any, j: Any) -> Any:
 
 
 @njit(cache=True)
-def _member(sets: Any, i: Any, u: Any) -> Any:
+def _member(sets: NDArray[np.uint64], i: int, u: int) -> bool:
     return (sets[i, u >> 6] >> np.uint64(u & 63)) & np.uint64(1) != 0
 
 
 @njit(cache=True)
-def _border_traffic(sets: Any, i: Any, j: Any, tensors: Any, crossing: Any, low: Any, high: Any) -> None:
+def _border_traffic(
+    sets: NDArray[np.uint64],
+    i: int,
+    j: int,
+    tensors: tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.uint64]],
+    crossing: tuple[NDArray[np.int64], NDArray[np.int64]],
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+) -> None:
     """Tensors that the stage between sets i and j receives and sends, below (through set i) and above."""
     producer, size, readers = tensors
     pointer, crossed = crossing
@@ -196,7 +204,7 @@ def _border_traffic(sets: Any, i: Any, j: Any, tensors: Any, crossing: Any, low:
 
 
 @njit(cache=True)
-def _read_between(reader: Any, sets: Any, i: Any, j: Any) -> Any:
+def _read_between(reader: NDArray[np.uint64], sets: NDArray[np.uint64], i: int, j: int) -> bool:
     between = np.uint64(0)
     for w in range(len(reader)):
         between |= reader[w] & sets[j, w] & ~sets[i, w]
@@ -204,7 +212,7 @@ def _read_between(reader: Any, sets: Any, i: Any, j: Any) -> Any:
 
 
 @njit(cache=True)
-def _is_read_in(reader: Any, sets: Any, i: Any) -> Any:
+def _is_read_in(reader: NDArray[np.uint64], sets: NDArray[np.uint64], i: int) -> bool:
     touched = np.uint64(0)
     for w in range(len(reader)):
         touched |= reader[w] & sets[i, w]

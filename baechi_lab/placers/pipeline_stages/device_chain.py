@@ -21,6 +21,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph import Cluster
 from ...graph.cluster import COMMUNICATION_MODES
@@ -43,15 +44,15 @@ class DeviceChain(NamedTuple):
     have a stage.
     """
 
-    kind: Any
-    work: Any
-    barred: Any
-    memory: Any
-    latency: Any
-    per_byte: Any
-    run: Any
-    ring: Any
-    ring_latency: Any
+    kind: NDArray[np.int32]
+    work: NDArray[np.float64]
+    barred: NDArray[np.int64]
+    memory: NDArray[np.int64]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
+    run: NDArray[np.int64]
+    ring: NDArray[np.float64]
+    ring_latency: NDArray[np.float64]
     rule: int
     once: bool
     use_all: bool
@@ -95,13 +96,13 @@ def _prefix_sums(columns: Any) -> Any:
     return np.concatenate([np.zeros((1, columns.shape[1]), dtype=columns.dtype), np.cumsum(columns, axis=0)])
 
 
-def _neighbour_link(matrix: Any, device_indices: Any) -> Any:
+def _neighbour_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """The more expensive direction between neighbours; 0 before the first device and after the last."""
     inner = np.maximum(matrix[device_indices[:-1], device_indices[1:]], matrix[device_indices[1:], device_indices[:-1]])
     return np.concatenate([[0.0], inner, [0.0]])
 
 
-def _equal_runs(kind: Any) -> Any:
+def _equal_runs(kind: NDArray[np.integer]) -> NDArray[np.int64]:
     """Number of equal devices in a row, from each device on."""
     run = np.ones(len(kind), dtype=np.int64)
     for d in range(len(kind) - 2, -1, -1):
@@ -109,7 +110,7 @@ def _equal_runs(kind: Any) -> Any:
     return run
 
 
-def _slowest_link(matrix: Any, device_indices: Any) -> Any:
+def _slowest_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int64]) -> NDArray[np.float64]:
     """[d, r - 1]: the largest entry of `matrix` among the devices d .. d + r - 1."""
     count = len(device_indices)
     slowest = np.zeros((count, count))
@@ -122,7 +123,7 @@ def _slowest_link(matrix: Any, device_indices: Any) -> Any:
 
 
 @njit(cache=True, inline="always")  # a call would count the references to all of the chain's arrays
-def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
+def ring_us(chain: DeviceChain, d: int, r: int, gradient: float) -> float:
     """Microseconds in which `r` devices from `d` on add up `gradient` bytes."""
     if gradient <= 0:
         return 0.0
@@ -130,7 +131,15 @@ def ring_us(chain: Any, d: Any, r: Any, gradient: Any) -> Any:
 
 
 @njit(cache=True, inline="always")
-def pipeline_stage_load(chain: Any, d: Any, r: Any, work: Any, gradient: Any, low: Any, high: Any) -> Any:
+def pipeline_stage_load(
+    chain: DeviceChain,
+    d: int,
+    r: int,
+    work: float,
+    gradient: float,
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+) -> float:
     """Microseconds per micro-batch of a stage of `work` us and `gradient` bytes on `r` devices from `d` on.
 
     `low`, `high` float64[4]: number and bytes of tensors received, number and bytes sent, below and above the stage.

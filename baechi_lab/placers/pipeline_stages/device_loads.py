@@ -37,21 +37,21 @@ class LoadModel(NamedTuple):
     tensors that a unit reads; links float64[D, D]; `limit` int64[D]; `rule` as in `pipeline_stages.device_chain`.
     """
 
-    unit: Any
-    work: Any
-    allowed: Any
-    persistent_bytes: Any
-    producer: Any
-    size: Any
-    reader_ptr: Any
-    reader: Any
-    made_ptr: Any
-    read_ptr: Any
-    reads: Any
-    latency: Any
-    per_byte: Any
-    overhead: Any
-    limit: Any
+    unit: NDArray[np.int32]
+    work: NDArray[np.float64]
+    allowed: NDArray[np.bool_]
+    persistent_bytes: NDArray[np.int64]
+    producer: NDArray[np.int64]
+    size: NDArray[np.float64]
+    reader_ptr: NDArray[np.int64]
+    reader: NDArray[np.int64]
+    made_ptr: NDArray[np.int64]
+    read_ptr: NDArray[np.int64]
+    reads: NDArray[np.int32]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
+    overhead: NDArray[np.float64]
+    limit: NDArray[np.int64]
     rule: int
 
 
@@ -99,7 +99,14 @@ def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
 
 
 @njit(cache=True, nogil=True)
-def charge_tensor(m: Any, home: Any, t: Any, load: Any, sign: Any, device_seen: Any) -> None:
+def charge_tensor(
+    m: LoadModel,
+    home: NDArray[np.int64],
+    t: int,
+    load: NDArray[np.float64],
+    sign: float,
+    device_seen: NDArray[np.bool_],
+) -> None:
     """Adds the messages of tensor `t` to the loads (`sign` 1) or removes them (-1); `device_seen` bool[D] is scratch."""
     source, first, end = home[m.producer[t]], m.reader_ptr[t], m.reader_ptr[t + 1]
     dearest = 0.0
@@ -121,7 +128,7 @@ def charge_tensor(m: Any, home: Any, t: Any, load: Any, sign: Any, device_seen: 
 
 
 @njit(cache=True, nogil=True)
-def largest_load(m: Any, load: Any) -> Any:
+def largest_load(m: LoadModel, load: NDArray[np.float64]) -> Any:
     """Returns the largest load of any resource, and the root mean square of the devices' loads."""
     largest, squares = 0.0, 0.0
     for d in range(load.shape[1]):
@@ -140,7 +147,9 @@ def largest_load(m: Any, load: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _move_unit(m: Any, home: Any, u: Any, to: Any, load: Any, device_seen: Any) -> None:
+def _move_unit(
+    m: LoadModel, home: NDArray[np.int64], u: int, to: int, load: NDArray[np.float64], device_seen: NDArray[np.bool_]
+) -> None:
     """Moves unit `u` to device `to`."""
     for sign in (-1.0, 1.0):
         for t in range(m.made_ptr[u], m.made_ptr[u + 1]):
@@ -153,7 +162,7 @@ def _move_unit(m: Any, home: Any, u: Any, to: Any, load: Any, device_seen: Any) 
 
 
 @njit(cache=True, nogil=True)
-def _neighbour(m: Any, u: Any, rng: Any) -> Any:
+def _neighbour(m: LoadModel, u: int, rng: np.random.Generator) -> int:
     """Returns a random unit that shares a tensor with `u`, or `u` itself if there is none."""
     made_count, read_count = m.made_ptr[u + 1] - m.made_ptr[u], m.read_ptr[u + 1] - m.read_ptr[u]
     if made_count + read_count == 0:
@@ -166,7 +175,15 @@ def _neighbour(m: Any, u: Any, rng: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def anneal_loads(m: Any, home: Any, limit: Any, hot: Any, cold: Any, steps: Any, rng: Any) -> Any:
+def anneal_loads(
+    m: LoadModel,
+    home: NDArray[np.int64],
+    limit: NDArray[np.int64],
+    hot: float,
+    cold: float,
+    steps: int,
+    rng: np.random.Generator,
+) -> Any:
     """Anneals `home` int64[U] in place for `steps` moves; returns the smallest largest load within `limit`, and its `home`.
 
     A move takes a random unit to a random device or to that of a neighbour, or exchanges it with a random unit.

@@ -16,13 +16,24 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain, pipeline_stage_load, ring_us
 
 
 @njit(cache=True, inline="always")
-def relax(best: Any, predecessor: Any, chain: Any, sums: Any, i: Any, j: Any, low: Any, high: Any, goal: Any) -> None:
+def relax(
+    best: NDArray[np.float64],
+    predecessor: NDArray[np.int64],
+    chain: DeviceChain,
+    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    i: int,
+    j: int,
+    low: NDArray[np.float64],
+    high: NDArray[np.float64],
+    goal: tuple[float, float],
+) -> None:
     """Takes the stage between sets `i` and `j` wherever it lowers `best[j]`; `predecessor[j, e]` = (i, r).
 
     `sums` over the sets: work float64[K, kinds], barred int64[K, kinds], persistent_bytes int64[K], gradient int64[K] bytes;
@@ -55,7 +66,7 @@ def relax(best: Any, predecessor: Any, chain: Any, sums: Any, i: Any, j: Any, lo
 
 
 @njit(cache=True)
-def least_work(work: Any, i: Any, j: Any) -> Any:
+def least_work(work: NDArray[np.float64], i: int, j: int) -> float:
     """Microseconds of the units in set `j` but not in set `i`, on the fastest kind of device."""
     least = work[j, 0] - work[i, 0]
     for kind in range(1, work.shape[1]):
@@ -64,7 +75,7 @@ def least_work(work: Any, i: Any, j: Any) -> Any:
 
 
 @njit(cache=True)
-def allow_idle_device(best: Any, predecessor: Any, j: Any) -> None:
+def allow_idle_device(best: NDArray[np.float64], predecessor: NDArray[np.int64], j: int) -> None:
     """Lets a device be idle: `best[j, e]` is at most `best[j, e - 1]`."""
     for e in range(1, best.shape[1]):
         if best[j, e - 1] < best[j, e]:
@@ -73,7 +84,7 @@ def allow_idle_device(best: Any, predecessor: Any, j: Any) -> None:
             predecessor[j, e, 1] = 1
 
 
-def trace_pipeline_stages(predecessor: Any, last: int, devices: int) -> list[tuple[int, int, int, int]]:
+def trace_pipeline_stages(predecessor: NDArray[np.int64], last: int, devices: int) -> list[tuple[int, int, int, int]]:
     """Returns (set before, set with it, first device, number of devices) of every stage, in order."""
     stages, j, e = [], last, devices
     while e > 0:

@@ -124,7 +124,13 @@ def _interval_changes(units: PipelineUnits, places: NDArray[np.int64]) -> tuple[
 
 
 @njit(cache=True)
-def _sweep_intervals(tables: Any, chain: Any, sums: Any, changes: Any, goals_and_bounds: Any) -> None:
+def _sweep_intervals(
+    tables: tuple[NDArray[np.float64], NDArray[np.int64]],
+    chain: DeviceChain,
+    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    changes: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
+    goals_and_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
+) -> None:
     """Fill the `tables` of every goal: `best` and `predecessor`.
 
     `goals_and_bounds` are the goals, and of each the cost of a known solution; `changes` are those of `_interval_changes`.
@@ -154,7 +160,15 @@ def _sweep_intervals(tables: Any, chain: Any, sums: Any, changes: Any, goals_and
 
 @njit(cache=True)
 def _relax_stages_ending_at(
-    best: Any, predecessor: Any, chain: Any, sums: Any, cross: Any, j: Any, ahead: Any, count: Any, bound: Any
+    best: NDArray[np.float64],
+    predecessor: NDArray[np.int64],
+    chain: DeviceChain,
+    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    cross: NDArray[np.float64],
+    j: int,
+    ahead: float,
+    count: float,
+    bound: float,
 ) -> None:
     """Relaxes all stages that end with block j, the shortest first.
 

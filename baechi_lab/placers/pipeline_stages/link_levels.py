@@ -145,7 +145,9 @@ def _one_device_cost(units: PipelineUnits, chain: DeviceChain, places: NDArray[n
 
 
 @njit(cache=True)
-def _solve(inner: Any, border: Any, ring: Any, width: Any, rule: Any) -> Any:
+def _solve(
+    inner: NDArray[np.float64], border: NDArray[np.float64], ring: NDArray[np.float64], width: int, rule: int
+) -> Any:
     """`best[i, j, m - 1]` = A_k, and its choice: (s, r), (j, m) for one stage on all, (j, 0) to leave one idle."""
     places = len(border)
     best = np.full((places, places, width), np.inf)

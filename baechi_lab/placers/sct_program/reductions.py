@@ -112,7 +112,14 @@ def _may_bind(
 
 
 @njit(cache=True)
-def _start_bounds(order: Any, pointer: Any, edges: Any, source: Any, compute: Any, transfer: Any) -> Any:
+def _start_bounds(
+    order: NDArray[np.int64],
+    pointer: NDArray[np.int64],
+    edges: NDArray[np.int64],
+    source: NDArray[np.int64],
+    compute: NDArray[np.float64],
+    transfer: NDArray[np.float64],
+) -> Any:
     """`low` and `high` float64[n]; edges `edges[pointer[j]:pointer[j+1]]` lead into `j`."""
     low, high = np.zeros(len(compute)), np.zeros(len(compute))
     for j in order:
@@ -126,7 +133,7 @@ def _start_bounds(order: Any, pointer: Any, edges: Any, source: Any, compute: An
 
 
 @njit(cache=True)
-def earliest_joint_start(saved: Any, transfer: Any) -> float:
+def earliest_joint_start(saved: NDArray[np.float64], transfer: NDArray[np.float64]) -> float:
     """The smallest t >= max(saved) with `sum (saved + transfer - t)+ / transfer <= 1`: the edges share one saving.
 
     Edges are taken latest first: if the k latest share, `t = (sum (saved + transfer) / transfer - 1) / sum 1 / transfer`.

@@ -97,7 +97,9 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
 
 
 @njit(cache=True)
-def _spend_remaining_savings(x: Any, source: Any, target: Any, order: Any, n: int) -> Any:
+def _spend_remaining_savings(
+    x: NDArray[np.float64], source: NDArray[np.int32], target: NDArray[np.int32], order: NDArray[np.int64], n: int
+) -> NDArray[np.float64]:
     """Lowers x, edge by edge in `order`, as far as `sum (1 - x) <= 1` allows at both ends."""
     x, left_out, left_in = x.copy(), np.ones(n), np.ones(n)
     for e in range(len(x)):
