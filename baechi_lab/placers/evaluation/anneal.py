@@ -11,7 +11,7 @@ Source: Kirkpatrick, Gelatt and Vecchi 1983, doi:10.1126/science.220.4598.671. C
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -20,6 +20,10 @@ from .checkpoints import accept_checkpoints, last_checkpoint_before
 from .cost import candidate_cost, remember_better
 from .moves import random_move, undo
 from .parameters import EVALUATION, Moves
+
+if TYPE_CHECKING:
+    from .cost import Objective
+    from .moves import State, Units
 
 
 class Schedule(NamedTuple):
@@ -36,7 +40,7 @@ class Schedule(NamedTuple):
 
 
 @njit(cache=True, nogil=True)
-def anneal(objective: Any, s: Any, units: Any, schedule: Any, rng: Any) -> int:
+def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng: np.random.Generator) -> int:
     """Anneal the state `s`, of which `units` move; returns the number of simulations."""
     m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps

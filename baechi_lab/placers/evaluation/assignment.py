@@ -12,9 +12,9 @@ class Assignment(NamedTuple):
     """`device` int32[n] of each op; where `by_rank`, a device runs the ready op with the lowest `position` int32[n] first
     (`at` int32[n] is its inverse), otherwise the one that became ready first."""
 
-    device: Any
-    position: Any
-    at: Any
+    device: NDArray[np.int32]
+    position: NDArray[np.int32]
+    at: NDArray[np.int32]
     by_rank: bool
 
 

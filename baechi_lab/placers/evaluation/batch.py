@@ -39,24 +39,24 @@ class Plan(NamedTuple):
     `total_bytes` those and all that is made, `temp` the largest temporary.
     """
 
-    cost: Any
-    degree: Any
-    source: Any
-    near_ptr: Any
-    near: Any
-    far_ptr: Any
-    far: Any
-    far_unit: Any
-    far_tensor: Any
-    far_last: Any
-    size: Any
-    unit: Any
-    persistent: Any
-    total_bytes: Any
-    temp: Any
-    limit: Any
-    latency: Any
-    per_byte: Any
+    cost: NDArray[np.float64]
+    degree: NDArray[np.int32]
+    source: NDArray[np.uint32]
+    near_ptr: NDArray[np.uint32]
+    near: NDArray[np.uint32]
+    far_ptr: NDArray[np.uint32]
+    far: NDArray[np.uint32]
+    far_unit: NDArray[np.uint32]
+    far_tensor: NDArray[np.uint32]
+    far_last: NDArray[np.bool_]
+    size: NDArray[np.float64]
+    unit: NDArray[np.uint32]
+    persistent: NDArray[np.int64]
+    total_bytes: NDArray[np.int64]
+    temp: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
     comm: int
 
 
@@ -68,25 +68,25 @@ class Scratch(NamedTuple):
     reaches a device.
     """
 
-    missing: Any
-    ready_at: Any
-    woken: Any
-    line: Any
-    head: Any
-    tail: Any
-    fresh: Any
-    fresh_at: Any
-    pending: Any
-    first: Any
-    last: Any
-    running: Any
-    busy_until: Any
-    coming_at: Any
-    queue_out: Any
-    queue_in: Any
-    goal: Any
-    arrival: Any
-    received: Any
+    missing: NDArray[np.int32]
+    ready_at: NDArray[np.float64]
+    woken: NDArray[np.uint32]
+    line: NDArray[np.uint32]
+    head: NDArray[np.int64]
+    tail: NDArray[np.int64]
+    fresh: NDArray[np.int64]
+    fresh_at: NDArray[np.float64]
+    pending: NDArray[np.uint32]
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+    running: NDArray[np.int64]
+    busy_until: NDArray[np.float64]
+    coming_at: NDArray[np.float64]
+    queue_out: NDArray[np.float64]
+    queue_in: NDArray[np.float64]
+    goal: NDArray[np.int64]
+    arrival: NDArray[np.float64]
+    received: NDArray[np.float64]
 
 
 class Batch:
@@ -184,7 +184,9 @@ def _make_scratch(plan: Plan) -> Scratch:
 
 
 @njit(cache=True, nogil=True)
-def _seconds(quick: Any, exact_columns: Any, rows: Any, homes: Any, result: Any) -> None:
+def _seconds(
+    quick: Any, exact_columns: Any, rows: NDArray[np.int32], homes: NDArray[np.int64], result: NDArray[np.float64]
+) -> None:
     """Fill `result`, see `Batch.seconds`, by the `quick` way (plan, scratch) or else that of the `exact_columns` search."""
     p, s = quick
     model, work, position, at = exact_columns
@@ -204,7 +206,7 @@ def _seconds(quick: Any, exact_columns: Any, rows: Any, homes: Any, result: Any)
 
 
 @njit(cache=True, nogil=True)
-def _together(unit: Any, home: Any, row: Any) -> bool:
+def _together(unit: NDArray[np.uint32], home: NDArray[np.int64], row: NDArray[np.int32]) -> bool:
     """Whether the devices `row` keep every unit on its `home`."""
     for i in range(len(row)):  # noqa: SIM110 - compiled
         if row[i] != home[unit[i]]:
@@ -213,7 +215,7 @@ def _together(unit: Any, home: Any, row: Any) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
+def _fits(p: Plan, home: NDArray[np.int64], received: NDArray[np.float64], copies: bool) -> tuple[bool, bool]:
     """Whether memory surely suffices, and whether it surely does not, on every device."""
     surely, never = True, False
     for d in range(len(p.limit)):
@@ -229,7 +231,7 @@ def _fits(p: Any, home: Any, received: Any, copies: bool) -> tuple[bool, bool]:
 
 
 @njit(cache=True, nogil=True)
-def _makespan(p: Any, s: Any, home: Any) -> float:
+def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
     """Microseconds of the placement of every unit on its `home` int64[units].
 
     One loop without helpers: handing arrays to one counts references, which costs more than what it would do.

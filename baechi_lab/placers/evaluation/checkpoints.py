@@ -15,12 +15,17 @@ from the start: `anneal` looks at its first candidates and stops keeping checkpo
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .ready import NO_BITS, lowest_bit, set_bit
+
+if TYPE_CHECKING:
+    from .model import Model
+    from .work import Work
 
 _HEAD = 4  # numbers at the beginning of a state: transfers so far, in the heap, under way, and ops started
 
@@ -32,14 +37,14 @@ def goal_of(k: int, checkpoints: int, n: int) -> int:
 
 
 @njit(cache=True, nogil=True)
-def forget_checkpoints(w: Any, position: int) -> None:
+def forget_checkpoints(w: Work, position: int) -> None:
     """The candidate under way has no checkpoints after `position` yet."""
     for k in range(position + 1, len(w.checkpoint_bank)):
         w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
 @njit(cache=True, nogil=True)
-def accept_checkpoints(w: Any, position: int) -> None:
+def accept_checkpoints(w: Work, position: int) -> None:
     """The candidate that continued after checkpoint `position` (-1: from the beginning) is the base from now on."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
     if position < 0:
@@ -53,7 +58,7 @@ def accept_checkpoints(w: Any, position: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def last_checkpoint_before(m: Any, w: Any, device: Any, changed_ops: Any, changed: int) -> int:
+def last_checkpoint_before(m: Model, w: Work, device: NDArray[np.int32], changed_ops: Any, changed: int) -> int:
     """The last checkpoint before `changed` ops (negative: only their priorities) may make a difference; -1: the beginning.
 
     A producer that changes too may be asked at its new device: it changes before it ends on any.
@@ -81,7 +86,7 @@ def last_checkpoint_before(m: Any, w: Any, device: Any, changed_ops: Any, change
 
 
 @njit(cache=True, nogil=True)
-def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, state: Any) -> None:
+def save_checkpoint(k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: Any) -> None:
     """Keep the `state` (time, of which everything has happened, transfers so far, in the heap, ops started) as checkpoint
     `k` of the candidate under way."""
     now_us, slots, waiting, finished = state
@@ -131,7 +136,7 @@ def save_checkpoint(k: int, w: Any, at: Any, by_rank: bool, parallel: bool, stat
 
 
 @njit(cache=True, nogil=True)
-def restore_checkpoint(k: int, w: Any, position: Any, by_rank: bool) -> Any:
+def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> Any:
     """Continue at checkpoint `k` of the base: time, transfers so far, in the heap, ops started."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from .assignment import Assignment, Limits
@@ -12,6 +13,9 @@ from .evaluate import evaluate, evaluate_after, overflow
 from .model import Model, memory_matters
 from .moves import remember
 from .work import Work, make_work
+
+if TYPE_CHECKING:
+    from .moves import State
 
 
 class Prices(NamedTuple):
@@ -31,9 +35,9 @@ class Samples(NamedTuple):
     """Costs to be robust against: `table` float64[K, n, D], `latency` and `per_byte` float64[K, D, D]; the time that
     counts is the one at position `place` of the K sorted ones. With K = 0 the model's own costs count."""
 
-    table: Any
-    latency: Any
-    per_byte: Any
+    table: NDArray[np.float64]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
     place: int
 
 
@@ -61,7 +65,7 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
 
 
 @njit(cache=True, nogil=True)
-def _sampled(objective: Any, s: Any, cutoff: float, overflow_limit: float) -> Any:
+def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> Any:
     """Makespan at position `place` among the samples, and the worst overflow; infinite once it must exceed `cutoff`."""
     m, w, samples = objective.model, objective.work, objective.samples
     count = len(samples.table)
@@ -103,7 +107,7 @@ def _sampled(objective: Any, s: Any, cutoff: float, overflow_limit: float) -> An
 
 
 @njit(cache=True, nogil=True)
-def candidate_cost(objective: Any, s: Any, threshold: float, position: int, keep: bool) -> Any:
+def candidate_cost(objective: Objective, s: State, threshold: float, position: int, keep: bool) -> Any:
     """Cost, makespan and overflow of the current candidate of the state `s`; infinite cost once it must exceed `threshold`.
 
     `position`, `keep`: see `evaluate_after`.
@@ -123,7 +127,7 @@ def candidate_cost(objective: Any, s: Any, threshold: float, position: int, keep
 
 
 @njit(cache=True, nogil=True)
-def evaluate_current(objective: Any, s: Any) -> None:
+def evaluate_current(objective: Objective, s: State) -> None:
     """Evaluate the current candidate of the state `s` and make it the best one where it is."""
     cost, time, overflow_bytes = candidate_cost(objective, s, np.inf, -1, False)
     s.cost[0] = cost
@@ -131,7 +135,7 @@ def evaluate_current(objective: Any, s: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def remember_better(prices: Any, s: Any, cost: float, time: float, overflow_bytes: float) -> None:
+def remember_better(prices: Prices, s: State, cost: float, time: float, overflow_bytes: float) -> None:
     """Make the current candidate the best one where it is, at what a best one pays per byte of overflow."""
     final = cost + (prices.best - prices.overflow) * overflow_bytes
     if final < s.cost[1]:

@@ -17,7 +17,7 @@ Brucker, Jurisch and Sievers 1994, doi:10.1016/0166-218X(94)90204-6.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +30,11 @@ from .assignment import Limits, make_assignment
 from .evaluate import evaluate
 from .model import SURELY, make_model, memory_matters
 from .work import make_work
+
+if TYPE_CHECKING:
+    from .assignment import Assignment
+    from .model import Model
+    from .work import Work
 
 
 class Enumeration(NamedTuple):
@@ -108,15 +113,15 @@ def _exchangeable(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_]) 
 
 @njit(cache=True, nogil=True)
 def _search_placements(
-    m: Any,
-    w: Any,
-    assignment: Any,
-    limits: Any,
+    m: Model,
+    w: Work,
+    assignment: Assignment,
+    limits: Limits,
     problem: Any,
-    best: Any,
-    best_device: Any,
-    best_at: Any,
-    max_simulations: Any,
+    best: float,
+    best_device: NDArray[np.int32],
+    best_at: NDArray[np.int32],
+    max_simulations: float,
 ) -> Any:
     """Depth first over the devices of ops: (best makespan, whether all were tried, simulations)."""
     order, group, allowed, alike = problem
@@ -202,7 +207,7 @@ def _search_placements(
 
 
 @njit(cache=True, nogil=True)
-def _has_unused_twin(alike: Any, used: Any, d: Any) -> Any:
+def _has_unused_twin(alike: NDArray[np.int64], used: NDArray[np.int64], d: int) -> bool:
     twin = False
     for c in range(d):
         twin = twin or (alike[c] == alike[d] and used[c] == 0)
@@ -210,14 +215,14 @@ def _has_unused_twin(alike: Any, used: Any, d: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _cost(m: Any, t: Any, source: Any, target: Any) -> Any:
+def _cost(m: Model, t: int, source: int, target: int) -> float:
     if source == target:
         return 0.0
     return m.latency[source, target] + m.per_byte[source, target] * m.size_bytes[t]
 
 
 @njit(cache=True, nogil=True)
-def _ready(m: Any, device: Any, head: Any, i: Any, d: Any) -> Any:
+def _ready(m: Model, device: NDArray[np.int32], head: NDArray[np.float64], i: int, d: int) -> float:
     """When op `i` may start on device `d` at the soonest, if no device or queue is ever busy."""
     at = 0.0
     for e in range(m.input_ptr[i], m.input_ptr[i + 1]):
@@ -228,18 +233,18 @@ def _ready(m: Any, device: Any, head: Any, i: Any, d: Any) -> Any:
 
 @njit(cache=True, nogil=True, inline="always")  # else each of these kernels would optimize `evaluate` anew
 def _search_schedules(
-    m: Any,
-    w: Any,
-    assignment: Any,
-    limits: Any,
-    order: Any,
-    load_and_head: Any,
+    m: Model,
+    w: Work,
+    assignment: Assignment,
+    limits: Limits,
+    order: NDArray[np.int64],
+    load_and_head: tuple[NDArray[np.float64], NDArray[np.float64]],
     space: Any,
-    best: Any,
-    best_device: Any,
-    best_at: Any,
-    count: Any,
-    max_simulations: Any,
+    best: float,
+    best_device: NDArray[np.int32],
+    best_at: NDArray[np.int32],
+    count: float,
+    max_simulations: float,
 ) -> Any:
     """All orders of one placement: (best makespan, simulations, whether all were tried)."""
     load, head = load_and_head
@@ -285,7 +290,7 @@ def _search_schedules(
 
 
 @njit(cache=True, nogil=True)
-def _tails(m: Any, device: Any, order: Any, tail: Any) -> None:
+def _tails(m: Model, device: NDArray[np.int32], order: NDArray[np.int64], tail: NDArray[np.float64]) -> None:
     """The least time from the end of each op to the end of the step under a placement."""
     for k in range(len(order) - 1, -1, -1):
         i = order[k]
@@ -296,7 +301,9 @@ def _tails(m: Any, device: Any, order: Any, tail: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _path_bound(m: Any, device: Any, load: Any, head: Any, tail: Any) -> Any:
+def _path_bound(
+    m: Model, device: NDArray[np.int32], load: NDArray[np.float64], head: NDArray[np.float64], tail: NDArray[np.float64]
+) -> float:
     """No schedule of the placement is shorter than its longest path, nor than a device's work between its first and last op."""
     bound = 0.0
     for i in range(len(device)):
@@ -312,7 +319,13 @@ def _path_bound(m: Any, device: Any, load: Any, head: Any, tail: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _queue_bound(m: Any, device: Any, head: Any, tail: Any, queue: Any) -> Any:
+def _queue_bound(
+    m: Model,
+    device: NDArray[np.int32],
+    head: NDArray[np.float64],
+    tail: NDArray[np.float64],
+    queue: NDArray[np.float64],
+) -> float:
     """No schedule is shorter than what a queue carries, after its first request and before what its last transfer is for.
 
     `queue` float64[6, D]: of what devices send, then of what they receive, the microseconds, first request, least time behind.
@@ -348,7 +361,7 @@ def _queue_bound(m: Any, device: Any, head: Any, tail: Any, queue: Any) -> Any:
 
 
 @njit(cache=True, nogil=True)
-def _by_tail(order: Any, tail: Any, default: Any) -> None:
+def _by_tail(order: NDArray[np.int64], tail: NDArray[np.float64], default: NDArray[np.int32]) -> None:
     """The ops by what must follow them, most first; of equal ones in topological order."""
     for k in range(len(order)):
         i, j = order[k], k
@@ -360,17 +373,17 @@ def _by_tail(order: Any, tail: Any, default: Any) -> None:
 
 @njit(cache=True, nogil=True, inline="always")
 def _simulate(
-    m: Any,
-    w: Any,
-    assignment: Any,
-    limits: Any,
-    default: Any,
-    sequence: Any,
-    start: Any,
-    started: Any,
-    level: Any,
-    k: Any,
-) -> Any:
+    m: Model,
+    w: Work,
+    assignment: Assignment,
+    limits: Limits,
+    default: NDArray[np.int32],
+    sequence: NDArray[np.int32],
+    start: NDArray[np.float64],
+    started: NDArray[np.int64],
+    level: int,
+    k: int,
+) -> float:
     """Simulate the first `k` ops of `sequence` before all others; the others that started are put behind them."""
     device, position, at = assignment.device, assignment.position, assignment.at
     n = len(device)
@@ -406,7 +419,16 @@ def _simulate(
 
 
 @njit(cache=True, nogil=True)
-def _least_step_time(m: Any, device: Any, load: Any, tail: Any, sequence: Any, start: Any, j: Any, busy: Any) -> Any:
+def _least_step_time(
+    m: Model,
+    device: NDArray[np.int32],
+    load: NDArray[np.float64],
+    tail: NDArray[np.float64],
+    sequence: NDArray[np.int32],
+    start: NDArray[np.float64],
+    j: int,
+    busy: NDArray[np.float64],
+) -> float:
     """What the step takes at least if its first `j` ops start as they do."""
     bound = 0.0
     busy[0, :] = 0.0
@@ -423,7 +445,17 @@ def _least_step_time(m: Any, device: Any, load: Any, tail: Any, sequence: Any, s
 
 
 @njit(cache=True, nogil=True)
-def _next_ready(m: Any, device: Any, sequence: Any, start: Any, j: Any, x: Any, tail: Any, best: Any, rank: Any) -> Any:
+def _next_ready(
+    m: Model,
+    device: NDArray[np.int32],
+    sequence: NDArray[np.int32],
+    start: NDArray[np.float64],
+    j: int,
+    x: int,
+    tail: NDArray[np.float64],
+    best: float,
+    rank: NDArray[np.int64],
+) -> int:
     """The first op from `x` on that may have been ready when the j-th started on its device; the number of ops for none."""
     n, decision_us, d = len(device), start[sequence[j]], device[sequence[j]]
     rank[:] = n

@@ -20,15 +20,21 @@ Complexity: O(ops + edges + steps * devices).
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from .checkpoints import forget_checkpoints, goal_of, restore_checkpoint, save_checkpoint
 from .model import SURELY
 from .ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
+
+if TYPE_CHECKING:
+    from .assignment import Assignment, Limits
+    from .model import Model
+    from .work import Work
 
 
 @njit(cache=True, inline="always")
@@ -43,7 +49,7 @@ def _insert(i: int, base: int, k: int, low: int, line: Any) -> None:
 
 
 @njit(cache=True, inline="always")
-def _overflow_sum(peak: Any, limit: Any) -> float:
+def _overflow_sum(peak: NDArray[np.int64], limit: NDArray[np.int64]) -> float:
     """Bytes above the limits, summed over devices."""
     total = 0.0
     for d in range(len(limit)):
@@ -53,13 +59,13 @@ def _overflow_sum(peak: Any, limit: Any) -> float:
 
 
 @njit(cache=True, nogil=True)
-def overflow(m: Any, w: Any) -> float:
+def overflow(m: Model, w: Work) -> float:
     """Bytes above the limits, summed over devices, at the peaks of the last evaluation."""
     return _overflow_sum(w.peak, m.limit)
 
 
 @njit(cache=True, nogil=True)
-def evaluate(m: Any, w: Any, assignment: Any, limits: Any) -> float:
+def evaluate(m: Model, w: Work, assignment: Assignment, limits: Limits) -> float:
     """Makespan in microseconds of an `Assignment`; infinity once it must exceed one of its `Limits`.
 
     Where `limits.track`, `overflow(m, w)` tells the bytes above the limits afterwards. `w.start` and `w.peak` are results.
@@ -68,7 +74,7 @@ def evaluate(m: Any, w: Any, assignment: Any, limits: Any) -> float:
 
 
 @njit(cache=True, nogil=True)
-def evaluate_after(m: Any, w: Any, assignment: Any, limits: Any, first_position: int, keep: bool) -> float:
+def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, first_position: int, keep: bool) -> float:
     """The same, continued at checkpoint `first_position` of the base (-1: from the beginning); `keep`: make checkpoints
     (`evaluation.checkpoints`).
 

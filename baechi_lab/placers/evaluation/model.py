@@ -24,25 +24,25 @@ class Model(NamedTuple):
     consumers by op index), `sources` (ops without inputs), the inputs of each op in CSR form (all int32), bytes (int64;
     `unread` those that nobody reads) and links."""
 
-    table: Any
-    tail: Any
-    degree: Any
-    sources: Any
-    edge_ptr: Any
-    edge_to: Any
-    edge_tensor: Any
-    ready_to: Any
-    input_ptr: Any
-    inputs: Any
-    producer: Any
-    size_bytes: Any
-    output_bytes: Any
-    unread: Any
-    temp: Any
-    persistent: Any
-    limit: Any
-    latency: Any
-    per_byte: Any
+    table: NDArray[np.float64]
+    tail: NDArray[np.float64]
+    degree: NDArray[np.int32]
+    sources: NDArray[np.int32]
+    edge_ptr: NDArray[np.int32]
+    edge_to: NDArray[np.int32]
+    edge_tensor: NDArray[np.int32]
+    ready_to: NDArray[np.int32]
+    input_ptr: NDArray[np.int32]
+    inputs: NDArray[np.int32]
+    producer: NDArray[np.int32]
+    size_bytes: NDArray[np.int64]
+    output_bytes: NDArray[np.int64]
+    unread: NDArray[np.int64]
+    temp: NDArray[np.int64]
+    persistent: NDArray[np.int64]
+    limit: NDArray[np.int64]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
     comm: int
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,15 +13,18 @@ from .assignment import make_assignment
 from .parameters import EVALUATION, EvaluationParameters
 from .work import padded
 
+if TYPE_CHECKING:
+    from .model import Model
+
 
 class Units(NamedTuple):
     """What moves together: ops of unit `u` are `ops[ptr[u]:ptr[u+1]]`; `of` int32[n] is the unit of each op;
     `allowed` bool[units, D]; units are numbered by their first op in topological order."""
 
-    ptr: Any
-    ops: Any
-    of: Any
-    allowed: Any
+    ptr: NDArray[np.int64]
+    ops: NDArray[np.int32]
+    of: NDArray[np.int32]
+    allowed: NDArray[np.bool_]
 
 
 class State(NamedTuple):
@@ -32,13 +35,13 @@ class State(NamedTuple):
     changed, and what it was.
     """
 
-    device: Any
-    position: Any
-    at: Any
+    device: NDArray[np.int32]
+    position: NDArray[np.int32]
+    at: NDArray[np.int32]
     by_rank: bool
-    best_device: Any
-    best_position: Any
-    cost: Any
+    best_device: NDArray[np.int32]
+    best_position: NDArray[np.int32]
+    cost: NDArray[np.float64]
     undo_op: Any
     undo_old: Any
 
@@ -67,7 +70,7 @@ def make_state(device: NDArray[Any], rank: NDArray[Any] | None, parameters: Eval
 
 
 @njit(cache=True, nogil=True)
-def remember(s: Any, cost: float, time: float, overflow_bytes: float) -> None:
+def remember(s: State, cost: float, time: float, overflow_bytes: float) -> None:
     """The current candidate is the best one; `cost` is its own, with what a best one pays per byte of overflow."""
     s.cost[1], s.cost[2], s.cost[3] = cost, time, overflow_bytes
     s.best_device[:] = s.device
@@ -75,7 +78,7 @@ def remember(s: Any, cost: float, time: float, overflow_bytes: float) -> None:
 
 
 @njit(cache=True, nogil=True)
-def back_to_best(s: Any) -> None:
+def back_to_best(s: State) -> None:
     """Continue from the best candidate."""
     s.device[:] = s.best_device
     s.position[:] = s.best_position
@@ -85,7 +88,7 @@ def back_to_best(s: Any) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _neighbour(op: int, m: Any, rng: Any) -> int:
+def _neighbour(op: int, m: Model, rng: np.random.Generator) -> int:
     """A random producer or consumer of `op`; the op itself where it has none."""
     read = m.input_ptr[op + 1] - m.input_ptr[op]
     count = read + m.edge_ptr[op + 1] - m.edge_ptr[op]
@@ -98,7 +101,7 @@ def _neighbour(op: int, m: Any, rng: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def reassign(u: int, d: int, count: int, units: Any, s: Any) -> int:
+def reassign(u: int, d: int, count: int, units: Units, s: State) -> int:
     """Move unit `u` to `d`, remembering how to undo it; returns the number of ops moved so far."""
     for k in range(units.ptr[u], units.ptr[u + 1]):
         op = units.ops[k]
@@ -110,7 +113,7 @@ def reassign(u: int, d: int, count: int, units: Any, s: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def random_move(objective: Any, s: Any, units: Any, overfull: bool, shares: Any, rng: Any) -> int:
+def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: Any, rng: np.random.Generator) -> int:
     """Change the candidate at random; returns how many ops got another device or, negative, another position.
 
     A unit goes to the device of a neighbour, to any device, or a run of units that follow each other in
@@ -149,7 +152,7 @@ def random_move(objective: Any, s: Any, units: Any, overfull: bool, shares: Any,
 
 
 @njit(cache=True, nogil=True)
-def _move_to_position(s: Any, op: int, target: int) -> None:
+def _move_to_position(s: State, op: int, target: int) -> None:
     """Move `op` to position `target`; those in between move by one."""
     k = s.position[op]
     while k < target:
@@ -167,7 +170,7 @@ def _move_to_position(s: Any, op: int, target: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def _shift(u: int, op: int, units: Any, s: Any, whole_share: float, rng: Any) -> int:
+def _shift(u: int, op: int, units: Units, s: State, whole_share: float, rng: np.random.Generator) -> int:
     """Move one op, or its whole unit, up or down by a number of positions of any magnitude; returns -1 * ops moved."""
     n = len(s.position)
     step = int(2.0 ** (rng.random() * np.log2(max(n, 2.0))))
@@ -191,7 +194,7 @@ def _shift(u: int, op: int, units: Any, s: Any, whole_share: float, rng: Any) ->
 
 
 @njit(cache=True, nogil=True)
-def undo(s: Any, changed: int) -> None:
+def undo(s: State, changed: int) -> None:
     """Take the last move back."""
     for k in range(abs(changed) - 1, -1, -1):
         if changed < 0:

@@ -105,13 +105,13 @@ def _implied(graph: OpGraph, unit: NDArray[np.int32]) -> NDArray[np.bool_]:
 
 
 @njit(cache=True, inline="always")
-def _has(bits: Any, row: int, k: int) -> bool:
+def _has(bits: NDArray[np.uint64], row: int, k: int) -> bool:
     """Whether bit `k` of a row is set; bits outside the block never are."""
     return 0 <= k < 64 * bits.shape[1] and (bits[row, k >> 6] >> np.uint64(k & 63)) & np.uint64(1) != np.uint64(0)
 
 
 @njit(cache=True, nogil=True)
-def _mark_implied(low: int, bits: Any, edges: Any, result: Any) -> None:
+def _mark_implied(low: int, bits: NDArray[np.uint64], edges: Any, result: Any) -> None:
     """Set `result[e]` where an ancestor among the ops `low`, `low + 1`, ... implies edge `e`."""
     order, into_ptr, into, alike, source, target, tensor, unit = edges
     words = bits.shape[1]

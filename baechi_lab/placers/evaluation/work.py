@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .model import Model
 from .parameters import EVALUATION, EvaluationParameters
@@ -20,37 +21,37 @@ class Work(NamedTuple):
     `base_start` float64[n] and `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
     """
 
-    missing: Any
-    bits: Any
-    line: Any
-    head: Any
-    tail: Any
-    fresh: Any
-    fresh_at: Any
-    running: Any
-    busy_until: Any
-    queue_out: Any
-    queue_in: Any
-    list_head: Any
-    list_tail: Any
-    alloc_next: Any
-    slot_end: Any
-    slot_receive: Any
-    slot_info: Any
-    heap: Any
-    readers: Any
-    local_left: Any
-    sends_left: Any
-    copy_left: Any
-    level: Any
-    peak: Any
-    start: Any
+    missing: NDArray[np.int32]
+    bits: NDArray[np.uint64]
+    line: NDArray[np.int32]
+    head: NDArray[np.int32]
+    tail: NDArray[np.int32]
+    fresh: NDArray[np.int32]
+    fresh_at: NDArray[np.float64]
+    running: NDArray[np.int32]
+    busy_until: NDArray[np.float64]
+    queue_out: NDArray[np.float64]
+    queue_in: NDArray[np.float64]
+    list_head: NDArray[np.int32]
+    list_tail: NDArray[np.int32]
+    alloc_next: NDArray[np.int32]
+    slot_end: NDArray[np.float64]
+    slot_receive: NDArray[np.float64]
+    slot_info: NDArray[np.int32]
+    heap: NDArray[np.int32]
+    readers: NDArray[np.int32]
+    local_left: NDArray[np.int32]
+    sends_left: NDArray[np.int32]
+    copy_left: NDArray[np.int32]
+    level: NDArray[np.int64]
+    peak: NDArray[np.int64]
+    start: NDArray[np.float64]
     total: Any
     spent: Any
-    base_start: Any
-    checkpoint_time: Any
-    checkpoint_ints: Any
-    checkpoint_floats: Any
+    base_start: NDArray[np.float64]
+    checkpoint_time: NDArray[np.float64]
+    checkpoint_ints: NDArray[np.int32]
+    checkpoint_floats: NDArray[np.float64]
     checkpoint_bank: Any
 
 

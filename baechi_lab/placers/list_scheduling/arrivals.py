@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...graph.kernels.jit import njit
 from .records import Traffic
 
+if TYPE_CHECKING:
+    from .records import Records
+
 PARALLEL, SEQUENTIAL = 0, 1
 _ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
 
 
 @njit(cache=True)
-def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Any) -> Any:
+def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) -> Any:
     """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
     ops, tensors, devices, copies, links, inputs, comm = traffic
     latest, count = 0.0, 0
@@ -56,7 +59,7 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Any) -> Any
 
 
 @njit(cache=True)
-def queued_time(count: int, fetch: Any) -> float:
+def queued_time(count: int, fetch: Records) -> float:
     """How long the fetches just listed hold the receiver's queue."""
     total = 0.0
     for k in range(count):
@@ -65,7 +68,7 @@ def queued_time(count: int, fetch: Any) -> float:
 
 
 @njit(cache=True)
-def raise_bound(op: int, p: int, comm: int, devices: Any, pairs: Any) -> bool:
+def raise_bound(op: int, p: int, comm: int, devices: Records, pairs: Records) -> bool:
     """Raise the bound to when the queue of `p` could be done with what `op` needs; True if that is later than it was."""
     queue = devices[p].out_queue if comm == SEQUENTIAL else devices[p].in_queue
     bound = (queue + pairs[p, op].queued) * (1 - _ROUNDING)
@@ -76,7 +79,7 @@ def raise_bound(op: int, p: int, comm: int, devices: Any, pairs: Any) -> bool:
 
 
 @njit(cache=True)
-def may_run(op: int, p: int, ops: Any, groups: Any, pairs: Any) -> bool:
+def may_run(op: int, p: int, ops: Records, groups: Records, pairs: Records) -> bool:
     """Device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped for lack of memory."""
     home = groups[ops[op].group].home
     return pairs[p, op].allowed and (home < 0 or home == p) and not pairs[p, op].dropped

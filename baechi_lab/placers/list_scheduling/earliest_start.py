@@ -17,9 +17,10 @@ then finds the violation in simulation.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit, records
@@ -27,6 +28,9 @@ from ..problem import Problem
 from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
 from .pair_heaps import PENDING, REMOVED, insert, pop_pending, rekey, remove_top
 from .records import FETCH, WAITING, Traffic, make_records
+
+if TYPE_CHECKING:
+    from .records import Records
 
 
 class Heaps(NamedTuple):
@@ -42,11 +46,11 @@ class Freed(NamedTuple):
 
     time: Any
     code: Any
-    size: Any
+    size: NDArray[np.int64]
 
 
 @njit(cache=True)
-def _top(p: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any) -> int:
+def _top(p: int, traffic: Traffic, groups: Records, pairs: Records, heaps: Heaps, fetch: Records) -> int:
     """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap; -1 when there is none."""
     ops, devices, comm = traffic.ops, traffic.devices, traffic.comm
     pending, zeros, arrived = heaps
@@ -82,7 +86,7 @@ def _top(p: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch:
 
 
 @njit(cache=True)
-def _awake_for(p: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) -> int:
+def _awake_for(p: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> int:
     """The favourite child that device `p` stays awake for; -1 for none."""
     ops, devices = traffic.ops, traffic.devices
     if devices[p].last < 0:
@@ -100,7 +104,7 @@ def _awake_for(p: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) ->
 
 
 @njit(cache=True)
-def _urgent(op: int, time: float, traffic: Traffic, groups: Any, pairs: Any, fetch: Any) -> bool:
+def _urgent(op: int, time: float, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> bool:
     """Its inputs are there by `time` on whichever device may run it."""
     for d in range(len(traffic.devices)):
         if may_run(op, d, traffic.ops, groups, pairs):
@@ -111,7 +115,14 @@ def _urgent(op: int, time: float, traffic: Traffic, groups: Any, pairs: Any, fet
 
 @njit(cache=True)
 def _best_while_awake(
-    p: int, awaited: int, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held_pairs: Any
+    p: int,
+    awaited: int,
+    traffic: Traffic,
+    groups: Records,
+    pairs: Records,
+    heaps: Heaps,
+    fetch: Records,
+    held_pairs: Records,
 ) -> int:
     """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
     devices, (pending, zeros, arrived) = traffic.devices, heaps
@@ -131,7 +142,15 @@ def _best_while_awake(
 
 
 @njit(cache=True)
-def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any, held_pairs: Any) -> Any:
+def _choose(
+    favour: bool,
+    traffic: Traffic,
+    groups: Records,
+    pairs: Records,
+    heaps: Heaps,
+    fetch: Records,
+    held_pairs: Records,
+) -> Any:
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
     ops, devices = traffic.ops, traffic.devices
     best, best_p, best_start, best_apart = -1, -1, np.inf, True
@@ -157,7 +176,7 @@ def _choose(favour: bool, traffic: Traffic, groups: Any, pairs: Any, heaps: Heap
 
 
 @njit(cache=True)
-def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Any, fetch: Any, freed: Freed) -> bool:
+def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Records, freed: Freed) -> bool:
     """Would starting `op` on `p` exceed what the device has left, promises included?"""
     ops, tensors, devices, (free_time, free_code, size) = traffic.ops, traffic.tensors, traffic.devices, freed
     arrival, count = arrival_of(op, p, False, traffic, fetch)
@@ -186,7 +205,7 @@ def _free_at(time: float, bytes_: int, code: int, freed: Freed) -> None:
 
 
 @njit(cache=True)
-def _roomiest(op: int, ops: Any, devices: Any, groups: Any, pairs: Any) -> int:
+def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: Records) -> int:
     home, best = groups[ops[op].group].home, -1
     for p in range(len(devices)):
         if pairs[p, op].allowed and (home < 0 or home == p):
@@ -196,7 +215,16 @@ def _roomiest(op: int, ops: Any, devices: Any, groups: Any, pairs: Any) -> int:
 
 
 @njit(cache=True)
-def _commit(op: int, p: int, step: int, traffic: Traffic, groups: Any, pairs: Any, fetch: Any, freed: Freed) -> int:
+def _commit(
+    op: int,
+    p: int,
+    step: int,
+    traffic: Traffic,
+    groups: Records,
+    pairs: Records,
+    fetch: Records,
+    freed: Freed,
+) -> int:
     """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
     ops, tensors, devices, copies, _, inputs, _ = traffic
     count = len(devices)
@@ -235,7 +263,7 @@ def _commit(op: int, p: int, step: int, traffic: Traffic, groups: Any, pairs: An
 
 
 @njit(cache=True)
-def _enter(op: int, p: int, traffic: Traffic, pairs: Any, heaps: Heaps, fetch: Any) -> None:
+def _enter(op: int, p: int, traffic: Traffic, pairs: Records, heaps: Heaps, fetch: Records) -> None:
     """All predecessors of `op` are placed: it enters the heaps of device `p`."""
     bound, count = arrival_of(op, p, False, traffic, fetch)
     pairs[p, op].bound = bound
@@ -245,7 +273,14 @@ def _enter(op: int, p: int, traffic: Traffic, pairs: Any, heaps: Heaps, fetch: A
 
 @njit(cache=True)
 def _reopen_group(
-    g: int, p: int, members: Any, traffic: Traffic, groups: Any, pairs: Any, heaps: Heaps, fetch: Any
+    g: int,
+    p: int,
+    members: NDArray[np.int64],
+    traffic: Traffic,
+    groups: Records,
+    pairs: Records,
+    heaps: Heaps,
+    fetch: Records,
 ) -> None:
     """Group `g` has just been promised device `p`: members that were dropped there for lack of it are looked at again."""
     for k in range(groups[g].first_member, groups[g + 1].first_member):
@@ -258,7 +293,14 @@ def _reopen_group(
 
 @njit(cache=True)
 def _rekey_readers(
-    p: int, fetched: int, consumers: Any, traffic: Traffic, pairs: Any, pending: Any, fetch: Any, other_fetch: Any
+    p: int,
+    fetched: int,
+    consumers: NDArray[np.int32],
+    traffic: Traffic,
+    pairs: Records,
+    pending: Any,
+    fetch: Records,
+    other_fetch: Any,
 ) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
     ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices
@@ -274,7 +316,14 @@ def _rekey_readers(
 
 
 @njit(cache=True)
-def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers: Any, members: Any) -> int:
+def _schedule(
+    favour: bool,
+    traffic: Traffic,
+    groups: Records,
+    pairs: Records,
+    consumers: NDArray[np.int32],
+    members: NDArray[np.int64],
+) -> int:
     ops, tensors, devices, comm = traffic.ops, traffic.tensors, traffic.devices, traffic.comm
     n, count, most_inputs = len(ops) - 1, len(devices), 1
     for i in range(n):
@@ -324,7 +373,7 @@ def _schedule(favour: bool, traffic: Traffic, groups: Any, pairs: Any, consumers
     return overflows
 
 
-def earliest_start(problem: Problem, child: Any, parent: Any) -> Any:
+def earliest_start(problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32]) -> Any:
     """Schedule every op.
 
     `child` and `parent` int32[n] are favourites (-1 for none), or empty for plain ETF. Returns device int32[n],

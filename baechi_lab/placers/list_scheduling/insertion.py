@@ -38,10 +38,10 @@ EARLIEST_FINISH, EARLIEST, FASTEST, FIRST_FREE = 0, 1, 2, 3
 class Plan(NamedTuple):
     """Device int32[n], start and finish float64[n], sequence int64[n] (ops in the order scheduled), overflows."""
 
-    device: Any
-    start: Any
-    finish: Any
-    sequence: Any
+    device: NDArray[np.int32]
+    start: NDArray[np.float64]
+    finish: NDArray[np.float64]
+    sequence: NDArray[np.int64]
     overflows: int
 
 
@@ -56,19 +56,19 @@ class Rule(NamedTuple):
 class Sources(NamedTuple):
     """Where the inputs of an op come from, and what it costs to bring them: fields of `Problem`."""
 
-    producer: Any
-    size: Any
-    input_ptr: Any
-    inputs: Any
-    latency: Any
-    per_byte: Any
+    producer: NDArray[np.int32]
+    size: NDArray[np.int64]
+    input_ptr: NDArray[np.int64]
+    inputs: NDArray[np.int32]
+    latency: NDArray[np.float64]
+    per_byte: NDArray[np.float64]
 
 
 class Busy(NamedTuple):
     """When each device works: `start`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
 
-    start: Any
-    end: Any
+    start: NDArray[np.float64]
+    end: NDArray[np.float64]
     count: Any
 
 
@@ -87,7 +87,9 @@ def start_order(plan: Plan) -> NDArray[np.int64]:
 
 
 @njit(cache=True)
-def _arrivals(i: int, device: Any, finish: Any, sources: Sources, out: Any) -> None:
+def _arrivals(
+    i: int, device: NDArray[np.int32], finish: NDArray[np.float64], sources: Sources, out: NDArray[np.float64]
+) -> None:
     """`out` float64[D]: when all inputs of op `i` are on each device."""
     producer, size, input_ptr, inputs, latency, per_byte = sources
     out[:] = 0.0
@@ -105,8 +107,8 @@ def _arrivals(i: int, device: Any, finish: Any, sources: Sources, out: Any) -> N
 
 @njit(cache=True)
 def _gap(
-    begin_us: Any,
-    end: Any,
+    begin_us: NDArray[np.float64],
+    end: NDArray[np.float64],
     count: int,
     arrival_us: float,
     duration: float,
@@ -135,7 +137,7 @@ def _gap(
 
 
 @njit(cache=True)
-def _occupy(begin_us: Any, end: Any, count: int, start: float, finish: float) -> int:
+def _occupy(begin_us: NDArray[np.float64], end: NDArray[np.float64], count: int, start: float, finish: float) -> int:
     """Add an interval, be it of no length, merged with those it touches; returns the new count."""
     low, high = 0, count
     while low < high:
@@ -164,7 +166,9 @@ def _occupy(begin_us: Any, end: Any, count: int, start: float, finish: float) ->
 
 
 @njit(cache=True)
-def _best_device(rule: Rule, arrival_us: Any, duration: Any, mask: Any, busy: Busy) -> Any:
+def _best_device(
+    rule: Rule, arrival_us: NDArray[np.float64], duration: NDArray[np.float64], mask: NDArray[np.bool_], busy: Busy
+) -> Any:
     """Device and start of an op by the rule; ties by start, then device index."""
     choice, insertion = rule.choice, rule.insertion
     begin_us, end, count = busy
@@ -188,7 +192,7 @@ def _best_device(rule: Rule, arrival_us: Any, duration: Any, mask: Any, busy: Bu
 
 
 @njit(cache=True)
-def _candidates(g: int, memory: DeviceUsage, mask: Any) -> bool:
+def _candidates(g: int, memory: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
     """Set `mask` to where group `g` may go; False where no device has the promised bytes (then only the emptiest)."""
     if memory.home[g] >= 0:
         mask[:] = False
@@ -205,15 +209,15 @@ def _candidates(g: int, memory: DeviceUsage, mask: Any) -> bool:
 
 @njit(cache=True)
 def _earliest_pair(
-    ready: Any,
+    ready: NDArray[np.float64],
     size: int,
     rule: Rule,
-    arrival_us: Any,
-    table: Any,
-    group: Any,
+    arrival_us: NDArray[np.float64],
+    table: NDArray[np.float64],
+    group: NDArray[np.int32],
     memory: DeviceUsage,
     busy: Busy,
-    mask: Any,
+    mask: NDArray[np.bool_],
 ) -> int:
     """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
     at, first = 0, np.inf
@@ -227,7 +231,7 @@ def _earliest_pair(
 
 
 @njit(cache=True)
-def _schedule(problem: Problem, rule: Rule, key: Any, need: Any) -> Any:
+def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDArray[np.int64]) -> Any:
     table, allowed, group, mode = problem.table, problem.allowed, problem.group, rule.mode
     producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr
     consumer_ptr, consumers = problem.consumer_ptr, problem.consumers

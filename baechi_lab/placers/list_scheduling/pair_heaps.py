@@ -6,17 +6,20 @@ Keys lie beside the ops, so that a comparison reads no record of a pair.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
+
+if TYPE_CHECKING:
+    from .records import Records
 
 PENDING, ARRIVED, REMOVED = 1, 2, 3
 """Where a ready pair is; REMOVED: taken out because the op is placed or the device out of question (0: not yet ready)."""
 
 
 @njit(cache=True)
-def sift_up(pairs: Any, pending: Any, at: int) -> None:
+def sift_up(pairs: Records, pending: Any, at: int) -> None:
     """Move the pending op at place `at` up to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while at > 0:
@@ -32,7 +35,7 @@ def sift_up(pairs: Any, pending: Any, at: int) -> None:
 
 
 @njit(cache=True)
-def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
+def sift_down(pairs: Records, pending: Any, size: int, at: int) -> None:
     """Move the pending op at place `at` of `size` down to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while True:
@@ -55,7 +58,7 @@ def sift_down(pairs: Any, pending: Any, size: int, at: int) -> None:
 
 
 @njit(cache=True)
-def rekey(p: int, at: int, devices: Any, pairs: Any, pending: Any) -> None:
+def rekey(p: int, at: int, devices: Records, pairs: Records, pending: Any) -> None:
     """The bound of the pending op at place `at` has changed, in either direction."""
     op = pending[p, at].op
     pending[p, at].key = pairs[p, op].bound
@@ -64,7 +67,7 @@ def rekey(p: int, at: int, devices: Any, pairs: Any, pending: Any) -> None:
 
 
 @njit(cache=True)
-def pop_pending(p: int, devices: Any, pairs: Any, pending: Any) -> None:
+def pop_pending(p: int, devices: Records, pairs: Records, pending: Any) -> None:
     """Remove the pending op of device `p` that arrives first."""
     size = devices[p].pending - 1
     devices[p].pending = size
@@ -74,7 +77,7 @@ def pop_pending(p: int, devices: Any, pairs: Any, pending: Any) -> None:
 
 
 @njit(cache=True)
-def insert(p: int, op: int, devices: Any, pairs: Any, pending: Any, zeros: Any, arrived: Any) -> None:
+def insert(p: int, op: int, devices: Records, pairs: Records, pending: Any, zeros: Any, arrived: Any) -> None:
     """Put `op` into the heap of device `p` that its arrival bound asks for."""
     if pairs[p, op].bound <= devices[p].free:
         pairs[p, op].where = ARRIVED
@@ -88,7 +91,7 @@ def insert(p: int, op: int, devices: Any, pairs: Any, pending: Any, zeros: Any, 
 
 
 @njit(cache=True)
-def remove_top(p: int, devices: Any, pairs: Any, pending: Any, zeros: Any, arrived: Any) -> None:
+def remove_top(p: int, devices: Records, pairs: Records, pending: Any, zeros: Any, arrived: Any) -> None:
     """Remove the op of device `p` that could start first: an arrived one, or the first pending one."""
     if devices[p].arrived > 0:
         devices[p].arrived = pop(zeros, arrived[p], 0, devices[p].arrived)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import records
 from ..problem import Problem
@@ -57,15 +58,19 @@ LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
 FETCH = np.dtype([("tensor", "i8"), ("receive", "f8"), ("end", "f8"), ("out_before", "f8"), ("in_before", "f8")])
 
 
+Records = NDArray[np.void]
+"""A structured array of one of these dtypes."""
+
+
 class Traffic(NamedTuple):
     """What says when an op's inputs are on a device: records of the dtypes above, and the communication mode."""
 
-    ops: Any
-    tensors: Any
-    devices: Any
-    copies: Any
-    links: Any
-    inputs: Any
+    ops: Records
+    tensors: Records
+    devices: Records
+    copies: Records
+    links: Records
+    inputs: NDArray[np.int32]
     comm: int
 
 
