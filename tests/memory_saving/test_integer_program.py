@@ -20,12 +20,12 @@ from studies.budgets import skipping
 @pytest.mark.parametrize("seed", range(4))
 def test_once_is_never_better_than_all_plans_and_both_keep_within_budgets(seed):
     """Work of the form `once` is that of all plans or more, and a loose budget repeats nothing."""
-    parts = TrainingGraph(skipping(8, 3, seed))
-    states, groups = MemoryStates(parts), RecomputeGroups(parts)
+    training = TrainingGraph(skipping(8, 3, seed))
+    states, groups = MemoryStates(training), RecomputeGroups(training)
     assert states.are_few and groups.is_exact
-    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
+    least, plain_peak = int(StateSearch(states).best), OpSequence(training, training.ordered).peak
     for share in (0.3, 0.6):
-        budget = int(least + share * (most - least))
+        budget = int(least + share * (plain_peak - least))
         optimum = StateSearch(states, budget).best
         once = Program(groups, once=True).solve(budget)
         free = Program(groups).solve(budget, start=once if once.values else None)
@@ -33,8 +33,8 @@ def test_once_is_never_better_than_all_plans_and_both_keep_within_budgets(seed):
         assert free.plan.work_us == pytest.approx(optimum, abs=1e-4)
         if once.plan is not None:
             assert once.plan.peak <= budget and once.plan.work_us >= optimum - 1e-6
-    assert Program(groups, once=True).solve(2 * most).plan.work_us == 0.0
-    assert groups.peak_without_recompute == most
+    assert Program(groups, once=True).solve(2 * plain_peak).plan.work_us == 0.0
+    assert groups.peak_without_recompute == plain_peak
 
 
 @pytest.mark.parametrize(("n", "span", "seed"), [(8, 3, 1), (10, 3, 1), (11, 4, 2), (12, 5, 3), (8, 4, 9), (11, 2, 2)])
@@ -42,11 +42,11 @@ def test_bytes_of_single_ops_are_counted_exactly(n, span, seed):
     """The optimum of the program is that of all sequences in one order, down to the least budget: a batch is held while ops that
     read it run again, several late ops that read one op's stage hold no more than each of them, and an op that is held
     until another one has run again may be dropped then and run again itself."""
-    parts = TrainingGraph(skipping(n, span, seed))
-    states, program = MemoryStates(parts), Program(RecomputeGroups(parts))
-    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
+    training = TrainingGraph(skipping(n, span, seed))
+    states, program = MemoryStates(training), Program(RecomputeGroups(training))
+    least, plain_peak = int(StateSearch(states).best), OpSequence(training, training.ordered).peak
     for share in (0.0, 0.3, 0.5):
-        budget = int(least + share * (most - least))
+        budget = int(least + share * (plain_peak - least))
         solved = program.solve(budget)
         assert solved.status == "Optimal" and solved.plan.peak <= budget
         assert solved.plan.work_us == pytest.approx(StateSearch(states, budget).best, abs=1e-4)
@@ -56,11 +56,11 @@ def test_bytes_of_single_ops_are_counted_exactly(n, span, seed):
 def test_temporaries_count_while_a_group_runs_again():
     """An op of 8 MiB of scratch runs again only where these are free: the optimum over all states says so, too."""
     graph = skipping(9, 3, 5)
-    parts = TrainingGraph(graph.replace(temp_bytes=np.where(np.arange(graph.n) % 4 == 2, 8 << 20, 0)))
-    states, program = MemoryStates(parts), Program(RecomputeGroups(parts))
-    least, most = int(StateSearch(states).best), OpSequence(parts, parts.ordered).peak
+    training = TrainingGraph(graph.replace(temp_bytes=np.where(np.arange(graph.n) % 4 == 2, 8 << 20, 0)))
+    states, program = MemoryStates(training), Program(RecomputeGroups(training))
+    least, plain_peak = int(StateSearch(states).best), OpSequence(training, training.ordered).peak
     for share in (0.1, 0.4, 0.7):
-        budget = int(least + share * (most - least))
+        budget = int(least + share * (plain_peak - least))
         assert program.solve(budget).plan.work_us == pytest.approx(StateSearch(states, budget).best, abs=1e-4)
 
 
@@ -70,7 +70,7 @@ def test_optima_of_many_groups_are_proven(n, share):
     """The form `once` repeats less than the dynamic programs on ops that skip, and no plan of it repeats less."""
     plans = RecomputePlans(skipping(n, 4))
     budget = int(plans.least_bytes + share * (plans.peak(plans.simple_plans[0]) - plans.least_bytes))
-    chains = min(plans._sequences(budget, None), key=lambda runs: runs.work_us)
+    chains = min(plans._sequences(budget, None), key=lambda plan: plan.work_us)
     solved = Program(plans.groups, once=True).solve(budget)
     assert (solved.status, solved.plan.peak <= budget) == ("Optimal", True)
     assert solved.plan.work_us < 0.95 * chains.work_us
@@ -113,7 +113,7 @@ def test_a_value_that_is_read_far_down_need_not_be_held_throughout():
     budget = int(plans.least_bytes + 0.5 * (readiness_peak(graph) - plans.least_bytes))
     chains = [plans.best_of_chain(table, budget) for table in plans.chains]
     work = [bl.recompute(graph, budget=budget, time_limit=limit).duration_us.sum() for limit in (None, 120.0)]
-    assert min(runs.work_us for runs in chains if runs is not None) == pytest.approx(11.95, abs=1e-3)
+    assert min(plan.work_us for plan in chains if plan is not None) == pytest.approx(11.95, abs=1e-3)
     assert work - graph.duration_us.sum() == pytest.approx([8.8, 8.8], abs=1e-3)
 
 
@@ -141,18 +141,20 @@ def test_the_relaxation_is_rounded_where_time_is_over(monkeypatch):
         "solve",
         lambda rows, limit, integer=True, start=None: nothing if integer else solve(rows, limit, integer=False),
     )
-    parts = TrainingGraph(skipping(20, 4))
-    most = OpSequence(parts, parts.ordered).peak
-    solved = Program(RecomputeGroups(parts), once=True).solve(int(0.8 * most), time_limit=10.0)
-    assert solved.status == "Rounded" and solved.plan.peak <= 0.8 * most
+    training = TrainingGraph(skipping(20, 4))
+    plain_peak = OpSequence(training, training.ordered).peak
+    solved = Program(RecomputeGroups(training), once=True).solve(int(0.8 * plain_peak), time_limit=10.0)
+    assert solved.status == "Rounded" and solved.plan.peak <= 0.8 * plain_peak
     assert 0.0 < solved.bound_us <= solved.plan.work_us + 1e-6
 
 
 def test_runs_that_nobody_reads_are_left_out():
-    parts = TrainingGraph(skipping(6, 3))
-    twice = np.concatenate([parts.ordered[:4], [1, 2], parts.ordered[4:]])
-    assert len(without_unread_copies(OpSequence(parts, np.concatenate([parts.ordered, [1]]))).ops) == len(parts.ordered)
-    assert set(without_unread_copies(OpSequence(parts, twice)).ops.tolist()) == set(range(parts.graph.n))
+    training = TrainingGraph(skipping(6, 3))
+    twice = np.concatenate([training.ordered[:4], [1, 2], training.ordered[4:]])
+    assert len(without_unread_copies(OpSequence(training, np.concatenate([training.ordered, [1]]))).ops) == len(
+        training.ordered
+    )
+    assert set(without_unread_copies(OpSequence(training, twice)).ops.tolist()) == set(range(training.graph.n))
 
 
 def test_the_better_plan_is_taken(monkeypatch):
@@ -161,21 +163,21 @@ def test_the_better_plan_is_taken(monkeypatch):
     plans = RecomputePlans(graph)
     budget = int(plans.least_bytes + 0.75 * (readiness_peak(graph) - plans.least_bytes))
     without = plans.best(budget)
-    found = bl.recompute(graph, budget=budget, time_limit=3.0)
-    assert found.duration_us.sum() <= without.duration_us.sum() and readiness_peak(found) <= budget
+    recomputed = bl.recompute(graph, budget=budget, time_limit=3.0)
+    assert recomputed.duration_us.sum() <= without.duration_us.sum() and readiness_peak(recomputed) <= budget
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "message"),
     [
         ({"time_limit": 1.0}, "budget is None"),
         ({"budget": 9, "time_limit": 0.0}, r"time_limit is 0\.0"),
         ({"ordered": "yes"}, "must be True or False"),
     ],
 )
-def test_bad_input(given, said):
-    with pytest.raises(bl.InvalidInput, match=said):
-        bl.recompute(skipping(6, 3), **given)
+def test_bad_input(arguments, message):
+    with pytest.raises(bl.InvalidInput, match=message):
+        bl.recompute(skipping(6, 3), **arguments)
 
 
 def test_ordered_plans_have_one_peak_whatever_the_scheduler():
@@ -183,5 +185,5 @@ def test_ordered_plans_have_one_peak_whatever_the_scheduler():
     from studies.memory.predicting import in_both_orders
 
     graph = bl.recompute(skipping(12, 3), "sqrt", ordered=True)
-    both = in_both_orders(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n))
-    assert both[0].op.tolist() == both[1].op.tolist() and both[0].peak_bytes[0] == both[1].peak_bytes[0]
+    peaks = in_both_orders(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n))
+    assert peaks[0].op.tolist() == peaks[1].op.tolist() and peaks[0].peak_bytes[0] == peaks[1].peak_bytes[0]

@@ -21,25 +21,27 @@ def step(**columns):
     return bl.OpGraph.from_edges([0, 1, 4, 10, 10, 10, 1], edges, **columns)
 
 
-def simulated(graph, moved):
-    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), moved, WITH_HOST)
-    timeline = bl.simulate(moved, WITH_HOST, placed)
-    assert bl.check(moved, WITH_HOST, placed, timeline) == ()
+def simulated(graph, offloaded):
+    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, WITH_HOST)
+    timeline = bl.simulate(offloaded, WITH_HOST, placed)
+    assert bl.check(offloaded, WITH_HOST, placed, timeline) == ()
     return timeline
 
 
 def test_by_hand():
     graph = step(temp_bytes=[0, 0, 0, 5000, 0, 0, 0])
-    moved = bl.offload(graph, WITH_HOST)
-    assert moved.names[graph.n :] == ("a/offloaded",)
-    timeline = simulated(graph, moved)
+    offloaded = bl.offload(graph, WITH_HOST)
+    assert offloaded.names[graph.n :] == ("a/offloaded",)
+    timeline = simulated(graph, offloaded)
     # a ends at 1; its copy goes out at 1 for 1 + 1000 / 1000 = 2 us. b runs until 5, and then the device has no bytes of a.
     # a_grad would begin at 35, two transfers before is 31: c_grad, ended at 25, is the last op that has ended by then.
-    out, back = (k for k in range(len(timeline.transfers)) if moved.tensor_bytes[timeline.transfers.tensor[k]] == 1000)
+    out, returning = (
+        k for k in range(len(timeline.transfers)) if offloaded.tensor_bytes[timeline.transfers.tensor[k]] == 1000
+    )
     transfers = timeline.transfers
     assert (transfers.start_us[out], transfers.end_us[out], transfers.target[out]) == (1, 3, 1)
     # The wait reaches the host 1 us after 25, and the copy is there 2 us later.
-    assert (transfers.start_us[back], transfers.end_us[back], transfers.target[back]) == (26, 28, 0)
+    assert (transfers.start_us[returning], transfers.end_us[returning], transfers.target[returning]) == (26, 28, 0)
     assert timeline.makespan_us == 36
     # While c runs: 5000, and outputs of b and c. Without: a's 1000 as well.
     assert timeline.peak_bytes[0] == 5016
@@ -49,10 +51,10 @@ def test_by_hand():
 def test_late_copies_make_the_reader_wait():
     graph = step()
     slow = bl.Cluster.uniform(1, link=bl.Link(1.0, 0.01), comm="duplex").with_host("1GB")
-    moved = bl.offload(graph, slow, ["a"], lead=0.0)
-    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), moved, slow)
+    offloaded = bl.offload(graph, slow, ["a"], lead=0.0)
+    placed = offloaded_placement(bl.Placement(device=[0] * graph.n), offloaded, slow)
     # b_grad ends at 35; the wait takes 1 us and the copy 11.
-    assert bl.simulate(moved, slow, placed).makespan_us == 35 + 1 + 11 + 1
+    assert bl.simulate(offloaded, slow, placed).makespan_us == 35 + 1 + 11 + 1
 
 
 def test_what_would_not_wait_long_enough_stays():
@@ -78,11 +80,11 @@ def test_state_lies_on_the_host_between_steps():
     with pytest.warns(
         UserWarning, match="saves nothing here"
     ):  # nothing but the update needs memory; it has both, 2000
-        moved = bl.offload(graph, WITH_HOST, state=True)
-    assert moved.names[graph.n :] == ("slot/state", "slot/stored")
-    assert moved.persistent_bytes.tolist() == [500, 0, 0, 0, 0, 0, 1000, 0]
-    timeline = simulated(graph, moved)
-    big = moved.tensor_bytes[timeline.transfers.tensor] == 1000
+        offloaded = bl.offload(graph, WITH_HOST, state=True)
+    assert offloaded.names[graph.n :] == ("slot/state", "slot/stored")
+    assert offloaded.persistent_bytes.tolist() == [500, 0, 0, 0, 0, 0, 1000, 0]
+    timeline = simulated(graph, offloaded)
+    big = offloaded.tensor_bytes[timeline.transfers.tensor] == 1000
     order = np.argsort(timeline.transfers.start_us[big])
     assert timeline.transfers.target[big][order].tolist() == [0, 1]  # there before the update, and back after it
     assert timeline.peak_bytes[1] >= 1000
@@ -93,10 +95,10 @@ def test_trained_networks_keep_every_rule():
     for seed in range(4):
         graph = bl.generators.with_backward(bl.generators.layered_dag(20, seed=seed))
         for share in (0.5, 1.0):
-            moved = bl.offload(graph, cluster, share=share, state=True)
-            placed = bl.place(moved, cluster, "m-etf")
-            assert bl.check(moved, cluster, placed, bl.simulate(moved, cluster, placed)) == ()
-            assert np.all((placed.device == 2) == (np.arange(moved.n) >= graph.n))
+            offloaded = bl.offload(graph, cluster, share=share, state=True)
+            placed = bl.place(offloaded, cluster, "m-etf")
+            assert bl.check(offloaded, cluster, placed, bl.simulate(offloaded, cluster, placed)) == ()
+            assert np.all((placed.device == 2) == (np.arange(offloaded.n) >= graph.n))
 
 
 def test_nothing_else_runs_on_a_host():
@@ -140,8 +142,8 @@ def test_a_share_sends_at_least_one_output_and_counts_for_named_ops_too():
     )
     for ops in (None, ["a", "b"]):
         for share, count in ((0.0, 0), (0.1, 1), (0.5, 1), (1.0, 2)):
-            moved = bl.offload(graph, WITH_HOST, ops, share=share)
-            assert moved.names[graph.n :] == ("a/offloaded", "b/offloaded")[:count]
+            offloaded = bl.offload(graph, WITH_HOST, ops, share=share)
+            assert offloaded.names[graph.n :] == ("a/offloaded", "b/offloaded")[:count]
 
 
 def test_what_cannot_be_offloaded_is_refused_by_name():
@@ -154,9 +156,9 @@ def test_what_cannot_be_offloaded_is_refused_by_name():
 def test_outputs_that_share_memory_do_so_beside_a_host():
     """b is a view of a, so both are 1000 bytes; the host holds what it was sent, once."""
     graph = step(reuse=[0, 0, 2, 0, 0, 0, 0])
-    moved = bl.offload(graph, WITH_HOST, ["a"])
-    assert moved.reuse.tolist() == [*graph.reuse.tolist(), 2]
-    assert simulated(graph, moved).peak_bytes[1] == 1000
+    offloaded = bl.offload(graph, WITH_HOST, ["a"])
+    assert offloaded.reuse.tolist() == [*graph.reuse.tolist(), 2]
+    assert simulated(graph, offloaded).peak_bytes[1] == 1000
 
 
 @pytest.mark.parametrize("forward", [bl.generators.chain, bl.generators.layered_dag])
@@ -168,14 +170,14 @@ def test_bug_offloading_raised_the_peak_without_a_word(forward):
         graph = bl.generators.with_backward(forward(6, size_bytes=(1, 1000), seed=seed))
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            moved = bl.offload(graph, cluster)
+            offloaded = bl.offload(graph, cluster)
         assert [str(w.message).endswith("; the graph is returned as it was") for w in caught] == [True] * len(caught)
         warned += len(caught)
         if caught:
-            assert moved is graph
-        elif moved is not graph:
+            assert offloaded is graph
+        elif offloaded is not graph:
             plain = bl.Placement(device=[0] * graph.n)
-            placed = offloaded_placement(plain, moved, cluster)
-            after, before = bl.simulate(moved, cluster, placed), bl.simulate(graph, cluster, plain)
+            placed = offloaded_placement(plain, offloaded, cluster)
+            after, before = bl.simulate(offloaded, cluster, placed), bl.simulate(graph, cluster, plain)
             assert after.peak_bytes[0] <= before.peak_bytes[0]
     assert warned > 0

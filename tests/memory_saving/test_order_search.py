@@ -14,22 +14,22 @@ from baechi_lab.memory_saving.recompute import graph_with_copies
 from baechi_lab.memory_saving.training_graph import TrainingGraph
 
 
-def sequences(graph, parts, repeats):
+def sequences(graph, training, repeats):
     """Every order of the ops in which at most so many run again."""
-    able = set(np.flatnonzero(parts.may_repeat).tolist())
+    repeatable = set(np.flatnonzero(training.may_repeat).tolist())
     pointer, ops = graph.predecessors
     before = [set(ops[a:b].tolist()) for a, b in itertools.pairwise(pointer)]
 
-    def longer(found, left):
-        ran = set(found)
-        if len(ran) == graph.n:
-            yield found
+    def longer(prefix, runs_left):
+        executed = set(prefix)
+        if len(executed) == graph.n:
+            yield prefix
             return
         for op in range(graph.n):
-            if op not in ran and before[op] <= ran:
-                yield from longer([*found, op], left)
-            elif op in ran and op in able and left:
-                yield from longer([*found, op], left - 1)
+            if op not in executed and before[op] <= executed:
+                yield from longer([*prefix, op], runs_left)
+            elif op in executed and op in repeatable and runs_left:
+                yield from longer([*prefix, op], runs_left - 1)
 
     return longer([], repeats)
 
@@ -46,18 +46,18 @@ def small(seed):
 @pytest.mark.parametrize("seed", range(8))
 def test_against_all_orders(seed):
     graph = small(seed)
-    parts, found = TrainingGraph(graph), []
-    for ops in sequences(graph, parts, 2):
-        runs = OpSequence(parts, np.array(ops))
-        found.append((order_peak(graph_with_copies(runs, runs.node), runs.node), runs.work_us))
-    assert OrderSearch(parts).least_bytes == min(peak for peak, _ in found)
+    training, peaks_and_work = TrainingGraph(graph), []
+    for ops in sequences(graph, training, 2):
+        plan = OpSequence(training, np.array(ops))
+        peaks_and_work.append((order_peak(graph_with_copies(plan, plan.node), plan.node), plan.work_us))
+    assert OrderSearch(training).least_bytes == min(peak for peak, _ in peaks_and_work)
     before = np.inf
-    for budget in sorted({peak for peak, _ in found}):
-        again = bl.recompute(graph, budget=budget)
-        timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
-        work = float(again.duration_us.sum() - graph.duration_us.sum())
+    for budget in sorted({peak for peak, _ in peaks_and_work}):
+        recomputed = bl.recompute(graph, budget=budget)
+        timeline = bl.simulate(recomputed, bl.Cluster.uniform(1), bl.Placement(device=[0] * recomputed.n))
+        work = float(recomputed.duration_us.sum() - graph.duration_us.sum())
         assert timeline.peak_bytes[0] <= budget
-        assert work <= min(us for peak, us in found if peak <= budget) + 1e-6 and work <= before + 1e-6
+        assert work <= min(us for peak, us in peaks_and_work if peak <= budget) + 1e-6 and work <= before + 1e-6
         before = work
 
 
@@ -68,9 +68,9 @@ def test_the_order_saves_what_repeating_cannot():
     with pytest.raises(bl.InfeasiblePlacement, match="in whatever order its ops run") as refused:
         bl.recompute(graph, budget=1)
     assert refused.value.needed_bytes == 1016  # x is read by the other branch as well, or the first one's end is held
-    again = bl.recompute(graph, budget=1016)
-    timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
-    assert again.n == graph.n and timeline.peak_bytes[0] == 1016
+    recomputed = bl.recompute(graph, budget=1016)
+    timeline = bl.simulate(recomputed, bl.Cluster.uniform(1), bl.Placement(device=[0] * recomputed.n))
+    assert recomputed.n == graph.n and timeline.peak_bytes[0] == 1016
 
 
 def test_the_empty_graph():
@@ -87,6 +87,6 @@ def test_too_much_to_try_proves_nothing(monkeypatch):
     with pytest.raises(bl.InfeasiblePlacement) as refused:
         bl.recompute(graph, budget=1)
     assert "in whatever order" not in str(refused.value)
-    again = bl.recompute(graph, budget=refused.value.needed_bytes)
-    timeline = bl.simulate(again, bl.Cluster.uniform(1), bl.Placement(device=[0] * again.n))
+    recomputed = bl.recompute(graph, budget=refused.value.needed_bytes)
+    timeline = bl.simulate(recomputed, bl.Cluster.uniform(1), bl.Placement(device=[0] * recomputed.n))
     assert timeline.peak_bytes[0] <= refused.value.needed_bytes

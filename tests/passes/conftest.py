@@ -11,17 +11,17 @@ import baechi_lab as bl
 def peak_in_order(graph: bl.OpGraph, order: Sequence[int]) -> int:
     """Peak bytes when one device runs the ops in this order: docs/simulated-time.md, tensor by tensor."""
     waiting = {t: set(graph.tensor_consumers(t).tolist()) for t in range(graph.tensor_count)}
-    held, peak = int(graph.persistent_bytes.sum()), int(graph.persistent_bytes.sum())
+    live_bytes, peak = int(graph.persistent_bytes.sum()), int(graph.persistent_bytes.sum())
     live: set[int] = set()
     for op in order:
         live |= set(graph.outputs(op))
-        held += sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op))
-        peak = max(peak, held + int(graph.temp_bytes[op]))
+        live_bytes += sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op))
+        peak = max(peak, live_bytes + int(graph.temp_bytes[op]))
         for tensor in sorted(live):
             waiting[tensor].discard(op)
             if not waiting[tensor]:
                 live.remove(tensor)
-                held -= int(graph.tensor_bytes[tensor])
+                live_bytes -= int(graph.tensor_bytes[tensor])
     return peak
 
 

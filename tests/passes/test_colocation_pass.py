@@ -14,12 +14,12 @@ def test_lists_meet_within_a_group_and_groups_of_one_go():
         allowed=[0, 0, 1, 1],
         allowed_sets=(("gpu", "cpu"), ("cpu", "tpu")),
     )
-    made = Colocation().apply(graph)
-    assert made.colocation.tolist() == [-1, 0, 0, -1]
-    assert made.colocation_names == ("w",)
-    lists = [made.allowed_sets[k] for k in made.allowed]
+    normalised = Colocation().apply(graph)
+    assert normalised.colocation.tolist() == [-1, 0, 0, -1]
+    assert normalised.colocation_names == ("w",)
+    lists = [normalised.allowed_sets[k] for k in normalised.allowed]
     assert lists == [("gpu", "cpu"), ("cpu",), ("cpu",), ("cpu", "tpu")]
-    assert made.key == graph.key
+    assert normalised.key == graph.key
 
 
 def test_members_without_a_list_inherit_it():
@@ -31,9 +31,9 @@ def test_names_and_kinds_are_left_for_the_cluster_to_combine():
     graph = chain(2).replace(
         colocation=[0, 0], colocation_names=("w",), allowed=[0, 1], allowed_sets=(("gpu:1",), ("gpu",))
     )
-    made = Colocation().apply(graph)
-    assert made.allowed.tolist() == [0, 1]
-    assert bl.graph.allowed_devices(made, bl.Cluster.uniform(2)).tolist() == [[False, True]] * 2
+    normalised = Colocation().apply(graph)
+    assert normalised.allowed.tolist() == [0, 1]
+    assert bl.graph.allowed_devices(normalised, bl.Cluster.uniform(2)).tolist() == [[False, True]] * 2
 
 
 def test_conflicts_are_refused():

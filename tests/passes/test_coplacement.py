@@ -22,9 +22,9 @@ def test_tensordot():
         [(0, 2, 100), (1, 2, 4), (2, 4, 100), (3, 4, 4)],
         names=["op_in", "perm", "transpose", "shape", "reshape"],
     )
-    made = CoPlacement().apply(graph)
-    assert groups(made) == {frozenset(range(5))}
-    assert made.colocation_names == ("with/op_in",)
+    grouped = CoPlacement().apply(graph)
+    assert groups(grouped) == {frozenset(range(5))}
+    assert grouped.colocation_names == ("with/op_in",)
 
 
 def test_an_op_with_two_readers_stays_free_unless_it_is_a_constant_of_one_group():
@@ -59,9 +59,9 @@ def test_given_groups_are_part_of_the_closure_and_keep_their_name():
     graph = bl.OpGraph.from_edges(
         [1] * 4, [(0, 1, 4)], colocation=[-1, 0, 0, -1], colocation_names=("w",)
     )  # op 0 joins 1, which shares w with 2
-    made = CoPlacement().apply(graph)
-    assert made.colocation.tolist() == [0, 0, 0, -1]
-    assert made.colocation_names == ("w",)
+    grouped = CoPlacement().apply(graph)
+    assert grouped.colocation.tolist() == [0, 0, 0, -1]
+    assert grouped.colocation_names == ("w",)
 
 
 def test_conflicting_lists_are_never_joined():
@@ -72,8 +72,8 @@ def test_conflicting_lists_are_never_joined():
 
 def test_a_limit_on_work_keeps_groups_small():
     graph = chain(8, duration_us=1.0)
-    made = CoPlacement(largest=0.25).apply(graph)  # at most 2 of 8 us
-    work = np.bincount(made.colocation[made.colocation >= 0])
+    grouped = CoPlacement(largest=0.25).apply(graph)  # at most 2 of 8 us
+    work = np.bincount(grouped.colocation[grouped.colocation >= 0])
     assert work.max() == 2
     assert len(groups(CoPlacement().apply(graph))) == 1
 
@@ -88,23 +88,23 @@ def test_bad_limits(largest):
 @given(n=st.integers(0, 30), seed=st.integers(0, 10**6), count=st.integers(0, 3))
 def test_rules_hold_on_random_graphs(n, seed, count):
     graph = random_dag(n, degree=1.5, second_output=0.3, colocation_groups=count, seed=seed)
-    made = CoPlacement().apply(graph)
-    assert made.key == graph.key
+    grouped = CoPlacement().apply(graph)
+    assert grouped.key == graph.key
     for op in range(n):
         readers = {int(x) for t in graph.outputs(op) for x in graph.tensor_consumers(t)}
         if len(readers) == 1:
-            assert made.colocation[op] == made.colocation[readers.pop()] >= 0
-    for old in groups(graph):
-        assert len({int(made.colocation[i]) for i in old}) <= 1
-    assert CoPlacement().apply(graph) == made
+            assert grouped.colocation[op] == grouped.colocation[readers.pop()] >= 0
+    for given_group in groups(graph):
+        assert len({int(grouped.colocation[i]) for i in given_group}) <= 1
+    assert CoPlacement().apply(graph) == grouped
 
 
 def test_every_pair_of_a_training_graph_shares_a_group():
     graph = unrolled_rnn(4, 2)
-    made = CoPlacement().apply(graph)
+    grouped = CoPlacement().apply(graph)
     backward = np.flatnonzero(graph.forward_of >= 0)
     assert len(backward) > 50
-    assert np.array_equal(made.colocation[backward], made.colocation[graph.forward_of[backward]])
+    assert np.array_equal(grouped.colocation[backward], grouped.colocation[graph.forward_of[backward]])
 
 
 def test_ops_of_one_unrolled_cell_join():
@@ -142,8 +142,8 @@ def test_a_batch_normalization_counts_as_one_reader():
         colocation_names=("mean",),
     )
     assert groups(CoPlacement(constants=False).apply(graph)) == {frozenset(range(9))}
-    apart = CoPlacement(constants=False, operators=None).apply(graph)
-    assert frozenset({0, 1}) in groups(apart)
+    without_operators = CoPlacement(constants=False, operators=None).apply(graph)
+    assert frozenset({0, 1}) in groups(without_operators)
 
 
 def test_a_variable_joins_the_only_cell_that_reads_it():

@@ -102,12 +102,17 @@ def left_over(source, target, key, label):
 
 
 @settings(max_examples=200, deadline=None)
-@given(n=st.integers(1, 40), degree=st.floats(0.5, 3), seed=st.integers(0, 10**6), turns=st.sampled_from([0, 1, 2, 12]))
-def test_both_forms_reach_a_fixed_point_without_cycles(n, degree, seed, turns, check_coarse):
-    """`turns` 0 is the work list alone, 12 nearly always the array form alone."""
+@given(
+    n=st.integers(1, 40),
+    degree=st.floats(0.5, 3),
+    seed=st.integers(0, 10**6),
+    max_rounds=st.sampled_from([0, 1, 2, 12]),
+)
+def test_both_forms_reach_a_fixed_point_without_cycles(n, degree, seed, max_rounds, check_coarse):
+    """`max_rounds` 0 is the work list alone, 12 nearly always the array form alone."""
     graph = random_dag(n, degree=degree, colocation_groups=2, grouped=0.9, seed=seed)
     source, target, key = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), graph.colocation
-    label = fuse(source, target, key.astype(np.int64), turns)
+    label = fuse(source, target, key.astype(np.int64), max_rounds)
     assert len(left_over(source, target, key, label)) == 0
     assert np.all(label <= np.arange(n))
     assert np.array_equal(label[label], label)

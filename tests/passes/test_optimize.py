@@ -25,10 +25,10 @@ def test_listing():
 
 
 def test_parameters_are_code():
-    made = make_pass("coplacement", chains=False)
-    assert made == CoPlacement(chains=False)
-    assert eval(repr(made), {"CoPlacement": CoPlacement}) == made  # noqa: S307
-    assert made.get_params() == {
+    coplacement = make_pass("coplacement", chains=False)
+    assert coplacement == CoPlacement(chains=False)
+    assert eval(repr(coplacement), {"CoPlacement": CoPlacement}) == coplacement  # noqa: S307
+    assert coplacement.get_params() == {
         "chains": False,
         "backward": True,
         "constants": True,
@@ -37,7 +37,7 @@ def test_parameters_are_code():
         "readers": "forward",
         "largest": None,
     }
-    assert make_pass(made) is made
+    assert make_pass(coplacement) is coplacement
 
 
 @pytest.mark.parametrize(
@@ -156,14 +156,14 @@ def test_gnmt_shrinks_by_an_order_of_magnitude_with_forward_only():
 def test_components_equal_networkx(n, pairs):
     import networkx as nx
 
-    kept = [(a % n, b % n) for a, b in pairs]
-    graph = nx.Graph(kept)
+    edges = [(a % n, b % n) for a, b in pairs]
+    graph = nx.Graph(edges)
     graph.add_nodes_from(range(n))
     expected = [0] * n
-    for part in nx.connected_components(graph):
-        for node in part:
-            expected[node] = min(part)
-    a, b = (np.array([p[k] for p in kept], dtype=np.int64) for k in (0, 1))
+    for component in nx.connected_components(graph):
+        for node in component:
+            expected[node] = min(component)
+    a, b = (np.array([p[k] for p in edges], dtype=np.int64) for k in (0, 1))
     assert components(n, a, b).tolist() == expected
 
 
@@ -216,8 +216,8 @@ def test_what_a_cluster_can_run_it_can_run_optimized(forward_only):
         except bl.BaechiLabError:
             continue
         possible += 1
-        for known in (None, cluster):
-            coarse = bl.optimize(graph, known, forward_only=forward_only)
+        for known_cluster in (None, cluster):
+            coarse = bl.optimize(graph, known_cluster, forward_only=forward_only)
             placed = bl.place(coarse, cluster, "m-etf").on(graph)
             assert not bl.simulate(graph, cluster, placed).violations
     assert possible > 25

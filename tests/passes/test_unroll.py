@@ -60,9 +60,9 @@ def test_roles(step):
 
 
 def test_what_is_copied_and_what_is_not(step):
-    made = unroll(step, 3)
+    step_graph = unroll(step, 3)
     per_batch = ["x", "mul", "loss", "grad", "sum"]
-    assert made.names == (
+    assert step_graph.names == (
         "w",
         *(f"{name}/mb0" for name in per_batch),
         *(f"{name}/mb1" for name in per_batch),
@@ -73,27 +73,33 @@ def test_what_is_copied_and_what_is_not(step):
         "rate",
         "apply",
     )
-    assert made.micro_batch.tolist() == [-1, *[0] * 5, *[1] * 6, *[2] * 6, -1, -1, -1]
-    assert made.persistent_bytes.sum() == step.persistent_bytes.sum()
-    assert np.array_equal(made.order, np.arange(made.n))
-    again = {made.names[i]: made.names[made.forward_of[i]] for i in np.flatnonzero(made.forward_of >= 0)}
-    assert again == {f"grad/mb{k}": f"mul/mb{k}" for k in range(3)}
+    assert step_graph.micro_batch.tolist() == [-1, *[0] * 5, *[1] * 6, *[2] * 6, -1, -1, -1]
+    assert step_graph.persistent_bytes.sum() == step.persistent_bytes.sum()
+    assert np.array_equal(step_graph.order, np.arange(step_graph.n))
+    forward_names = {
+        step_graph.names[i]: step_graph.names[step_graph.forward_of[i]]
+        for i in np.flatnonzero(step_graph.forward_of >= 0)
+    }
+    assert forward_names == {f"grad/mb{k}": f"mul/mb{k}" for k in range(3)}
 
 
 def test_gradients_are_added_one_after_the_other_and_updated_once(step):
-    made = unroll(step, 3)
+    step_graph = unroll(step, 3)
     reads = {
-        made.names[i]: sorted(made.tensor_label(t) for t in made.inputs[1][made.inputs[0][i] : made.inputs[0][i + 1]])
-        for i in range(made.n)
+        step_graph.names[i]: sorted(
+            step_graph.tensor_label(t)
+            for t in step_graph.inputs[1][step_graph.inputs[0][i] : step_graph.inputs[0][i + 1]]
+        )
+        for i in range(step_graph.n)
     }
     assert reads["sum/accumulate0/mb1"] == ["sum/mb0:0", "sum/mb1:0"]
     assert reads["sum/accumulate0/mb2"] == ["sum/accumulate0/mb1:0", "sum/mb2:0"]
     assert reads["clip"] == ["sum/accumulate0/mb2:0"]
     assert reads["mul/mb2"] == ["w:1", "x/mb2:0"]  # the weight is read where it is, by every micro-batch
     # The graph's own addition reads 4000 and writes 4000 bytes in 8 us; accumulating reads 8000 and writes 4000.
-    adding = made.duration_us[made.index["sum/accumulate0/mb1"]]
+    adding = step_graph.duration_us[step_graph.index["sum/accumulate0/mb1"]]
     assert adding == pytest.approx(8.0 * 12000 / 8000)
-    assert made.duration_us.sum() == pytest.approx(3 * (1 + 10 + 2 + 20 + 8) + 2 * adding + 3 + 1 + 4)
+    assert step_graph.duration_us.sum() == pytest.approx(3 * (1 + 10 + 2 + 20 + 8) + 2 * adding + 3 + 1 + 4)
 
 
 def test_bandwidth_comes_from_additions_then_updates_then_the_fastest_op(step):
@@ -102,8 +108,8 @@ def test_bandwidth_comes_from_additions_then_updates_then_the_fastest_op(step):
     # clip reads and writes 4000 bytes in 3 us; apply reads 8 + 4000 + 4 in 4 us, and the variable behind the handle, which it
     # writes as well: 8000 more; "sum", read by clip alone and after the gradients, is no addition any more and is done
     # once: 8000 bytes in 8 us
-    moved = us_per_byte_moved(plain, plain.duration_us, roles(plain) == UPDATE)
-    assert moved == (3.0 + 8.0 + 4.0) / (8000 + 8000 + 4012 + 8000)
+    us_per_byte = us_per_byte_moved(plain, plain.duration_us, roles(plain) == UPDATE)
+    assert us_per_byte == (3.0 + 8.0 + 4.0) / (8000 + 8000 + 4012 + 8000)
     chain = bl.OpGraph.from_edges([5.0, 2.0, 9.0], [(0, 1, 8000), (1, 2, 8000)])
     assert us_per_byte_moved(chain, chain.duration_us, np.zeros(3, dtype=bool)) == 2.0 / 16000
     assert us_per_byte_moved(bl.OpGraph.from_edges([1.0]), np.ones(1), np.zeros(1, dtype=bool)) == 0.0
@@ -111,26 +117,26 @@ def test_bandwidth_comes_from_additions_then_updates_then_the_fastest_op(step):
 
 def test_a_placement_of_the_micro_batch_places_every_copy(step):
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.001))
-    made = unroll(step, 4)
+    step_graph = unroll(step, 4)
     hand = bl.Placement(device=[0, 1, 1, 1, 1, 0, 0, 0, 0])
     placer = bl.place(step, cluster, "m-etf")
     groups = bl.optimize(step)
     coarse = bl.place(groups, cluster, "m-etf")
     for placed in (hand, placer, coarse):
         device = placed.on(step).device
-        assert placed.on(made).device.tolist() == device[made.copy_of].tolist()
-        timeline = bl.simulate(made, cluster, placed)
-        assert bl.check(made, cluster, placed, timeline) == ()
-    assert hand.on(made).device[made.index["sum/accumulate0/mb1"]] == 0  # where the gradient is
+        assert placed.on(step_graph).device.tolist() == device[step_graph.copy_of].tolist()
+        timeline = bl.simulate(step_graph, cluster, placed)
+        assert bl.check(step_graph, cluster, placed, timeline) == ()
+    assert hand.on(step_graph).device[step_graph.index["sum/accumulate0/mb1"]] == 0  # where the gradient is
     with pytest.raises(bl.InvalidInput, match="made for another graph"):
-        bl.Placement(device=[0, 1]).on(made)
+        bl.Placement(device=[0, 1]).on(step_graph)
 
 
 def test_one_micro_batch_is_the_graph_itself(step):
-    made = unroll(step, 1)
-    assert made.names == step.names and made.key == step.key
-    assert made.micro_batch.tolist() == [-1, 0, 0, 0, 0, 0, -1, -1, -1]
-    assert bl.Placement(device=[1] * 9).on(made).device.tolist() == [1] * 9
+    step_graph = unroll(step, 1)
+    assert step_graph.names == step.names and step_graph.key == step.key
+    assert step_graph.micro_batch.tolist() == [-1, 0, 0, 0, 0, 0, -1, -1, -1]
+    assert bl.Placement(device=[1] * 9).on(step_graph).device.tolist() == [1] * 9
 
 
 def test_weights_kept_by_the_ops_themselves_are_there_once_and_keep_copies_together():
@@ -138,10 +144,10 @@ def test_weights_kept_by_the_ops_themselves_are_there_once_and_keep_copies_toget
     graph = bl.OpGraph.from_edges(
         [1.0, 2.0], [(0, 1, 8)], names=["layer", "layer/backward"], persistent_bytes=[100, 0], forward_of=[-1, 0]
     )
-    made = unroll(graph, 3)
-    assert made.persistent_bytes.tolist() == [100, 0, 0, 0, 0, 0]
-    assert made.colocation.tolist() == [0, -1] * 3 and made.colocation_names == ("layer",)
-    assert made.duration_us.sum() == 3 * 3.0
+    step_graph = unroll(graph, 3)
+    assert step_graph.persistent_bytes.tolist() == [100, 0, 0, 0, 0, 0]
+    assert step_graph.colocation.tolist() == [0, -1] * 3 and step_graph.colocation_names == ("layer",)
+    assert step_graph.duration_us.sum() == 3 * 3.0
 
 
 def test_bug_a_gradient_beside_the_sum_that_it_is_added_to_was_not_counted():
@@ -163,8 +169,8 @@ def test_bug_a_gradient_beside_the_sum_that_it_is_added_to_was_not_counted():
 
 def test_an_inference_graph_and_an_empty_one():
     graph = bl.OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)])
-    made = unroll(graph, 2)
-    assert made.names == ("op0/mb0", "op1/mb0", "op0/mb1", "op1/mb1")
+    step_graph = unroll(graph, 2)
+    assert step_graph.names == ("op0/mb0", "op1/mb0", "op0/mb1", "op1/mb1")
     assert unroll(bl.OpGraph.from_edges([]), 5).n == 0
 
 
@@ -178,8 +184,8 @@ def test_moving_averages_are_sums_too():
         forward_of=[-1, -1, -1, -1, 3],
     )
     assert roles(graph).tolist() == [SETUP, FORWARD, UPDATE, FORWARD, BACKWARD]
-    made = unroll(graph, 2)
-    assert "x/accumulate0/mb1" in made.names
+    step_graph = unroll(graph, 2)
+    assert "x/accumulate0/mb1" in step_graph.names
 
 
 def test_a_write_that_the_backward_pass_waits_for_belongs_to_the_micro_batch():
@@ -211,23 +217,23 @@ def test_profiled_tensorflow_graphs(name):
     graph = bl.load_graph(DATA / f"{name}.json.gz")
     role, count = roles(graph), 3
     with pytest.warns(UserWarning, match="statistics") if "inception" in name else nullcontext():
-        made = unroll(graph, count)
+        step_graph = unroll(graph, count)
     each = (role == FORWARD) | (role == BACKWARD)
-    sums = [i for i in range(made.n) if made.op_types[i] == "Accumulate"]
-    assert made.n == count * each.sum() + (~each).sum() + len(sums)
-    assert made.persistent_bytes.sum() == graph.persistent_bytes.sum()
+    sums = [i for i in range(step_graph.n) if step_graph.op_types[i] == "Accumulate"]
+    assert step_graph.n == count * each.sum() + (~each).sum() + len(sums)
+    assert step_graph.persistent_bytes.sum() == graph.persistent_bytes.sum()
     applied = [i for i, t in enumerate(graph.op_types) if "Apply" in t]
     assert applied and all(role[applied] == UPDATE)
     backward = graph.forward_of >= 0
     constant = np.array([t == "Const" for t in graph.op_types])
     assert np.all(role[backward & ~constant] == BACKWARD) and np.all(role[backward & constant] == SETUP)
     once, per = graph.duration_us[~each].sum(), graph.duration_us[each].sum()
-    added = made.duration_us[sums].sum()
-    assert made.duration_us.sum() == pytest.approx(count * per + once + added)
+    added = step_graph.duration_us[sums].sum()
+    assert step_graph.duration_us.sum() == pytest.approx(count * per + once + added)
     assert 0 < added < 0.1 * per
     single = bl.Placement(device=np.zeros(graph.n, dtype=np.int32))
     cluster = bl.Cluster.uniform(1, memory_bytes=1 << 40)
-    assert bl.simulate(made, cluster, single).makespan_us == pytest.approx(made.duration_us.sum())
+    assert bl.simulate(step_graph, cluster, single).makespan_us == pytest.approx(step_graph.duration_us.sum())
 
 
 def test_generated_training_graphs():
@@ -240,10 +246,10 @@ def test_generated_training_graphs():
 
 
 def test_files_keep_the_columns(step, tmp_path):
-    made = unroll(step, 2)
-    bl.save_graph(made, tmp_path / "unrolled.json")
-    assert bl.load_graph(tmp_path / "unrolled.json") == made
-    assert bl.OpGraph.from_networkx(made.to_networkx()) == made
+    step_graph = unroll(step, 2)
+    bl.save_graph(step_graph, tmp_path / "unrolled.json")
+    assert bl.load_graph(tmp_path / "unrolled.json") == step_graph
+    assert bl.OpGraph.from_networkx(step_graph.to_networkx()) == step_graph
 
 
 def test_bad_input(step):
@@ -306,5 +312,5 @@ def test_names_of_a_forward_do_not_order_the_stages_of_a_pipeline():
     placed = bl.Placement(device=[0, 1, 0, 1, 0])
     # GPipe, two micro-batches: a at 0 and 5, b at 5 and 10, its gradients from 15, a's from 20 to 30.
     assert bl.simulate(graph, cluster, placed, micro_batches=2, schedule="gpipe").makespan_us == 30.0
-    chosen = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=4, schedule="1f1b")
-    assert chosen.devices == 2 and chosen.device[0] == chosen.device[2]
+    placement = bl.place(graph, cluster, "contiguous", objective="step", micro_batches=4, schedule="1f1b")
+    assert placement.devices == 2 and placement.device[0] == placement.device[2]

@@ -63,10 +63,10 @@ def test_fork_join_with_dear_transfers_is_serial():
     # Ops 5, 10, 10, 5, transfers of 100: whoever splits pays 100, so everything is on one device: 30.
     graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
     cluster = Cluster.uniform(2, memory_bytes=100, link=Link(100.0, 0.0))
-    found = bounds(graph, cluster, effort="high")
+    lower_bounds = bounds(graph, cluster, effort="high")
     # critical path 5 + 10 + 5, work 30 / 2; ops 1 and 2 local to op 3: 5 + 10 + 10 before it starts, then 5.
-    assert found["critical-path"] == 20 and found["work"] == 15
-    assert found["local-or-paid"] == 30 and found["forced-merges"] == pytest.approx(30, rel=0.01)
+    assert lower_bounds["critical-path"] == 20 and lower_bounds["work"] == 15
+    assert lower_bounds["local-or-paid"] == 30 and lower_bounds["forced-merges"] == pytest.approx(30, rel=0.01)
 
 
 def test_local_or_paid_takes_the_best_number_of_local_producers():
@@ -81,9 +81,11 @@ def test_transfers_to_one_device_queue():
     # Four producers of 10, transfers of 8. Parallel: one local, three arrive at 18; two local end at 20.
     # Queued and fractional: x local of 4: 10 x against 10 + 8 (4 - x): x = 42 / 18 = 7/3, 23.33; then 1.
     graph = OpGraph.from_edges([10, 10, 10, 10, 1], [(k, 4, 1) for k in range(4)])
-    found = {c: paid_bounds(graph, Cluster.uniform(4, link=Link(8.0, 0.0), comm=c))["local-or-paid"] for c in COMMS}
-    assert found["parallel"] == 19.0
-    assert found["sequential"] == found["duplex"] == pytest.approx(70 / 3 + 1)
+    lower_bounds = {
+        c: paid_bounds(graph, Cluster.uniform(4, link=Link(8.0, 0.0), comm=c))["local-or-paid"] for c in COMMS
+    }
+    assert lower_bounds["parallel"] == 19.0
+    assert lower_bounds["sequential"] == lower_bounds["duplex"] == pytest.approx(70 / 3 + 1)
 
 
 def test_staggered_work_of_a_tree():
@@ -111,9 +113,9 @@ def test_compiled_and_readable_propagation_agree():
             answers = []
             for function in (propagate, propagate.py_func):
                 paid = np.zeros(len(x.before.near), np.int8)
-                known = no_deductions(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
-                fits = function(limit * x.p.sum(), x, known, 30)
-                answers.append((fits, *(found.tolist() for found in known)))
+                deductions = no_deductions(x.unit.copy(), paid, np.zeros(n), np.zeros(n))
+                fits = function(limit * x.p.sum(), x, deductions, 30)
+                answers.append((fits, *(column.tolist() for column in deductions)))
             assert answers[0] == answers[1]
 
 
@@ -129,8 +131,8 @@ def test_high_effort_is_never_below_normal_and_respects_its_limit():
 def test_degenerate_graphs_and_wrong_effort():
     for graph in (OpGraph.from_edges([]), OpGraph.from_edges([4]), OpGraph.from_edges([0, 0], [(0, 1, 1)])):
         for devices in (1, 2):
-            found = bounds(graph, Cluster.uniform(devices), effort="high")
-            assert found.best == graph.duration_us.sum()
+            lower_bounds = bounds(graph, Cluster.uniform(devices), effort="high")
+            assert lower_bounds.best == graph.duration_us.sum()
     with pytest.raises(InvalidInput, match="effort"):
         bounds(OpGraph.from_edges([1]), Cluster.uniform(1), effort="low")
 
@@ -138,15 +140,15 @@ def test_degenerate_graphs_and_wrong_effort():
 def test_compiling_does_not_count(monkeypatch):
     """The first bound after an installation compiles its kernels; that takes nothing from its time limit."""
     graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
-    now = [0.0]
+    clock_us = [0.0]
 
     def compiled_first(*arguments):
         compiling._clock.start()
-        now[0] += 100.0
+        clock_us[0] += 100.0
         compiling._clock.end()
         return propagate(*arguments)
 
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("time.perf_counter", lambda: clock_us[0])
     monkeypatch.setattr(merge, "propagate", compiled_first)
     # On one device 30; each split pays 100.
     assert forced_merges(graph, Cluster.uniform(2, link=Link(100.0, 0.0)), 20.0, 30.0, time_limit=10.0) > 29.9

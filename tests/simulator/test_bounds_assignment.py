@@ -29,8 +29,8 @@ def test_memory_decides_who_may_share_a_device():
     assert bound(graph, cluster) == pytest.approx(11.0, rel=1e-3)
     only = OpGraph.from_edges([9.0, 2.0, 2.0], [], persistent_bytes=[4, 6, 7])
     assert bound(only, cluster) == pytest.approx(11.0, rel=1e-3)
-    apart = OpGraph.from_edges([9.0, 9.0, 2.0], [], persistent_bytes=[5, 5, 10])
-    assert bound(apart, cluster) == pytest.approx(18.0, rel=1e-3)
+    separate = OpGraph.from_edges([9.0, 9.0, 2.0], [], persistent_bytes=[5, 5, 10])
+    assert bound(separate, cluster) == pytest.approx(18.0, rel=1e-3)
 
 
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])

@@ -17,14 +17,14 @@ def test_chain_stages():
     f, b, count = [21.0, 19.0, 5.0, 15.0], [42.0, 38.0, 10.0, 30.0], 16
     graph = bl.generators.pipeline(f, b)
     placed = bl.Placement(device=[0, 1, 2, 3] * 2)
-    found = bl.bounds(graph, cluster(4), micro_batches=count, placement=placed)
+    lower_bounds = bl.bounds(graph, cluster(4), micro_batches=count, placement=placed)
     expected = max(sum(f[:s]) + sum(b[:s]) + count * (f[s] + b[s]) for s in range(4))
-    assert found["device-load"] == expected == found.best
+    assert lower_bounds["device-load"] == expected == lower_bounds.best
     # Another formula, the sum and M - 1 times the largest, is no bound: 1F1B is faster here.
     tempting = sum(f) + sum(b) + (count - 1) * max(x + y for x, y in zip(f, b, strict=True))
-    made = bl.simulate(graph, cluster(4), placed, micro_batches=count, schedule="1f1b").makespan_us
-    assert expected <= made
-    assert made <= tempting
+    makespan_us = bl.simulate(graph, cluster(4), placed, micro_batches=count, schedule="1f1b").makespan_us
+    assert expected <= makespan_us
+    assert makespan_us <= tempting
 
 
 def test_copies_share_a_device():
@@ -41,18 +41,18 @@ def test_below_every_order_of_every_placement(seed, comm):
     rng = np.random.default_rng(seed)
     graph = bl.generators.random_dag(3, degree=1.0, duration_us=(1, 9), size_bytes=(1, 50), seed=seed)
     machine, count = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.1), comm=comm), 2
-    whole = bl.unroll(graph, count)
+    step_graph = bl.unroll(graph, count)
     common = bl.bounds(graph, machine, micro_batches=count).best
     period = bl.bounds(graph, machine, period=True).best
     for device in itertools.product(range(2), repeat=graph.n):
         placed = bl.Placement(device=list(device))
-        own = bl.bounds(graph, machine, micro_batches=count, placement=placed)
+        placed_bounds = bl.bounds(graph, machine, micro_batches=count, placement=placed)
         best = np.inf
         for _ in range(60):
-            order = rng.permutation(whole.n).astype(float)
-            made = bl.Placement(device=placed.on(whole).device, order=order, graph_key=whole.key)
-            best = min(best, bl.simulate(whole, machine, made).makespan_us)
-        assert common <= own.best <= best * (1 + 1e-12)
+            order = rng.permutation(step_graph.n).astype(float)
+            placement = bl.Placement(device=placed.on(step_graph).device, order=order, graph_key=step_graph.key)
+            best = min(best, bl.simulate(step_graph, machine, placement).makespan_us)
+        assert common <= placed_bounds.best <= best * (1 + 1e-12)
         for sums in (False, True):
             assert period <= bl.throughput(graph, machine, placed, sum=sums).period_us * (1 + 1e-12)
 
@@ -67,8 +67,8 @@ def test_below_every_schedule(name):
         graph = bl.generators.pipeline(*rng.uniform(1, 9, (3, stages)), output_bytes=10)
         home = [min(s, 2 * p - 1 - s) for s in range(stages)] if shape == "v" else [s % p for s in range(stages)]
         placed, machine = bl.Placement(device=home * 3), bl.Cluster.uniform(p, link=bl.Link(0.3, 0.01), comm="duplex")
-        made = bl.simulate(graph, machine, placed, micro_batches=count, schedule=name).makespan_us
-        assert bl.bounds(graph, machine, micro_batches=count, placement=placed).best <= made * (1 + 1e-12)
+        makespan_us = bl.simulate(graph, machine, placed, micro_batches=count, schedule=name).makespan_us
+        assert bl.bounds(graph, machine, micro_batches=count, placement=placed).best <= makespan_us * (1 + 1e-12)
 
 
 def test_degenerate_and_bad_input():

@@ -47,8 +47,8 @@ def test_energy_sees_where_the_graph_is_narrow():
     # Four of 3, one of 5, four of 3 on two devices: 6 + 5 + 6; work alone: 29 / 2.
     edges = [(k, 4, 1) for k in range(4)] + [(4, k, 1) for k in range(5, 9)]
     graph, cluster = OpGraph.from_edges([3] * 4 + [5] + [3] * 4, edges), Cluster.uniform(2, link=Link(0.0, 0.0))
-    found = bounds(graph, cluster)
-    assert found["work"] == 14.5 and found["energy"] == 17
+    lower_bounds = bounds(graph, cluster)
+    assert lower_bounds["work"] == 14.5 and lower_bounds["energy"] == 17
 
 
 def test_window_takes_the_best_head_and_tail():

@@ -43,8 +43,8 @@ def optimum(graph, cluster):
             len(set(device[grouped & (graph.colocation == g)].tolist())) <= 1
             for g in range(len(graph.colocation_names))
         )
-        held = np.bincount(device, graph.persistent_bytes, cluster.n)
-        if together and bool(np.all(held <= cluster.memory_bytes)):
+        device_bytes = np.bincount(device, graph.persistent_bytes, cluster.n)
+        if together and bool(np.all(device_bytes <= cluster.memory_bytes)):
             best = least(
                 device,
                 table[np.arange(graph.n), device],
@@ -68,21 +68,21 @@ def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr
     n, devices = len(p), cost.shape[0]
     free, out, into = np.zeros((n + 1, devices)), np.zeros((n + 1, devices)), np.zeros((n + 1, devices))
     ready, missing = np.zeros((n + 1, n)), np.zeros((n + 1, n), np.int64)
-    makespan, trial, taken = np.zeros(n + 1), np.full(n + 1, -1), np.zeros(n, np.bool_)
+    makespan, trial, is_placed = np.zeros(n + 1), np.full(n + 1, -1), np.zeros(n, np.bool_)
     missing[0] = degree
     level = 0
     trial[0] = -1
     while level >= 0:
         if trial[level] >= 0:
-            taken[trial[level]] = False
+            is_placed[trial[level]] = False
         i = trial[level] + 1
-        while i < n and (taken[i] or missing[level, i] > 0):
+        while i < n and (is_placed[i] or missing[level, i] > 0):
             i += 1
         trial[level] = i
         if i == n:
             level -= 1
             continue
-        taken[i] = True
+        is_placed[i] = True
         d = device[i]
         end = max(free[level, d], ready[level, i]) + p[i]
         if max(makespan[level], end + after[i]) >= best:
@@ -101,10 +101,10 @@ def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr
             missing[k, target[e]] -= 1
         for t in range(output_ptr[i], output_ptr[i + 1]):
             for q in range(devices):
-                wanted = False
+                is_needed = False
                 for e in range(consumer_ptr[t], consumer_ptr[t + 1]):
-                    wanted = wanted or device[consumers[e]] == q
-                if not wanted:
+                    is_needed = is_needed or device[consumers[e]] == q
+                if not is_needed:
                     continue
                 arrival = end
                 if q != d:
@@ -131,11 +131,11 @@ def least(device, p, after, target, target_ptr, degree, output_ptr, consumer_ptr
     return best
 
 
-def fork_joins(rng, most):
+def fork_joins(rng, max_ops):
     """Fork-joins in a row, sometimes with an edge that skips: where neighbourhoods are local or paid for."""
     edges, fork = [], 0
-    while fork + 3 < most:
-        branches = range(fork + 1, min(fork + 1 + int(rng.integers(2, 4)), most - 1))
+    while fork + 3 < max_ops:
+        branches = range(fork + 1, min(fork + 1 + int(rng.integers(2, 4)), max_ops - 1))
         join = branches[-1] + 1
         edges += [
             e for b in branches for e in ((fork, b, int(rng.integers(10, 100))), (b, join, int(rng.integers(10, 100))))
@@ -152,12 +152,12 @@ def instance(seed):
     """Shapes, zero durations, groups, speeds, links, memory and communication modes mixed by seed."""
     rng = np.random.default_rng(seed)
     devices = int(rng.integers(2, 4))
-    most = MOST_OPS if devices == 2 else MOST_OPS - 1
+    max_ops = MOST_OPS if devices == 2 else MOST_OPS - 1
     if seed % 2:
-        graph = fork_joins(rng, most)
+        graph = fork_joins(rng, max_ops)
     else:
         graph = generators.random_dag(
-            int(rng.integers(3, most + 1)),
+            int(rng.integers(3, max_ops + 1)),
             degree=float(rng.uniform(0.7, 2.5)),
             second_output=0.3,
             duration_us=(1, 20),
@@ -181,19 +181,19 @@ def instance(seed):
 
 def all_bounds(graph, cluster, monkeypatch):
     """Every bound by name, also with zones so small that they cut neighbourhoods, and merges from zero heads."""
-    found = dict(bounds(graph, cluster, effort="high", time_limit=2.0))
+    all_values = dict(bounds(graph, cluster, effort="high", time_limit=2.0))
     problem = merge_problem(graph, cluster, reach=False)
     for zone in (2, 3, 5):
-        found |= {
+        all_values |= {
             f"{name}, zones of {zone}": v for name, v in raise_heads_and_tails(problem, [zone, zone]).bounds.items()
         }
     table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
-    ends = heads_and_tails(graph, table.min(axis=1))
+    times = heads_and_tails(graph, table.min(axis=1))
     monkeypatch.setattr(bounds_assignment, "BINARY_UNITS", 3)
-    found["assignment of three"] = assignment(graph, cluster, table, *ends, found["critical-path"])
+    all_values["assignment of three"] = assignment(graph, cluster, table, *times, all_values["critical-path"])
     monkeypatch.undo()
-    found["forced-merges from zero"] = forced_merges(graph, cluster, 0.0, np.inf, 2.0)
-    return found
+    all_values["forced-merges from zero"] = forced_merges(graph, cluster, 0.0, np.inf, 2.0)
+    return all_values
 
 
 @pytest.mark.parametrize("block", fast(range(INSTANCES // 8), 1))

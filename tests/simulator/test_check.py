@@ -94,11 +94,11 @@ def test_two_ops_of_no_duration_cannot_both_wait_for_the_other():
     timeline = bl.simulate(graph, two, placement)
     assert bl.check(graph, two, placement, timeline) == ()
     cost = float(timeline.transfers.end_us[0] - timeline.transfers.receive_us[0])
-    sent = replace(timeline.transfers, start_us=[0, 0], receive_us=[cost, cost], end_us=[2 * cost, 2 * cost])
-    late = replace(
-        timeline, transfers=sent, start_us=[0, 0, 2 * cost, 2 * cost], end_us=[0, 0, 2 * cost + 1, 2 * cost + 1]
+    transfers = replace(timeline.transfers, start_us=[0, 0], receive_us=[cost, cost], end_us=[2 * cost, 2 * cost])
+    delayed = replace(
+        timeline, transfers=transfers, start_us=[0, 0, 2 * cost, 2 * cost], end_us=[0, 0, 2 * cost + 1, 2 * cost + 1]
     )
-    assert "transfer" in kinds(late, placement, two, graph)
+    assert "transfer" in kinds(delayed, placement, two, graph)
 
 
 def test_memory_is_rebuilt_not_believed():

@@ -90,18 +90,19 @@ def test_against_a_count_between_events(seed):
     graph, cluster = random_graph(rng), random_cluster(rng)
     placed = bl.Placement(device=rng.integers(0, cluster.n, graph.n))
     timeline = edge_memory(graph, cluster, bl.simulate(graph, cluster, placed))
-    moved = timeline.transfers
+    transfers = timeline.transfers
     arrival = {
-        (t, d): e for t, d, e in zip(moved.tensor.tolist(), moved.target.tolist(), moved.end_us.tolist(), strict=True)
+        (t, d): e
+        for t, d, e in zip(transfers.tensor.tolist(), transfers.target.tolist(), transfers.end_us.tolist(), strict=True)
     }
-    events = sorted({0.0, *timeline.start_us.tolist(), *timeline.end_us.tolist(), *moved.end_us.tolist()})
+    events = sorted({0.0, *timeline.start_us.tolist(), *timeline.end_us.tolist(), *transfers.end_us.tolist()})
     peak = [0] * cluster.n
     for moment in [(a + b) / 2 for a, b in itertools.pairwise(events)]:
         level = [0] * cluster.n
         for e in range(graph.edge_count):
             u, v, t = int(graph.edge_source[e]), int(graph.consumers[e]), int(graph.edge_tensor[e])
             if timeline.end_us[u] <= moment < timeline.start_us[v]:
-                here, there = int(placed.device[u]), int(placed.device[v])
-                level[there if moment >= arrival.get((t, there), 0.0) else here] += int(graph.tensor_bytes[t])
+                source, target = int(placed.device[u]), int(placed.device[v])
+                level[target if moment >= arrival.get((t, target), 0.0) else source] += int(graph.tensor_bytes[t])
         peak = [max(a, b) for a, b in zip(peak, level, strict=True)]
     assert timeline.peak_bytes.tolist() == peak

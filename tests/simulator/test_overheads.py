@@ -71,8 +71,8 @@ def test_placers_see_the_overhead_as_latency():
     assert exact is None or exact.info["status"] == "OPTIMAL"
     dear = cluster(overhead=6.0, latency=1.0)
     assert dear.without_overhead().link == bl.Link(13.0, 0.0)
-    again = bl.place(graph, dear, "exact", time_limit=5) if _has_ortools() else bl.place(graph, dear, "single")
-    assert again.info["overhead"] == "seen as latency" and "gap" not in again.info
+    replaced = bl.place(graph, dear, "exact", time_limit=5) if _has_ortools() else bl.place(graph, dear, "single")
+    assert replaced.info["overhead"] == "seen as latency" and "gap" not in replaced.info
 
 
 def _has_ortools():
@@ -84,8 +84,8 @@ def _has_ortools():
 def test_robustness_keeps_the_overheads():
     """Without error every sample is the simulated 41 microseconds."""
     graph, placed = bl.OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)]), bl.Placement(device=[0, 1])
-    found = bl.robustness(graph, cluster(), placed, error=0.0, samples=3)
-    assert found.nominal_us == 41 and found.makespan_us.tolist() == [[41.0] * 3]
+    robust = bl.robustness(graph, cluster(), placed, error=0.0, samples=3)
+    assert robust.nominal_us == 41 and robust.makespan_us.tolist() == [[41.0] * 3]
 
 
 def test_link_says_its_overhead_and_keeps_it_in_a_file(tmp_path):

@@ -78,14 +78,14 @@ def test_zero_bubble_table_5(p, count, us, delay, published):
     """arXiv:2401.10241, Table 5; activations as there: a third of what F leaves stays between B and W."""
     one = 3000
     graph = bl.generators.pipeline(*([x] * p for x in us), activation_bytes=one - 1000, kept_bytes=1000)
-    found, peak = [], []
-    for schedule, room in (("1f1b", p), ("zb-h1", p), ("zb-h2", 2 * p), ("zb-auto", 2 * p)):
-        timeline = run(graph, cluster(p, delay, memory=room * one), by_stage(graph), count, schedule)
+    bubbles, peak = [], []
+    for schedule, capacity in (("1f1b", p), ("zb-h1", p), ("zb-h2", 2 * p), ("zb-auto", 2 * p)):
+        timeline = run(graph, cluster(p, delay, memory=capacity * one), by_stage(graph), count, schedule)
         assert timeline.feasible
-        found.append(1 - count * sum(us) / longest_span(timeline))
+        bubbles.append(1 - count * sum(us) / longest_span(timeline))
         peak.append(timeline.peak_bytes.max())
-    assert found[:2] == pytest.approx(published[:2], abs=5e-5)
-    assert found[2] <= published[2] + 5e-5 and found[3] <= published[3] + 5e-5
+    assert bubbles[:2] == pytest.approx(published[:2], abs=5e-5)
+    assert bubbles[2] <= published[2] + 5e-5 and bubbles[3] <= published[3] + 5e-5
     assert peak[0] <= p * one and peak[1] <= p * one and peak[3] <= 2 * p * one
 
 
@@ -111,19 +111,19 @@ def test_zero_bubble_where_f_b_and_w_are_equal():
     assert run(split, cluster(p), by_stage(split), count, "zb-h1").makespan_us == work + p - 1
     halves = bl.generators.pipeline(*([[1.0] * (2 * p)] * 3))
     there_and_back = bl.Placement(device=[min(s, 2 * p - 1 - s) for s in range(2 * p)] * 3)
-    found = run(halves, cluster(p), there_and_back, count, "zb-v")
-    assert longest_span(found) == 2 * work and found.makespan_us == 2 * work + p - 1
+    timeline = run(halves, cluster(p), there_and_back, count, "zb-v")
+    assert longest_span(timeline) == 2 * work and timeline.makespan_us == 2 * work + p - 1
 
 
 def test_interleaving_divides_the_bubble():
     p, chunks, count = 4, 2, 8
-    whole = bl.generators.pipeline([2.0] * p, [4.0] * p)
-    parts = bl.generators.pipeline([1.0] * (p * chunks), [2.0] * (p * chunks))
+    stage_graph = bl.generators.pipeline([2.0] * p, [4.0] * p)
+    chunk_graph = bl.generators.pipeline([1.0] * (p * chunks), [2.0] * (p * chunks))
     placed = bl.Placement(device=[s % p for s in range(p * chunks)] * 2)
-    plain = run(whole, cluster(p), by_stage(whole), count, "1f1b").makespan_us
-    found = run(parts, cluster(p), placed, count, "interleaved-1f1b").makespan_us
+    plain = run(stage_graph, cluster(p), by_stage(stage_graph), count, "1f1b").makespan_us
+    makespan_us = run(chunk_graph, cluster(p), placed, count, "interleaved-1f1b").makespan_us
     assert plain - count * 6.0 == (p - 1) * 6.0
-    assert found - count * 6.0 == (p - 1) * 6.0 / chunks
+    assert makespan_us - count * 6.0 == (p - 1) * 6.0 / chunks
 
 
 @pytest.mark.parametrize("name", RULES)
@@ -145,27 +145,27 @@ def test_kernel_twin_and_check_agree(name, comm):
         placed = bl.Placement(device=home * 3)
         machine = bl.Cluster.uniform(p, memory_bytes=1 << 20, link=bl.Link(0.5, 0.01), comm=comm)
         timeline = run(graph, machine, placed, count, name)
-        whole = bl.unroll(graph, count)
-        device, unit = placed.on(whole).device, np.asarray(timeline.info["unit"])
-        later = np.array([n[0] == "B" and not RULES[name].splits for n in whole.names])
-        rank = np.lexsort((np.arange(whole.n), later, unit)).argsort()
-        twin = simulate_reference(whole, machine, device.tolist(), lambda i, _, r=rank: r[i], unit.tolist())
-        assert timeline.start_us.tolist() == [twin.start[i] for i in range(whole.n)]
+        step_graph = bl.unroll(graph, count)
+        device, unit = placed.on(step_graph).device, np.asarray(timeline.info["unit"])
+        is_backward = np.array([n[0] == "B" and not RULES[name].splits for n in step_graph.names])
+        rank = np.lexsort((np.arange(step_graph.n), is_backward, unit)).argsort()
+        twin = simulate_reference(step_graph, machine, device.tolist(), lambda i, _, r=rank: r[i], unit.tolist())
+        assert timeline.start_us.tolist() == [twin.start[i] for i in range(step_graph.n)]
         assert timeline.peak_bytes.tolist() == twin.peak
 
 
 def test_check_finds_a_broken_order():
     graph = bl.generators.pipeline([1.0, 1.0], [2.0, 2.0])
-    placed, machine, whole = by_stage(graph), cluster(2), bl.unroll(graph, 4)
+    placed, machine, step_graph = by_stage(graph), cluster(2), bl.unroll(graph, 4)
     timeline = bl.simulate(graph, machine, placed, micro_batches=4, schedule="1f1b")
     eager = bl.simulate(graph, machine, placed, micro_batches=4)
-    assert bl.check(whole, machine, placed, eager) == ()
-    kinds = {v.kind for v in bl.check(whole, machine, placed, _with_info(eager, timeline.info))}
+    assert bl.check(step_graph, machine, placed, eager) == ()
+    kinds = {v.kind for v in bl.check(step_graph, machine, placed, _with_info(eager, timeline.info))}
     assert "order" in kinds
-    kinds = {v.kind for v in bl.check(whole, machine, placed, _with_info(timeline, {}))}
+    kinds = {v.kind for v in bl.check(step_graph, machine, placed, _with_info(timeline, {}))}
     assert kinds == {"idling"}  # without its schedule the timeline waits for no reason
-    moved = {**timeline.info, "unit": np.roll(timeline.info["unit"], 1)}
-    assert bl.check(whole, machine, placed, _with_info(timeline, moved))
+    shifted_info = {**timeline.info, "unit": np.roll(timeline.info["unit"], 1)}
+    assert bl.check(step_graph, machine, placed, _with_info(timeline, shifted_info))
 
 
 def _with_info(timeline, info):
@@ -186,8 +186,8 @@ def test_the_timeline_says_what_it_followed():
         "B1/mb1:1",
         "B0/mb1:1",
     ]
-    again = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.info["schedule"])
-    assert again.makespan_us == timeline.makespan_us
+    replayed = bl.simulate(graph, cluster(2), by_stage(graph), micro_batches=2, schedule=timeline.info["schedule"])
+    assert replayed.makespan_us == timeline.makespan_us
 
 
 def test_fewer_micro_batches_than_stages_report_the_bubble():
@@ -223,13 +223,13 @@ def test_b_is_what_the_next_stage_waits_for():
             edges += [(at[f"B{layer}"], at[f"{g}{layer - 1}"], 12) for g in "BW"]
     graph = bl.OpGraph.from_edges([1.0] * 16, edges, names=names, forward_of=fo, op_types=types)
     device = np.array([0, 0, 1, 1] * 4)
-    found = find_pipeline_stages(graph, cluster(2), device)
-    part = dict(zip(names, found.phase.tolist(), strict=True))
-    assert {part[f"F{k}"] for k in range(4)} == {F} and {part[f"U{k}"] for k in range(4)} == {END}
-    assert [part[f"B{k}"] for k in (3, 2, 1)] == [B, B, B]
-    assert {part[f"W{k}"] for k in range(4)} == {W}
-    assert part["B0"] == B  # as other stages' B by type, and it feeds no update
-    assert found.stage.tolist() == [0, 0, 1, 1] * 3 + [-1] * 4
+    stages = find_pipeline_stages(graph, cluster(2), device)
+    phase = dict(zip(names, stages.phase.tolist(), strict=True))
+    assert {phase[f"F{k}"] for k in range(4)} == {F} and {phase[f"U{k}"] for k in range(4)} == {END}
+    assert [phase[f"B{k}"] for k in (3, 2, 1)] == [B, B, B]
+    assert {phase[f"W{k}"] for k in range(4)} == {W}
+    assert phase["B0"] == B  # as other stages' B by type, and it feeds no update
+    assert stages.stage.tolist() == [0, 0, 1, 1] * 3 + [-1] * 4
     for schedule in ("gpipe", "1f1b", "zb-h1", "zb-h2", "zb-auto"):
         run(graph, cluster(2, delay=0.5), bl.Placement(device=device), 5, schedule)
 
@@ -241,8 +241,8 @@ def test_a_shared_weight_is_summed_at_the_end():
         [1.0] * 6, edges, names=["F0", "F1", "B1", "B0", "W1", "sum"], forward_of=[-1, -1, 1, 0, 1, 1]
     )
     placed = bl.Placement(device=[0, 1, 1, 0, 1, 1])
-    found = find_pipeline_stages(graph, cluster(2), placed.device)
-    assert found.phase.tolist() == [F, F, B, B, W, END]
+    stages = find_pipeline_stages(graph, cluster(2), placed.device)
+    assert stages.phase.tolist() == [F, F, B, B, W, END]
     run(graph, cluster(2), placed, 4, "1f1b")
 
 
@@ -254,10 +254,10 @@ def test_variables_run_first_and_updates_last():
     for g in range(len(graph.colocation_names)):
         members = np.flatnonzero(graph.colocation == g)
         device[members] = device[members[0]]
-    found = find_pipeline_stages(graph, machine, device)
-    assert found.count == 2
-    assert {graph.op_types[i] for i in np.flatnonzero(found.phase == START)} == {"Variable"}
-    assert {graph.op_types[i] for i in np.flatnonzero(found.phase == END)} >= {"Update"}
+    stages = find_pipeline_stages(graph, machine, device)
+    assert stages.count == 2
+    assert {graph.op_types[i] for i in np.flatnonzero(stages.phase == START)} == {"Variable"}
+    assert {graph.op_types[i] for i in np.flatnonzero(stages.phase == END)} >= {"Update"}
     placed = bl.Placement(device=device)
     for schedule in ("1f1b", "zb-h1"):
         run(graph, machine, placed, 3, schedule)

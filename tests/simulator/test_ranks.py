@@ -52,10 +52,10 @@ def test_mean_is_over_the_devices_that_an_op_may_use():
 
 def test_ranks_of_the_published_example():
     """Topcuoglu, Hariri, Wu 2002, table 3, to the three decimals printed there."""
-    up = [108.000, 77.000, 80.000, 80.000, 69.000, 63.333, 42.667, 35.667, 44.333, 14.667]
-    down = [0.000, 31.000, 25.000, 22.000, 24.000, 27.000, 62.333, 66.667, 63.667, 93.333]
-    assert bl.upward_rank(TEN_TASKS, CLUSTER) == pytest.approx(up, abs=5e-4)
-    assert bl.downward_rank(TEN_TASKS, CLUSTER) == pytest.approx(down, abs=5e-4)
+    upward = [108.000, 77.000, 80.000, 80.000, 69.000, 63.333, 42.667, 35.667, 44.333, 14.667]
+    downward = [0.000, 31.000, 25.000, 22.000, 24.000, 27.000, 62.333, 66.667, 63.667, 93.333]
+    assert bl.upward_rank(TEN_TASKS, CLUSTER) == pytest.approx(upward, abs=5e-4)
+    assert bl.downward_rank(TEN_TASKS, CLUSTER) == pytest.approx(downward, abs=5e-4)
     # t1, t2, t9, t10
     assert bl.critical_path(TEN_TASKS, CLUSTER).tolist() == [0, 1, 8, 9]
 

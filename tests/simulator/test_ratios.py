@@ -15,30 +15,30 @@ def cluster(devices=2, latency=2.0, comm="parallel", memory=10**9):
 
 def test_formulas():
     graph = bl.OpGraph.from_edges([4, 8], [(0, 1, 1)], persistent_bytes=[99, 100])
-    found = bl.ratios(graph, cluster(4, memory=100))
+    proven = bl.ratios(graph, cluster(4, memory=100))
     beta = (2 + 2 * 0.5) / (2 + 0.5)
-    assert found.rho == 2 / 4
-    assert found.etf == 2 + 0.5 - 1 / 4
-    assert found.sct == pytest.approx(1 + (1 - 1 / 4) * beta)
-    assert found.memory_factor == 4 * 100 / (99 + 100 + 1)
-    assert found.m_sct == pytest.approx(found.sct + (1 - beta / 4) / (2 - 1))
-    assert found.premises == ()
-    assert math.isnan(found.achieved)
+    assert proven.rho == 2 / 4
+    assert proven.etf == 2 + 0.5 - 1 / 4
+    assert proven.sct == pytest.approx(1 + (1 - 1 / 4) * beta)
+    assert proven.memory_factor == 4 * 100 / (99 + 100 + 1)
+    assert proven.m_sct == pytest.approx(proven.sct + (1 - beta / 4) / (2 - 1))
+    assert proven.premises == ()
+    assert math.isnan(proven.achieved)
 
 
 def test_premises_that_fail_are_named():
     graph = bl.OpGraph.from_edges([1, 8, 8], [(0, 1, 1), (1, 2, 1)], colocation=[0, 0, -1], colocation_names=("w",))
-    found = bl.ratios(graph, cluster(comm="sequential"))
-    assert not found.sct_assumption
-    assert found.sct_share == 0.5  # the edge between the two ops of 8
-    assert len(found.premises) == 3
+    proven = bl.ratios(graph, cluster(comm="sequential"))
+    assert not proven.sct_assumption
+    assert proven.sct_share == 0.5  # the edge between the two ops of 8
+    assert len(proven.premises) == 3
     assert math.isnan(bl.ratios(graph, cluster(memory=0)).m_sct)
 
 
 def test_zero_durations_leave_no_ratio_for_etf():
-    found = bl.ratios(bl.OpGraph.from_edges([0, 1], [(0, 1, 1)]), cluster())
-    assert found.rho == math.inf
-    assert found.sct == 1 + (1 - 1 / 2) * 2
+    proven = bl.ratios(bl.OpGraph.from_edges([0, 1], [(0, 1, 1)]), cluster())
+    assert proven.rho == math.inf
+    assert proven.sct == 1 + (1 - 1 / 2) * 2
 
 
 def test_achieved_gap():
@@ -53,9 +53,9 @@ def test_etf_and_sct_keep_their_promise_where_the_premises_hold(seed):
     n, devices = int(rng.integers(2, 7)), int(rng.integers(2, 4))
     edges = [(i, j, 1) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.5]
     graph, clu = bl.OpGraph.from_edges(rng.integers(3, 9, n).astype(float), edges), cluster(devices)
-    found = bl.ratios(graph, clu)
-    assert found.premises == ()
+    proven = bl.ratios(graph, clu)
+    assert proven.premises == ()
     best = optimum(graph, clu, orders=False)
-    for placer, ratio in (("etf", found.etf), ("m-etf", found.etf), ("sct", found.sct), ("m-sct", found.m_sct)):
+    for placer, ratio in (("etf", proven.etf), ("m-etf", proven.etf), ("sct", proven.sct), ("m-sct", proven.m_sct)):
         planned = bl.place(graph, clu, placer).info["planned_makespan_us"]
         assert planned <= ratio * best * (1 + 1e-9)

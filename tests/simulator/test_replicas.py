@@ -49,12 +49,12 @@ def test_data_parallel_step_by_hand(comm, schedule):
         assert rounds == ring_us(cluster, (0, 1), 40)
     assert len(timeline.transfers) == 4
     assert timeline.moved_bytes == 4 * 20
-    whole = bl.unroll(graph, 4, placed)
-    assert bl.check(whole, cluster, placed, timeline) == ()
-    assert whole.names.count("update") == whole.names.count("update/replica1") == 1
+    step_graph = bl.unroll(graph, 4, placed)
+    assert bl.check(step_graph, cluster, placed, timeline) == ()
+    assert step_graph.names.count("update") == step_graph.names.count("update/replica1") == 1
     # Each replica keeps the weight; the sum of its two gradients is made by one addition.
-    assert whole.persistent_bytes.sum() == 200
-    assert sum(t == "Accumulate" for t in whole.op_types) == 2
+    assert step_graph.persistent_bytes.sum() == 200
+    assert sum(t == "Accumulate" for t in step_graph.op_types) == 2
     assert timeline.peak_bytes.min() >= 100 + 40 + 40 + 40  # the weight, its value, its gradient and the sum
 
 
@@ -65,12 +65,12 @@ def test_ring_of_three_by_hand():
     placed = bl.Placement(device=[0, 0], replicas=[(0, 1, 2)])
     timeline = bl.simulate(graph, cluster, placed, micro_batches=3, schedule="1f1b")
     assert timeline.info["schedule"] == "0F0 0B0\n0F1 0B1\n0F2 0B2"
-    whole = bl.unroll(graph, 3, placed)
-    ring = [i for i, kind in enumerate(whole.op_types) if kind == "AllReduce"]
+    step_graph = bl.unroll(graph, 3, placed)
+    ring = [i for i, kind in enumerate(step_graph.op_types) if kind == "AllReduce"]
     assert timeline.end_us[ring].max() == 6.0 + 4 * 6.0 == 6.0 + ring_us(cluster, (0, 1, 2), 30)
     assert len(timeline.transfers) == 12
-    assert whole.persistent_bytes.tolist().count(30) == 3
-    assert bl.check(whole, cluster, placed, timeline) == ()
+    assert step_graph.persistent_bytes.tolist().count(30) == 3
+    assert bl.check(step_graph, cluster, placed, timeline) == ()
 
 
 def test_one_forward_one_backward_round_robin():
@@ -88,12 +88,12 @@ def shared_pipeline(seed: int) -> tuple[bl.OpGraph, bl.Placement, list[int]]:
     graph = bl.generators.pipeline(
         rng.uniform(1, 5, stages), rng.uniform(1, 5, stages), rng.uniform(1, 5, stages), output_bytes=10
     )
-    held = np.zeros(graph.n, dtype=np.int64)
-    held[:stages] = rng.integers(0, 100, stages)
+    persistent = np.zeros(graph.n, dtype=np.int64)
+    persistent[:stages] = rng.integers(0, 100, stages)
     width = rng.integers(1, 4, stages).tolist()
     first = np.concatenate([[0], np.cumsum(width)])[:-1]
     groups = tuple(tuple(range(a, a + w)) for a, w in zip(first.tolist(), width, strict=True) if w > 1)
-    return graph.replace(persistent_bytes=held), bl.Placement(device=np.tile(first, 3), replicas=groups), width
+    return graph.replace(persistent_bytes=persistent), bl.Placement(device=np.tile(first, 3), replicas=groups), width
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -102,16 +102,16 @@ def test_every_schedule_of_shared_stages_is_valid(seed, comm):
     graph, placed, width = shared_pipeline(seed)
     cluster = bl.Cluster.uniform(sum(width), memory_bytes=10_000, link=bl.Link(0.3, 0.05), comm=comm)
     count = max(width) + seed
-    whole = bl.unroll(graph, count, placed)
+    step_graph = bl.unroll(graph, count, placed)
     for name in (None, *(name for name, rule in RULES.items() if rule.shape == "chain"), "interleaved-1f1b"):
         timeline = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=name)
-        assert bl.check(whole, cluster, placed, timeline) == ()
+        assert bl.check(step_graph, cluster, placed, timeline) == ()
         bound = bl.bounds(graph, cluster, micro_batches=count, placement=placed).best
         load = bl.throughput(graph, cluster, placed, micro_batches=count).loads["compute"].max() * count
         assert max(bound, load * (1 - max(width) / count)) <= timeline.makespan_us * (1 + 1e-9)
         if name is not None:
-            again = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=timeline.info["schedule"])
-            assert again.makespan_us == timeline.makespan_us
+            replayed = bl.simulate(graph, cluster, placed, micro_batches=count, schedule=timeline.info["schedule"])
+            assert replayed.makespan_us == timeline.makespan_us
             assert Schedule.parse(timeline.info["schedule"]).orders
 
 
@@ -163,19 +163,19 @@ def test_placements_of_groups_and_shared_weights():
     by_name = [home["first" not in str(coarse.colocation_names[c])] for c in coarse.colocation]
     placed = bl.Placement(device=by_name, replicas=[(0, 1)], group_of=coarse.group_of, source_key=graph.key)
     timeline = bl.simulate(graph, cluster, placed, micro_batches=4, schedule="gpipe")
-    whole = bl.unroll(graph, 4, placed)
-    assert bl.check(whole, cluster, placed, timeline) == ()
-    ring = [i for i, kind in enumerate(whole.op_types) if kind == "AllReduce"]
+    step_graph = bl.unroll(graph, 4, placed)
+    assert bl.check(step_graph, cluster, placed, timeline) == ()
+    ring = [i for i, kind in enumerate(step_graph.op_types) if kind == "AllReduce"]
     assert len(ring) == 2 * 3
-    assert timeline.start_us[whole.names.index("update")] >= timeline.end_us[ring].max()
+    assert timeline.start_us[step_graph.names.index("update")] >= timeline.end_us[ring].max()
 
 
 def test_steps_of_replicas_are_kept_in_files(tmp_path):
     graph, placed = data_parallel(), bl.Placement(device=[0] * 4, replicas=[(0, 1)])
-    whole = bl.unroll(graph, 4, placed)
-    bl.save_graph(whole, tmp_path / "step.json")
-    assert bl.load_graph(tmp_path / "step.json").content_key == whole.content_key
-    assert bl.OpGraph.from_networkx(whole.to_networkx()).content_key == whole.content_key
+    step_graph = bl.unroll(graph, 4, placed)
+    bl.save_graph(step_graph, tmp_path / "step.json")
+    assert bl.load_graph(tmp_path / "step.json").content_key == step_graph.content_key
+    assert bl.OpGraph.from_networkx(step_graph.to_networkx()).content_key == step_graph.content_key
 
 
 def test_bad_input():

@@ -7,12 +7,14 @@ import baechi_lab as bl
 from baechi_lab.simulator.schedules import RULES, Schedule, Setting, list_schedules, make_rule, make_schedule
 
 
-def setting(devices, count, shape="chain", chunks=2, room=np.inf, kept=1.0, us=(1.0, 1.0, 1.0), send=0.0):
+def setting(devices, count, shape="chain", chunks=2, capacity=np.inf, kept_bytes=1.0, us=(1.0, 1.0, 1.0), send=0.0):
     stages = {"chain": devices, "loop": devices * chunks, "v": 2 * devices}[shape]
     line = [*range(devices), *reversed(range(devices))] if shape == "v" else [s % devices for s in range(stages)]
     full = [np.full(stages, x) for x in us]
     sends = [np.full(stages - 1, send)] * 2
-    return Setting(tuple(line), count, *full, *sends, np.ones(stages), np.full(stages, kept), np.full(devices, room))
+    return Setting(
+        tuple(line), count, *full, *sends, np.ones(stages), np.full(stages, kept_bytes), np.full(devices, capacity)
+    )
 
 
 def in_flight(schedule, device, until):
@@ -49,53 +51,56 @@ def test_every_schedule_is_complete_free_of_dead_lock_and_parses_back(name):
         for count in (1, 2, 3, 5, 8, 13):
             if name == "zb-auto" and count * devices > 8:
                 continue
-            made = make_schedule(rule, setting(devices, count, rule.shape, room=2.0 * devices))
-            assert Schedule.parse(str(made)) == made
-            assert made.splits == rule.splits
+            schedule = make_schedule(rule, setting(devices, count, rule.shape, capacity=2.0 * devices))
+            assert Schedule.parse(str(schedule)) == schedule
+            assert schedule.splits == rule.splits
 
 
 def test_interleaved_with_more_stages_per_device():
     for chunks in (1, 2, 3, 4):
         for devices in (2, 3, 4):
             for count in range(1, 18):
-                given = setting(devices, count, "loop", chunks)
-                made = make_schedule(make_rule("interleaved-1f1b"), given)
-                made.check(given.stage_device, count)  # complete, and free of dead-lock
-                held = [{unit.stage for unit in order} for order in made.orders]
-                assert held == [set(range(d, chunks * devices, devices)) for d in range(devices)]
+                pipeline = setting(devices, count, "loop", chunks)
+                schedule = make_schedule(make_rule("interleaved-1f1b"), pipeline)
+                schedule.check(pipeline.stage_device, count)  # complete, and free of dead-lock
+                stages_of_lines = [{unit.stage for unit in order} for order in schedule.orders]
+                assert stages_of_lines == [set(range(d, chunks * devices, devices)) for d in range(devices)]
 
 
 @pytest.mark.parametrize("count", [2, 4, 9])
 def test_activations_held(count):
     p = 4
-    made = {name: make_schedule(make_rule(name), setting(p, count)) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")}
-    assert [in_flight(made["gpipe"], d, "B") for d in range(p)] == [count] * p
-    assert [in_flight(made["1f1b"], d, "B") for d in range(p)] == [min(count, p - d) for d in range(p)]
-    assert all(in_flight(made["zb-h1"], d, "W") <= p for d in range(p))
-    assert all(in_flight(made["zb-h2"], d, "W") <= 2 * p - 1 for d in range(p))
+    schedules = {
+        name: make_schedule(make_rule(name), setting(p, count)) for name in ("gpipe", "1f1b", "zb-h1", "zb-h2")
+    }
+    assert [in_flight(schedules["gpipe"], d, "B") for d in range(p)] == [count] * p
+    assert [in_flight(schedules["1f1b"], d, "B") for d in range(p)] == [min(count, p - d) for d in range(p)]
+    assert all(in_flight(schedules["zb-h1"], d, "W") <= p for d in range(p))
+    assert all(in_flight(schedules["zb-h2"], d, "W") <= 2 * p - 1 for d in range(p))
     v = make_schedule(make_rule("zb-v"), setting(p, count, "v"))
     assert all(in_flight(v, d, "W") <= 2 * p for d in range(p))  # of half a device's work each
 
 
-@pytest.mark.parametrize("room", [1.0, 2.5, 4.0, 7.0])
-@pytest.mark.parametrize("kept", [0.0, 0.4, 1.0])
-def test_zb_auto_keeps_to_the_room(room, kept):
+@pytest.mark.parametrize("capacity", [1.0, 2.5, 4.0, 7.0])
+@pytest.mark.parametrize("kept_bytes", [0.0, 0.4, 1.0])
+def test_zb_auto_keeps_to_the_room(capacity, kept_bytes):
     rng = np.random.default_rng(3)
-    made = make_schedule(
-        make_rule("zb-auto"), setting(4, 6, room=room, kept=kept, us=rng.uniform(1, 3, (3, 1)), send=0.1)
+    schedule = make_schedule(
+        make_rule("zb-auto"),
+        setting(4, 6, capacity=capacity, kept_bytes=kept_bytes, us=rng.uniform(1, 3, (3, 1)), send=0.1),
     )
-    change = {"F": 1.0, "B": kept - 1.0, "W": -kept}
-    for order in made.orders:
-        assert np.cumsum([change[unit.kind] for unit in order]).max() <= room + kept + 1e-9
-        if room > 1.0:
-            assert np.cumsum([change[unit.kind] for unit in order]).max() <= room + 1e-9
+    change = {"F": 1.0, "B": kept_bytes - 1.0, "W": -kept_bytes}
+    for order in schedule.orders:
+        assert np.cumsum([change[unit.kind] for unit in order]).max() <= capacity + kept_bytes + 1e-9
+        if capacity > 1.0:
+            assert np.cumsum([change[unit.kind] for unit in order]).max() <= capacity + 1e-9
 
 
 def test_inference_has_forwards_only():
-    given = setting(3, 4)
+    pipeline = setting(3, 4)
     for name in ("gpipe", "1f1b", "zb-h1", "zb-auto"):
-        made = make_schedule(make_rule(name), Setting(**{**vars(given), "training": False}))
-        assert str(made) == "\n".join(" ".join(f"{s}F{m}" for m in range(4)) for s in range(3))
+        schedule = make_schedule(make_rule(name), Setting(**{**vars(pipeline), "training": False}))
+        assert str(schedule) == "\n".join(" ".join(f"{s}F{m}" for m in range(4)) for s in range(3))
 
 
 def test_list_and_names():
@@ -147,8 +152,8 @@ def test_the_empty_schedule_of_a_graph_without_ops_parses_back():
     graph, cluster, placed = bl.OpGraph.from_edges([]), bl.Cluster.uniform(2), bl.Placement(device=[])
     timeline = bl.simulate(graph, cluster, placed, micro_batches=2, schedule="1f1b")
     assert timeline.info["schedule"] == "" and Schedule.parse("") == Schedule(())
-    again = bl.simulate(graph, cluster, placed, micro_batches=2, schedule=timeline.info["schedule"])
-    assert again.makespan_us == 0.0
+    replayed = bl.simulate(graph, cluster, placed, micro_batches=2, schedule=timeline.info["schedule"])
+    assert replayed.makespan_us == 0.0
     with pytest.raises(bl.InvalidInput, match="the schedule has 0 lines; the pipeline has 1 devices"):
         bl.simulate(bl.OpGraph.from_edges([1.0]), cluster, bl.Placement(device=[0]), micro_batches=2, schedule="")
 

@@ -24,8 +24,8 @@ def peaks(graph, cluster=ONE, device=None):
     return timeline.peak_bytes.tolist()
 
 
-def held(graph, mine):
-    return int(graph.persistent_bytes[mine].sum())
+def held(graph, device):
+    return int(graph.persistent_bytes[device].sum())
 
 
 def test_an_op_writes_over_an_input_that_nobody_else_needs():
@@ -80,25 +80,25 @@ def test_a_received_copy_is_not_written_over():
 
 
 @pytest.mark.parametrize(
-    ("edges", "most"), [([(0, 1, 40), (1, 2, 40)], 40), ([(0, 1, 40), (0, 2, 40), (1, 2, 40)], 80)]
+    ("edges", "peak"), [([(0, 1, 40), (1, 2, 40)], 40), ([(0, 1, 40), (0, 2, 40), (1, 2, 40)], 80)]
 )
-def test_tensorflow_writes_over_a_received_copy(edges, most):
+def test_tensorflow_writes_over_a_received_copy(edges, peak):
     """1 and 2 are elsewhere: the result of 1 lies in the copy of 0, unless 2 reads that too. Also where it is sent back."""
     for last in (1, 0) if len(edges) == 2 else (1,):
         graph = OpGraph.from_edges([1, 1, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN])
         line = bl.simulate(graph, TWO, bl.Placement(device=[0, 1, last]))
         assert line.peak_bytes[1] == 80 and apply_buffer_reuse(graph, TWO, line).peak_bytes[1] == 80
-        assert apply_buffer_reuse(graph, TWO, line, over_copies_us=0.0).peak_bytes[1] == most
+        assert apply_buffer_reuse(graph, TWO, line, over_copies_us=0.0).peak_bytes[1] == peak
 
 
-@pytest.mark.parametrize(("after", "most"), [(0.0, 40), (3.0, 40), (3.5, 80)])
-def test_only_after_a_while(after, most):
+@pytest.mark.parametrize(("after", "peak"), [(0.0, 40), (3.0, 40), (3.5, 80)])
+def test_only_after_a_while(after, peak):
     """0's output is there at 1; on that device 1 begins at 4, after 2, and 3 reads what it makes."""
     edges = [(0, 1, 40), (2, 1, 0), (1, 3, 40)]
     graph = OpGraph.from_edges([1, 1, 4, 1], edges).replace(reuse=[OWN, OVERWRITES, OWN, OWN])
     line = bl.simulate(graph, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 1, 1, 1]))
     assert line.start_us[1] == 4.0
-    assert apply_buffer_reuse(graph, TWO, line, over_copies_us=after).peak_bytes[1] == most
+    assert apply_buffer_reuse(graph, TWO, line, over_copies_us=after).peak_bytes[1] == peak
 
 
 def test_what_is_sent_lies_in_memory_to_send_from():
@@ -121,9 +121,9 @@ def test_an_op_that_grows_takes_its_persistent_bytes_when_it_starts():
     )
     assert peaks(graph) == [50 + 1 + 40]
     assert peaks(graph.replace(reuse=[OWN, GROWS, OWN])) == [50 + 1 + 40]
-    early = graph.replace(temp_bytes=[60, 0, 0])  # 60 + 30 beside 50 that are there, or not yet
-    assert peaks(early) == [50 + 60 + 30]
-    assert peaks(early.replace(reuse=[OWN, GROWS, OWN])) == [60 + 30]
+    with_temporary = graph.replace(temp_bytes=[60, 0, 0])  # 60 + 30 beside 50 that are there, or not yet
+    assert peaks(with_temporary) == [50 + 60 + 30]
+    assert peaks(with_temporary.replace(reuse=[OWN, GROWS, OWN])) == [60 + 30]
 
 
 def test_an_op_of_no_time_holds_inputs_and_outputs_together():
@@ -137,8 +137,8 @@ def test_an_op_of_no_time_holds_inputs_and_outputs_together():
     assert timeline.peak_bytes.tolist() == [30 + 40] and timeline.info["turn"].tolist() == [1, 2, 3]
     assert [(v.kind, v.time_us, v.op) for v in bl.check(graph, small, home, timeline)] == [("memory", 1.0, 1)]
     for wrong in ([1, 2, 2], [1, 3, 2], [1, 2], [1, 2, -3]):
-        told = dataclasses.replace(timeline, info={"turn": wrong})
-        assert {v.kind for v in bl.check(graph, small, home, told)} == {"order"}
+        changed = dataclasses.replace(timeline, info={"turn": wrong})
+        assert {v.kind for v in bl.check(graph, small, home, changed)} == {"order"}
     with pytest.raises(bl.InvalidInput, match="turn"):
         bl.check(graph, small, home, dataclasses.replace(timeline, info={"turn": [[1], 2, 3]}))
 
@@ -175,21 +175,21 @@ def test_both_ways_of_counting_agree(seed):
     """The check refuses a limit of one byte less than the simulated peak, and accepts the peak; odd ones have ops of no time."""
     graph, cluster, placement = random_case(seed)
     if seed % 2:
-        still = np.random.default_rng(seed).random(graph.n) < 0.6
-        graph = graph.replace(duration_us=np.where(still, 0.0, np.ceil(graph.duration_us)))
+        stays = np.random.default_rng(seed).random(graph.n) < 0.6
+        graph = graph.replace(duration_us=np.where(stays, 0.0, np.ceil(graph.duration_us)))
         cluster = cluster.replace(link=bl.Link(0.0, 0.125 * (seed % 4 == 1)))
         alone, plain = (
             bl.simulate(graph.replace(reuse=r), cluster, placement, "fifo") for r in ([OWN] * graph.n, None)
         )
         assert alone.peak_bytes.tolist() == plain.peak_bytes.tolist()
     timeline = bl.simulate(graph, cluster, placement, "fifo")
-    for less, expected in ((0, set()), (1, set(np.flatnonzero(timeline.peak_bytes > 0).tolist()))):
-        limits = np.maximum(timeline.peak_bytes - less, 0)
+    for missing_bytes, expected in ((0, set()), (1, set(np.flatnonzero(timeline.peak_bytes > 0).tolist()))):
+        limits = np.maximum(timeline.peak_bytes - missing_bytes, 0)
         tight = cluster.with_memory(limits.tolist())
-        again = bl.simulate(graph, tight, placement, "fifo")
-        found = bl.check(graph, tight, placement, again)
-        assert {v.device for v in found if v.kind == "memory"} == expected
-        assert {v.device for v in again.violations} == expected
+        replayed = bl.simulate(graph, tight, placement, "fifo")
+        violations = bl.check(graph, tight, placement, replayed)
+        assert {v.device for v in violations if v.kind == "memory"} == expected
+        assert {v.device for v in replayed.violations} == expected
 
 
 @pytest.mark.parametrize("seed", fast(range(60), 12))

@@ -20,41 +20,41 @@ def forked():
 
 def test_loads_by_communication_mode(forked):
     placed = bl.Placement(device=[0, 1, 2])
-    found = {comm: bl.throughput(forked, cluster(comm), placed) for comm in ("parallel", "sequential", "duplex")}
-    assert all(f.loads["compute"].tolist() == [4, 6, 3] for f in found.values())
-    assert list(found["parallel"].loads) == ["compute"]
-    assert found["sequential"].loads["queue"].tolist() == [2 + 2, 2 + 4, 2 + 4]
-    assert found["duplex"].loads["send"].tolist() == [2 + 2, 4, 0]
-    assert found["duplex"].loads["receive"].tolist() == [0, 2, 2 + 4]
-    assert [f.period_us for f in found.values()] == [6, 6, 6]
-    assert found["sequential"].bottleneck == ("compute", "gpu:1")
+    steady = {comm: bl.throughput(forked, cluster(comm), placed) for comm in ("parallel", "sequential", "duplex")}
+    assert all(f.loads["compute"].tolist() == [4, 6, 3] for f in steady.values())
+    assert list(steady["parallel"].loads) == ["compute"]
+    assert steady["sequential"].loads["queue"].tolist() == [2 + 2, 2 + 4, 2 + 4]
+    assert steady["duplex"].loads["send"].tolist() == [2 + 2, 4, 0]
+    assert steady["duplex"].loads["receive"].tolist() == [0, 2, 2 + 4]
+    assert [f.period_us for f in steady.values()] == [6, 6, 6]
+    assert steady["sequential"].bottleneck == ("compute", "gpu:1")
 
 
 def test_sum_charges_a_producer_once_for_sending_and_each_receiver_once(forked):
-    found = bl.throughput(forked, cluster("parallel"), bl.Placement(device=[0, 1, 2]), sum=True)
-    assert found.loads["compute and transfers"].tolist() == [4 + 2, 6 + 2 + 4, 3 + 2 + 4]
-    assert found.period_us == 12
-    assert found.samples_per_second(24) == 24 / 12e-6
+    steady = bl.throughput(forked, cluster("parallel"), bl.Placement(device=[0, 1, 2]), sum=True)
+    assert steady.loads["compute and transfers"].tolist() == [4 + 2, 6 + 2 + 4, 3 + 2 + 4]
+    assert steady.period_us == 12
+    assert steady.samples_per_second(24) == 24 / 12e-6
 
 
 def test_a_tensor_goes_to_a_device_once():
     graph = bl.OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (0, 2, 10)])
-    found = bl.throughput(graph, cluster("sequential", 2), bl.Placement(device=[0, 1, 1]))
-    assert found.loads["queue"].tolist() == [2, 2]
-    assert found.bottleneck == ("compute", "gpu:1")
+    steady = bl.throughput(graph, cluster("sequential", 2), bl.Placement(device=[0, 1, 1]))
+    assert steady.loads["queue"].tolist() == [2, 2]
+    assert steady.bottleneck == ("compute", "gpu:1")
 
 
 def test_sum_takes_the_dearest_link_of_a_tensor():
     link = [[bl.Link(float(a + 2 * b), 0.0) for b in range(3)] for a in range(3)]
     graph = bl.OpGraph.from_edges([1.0, 1.0, 1.0], [(0, 1, 10), (0, 2, 10)])
-    found = bl.throughput(graph, cluster("parallel", link=link), bl.Placement(device=[0, 1, 2]), sum=True)
-    assert found.loads["compute and transfers"].tolist() == [1 + 4, 1 + 2, 1 + 4]
+    steady = bl.throughput(graph, cluster("parallel", link=link), bl.Placement(device=[0, 1, 2]), sum=True)
+    assert steady.loads["compute and transfers"].tolist() == [1 + 4, 1 + 2, 1 + 4]
 
 
 def test_processor_time_of_messages_is_compute():
     graph = bl.OpGraph.from_edges([1.0, 1.0], [(0, 1, 10)])
-    found = bl.throughput(graph, cluster("parallel", 2, bl.Link(5.0, 0.0, 3.0)), bl.Placement(device=[0, 1]))
-    assert found.period_us == 1 + 3
+    steady = bl.throughput(graph, cluster("parallel", 2, bl.Link(5.0, 0.0, 3.0)), bl.Placement(device=[0, 1]))
+    assert steady.period_us == 1 + 3
 
 
 def test_kinds_speeds_and_coarse_placements():
@@ -70,16 +70,16 @@ def test_kinds_speeds_and_coarse_placements():
 
 def test_nothing_to_do_takes_no_time():
     graph = bl.OpGraph.from_edges([0.0])
-    found = bl.throughput(graph, cluster("sequential"), bl.Placement(device=[0]))
-    assert found.period_us == 0 and found.samples_per_second(1) == np.inf
+    steady = bl.throughput(graph, cluster("sequential"), bl.Placement(device=[0]))
+    assert steady.period_us == 0 and steady.samples_per_second(1) == np.inf
     assert bl.throughput(bl.OpGraph.from_edges([]), cluster("duplex"), bl.Placement(device=[])).period_us == 0
 
 
 @pytest.mark.parametrize("batch", [0, -1, float("nan"), float("inf"), True])
 def test_batch_size_is_checked(batch):
-    found = bl.throughput(bl.OpGraph.from_edges([1.0]), cluster("sequential"), bl.Placement(device=[0]))
+    steady = bl.throughput(bl.OpGraph.from_edges([1.0]), cluster("sequential"), bl.Placement(device=[0]))
     with pytest.raises(bl.InvalidInput, match=r"batch_size is .*above 0"):
-        found.samples_per_second(batch)
+        steady.samples_per_second(batch)
 
 
 @pytest.mark.parametrize("comm", ["parallel", "duplex"])
@@ -97,7 +97,7 @@ def test_many_copies_in_flight_come_near_the_period(comm, seed):
     machine = cluster(comm, stages)
     device = np.arange(stages)
     period = bl.throughput(one, machine, bl.Placement(device=device)).period_us
-    made = bl.Placement(device=np.tile(device, count), order=np.arange(count * stages))
-    makespan = bl.simulate(copies, machine, made).makespan_us
+    ordered = bl.Placement(device=np.tile(device, count), order=np.arange(count * stages))
+    makespan = bl.simulate(copies, machine, ordered).makespan_us
     filling = bl.simulate(one, machine, bl.Placement(device=device)).makespan_us
     assert count * period - 1e-6 <= makespan <= (count - 1) * period + filling + 1e-6

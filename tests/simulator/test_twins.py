@@ -25,9 +25,14 @@ def test_kernel_twin_and_check_agree(seed):
         assert timeline.start_us.tolist() == [twin.start[i] for i in range(graph.n)]
         assert timeline.end_us.tolist() == [twin.end[i] for i in range(graph.n)]
         assert timeline.peak_bytes.tolist() == twin.peak
-        moved = timeline.transfers
+        transfers = timeline.transfers
         rows = zip(
-            moved.tensor.tolist(), moved.target.tolist(), moved.start_us, moved.receive_us, moved.end_us, strict=True
+            transfers.tensor.tolist(),
+            transfers.target.tolist(),
+            transfers.start_us,
+            transfers.receive_us,
+            transfers.end_us,
+            strict=True,
         )
         assert {(t, d): (a, b, c) for t, d, a, b, c in rows} == twin.transfers
         assert bl.check(graph, cluster, placement, timeline) == ()
