@@ -37,7 +37,7 @@ COMMANDS = {
     "worker": "serve this machine's devices to a run on several machines",
     "secret": "make the file that the workers of several machines ask for",
 }
-"""Sub-command -> its one line; the module of the same name below this package has the rest."""
+"""Sub-command -> its summary. The module of the same name in this package implements it."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -47,13 +47,13 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _one_line(text: str) -> str:
-    """A message on one line; what it quotes may be of any length, and is cut in the middle."""
+    """Returns a message on one line, shortened in the middle if it is long."""
     line = " ".join(text.split())
     return line if len(line) <= 1000 else f"{line[:500]} ... {line[-400:]}"
 
 
 def parser() -> argparse.ArgumentParser:
-    """The argument parser with all sub-commands."""
+    """Returns the argument parser with all sub-commands."""
     top = _Parser(
         prog="baechi-lab", description="Which operator should run on which device, and what does a step cost?"
     )
@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
 
 @contextlib.contextmanager
 def _collecting_warnings(notes: list[str]) -> Iterator[None]:
-    """Our own warnings become notes, for after the results; an error is one sentence, and has none."""
+    """Collects this package's warnings as notes, which are printed after the results. After an error none are printed."""
     with warnings.catch_warnings():
         show = warnings.showwarning
 
@@ -88,12 +88,12 @@ def _collecting_warnings(notes: list[str]) -> Iterator[None]:
 
 
 RETRY_SECONDS = 0.05
-"""After which time a lost Ctrl-C is raised again."""
+"""Delay after which a lost Ctrl-C is raised again."""
 
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside, a Ctrl-C that arrives in a callback of C code is raised again: Python prints its traceback and forgets it."""
+    """Raises a Ctrl-C again that arrived in a callback of C code, where Python only prints its traceback."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..comparison import compare
 
     cluster = options.cluster_from(arguments)
-    if arguments.optimize is None:  # groups that a stage cannot part make no pipeline
+    if arguments.optimize is None:  # groups that a pipeline stage cannot split allow no pipeline
         arguments.optimize = arguments.micro_batches is None
     placers = options.distinct(arguments.placers, "--placers")
     common: dict[str, Any] = {"seed": options.whole_number(arguments.seed, "--seed", lowest=0)}
@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _measurement_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """What `bl.compare` measures; nothing without --step."""
+    """Returns the measurement arguments of `bl.compare`; empty without --step."""
     from ..errors import InvalidInput
 
     count = options.whole_number(arguments.steps, "--steps", lowest=1)

@@ -1,4 +1,4 @@
-"""Standard error: progress for people only."""
+"""Progress on standard error, if it is a terminal."""
 
 from __future__ import annotations
 
@@ -9,29 +9,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 DELAY_SECONDS = 2.0
-"""What takes longer says how long it has been at work."""
+"""Work that takes longer shows a progress line."""
 REFRESH_SECONDS = 1.0
 
 
 def shows_progress() -> bool:
-    """Is somebody watching?"""
+    """Whether standard error is a terminal."""
     return sys.stderr.isatty()
 
 
 class Status:
-    """What a line of progress says; `detail` may change while it is shown."""
+    """The text of a progress line. `detail` may change while it is shown."""
 
     def __init__(self, text: str):
         self.text, self.detail = text, ""
 
     def line(self, seconds: float) -> str:
-        """The line after so many seconds."""
+        """Returns the line after `seconds`."""
         return f"{self.text} ({seconds:.0f} s{self.detail and f', {self.detail}'})"
 
 
 @contextmanager
 def progress(text: str) -> Iterator[Status]:
-    """Inside, a line on a terminal's standard error says what is going on and for how long, after `DELAY_SECONDS`."""
+    """Shows a line with `text` and the elapsed time on a terminal's standard error, after `DELAY_SECONDS`."""
     status = Status(text)
     if not shows_progress():
         yield status

@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Everything, in the order of the pipeline."""
+    """Run all stages in the order of the pipeline."""
     from .. import bounds, compare, execute, export, profile
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate
@@ -121,7 +121,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def attached_cluster(devices: int, memory: str | None) -> Cluster:
-    """`devices` devices of this machine, with the link measured between the first two.
+    """Returns `devices` devices of this machine, with the link measured between the first two.
 
     Parts of one GPU have no link of their own to measure; they keep the default one.
     """
@@ -137,14 +137,14 @@ def attached_cluster(devices: int, memory: str | None) -> Cluster:
 
 
 def sharing(cluster: Cluster, cores: int) -> str:
-    """What the comparison of the two numbers must consider, if anything."""
+    """Returns a remark on the comparison of simulated and measured time if devices share cores, else an empty text."""
     if cluster.devices[0].family == "cpu" and cores < cluster.n:
         return f"(the {cluster.n} logical CPU devices share {cores} cores here; the simulation gives each its own)"
     return ""
 
 
 def best_placer(table: pandas.DataFrame) -> str:
-    """The feasible row with the smallest simulated step time; the first of equals."""
+    """Returns the placer with the smallest simulated step time among feasible rows; the first of equals."""
     feasible = table[table["feasible"].astype(bool)]
     if feasible.empty:
         reasons = "; ".join(f"{row['placer']}: {row['error']}" for _, row in table.iterrows())
@@ -153,7 +153,7 @@ def best_placer(table: pandas.DataFrame) -> str:
 
 
 class _Narrator:
-    """Says what is going on and how long it took; silent for `--json`."""
+    """Prints each stage and its duration; silent for `--json`."""
 
     def __init__(self, quiet: bool):
         self.quiet = quiet

@@ -62,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _graph_of(step: Step | TorchStep) -> OpGraph:
-    """The ops of the step in the order of its profile; of a PyTorch step, with what one run takes."""
+    """Returns the graph of the step, with its ops in the order of its profile; for a PyTorch step, with durations."""
     if isinstance(step, Step):
         from ..executors.structure import graph_of
 
@@ -79,7 +79,7 @@ def _write_plan(
     cluster: Cluster,
     step: Step | TorchStep | None = None,
 ) -> int:
-    """The text to its file or to standard output, what it lost to standard error."""
+    """Writes the plan to its file or to standard output, and what the format cannot express to standard error."""
     from ..exporters.plans import write_plan
     from ..graph.formats.files import write_atomically
     from ..simulator import simulate

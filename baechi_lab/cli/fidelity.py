@@ -91,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _cases(names: list[str]) -> Iterator[Case]:
-    """Every model when its turn comes; a step of one's own goes by its function's name."""
+    """Yields the cases, each built when it is needed. A step from a file has its function's name."""
     from ..fidelity import Case
     from ..fidelity.study import MODELS, cases_of
 

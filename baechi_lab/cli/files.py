@@ -35,7 +35,7 @@ def is_file(model: str) -> bool:
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Raise where options of files are given with another MODEL."""
+    """Raises `InvalidInput` if options of files are given with another MODEL."""
     for option in ("inference", "optimizer_states", "execution_trace"):
         if getattr(arguments, option):
             raise InvalidInput(
@@ -44,7 +44,7 @@ def refuse_options(arguments: argparse.Namespace) -> None:
 
 
 def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:
-    """The graph in the file and what there is to say; warnings become notes."""
+    """Returns the graph in the file and facts to print. Warnings become notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         graph_and_facts = _program(arguments, hardware) if arguments.model.endswith(PROGRAMS) else _trace(arguments)
@@ -98,7 +98,7 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
 
 
 def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
-    """The graph of a program, trace or graph file, and its placement from --placement or by --placer."""
+    """Returns the graph of a program, trace or graph file, and its placement from --placement or --placer."""
     from ..graph.formats.files import load_placement
     from ..pipeline import Pipeline
     from ..profilers import profile_program

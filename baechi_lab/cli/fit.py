@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _print(answer: Fit) -> None:
-    """The answer, a table of ways, what each gives up or why it is none, and the code of the fastest ones."""
+    """Prints the answer, a table of options, what each gives up or why it fails, and the code of the fastest options."""
     print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
     output.print_rows(
         ["way", "choice", "fits", "step", "samples/s", "peak memory"],
@@ -97,14 +97,14 @@ def _print(answer: Fit) -> None:
 
 
 def _peaks(peak_bytes: list[int]) -> str:
-    """Of few devices each, of many the fullest."""
+    """Returns the peaks of up to two devices; of more devices, the largest."""
     if len(peak_bytes) > 2:
         return f"{format_bytes(max(peak_bytes))} at most"
     return ", ".join(map(format_bytes, peak_bytes)) or "-"
 
 
 def _setup(arguments: argparse.Namespace) -> list[str]:
-    """What `graph` and `cluster` are in the code of the ways."""
+    """Returns code that defines `graph` and `cluster` for the code of the options."""
     host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
     graph = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
     return [*graph, f"cluster = {options.cluster_code(arguments)}{host}"]

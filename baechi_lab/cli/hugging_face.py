@@ -13,7 +13,7 @@ PREFIX = "hf:"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """What only models by configuration take; --inference and --optimizer-states are those of programs."""
+    """Adds the options that only models by configuration have. They share --inference and --optimizer-states with programs."""
     group = parser.add_argument_group("models by configuration (hf:config.json)")
     group.add_argument("--sequence-length", metavar="N", help="tokens per sample (512)")
     group.add_argument(
@@ -28,14 +28,14 @@ _OPTIONS = ("sequence_length", "dtype", "autocast", "optimizer", "granularity")
 
 
 def refuse_options(arguments: argparse.Namespace) -> None:
-    """Options of models by configuration, given with another model."""
+    """Raises `InvalidInput` if options of models by configuration are given with another model."""
     option = next((key for key in _OPTIONS if getattr(arguments, key)), None)
     if option is not None:
         raise InvalidInput(f"--{option.replace('_', '-')} is for models by configuration (hf:config.json)")
 
 
 def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str, Any]]:
-    """The graph, and what to say of it."""
+    """Returns the graph and facts to print."""
     if arguments.mode == "measured":
         raise InvalidInput("--mode is 'measured'; a model by configuration has no weights, and is estimated")
     if arguments.param:

@@ -20,10 +20,10 @@ from . import output
 
 NOTEBOOK = "notebooks/00_quickstart.ipynb"
 FILES = (NOTEBOOK, "data/gnmt-length40-batch128.json.gz")
-"""The notebook, and what it reads; the installed package holds both."""
+"""The notebook and its data; the installed package contains both."""
 OPTIONS = (f"--LabApp.default_url=/lab/tree/{NOTEBOOK}", "--ServerApp.answer_yes=True")
-"""The address that JupyterLab prints and opens is the notebook's, not that of its start page, and one Ctrl+C ends it: where
-nobody can answer whether it shall, it would go on."""
+"""JupyterLab prints and opens the notebook's address instead of its start page. One Ctrl+C ends it without a question, which
+nobody could answer without a terminal."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _become(command: list[str]) -> int:
-    """Go on as `command` in this process, so that whoever ends it ends JupyterLab."""
+    """Replaces this process by `command`, so ending the process ends JupyterLab."""
     if sys.platform == "win32":
         return subprocess.call(command)
     sys.stdout.flush()

@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _record(count: int, memory: int | None) -> Cluster:
-    """The first CPU device of every server."""
+    """Returns a cluster of the first CPU device of every server."""
     from ..executors.tensorflow.devices import cpu_memory
 
     each = cpu_memory() if memory is None else memory

@@ -1,4 +1,4 @@
-"""Options that several sub-commands share, and the records that they describe."""
+"""Options that several sub-commands share, and the records built from them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def add_transfers(parser: argparse.ArgumentParser) -> None:
 
 
 def cluster_from(arguments: argparse.Namespace) -> Cluster:
-    """The cluster in the file of --cluster, else the one that the options describe."""
+    """Returns the cluster in the file of --cluster, else the cluster that the options describe."""
     if arguments.cluster is not None:
         return load_cluster(arguments.cluster)
     count = device_count(whole_number(arguments.devices, "--devices", lowest=1), "--devices")
@@ -64,7 +64,7 @@ def cluster_from(arguments: argparse.Namespace) -> Cluster:
 
 
 def cluster_code(arguments: argparse.Namespace) -> str:
-    """Python that makes what `cluster_from` gives."""
+    """Returns Python code for the cluster of `cluster_from`."""
     if arguments.cluster is not None:
         return f"bl.load_cluster({arguments.cluster!r})"
     cluster = cluster_from(arguments)
@@ -76,7 +76,7 @@ def cluster_code(arguments: argparse.Namespace) -> str:
 
 
 def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
-    """Device kind, link and communication mode."""
+    """Returns device kind, link and communication mode."""
     from ..graph.hardware import kind_named
 
     latency = number(arguments.link_latency, "--link-latency")
@@ -91,11 +91,11 @@ def _per_device(option: str, values: list[Any], count: int) -> list[Any]:
 
 
 LARGEST = 2**31 - 1
-"""Of counts and seeds: what every solver and runtime that gets them can hold."""
+"""Largest count or seed, which every solver and runtime can represent."""
 
 
 def add_pipeline(parser: argparse.ArgumentParser, batch_size: bool = True) -> None:
-    """Options of a step of several micro-batches; `batch_size` False where the command has that option already."""
+    """Adds the options of micro-batches. `batch_size` is False if the command already has that option."""
     parser.add_argument(
         "--micro-batches", metavar="M", help="a step is M micro-batches, each one run of the graph (1, undivided)"
     )
@@ -105,7 +105,7 @@ def add_pipeline(parser: argparse.ArgumentParser, batch_size: bool = True) -> No
 
 
 def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`micro_batches`, `schedule` and `batch_size`, None where not given."""
+    """Returns `micro_batches`, `schedule` and `batch_size`; None if not given."""
     from ..passes.unroll import micro_batch_size
     from ..simulator.schedules import make_rule
 
@@ -119,7 +119,7 @@ def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def whole_number(text: str, option: str, lowest: int) -> int:
-    """A whole number of at least `lowest`."""
+    """Parses a whole number of at least `lowest`."""
     try:
         parsed = int(text)
     except ValueError:
@@ -132,7 +132,7 @@ def whole_number(text: str, option: str, lowest: int) -> int:
 
 
 def number(text: str, option: str) -> float:
-    """A number; what range is allowed, the record decides."""
+    """Parses a number. The record checks its range."""
     try:
         return float(text)
     except ValueError:
@@ -140,7 +140,7 @@ def number(text: str, option: str) -> float:
 
 
 def seconds(text: str, option: str) -> float:
-    """A number of seconds, finite and at least 0."""
+    """Parses a number of seconds, finite and at least 0."""
     value = number(text, option)
     if not 0 <= value < math.inf:
         raise InvalidInput(f"{option} is {text:.60}; it must be a number of seconds of at least 0, and finite")
@@ -148,7 +148,7 @@ def seconds(text: str, option: str) -> float:
 
 
 def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
-    """--optimize / --no-optimize, --passes; the command decides where neither is given and the default is None."""
+    """Adds --optimize / --no-optimize and --passes. With the default None, the command decides if neither is given."""
     parser.add_argument(
         "--optimize",
         action=argparse.BooleanOptionalAction,
@@ -164,7 +164,7 @@ def add_optimize(parser: argparse.ArgumentParser, default: bool | None) -> None:
 
 
 def passes_from(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The chosen passes; none with --no-optimize."""
+    """Returns the chosen passes; none with --no-optimize."""
     return tuple(names(arguments.passes, "--passes")) if arguments.optimize else ()
 
 
@@ -206,7 +206,7 @@ def names(text: str, option: str) -> list[str]:
 
 
 def distinct(text: str, option: str) -> list[str]:
-    """The names of a list, each once.
+    """Parses a list of names and removes duplicates.
 
     >>> distinct("m-etf,single,m-etf", "--placers")
     ['m-etf', 'single']
@@ -215,7 +215,7 @@ def distinct(text: str, option: str) -> list[str]:
 
 
 def with_time_limit(placer: str, text: str | None, params: dict[str, Any]) -> dict[str, Any]:
-    """`params`, with the seconds of --time-limit, where they are given; refused for a placer that ends by itself."""
+    """Returns `params` with the seconds of --time-limit, if given. Raises `InvalidInput` for a placer without a time limit."""
     from ..placers.registry import placer_class
 
     if text is None:
@@ -235,7 +235,7 @@ def add_time_limit(parser: argparse.ArgumentParser) -> None:
 
 
 def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str, Any]:
-    """`params`, with `seed` where this placer has one."""
+    """Returns `params` with `seed`, if this placer has one."""
     from ..placers.registry import placer_class
 
     fields = placer_class(placer).__dataclass_fields__
@@ -243,20 +243,20 @@ def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str
 
 
 def graph_from(path: str) -> OpGraph:
-    """The graph in a file; `FormatError` says what is wrong with it."""
+    """Returns the graph in a file. Raises `FormatError`."""
     from ..graph import load_graph
 
     return load_graph(path)
 
 
 def check_output(path: str | None, suffixes: tuple[str, ...]) -> None:
-    """Refuse an output name before the work starts, not after."""
+    """Raises `FormatError` for a wrong output name before the work starts."""
     if path is not None and not path.endswith(suffixes):
         raise FormatError(f"{path}: the name must end in {' or '.join(suffixes)}")
 
 
 def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> None:
-    """Refuse an output that would replace an input, or another output."""
+    """Raises `InvalidInput` if an output would replace an input or another output."""
     used = {os.path.realpath(path): path for path in inputs if path and "\0" not in path}
     for path in outputs:
         if path is None or "\0" in path:
@@ -270,7 +270,7 @@ def check_apart(inputs: Sequence[str | None], outputs: Sequence[str | None]) -> 
 
 
 def one_of(value: str, option: str, choices: Sequence[str]) -> str:
-    """`value`, if it is known."""
+    """Returns `value` if it is one of `choices`, else raises `UnknownNameError`."""
     if value not in choices:
         raise UnknownNameError.of(f"value of {option}:", value, choices)
     return value

@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 
 WIDTH = 100
-"""Columns of a terminal that a table may take."""
+"""Largest width of a table in columns of the terminal."""
 LONGEST_NAME = 40
 
 
 def plain(value: Any) -> Any:
-    """`value` in JSON's types; NaN and infinity become null."""
+    """Converts `value` to JSON's types. NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple, np.ndarray)):
@@ -37,24 +37,24 @@ def plain(value: Any) -> Any:
 
 
 def print_json(value: Any) -> None:
-    """One JSON document."""
+    """Prints one JSON document."""
     print(json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def rows_of(table: pandas.DataFrame) -> list[dict[str, Any]]:
-    """The rows of a table as plain objects; a number that is missing is null."""
+    """Returns the rows of a table as plain objects. Missing numbers become null."""
     return [plain(row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
 
 
 def print_facts(facts: Mapping[str, Any]) -> None:
-    """`name  value` lines, aligned."""
+    """Prints aligned `name  value` lines."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():
         print(f"{name:<{width}}  {value}")
 
 
 def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table of at most `WIDTH` columns: the first column to the left, the others to the right.
+    """Prints a table of at most `WIDTH` characters: the first column left-aligned, the others right-aligned.
 
     Columns that do not fit beside the others come below them, behind the first one again.
     """
@@ -85,19 +85,19 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
 
 
 def _shortened(text: str) -> str:
-    """A name that leaves room for other columns."""
+    """Shortens a name so that other columns fit."""
     return text if len(text) <= LONGEST_NAME else f"{text[: LONGEST_NAME - 13]}...{text[-10:]}"
 
 
 def print_descriptions(descriptions: Mapping[str, str]) -> None:
-    """`name  sentence` lines of at most `WIDTH` columns."""
+    """Prints `name  sentence` lines of at most `WIDTH` characters."""
     width = max(map(len, descriptions), default=0)
     for name, text in descriptions.items():
         print(textwrap.fill(text, WIDTH, initial_indent=f"{name:<{width}}  ", subsequent_indent=" " * (width + 2)))
 
 
 def print_comparison(table: pandas.DataFrame) -> None:
-    """The table of `bl.compare`, then the reason of every row that is not feasible, and what the table does not say."""
+    """Prints the table of `bl.compare`, then why rows are not feasible, and further remarks."""
     rows = rows_of(table)
     measured = any(row.get("measured_us") is not None for row in rows)
     header = [
@@ -148,7 +148,7 @@ def _comparison_row(row: Mapping[str, Any], measured: bool) -> list[str]:
 
 
 def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | None = None) -> dict[str, Any]:
-    """What a timeline says, for `--json`; with the samples of a step, how many it does per second."""
+    """Returns the facts of a timeline for `--json`. With the samples of a step, they include samples per second."""
     rate = (
         {"samples_per_second": batch_size * 1e6 / timeline.makespan_us} if batch_size and timeline.makespan_us else {}
     )
@@ -173,7 +173,7 @@ def timeline_facts(timeline: Timeline, lower_bound_us: float, batch_size: int | 
 
 
 def print_timeline(facts: Mapping[str, Any]) -> None:
-    """`timeline_facts` as text."""
+    """Prints `timeline_facts` as text."""
     bound, gap = facts["lower_bound_us"], facts["gap"]
     plural = "" if facts["transfers"] == 1 else "s"
     print_facts(

@@ -47,7 +47,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
-    """The graph of a model by configuration, of a program or trace, or of a step; and what to say of it."""
+    """Returns the graph of a model by configuration, a program, a trace or a step, and facts to print."""
     hardware_names = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
         with console.progress("estimating"):
@@ -77,13 +77,13 @@ def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph
 
 
 def hardware(text: str) -> str | list[str]:
-    """One name, or several, each of which becomes a device kind."""
+    """Parses one or several names of hardware. Each of several becomes a device kind."""
     kinds = options.names(text, "--hardware")
     return kinds[0] if len(kinds) == 1 else kinds
 
 
 def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts for people: bytes, microseconds, seconds and shares in units that suit them.
+    """Formats facts as text: bytes, microseconds, seconds and shares get units.
 
     >>> in_words({"ops": 2, "work_us": 1500.0, "persistent_bytes": 2_000_000})
     {'ops': 2, 'work': '1.50 ms', 'persistent': '2.00 MB'}
@@ -108,7 +108,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def graph_facts(graph: OpGraph) -> dict[str, object]:
-    """What a graph holds, for people and machines."""
+    """Returns the facts of a graph."""
     return {
         "graph": graph.name,
         "ops": graph.n,

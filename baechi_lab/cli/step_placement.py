@@ -1,4 +1,4 @@
-"""What `run` and `export` share: a step, and a placement for it, from a file or made here."""
+"""Options of `run` and `export` for a step and its placement, which is read from a file or computed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def add_placing(parser: argparse.ArgumentParser) -> None:
-    """The step, --placement or --placer, how to profile, and the cluster."""
+    """Adds the options of the step, its placement, its profile and the cluster."""
     steps.add_step(parser)
     parser.add_argument("--placement", metavar="FILE", help="placement file of `baechi-lab place -o`, for this step")
     parser.add_argument(
@@ -30,9 +30,9 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
 
 
 def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, Cluster, OpGraph | None]:
-    """The step, its placement on a cluster, and the profiled graph where one was made.
+    """Returns the step, its placement, the cluster, and the profiled graph if there is one.
 
-    What is profiled is one micro-batch: a PyTorch step is a whole batch, a TensorFlow step is one already.
+    One micro-batch is profiled. A PyTorch step is a whole batch and is split; a TensorFlow step is a micro-batch already.
     """
     from ..graph.formats.files import load_placement
     from ..stages import Optimize, Profile
@@ -61,7 +61,7 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
 
 
 def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
-    """`micro_batches` and `schedule`, where given."""
+    """Returns `micro_batches` and `schedule`, if given."""
     from ..simulator.schedules import make_rule
 
     arguments_of_pipeline: dict[str, Any] = {}
@@ -75,7 +75,7 @@ def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def placer_of(arguments: argparse.Namespace) -> Place:
-    """The placer of the command line; of micro-batches, the shortest step where it can look for that."""
+    """Returns the `Place` stage. With micro-batches, a placer that can minimizes the pipelined step."""
     from ..placers.registry import pipeline_parameters
     from ..stages import Place
 

@@ -32,7 +32,7 @@ def add_step(parser: argparse.ArgumentParser) -> None:
 
 
 def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
-    """Build or load, and trace."""
+    """Builds a model or loads a file, and traces the step."""
     model_parameters = check_parameters(arguments)
     if ".py:" in arguments.model:
         return step_of_file(arguments.model)
@@ -42,7 +42,7 @@ def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
 
 
 def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
-    """The model's parameters, refused where it has none of that name or value."""
+    """Returns the model's parameters. Raises an error for unknown names and bad values."""
     model_parameters = options.parameters(arguments.param)
     if arguments.batch_size is not None:
         model_parameters["batch_size"] = options.whole_number(arguments.batch_size, "--batch-size", lowest=1)
@@ -63,7 +63,7 @@ def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def check_model(name: str) -> None:
-    """Refuse an unknown model or missing file before anything slow is imported."""
+    """Raises an error for an unknown model or missing file, before slow imports."""
     if ".py:" in name:
         path = name.rpartition(":")[0]
         if not os.path.isfile(path):
@@ -75,9 +75,9 @@ def check_model(name: str) -> None:
 
 
 def step_of_file(spec: str) -> Step | TorchStep:
-    """The step that FILE.py:FUNCTION returns, traced. What the file imports is looked for beside it last.
+    """Returns the traced step of FILE.py:FUNCTION. The file can import its neighbours, which come last on the path.
 
-    Raises `FormatError`, `UnknownNameError`, `InvalidInput`: no such file or function, or whatever the function raised.
+    Raises `FormatError` or `UnknownNameError` for a missing file or function, and `InvalidInput` for what the function raises.
     """
     path, _, function = spec.rpartition(":")
     loaded = importlib.util.spec_from_file_location(_module_name(path), path)
@@ -96,7 +96,7 @@ def step_of_file(spec: str) -> Step | TorchStep:
 
 
 def _module_name(path: str) -> str:
-    """What the file is called among Python's modules: nobody's name but its own, even where it is a random.py."""
+    """Returns a module name for the file that no other module has, even if the file is a random.py."""
     name = Path(path).stem
     loaded = sys.modules.get(name)
     is_this_file = loaded is not None and os.path.basename(getattr(loaded, "__file__", None) or "") == os.path.basename(
@@ -110,7 +110,7 @@ def _module_name(path: str) -> str:
 
 
 def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
-    """Call code of the reader's file; whatever it raises becomes one sentence."""
+    """Calls code of the user's file. Any exception becomes an `InvalidInput` with one sentence."""
     try:
         return call(*arguments)
     except (Exception, SystemExit) as error:  # their code may raise anything, and end without a word
@@ -118,7 +118,7 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
 
 
 def _traced(returned: Any, spec: str, function: Callable[[], Any]) -> Step | TorchStep:
-    """What the function returned as a step; a PyTorch module with inputs trains without an optimizer."""
+    """Converts what the function returned into a step. A PyTorch module with inputs trains without an optimizer."""
     if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
         return returned  # type: ignore[no-any-return]
     first = returned[0] if isinstance(returned, tuple) and returned else returned

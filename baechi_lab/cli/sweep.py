@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _limits(placers: list[str], text: str) -> dict[str, dict[str, Any]]:
-    """--time-limit as the parameter of those placers that have one; refused where none has."""
+    """Returns --time-limit as a parameter of the placers that have one. Raises `InvalidInput` if none has."""
     from ..placers.registry import placer_class
 
     limited = [name for name in placers if "time_limit" in placer_class(name).__dataclass_fields__]
@@ -112,7 +112,7 @@ MOST_JOBS = 512
 
 
 class _Jobs:
-    """A process pool of `jobs`, or "here"; a context manager that ends it."""
+    """Context manager for a process pool of `jobs`, or "here" for one job."""
 
     def __init__(self, jobs: str | None):
         self.jobs = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MOST_JOBS)
@@ -134,7 +134,7 @@ class _Jobs:
 
 
 def _setting(row: dict[str, Any]) -> str:
-    """Which row it is."""
+    """Returns the setting of a row in words."""
     batch = "" if row["batch_size"] is None else f", batch {row['batch_size']:g}"
     count = "" if row["micro_batches"] is None else f" in {row['micro_batches']:g}"
     return f"{row['placer']}{batch}{count}, {row['devices']} x {format_bytes(row['memory_bytes'])}"
