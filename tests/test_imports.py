@@ -63,7 +63,7 @@ FRONTS = {"pipeline", "stages", "comparison", "sweeps", "cli", "viz", "widgets",
 MAY_NOT_KNOW = {
     "graph": STAGES | FRONTS | {"workers"},
     "workers": STAGES | FRONTS,
-    "profilers": FRONTS | STAGES - {"profilers", "torch"},
+    "profilers": FRONTS | STAGES - {"profilers", "torch", "passes"},
     "memory": FRONTS | STAGES,
     "passes": FRONTS | STAGES - {"passes"},
     "memory_saving": FRONTS | STAGES - {"memory_saving", "passes", "simulator"},

@@ -61,6 +61,7 @@ def profile(
             estimate of a model that looks at the values of its tensors.
         UnknownNameError: hardware or an optimizer of no known name.
 
+    >>> import torch
     >>> graph = profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), runs=1)
     >>> graph.names
     ('0', '1', '1/backward', '0/backward')
