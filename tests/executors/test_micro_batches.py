@@ -57,12 +57,11 @@ class Case:
         return bl.place(self.graph, cluster, "contiguous", objective="throughput")
 
     def placement(self, schedule):
-        if schedule == "interleaved-1f1b":
-            return bl.Placement(device=self.stages(4).device % 2)
-        if schedule == "zb-v":
-            four = self.stages(4).device
-            return bl.Placement(device=np.minimum(four, 3 - four))
-        return self.stages(2)
+        if schedule not in ("interleaved-1f1b", "zb-v"):
+            return self.stages(2)
+        cluster = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(0.0, 0.0), comm="parallel")
+        options = {"objective": "step", "micro_batches": M, "schedule": schedule}
+        return bl.place(self.graph, cluster, "contiguous", **options)
 
 
 @pytest.fixture(scope="module")
