@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .errors import BaechiLabError
 from .graph import Cluster, OpGraph, Timeline
 from .graph.units import format_us
-from .profilers.machine_load import in_words as repeats_in_words
+from .profilers.machine_load import describe_repeats
 
 if TYPE_CHECKING:
     import pandas
@@ -184,7 +184,7 @@ def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> st
     """
     if not measured_us < lower_bound_us * (1.0 - AT_THE_BOUND):
         return ""
-    about = f" ({repeats_in_words(graph.info['measured'])})" if "measured" in graph.info else ""
+    about = f" ({describe_repeats(graph.info['measured'])})" if "measured" in graph.info else ""
     return (
         f"measured {format_us(measured_us)}, below the lower bound of {format_us(lower_bound_us)}: the bound holds for the "
         f"times of the profile{about}, which has every op on its own; in a real step ops may overlap, use more cores and do "

@@ -45,7 +45,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     states = arguments.optimizer_states
     started = time.perf_counter()
     try:
-        from ..profilers.torch.hugging_face import GIVE, hugging_face
+        from ..profilers.torch.hugging_face import GIVE_INPUTS, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
         from ..profilers.torch.quantization import quantization_facts
     except ModuleNotFoundError as error:
@@ -76,7 +76,7 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
         if " failed on the sample inputs" not in str(error):
             raise
         raise InvalidInput(
-            f"{path}: {error}; its sizes may not fit together, or it takes other inputs: {GIVE}"
+            f"{path}: {error}; its sizes may not fit together, or it takes other inputs: {GIVE_INPUTS}"
         ) from error
     facts = {
         "parameters": sum(p.numel() for p in model.parameters()),

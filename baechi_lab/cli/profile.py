@@ -17,7 +17,7 @@ from typing import Any
 
 from ..graph import OpGraph
 from ..graph.units import format_bytes, format_us
-from ..profilers.machine_load import in_words as repeats_in_words
+from ..profilers.machine_load import describe_repeats
 from . import console, files, hugging_face, options, output, steps
 
 
@@ -91,7 +91,7 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
     lines: dict[str, Any] = {}
     for name, value in facts.items():
         if name == "measured":
-            lines["repeats"] = repeats_in_words(value)
+            lines["repeats"] = describe_repeats(value)
         elif name.endswith("_us"):
             lines[name.removesuffix("_us")] = format_us(value)
         elif name.endswith("_bytes"):

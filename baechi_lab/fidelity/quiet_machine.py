@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from ..checks import finite
 from ..errors import ExecutionError, InvalidInput
-from ..profilers.machine_load import MOST, Others
+from ..profilers.machine_load import MAX_OTHERS_SHARE, OtherPrograms
 
 LOOK = 2.0
 """Seconds over which the load of the machine is measured."""
@@ -16,10 +16,10 @@ LOOK = 2.0
 def wait_for_quiet(
     own_seconds: Callable[[], float], limit: float, sleep: Callable[[float], None] = time.sleep
 ) -> float:
-    """Wait until other programs use at most `MOST` of a core for `LOOK` seconds. Returns what they used.
+    """Wait until other programs use at most `MAX_OTHERS_SHARE` of a core for `LOOK` seconds. Returns what they used.
 
     Args:
-        own_seconds: see `Others`.
+        own_seconds: see `OtherPrograms`.
         limit: seconds to wait at most, besides the first look.
         sleep: how to wait.
 
@@ -29,10 +29,10 @@ def wait_for_quiet(
         raise InvalidInput(f"wait is {limit!r:.60}; it must be a number of seconds of at least 0, or None")
     began = time.monotonic()
     while True:
-        other_programs = Others(own_seconds)
+        other_programs = OtherPrograms(own_seconds)
         sleep(LOOK)
         share = other_programs.share()
-        if share <= MOST:
+        if share <= MAX_OTHERS_SHARE:
             return share
         if time.monotonic() - began >= limit:
             raise busy_machine_error(share, f"after a wait of {limit:g} s")
@@ -41,8 +41,8 @@ def wait_for_quiet(
 def busy_machine_error(share: float, circumstance: str) -> ExecutionError:
     """Returns the error for a machine that is too busy to measure on."""
     return ExecutionError(
-        f"other programs use {share:.2f} of a core {circumstance}, and times count up to {MOST:g}; end them, or measure "
-        "all the same with wait=None (--busy), which is stored as not quiet"
+        f"other programs use {share:.2f} of a core {circumstance}, and times count up to {MAX_OTHERS_SHARE:g}; end them, or "
+        "measure all the same with wait=None (--busy), which is stored as not quiet"
     )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..graph import MEMORY_CATEGORIES
-from ..profilers.machine_load import MOST
+from ..profilers.machine_load import MAX_OTHERS_SHARE
 
 if TYPE_CHECKING:
     import pandas
@@ -210,7 +210,7 @@ def summarize_rows(rows: Sequence[Row], calibrated_share: float = 1.0) -> Summar
                     right += (a.predicted_us < b.predicted_us) == (a.measured_us < b.measured_us)
     # Only a placement on one device never waits for messages. A low CPU share of other placements shows nothing.
     alone = [row.busy_share for row in rows if row.placement == "single" or row.transfers == 0]
-    quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= MOST for row in rows)
+    quiet = min([calibrated_share, *alone]) >= QUIET and all(row.others_share <= MAX_OTHERS_SHARE for row in rows)
     mean, worst = (float(np.mean(errors)), float(np.max(errors))) if errors else (0.0, 0.0)
     return Summary(mean, worst, clear, right, correlation, quiet)
 

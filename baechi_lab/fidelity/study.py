@@ -18,7 +18,7 @@ from ..graph import Link, OpGraph, Placement, Run, Step, Timeline
 from ..graph.costs import allowed_devices
 from ..passes import optimize
 from ..placers import place
-from ..profilers.machine_load import MOST, Others
+from ..profilers.machine_load import MAX_OTHERS_SHARE, OtherPrograms
 from ..simulator import simulate
 from ..workers.client import Worker
 from .gradient_pairs import Pairs, graph_under_placement, mean_pairs, measured_apart
@@ -145,7 +145,7 @@ def _measure_undisturbed(
         wait_for_quiet(own_seconds, wait)
         measurement = measure()
         worst = max(measurement.others_share.values(), default=0.0)
-        if worst <= MOST:
+        if worst <= MAX_OTHERS_SHARE:
             return measurement
     raise busy_machine_error(worst, f"during {TRIES} measurements of {measurement.model!r}")
 
@@ -193,7 +193,7 @@ def _measure(
             placed = placed or {name: place_for(name, profiles[0], local, costs[0], seed) for name in placements}
             # The order alternates, so no placement always follows the same one.
             for name in list(placed)[:: 1 if index % 2 == 0 else -1]:
-                other_programs = Others(own_seconds)
+                other_programs = OtherPrograms(own_seconds)
                 before = [process_seconds(pid) for pid in local.pids]
                 run = run_placed(case.step, placed[name], local, worker, steps, profiles[0], warmup)
                 spent = max(process_seconds(pid) - b for pid, b in zip(local.pids, before, strict=True))

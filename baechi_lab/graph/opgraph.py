@@ -66,7 +66,7 @@ class OpGraph(Picklable):
             default every tensor has bytes of its own.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
             profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
-            `baechi_lab.profilers.machine_load.repeats`.
+            `baechi_lab.profilers.machine_load.summarize_repeats`.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.

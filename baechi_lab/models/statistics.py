@@ -49,7 +49,7 @@ def describe(name: str, **params: Any) -> dict[str, Any]:
     26
     """
     from ..profilers import profile, trace
-    from ..profilers.tensorflow.estimated import work
+    from ..profilers.tensorflow.op_work import count_work
     from ..profilers.tensorflow.structure import read_structure
 
     training = make_model(name, **params).training_step()
@@ -61,7 +61,7 @@ def describe(name: str, **params: Any) -> dict[str, Any]:
         "ops": graph.n,
         "edges": graph.edge_count,
         "parameters": sum(int(np.prod(v.shape)) for v in training.variables),
-        "flops": float(work(read_structure(step)).flops.sum()),
+        "flops": float(count_work(read_structure(step)).flops.sum()),
         "activation_bytes": activation_bytes(graph),
     }
 
@@ -71,7 +71,7 @@ def activation_bytes(graph: OpGraph) -> int:
 
     Whatever depends on a backward op (sums of gradients have no telling name) is not forward.
     """
-    from ..profilers.tensorflow.pairing import is_backward
+    from ..profilers.tensorflow.backward_pairing import is_backward
 
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     is_later, (pointer, before) = backward.copy(), graph.predecessors

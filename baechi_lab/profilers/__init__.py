@@ -1,4 +1,4 @@
-"""Stage 1: a training step -> `Step` (traced) -> `OpGraph` with costs, measured or estimated; and the fit of links."""
+"""Stage 1: turns a training step into an `OpGraph` with measured or estimated costs, and fits links."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from ..lazy import lazy_names
 if TYPE_CHECKING:
     from ..graph.hardware import Hardware
     from .links import LinkFit
-    from .programs.estimating import profile_program
-    from .tensorflow.pairing import paired_share
+    from .programs.estimation import profile_program
+    from .tensorflow.backward_pairing import paired_share
     from .tensorflow.profiling import Report, profile, profile_with_report
     from .tensorflow.tracing import trace
 else:

@@ -1,8 +1,8 @@
-"""`bl.calibrate`: what share of its peaks a kind of hardware reaches, from a few measured times.
+"""`bl.calibrate`: fits the share of its peak performance that a kind of hardware reaches, from a few measured times.
 
-A model of a step says how long it takes on given `Hardware`; the shares of peak and the launch overhead that make it
-say what was measured are found by least squares over relative errors, each counted less the further off it is (Huber's
-"soft" loss), by the trust-region method of scipy. Rows that took no part tell how good the result is.
+A prediction is a function from `Hardware` to the time of a step. Least squares over relative errors finds the shares of peak
+and the launch overhead for which predictions match measurements. Large errors count less (Huber's "soft" loss); the solver is
+the trust-region method of scipy. Rows that are left out of the fit show how good the result is.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ RANGES = {
     "launch_us": (0.0, 1000.0),
     "arithmetic_share": (0.01, 1.0),
 }
-"""What may be fitted, and between which values."""
+"""Parameters that can be fitted, with their lower and upper bounds."""
 
 STARTS = {"matmul_share": 0.7, "batched_share": 0.3, "bandwidth_share": 0.7, "arithmetic_share": 0.1}
 SHARES = ("matmul_share", "batched_share", "bandwidth_share", "launch_us")
-"""What is fitted where nobody says: element-wise arithmetic seldom decides on a GPU, so few rows can tell its share."""
+"""Parameters fitted by default: element-wise arithmetic rarely dominates on a GPU, so few rows can determine its share."""
 LOSS_SCALE = 0.05
-"""Relative error from which a row counts less and less."""
+"""Relative error above which a row counts less."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,14 +50,18 @@ class Calibration:
 
     @property
     def held_out(self) -> NDArray[np.float64]:
-        """Relative errors of the rows that took no part in the fit."""
+        """Relative errors of the rows that were left out of the fit."""
         return np.delete(self.errors, self.fitted)
 
     def __repr__(self) -> str:
         used = np.abs(self.errors[self.fitted]).mean()
         text = f"<Calibration of {self.hardware.name} on {len(self.fitted)} rows: mean error {used:.1%}"
-        rest = np.abs(self.held_out)
-        return text + (f", on {len(rest)} others {rest.mean():.1%}, at most {rest.max():.1%}>" if len(rest) else ">")
+        held_out_errors = np.abs(self.held_out)
+        return text + (
+            f", on {len(held_out_errors)} others {held_out_errors.mean():.1%}, at most {held_out_errors.max():.1%}>"
+            if len(held_out_errors)
+            else ">"
+        )
 
 
 def calibrate(
@@ -70,49 +74,59 @@ def calibrate(
     """Fit the achieved shares of a kind of hardware to measured times.
 
     Args:
-        hardware: a name or `Hardware`; where a fit begins, apart from its shares.
+        hardware: a name or `Hardware`; the fit starts from it, apart from its shares.
         measurements: pairs (function from `Hardware` to predicted microseconds, measured microseconds).
-        fit: indices of the rows to fit to; None means all. The others only test the result.
+        fit: indices of the rows to fit; None means all. The other rows only test the result.
         parameters: fields of `Hardware` to fit, of `matmul_share`, `batched_share`, `bandwidth_share`, `launch_us` (the
             default) and `arithmetic_share`, for processors.
 
     Raises:
-        InvalidInput: fewer rows than parameters, a measured time that is not above 0, an index that no row has.
-        UnknownNameError: an unknown parameter or hardware.
+        InvalidInput: there are fewer rows than parameters, a measured time is not above 0, or an index is out of range.
+        UnknownNameError: a parameter or hardware is unknown.
 
     >>> step = lambda flops: lambda hardware: 1e6 * flops / (hardware.half_flops * hardware.matmul_share)
     >>> rows = [(step(f), 2e6 * f / 312e12) for f in (1e12, 5e12, 9e12)]    # half of the peak is reached
-    >>> found = calibrate("a100", rows, fit=[0, 1], parameters=["matmul_share"])
-    >>> round(found.hardware.matmul_share, 3), round(float(abs(found.held_out).max()), 3)
+    >>> calibration = calibrate("a100", rows, fit=[0, 1], parameters=["matmul_share"])
+    >>> round(calibration.hardware.matmul_share, 3), round(float(abs(calibration.held_out).max()), 3)
     (0.5, 0.0)
     """
     from scipy.optimize import least_squares
 
-    begin = Hardware.named(hardware) if isinstance(hardware, str) else hardware
-    if not isinstance(begin, Hardware):
+    initial_hardware = Hardware.named(hardware) if isinstance(hardware, str) else hardware
+    if not isinstance(initial_hardware, Hardware):
         raise InvalidInput(f"hardware is {hardware!r:.60}; it must be a name or Hardware")
-    chosen = _checked(measurements, fit, parameters)
+    fit_rows = _validated_rows(measurements, fit, parameters)
     measured = np.array([us for _, us in measurements], dtype=np.float64)
 
-    def errors(values: Any, rows: Any) -> NDArray[np.float64]:
-        tried = _with(begin, parameters, values)
+    def errors(values: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
+        tried = _replace_parameters(initial_hardware, parameters, values)
         return np.array([measurements[k][0](tried) for k in rows]) / measured[rows] - 1
 
-    start = np.array([STARTS.get(key, max(getattr(begin, key), 1.0)) for key in parameters])
+    start = np.array([STARTS.get(key, max(getattr(initial_hardware, key), 1.0)) for key in parameters])
     low, high = np.array([RANGES[key] for key in parameters]).T
-    found = least_squares(
-        errors, start, bounds=(low, high), x_scale=start, loss="soft_l1", f_scale=LOSS_SCALE, args=(chosen,),
+    solution = least_squares(
+        errors,
+        start,
+        bounds=(low, high),
+        x_scale=start,
+        loss="soft_l1",
+        f_scale=LOSS_SCALE,
+        args=(fit_rows,),
         diff_step=1e-4,
-    )  # fmt: skip
-    return Calibration(_with(begin, parameters, found.x), chosen, errors(found.x, np.arange(len(measured))))
+    )
+    return Calibration(
+        _replace_parameters(initial_hardware, parameters, solution.x),
+        fit_rows,
+        errors(solution.x, np.arange(len(measured))),
+    )
 
 
-def _with(hardware: Hardware, parameters: Sequence[str], values: Any) -> Hardware:
+def _replace_parameters(hardware: Hardware, parameters: Sequence[str], values: NDArray[np.float64]) -> Hardware:
     changed: dict[str, Any] = dict(zip(parameters, map(float, values), strict=True))
     return replace(hardware, **changed)
 
 
-def _checked(
+def _validated_rows(
     measurements: Sequence[Measurement], fit: Sequence[int] | None, parameters: Sequence[str]
 ) -> NDArray[np.int64]:
     for key in parameters:
@@ -122,12 +136,12 @@ def _checked(
         raise InvalidInput(
             f"measurements is {measurements!r:.60}; it must be a list of pairs (prediction, microseconds)"
         )
-    chosen = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
-    if len(chosen) and not (chosen.min() >= 0 and chosen.max() < len(measurements)):
-        raise InvalidInput(f"fit names row {chosen.max()}; there are rows 0..{len(measurements) - 1}")
-    if len(set(chosen.tolist())) < len(parameters):
+    fit_rows = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
+    if len(fit_rows) and not (fit_rows.min() >= 0 and fit_rows.max() < len(measurements)):
+        raise InvalidInput(f"fit names row {fit_rows.max()}; there are rows 0..{len(measurements) - 1}")
+    if len(set(fit_rows.tolist())) < len(parameters):
         raise InvalidInput(
-            f"fit has {len(set(chosen.tolist()))} rows; {len(parameters)} parameters need as many at least"
+            f"fit has {len(set(fit_rows.tolist()))} rows; {len(parameters)} parameters need as many at least"
         )
     for k, row in enumerate(measurements):
         if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):
@@ -135,4 +149,4 @@ def _checked(
         us = row[1]
         if not (np.isfinite(us) and us > 0):
             raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")
-    return chosen
+    return fit_rows

@@ -1,17 +1,15 @@
-"""From times of transfers to a `Link` and a communication mode; `bl.measure_link` takes the times.
+"""Fits a `Link` and a communication mode to times of transfers, which `bl.measure_link` takes.
 
-Least squares over sizes of 2^2 .. 2^26 bytes would see only the largest. The fit minimises the squared *relative*
-error instead, over the median time of each size, with both coefficients kept non-negative (if the best line has a
-negative coefficient, the best non-negative one has it at 0). Weights are renewed from the fit a few times, and a sample
-further off than half its fitted time counts less (Huber, doi:10.1214/aoms/1177703732). The residual says how linear
-the link is.
+Plain least squares over sizes of 2^2 .. 2^26 bytes would be dominated by the largest. Instead, the fit minimises the squared
+*relative* error over the median time of each size, with non-negative coefficients (if the best line has a negative
+coefficient, the best non-negative line has 0 there). Weights are recomputed from the fit a few times. A sample whose error
+is above half of its fitted time counts less (Huber, doi:10.1214/aoms/1177703732). The residual shows how linear the link is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,20 +18,20 @@ from ..errors import InvalidInput
 from ..graph.link import Link
 
 SIZES = tuple(2**k for k in range(2, 27, 2))
-"""Bytes of the tensors that are moved by default."""
+"""Sizes of the transferred tensors by default, in bytes."""
 
 ROUNDS = 20
 """Reweightings of the fit."""
 
 OUTLIER = 0.5
-"""Relative error from which a sample counts less."""
+"""Relative error above which a sample counts less."""
 
 SHORTEST_US = 1e-3
-"""The resolution of the clock, which no fitted time goes below."""
+"""The resolution of the clock, a lower bound of every fitted time."""
 
 
 NOTICEABLE = 0.2
-"""Bytes that take less than this share of a message's own time are no queue's reason."""
+"""Transfers wait for bytes only if the bytes take at least this share of a message's own time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +62,7 @@ class LinkFit:
 
 
 def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
-    """The link nearest to the samples in relative error, and the root mean square of that error.
+    """Returns the link with the smallest relative error over the samples, and the root mean square of that error.
 
     Args:
         size_bytes, time_us: one entry per sample, times above 0.
@@ -72,57 +70,67 @@ def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
     >>> fit_link([0, 1000, 2000], [10.0, 11.0, 12.0])
     (Link(latency_us=10.0, us_per_byte=0.001), 0.0)
     """
-    size, took = np.asarray(size_bytes, dtype=np.float64), np.asarray(time_us, dtype=np.float64)
-    if size.shape != took.shape or size.ndim != 1 or len(size) < 2:
-        raise InvalidInput(f"sizes {size.shape} and times {took.shape} must be two lists of equal length, at least 2")
-    if not (np.all(np.isfinite(took)) and np.all(took > 0) and np.all(size >= 0)):
+    size, measured_us = np.asarray(size_bytes, dtype=np.float64), np.asarray(time_us, dtype=np.float64)
+    if size.shape != measured_us.shape or size.ndim != 1 or len(size) < 2:
+        raise InvalidInput(
+            f"sizes {size.shape} and times {measured_us.shape} must be two lists of equal length, at least 2"
+        )
+    if not (np.all(np.isfinite(measured_us)) and np.all(measured_us > 0) and np.all(size >= 0)):
         raise InvalidInput("every transfer time must be finite and above 0, and every size not negative")
-    fitted = took
+    fitted = measured_us
     for _ in range(ROUNDS):
-        error = np.abs(took / fitted - 1.0)
+        error = np.abs(measured_us / fitted - 1.0)
         weight = np.minimum(1.0, OUTLIER / np.maximum(error, OUTLIER)) / fitted**2
-        latency, per_byte = _non_negative(size, took, weight)
+        latency, per_byte = _fit_non_negative(size, measured_us, weight)
         fitted = np.maximum(latency + per_byte * size, SHORTEST_US)
-    residual = float(np.sqrt(np.mean((took / fitted - 1.0) ** 2)))
+    residual = float(np.sqrt(np.mean((measured_us / fitted - 1.0) ** 2)))
     # No digits beyond what least squares can tell.
     return Link(float(f"{latency:.10g}"), float(f"{per_byte:.10g}")), float(f"{residual:.10f}")
 
 
-def _non_negative(size: NDArray[Any], took: NDArray[Any], weight: NDArray[Any]) -> tuple[float, float]:
-    """Weighted least squares for `a + b * size` with `a, b >= 0`: the best of both, `a` alone and `b` alone."""
+def _fit_non_negative(
+    size: NDArray[np.float64], measured_us: NDArray[np.float64], weight: NDArray[np.float64]
+) -> tuple[float, float]:
+    """Fits `a + b * size` with `a, b >= 0` by weighted least squares: the best of `a` and `b`, `a` alone, and `b` alone."""
     root = np.sqrt(weight)
     table = np.stack([root, root * size], axis=1)
     candidates = []
     for columns in ([0, 1], [0], [1]):
-        found = np.zeros(2)
-        found[columns] = np.linalg.lstsq(table[:, columns], root * took, rcond=None)[0]
-        if np.all(found >= 0):
-            candidates.append((float(np.sum((table @ found - root * took) ** 2)), float(found[0]), float(found[1])))
+        coefficients = np.zeros(2)
+        coefficients[columns] = np.linalg.lstsq(table[:, columns], root * measured_us, rcond=None)[0]
+        if np.all(coefficients >= 0):
+            candidates.append(
+                (
+                    float(np.sum((table @ coefficients - root * measured_us) ** 2)),
+                    float(coefficients[0]),
+                    float(coefficients[1]),
+                )
+            )
     _, latency, per_byte = min(candidates)
     return latency, per_byte
 
 
-def shares(probes: NDArray[np.float64]) -> tuple[float, float]:
-    """How far a second transfer waits for the first, in the same and in the opposite direction: 0 not at all, 1 fully.
+def waiting_shares(probes: NDArray[np.float64]) -> tuple[float, float]:
+    """Returns how much a second transfer waits for the first, in the same and in the opposite direction: 0 (not) to 1 (fully).
 
-    `probes` is float64[2, 4, repeats], with small tensors, which say what the ops and messages around cost, and with
-    large ones: the time of one tensor there, of one back, of two there, of one there and one back. The bytes' own time
-    of two transfers is compared with that of one; where it does not stand out nothing waits for bytes.
+    `probes` is float64[2, 4, repeats]. Its first axis is small tensors, which measure the overhead of ops and messages, and
+    large tensors. Its second axis is the time of one transfer there, one back, two there, and one there with one back. The
+    time of the bytes alone is compared for two transfers and one; if it is negligible, both results are 0.
 
     >>> small = [[0.0]] * 4
-    >>> shares(np.array([small, [[3.0], [3.0], [6.0], [3.0]]]))  # two there take twice as long, there and back does not
+    >>> waiting_shares(np.array([small, [[3.0], [3.0], [6.0], [3.0]]]))  # two there take twice as long, there and back does not
     (1.0, 0.0)
     """
     small, large = np.median(probes, axis=2)
-    one, back, same, opposite = np.maximum(large - small, 0.0)
-    if min(one, back) <= NOTICEABLE * max(small[0], small[1]):
+    one_there, one_back, two_there, there_and_back = np.maximum(large - small, 0.0)
+    if min(one_there, one_back) <= NOTICEABLE * max(small[0], small[1]):
         return 0.0, 0.0
-    wait = (same - one) / one, (opposite - max(one, back)) / min(one, back)
+    wait = (two_there - one_there) / one_there, (there_and_back - max(one_there, one_back)) / min(one_there, one_back)
     return float(np.clip(wait[0], 0.0, 1.0)), float(np.clip(wait[1], 0.0, 1.0))
 
 
 def comm_mode(same: float, opposite: float) -> str:
-    """The communication mode of `Cluster` that is nearest to two waiting shares.
+    """Returns the communication mode of `Cluster` that is nearest to two waiting shares.
 
     >>> comm_mode(0.1, 0.0), comm_mode(0.9, 0.2), comm_mode(1.0, 0.8)
     ('parallel', 'duplex', 'sequential')
@@ -133,6 +141,6 @@ def comm_mode(same: float, opposite: float) -> str:
 
 
 def vote(modes: Sequence[str]) -> str:
-    """The mode of most pairs; of equally many, the one with more waiting."""
+    """Returns the most common mode; if several are equally common, the one with more waiting."""
     order = ("sequential", "duplex", "parallel")
     return max(order, key=lambda mode: (modes.count(mode), -order.index(mode)))

@@ -1,9 +1,9 @@
-"""From FLOPs and bytes to microseconds, whatever the framework that they were counted in.
+"""The roofline model: turns FLOPs and bytes into microseconds, for all frameworks.
 
-A kernel lasts `max(FLOPs / peak, bytes / bandwidth)`, bytes being its inputs and outputs (S. Williams, A. Waterman,
-D. Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145/1498765.1498785), on top of its launch, or hidden behind it
-where the host runs ahead (`Hardware.launches_hidden`). A roofline is optimistic: kernels reach a part of their peak. The
-shares that they reach are fields of `Hardware`, 1 by default; `bl.calibrate` fits them to a few measured rows.
+A kernel takes `max(FLOPs / peak, bytes / bandwidth)`, where bytes are its inputs and outputs (S. Williams, A. Waterman,
+D. Patterson, "Roofline", CACM 52(4), 2009, doi:10.1145/1498765.1498785). The launch is added, or hidden behind the kernel if
+the host runs ahead (`Hardware.launches_hidden`). A roofline is optimistic, because kernels reach only a share of the peak.
+These shares are fields of `Hardware`, 1 by default; `bl.calibrate` fits them to measured rows.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one call of an operator does, whatever the device and the framework.
+    """The work of one call of an operator, independent of device and framework.
 
     Args:
-        flops: floating-point operations, a multiply-add being two; 0 where unknown, so that its bytes decide.
-        moved_bytes: read from and written to memory.
-        precision: of a matrix product's operands, one of `PRECISIONS`.
-        matrix: whether it runs on the matrix units.
-        batched: a product of many small matrices, as attention's.
-        metadata: moves no data; only the host is busy.
+        flops: floating-point operations, where a multiply-add counts as two; 0 if unknown, so that its bytes decide.
+        moved_bytes: bytes read from and written to memory.
+        precision: precision of a matrix product's operands, one of `PRECISIONS`.
+        matrix: True if it runs on the matrix units.
+        batched: True for a product of many small matrices, as in attention.
+        metadata: True if it moves no data, so that only the host is busy.
 
     >>> product = Kernel(flops=312e9, precision="fp16", matrix=True)    # a millisecond at 312 TFLOP/s
     >>> round(product.us(Hardware.named("a100")), 1)
@@ -42,16 +42,16 @@ class Kernel:
     metadata: bool = False
 
     def us(self, hardware: Hardware) -> float:
-        """Microseconds of one run on that hardware."""
+        """Returns the microseconds of one run on `hardware`."""
         return float(estimated_us(work_of(1, [(0, self)]), hardware)[0])
 
 
 @dataclass(frozen=True, eq=False)
 class Work:
-    """What a step does, whatever the device: one row per kernel, each belonging to an op and run `times` times.
+    """The work of a step, independent of the device: one row per kernel, each of which belongs to an op and runs `times` times.
 
-    FLOPs and bytes moved of one run; `matrix` rows run on the matrix units, in `precision` (an index into `PRECISIONS`),
-    `metadata` rows move no data, `free` rows take no time. `batched` rows are products of many small matrices, as attention's.
+    FLOPs and moved bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
+    `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
     """
 
     ops: int
@@ -66,8 +66,8 @@ class Work:
     batched: NDArray[np.bool_] | None = None
 
 
-def estimated_us(done: Work, hardware: Hardware) -> NDArray[np.float64]:
-    """float64[ops] microseconds of every op on that hardware.
+def estimated_us(work: Work, hardware: Hardware) -> NDArray[np.float64]:
+    """Returns float64[ops], the microseconds of every op on `hardware`.
 
     >>> rows = [(0, Kernel(312e6, precision="fp16", matrix=True)), (1, Kernel(moved_bytes=2039e3))]
     >>> a100 = Hardware.named("a100")    # 312e12 FLOP/s and 2039e9 bytes/s: 1 us each, and 6.7 us to launch it
@@ -75,33 +75,33 @@ def estimated_us(done: Work, hardware: Hardware) -> NDArray[np.float64]:
     [7.7, 7.7]
     """
     hardware.validate()
-    share = np.full(len(done.op), hardware.matmul_share)
-    if done.batched is not None:
-        share[done.batched] = hardware.batched_share
+    share = np.full(len(work.op), hardware.matmul_share)
+    if work.batched is not None:
+        share[work.batched] = hardware.batched_share
     products = np.array([hardware.product_flops(precision) for precision in PRECISIONS])
-    peak = np.where(done.matrix, products[done.precision] * share, hardware.peak_flops * hardware.arithmetic_share)
-    kernel = 1e6 * np.maximum(done.flops / peak, done.moved_bytes / (hardware.bandwidth * hardware.bandwidth_share))
+    peak = np.where(work.matrix, products[work.precision] * share, hardware.peak_flops * hardware.arithmetic_share)
+    kernel = 1e6 * np.maximum(work.flops / peak, work.moved_bytes / (hardware.bandwidth * hardware.bandwidth_share))
     launched = np.maximum(hardware.launch_us, kernel) if hardware.launches_hidden else hardware.launch_us + kernel
-    once = np.where(done.free, 0.0, np.where(done.metadata, HOST_OP_US, launched))
-    total = np.zeros(done.ops)
-    np.add.at(total, done.op, done.times * once)
+    once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
+    total = np.zeros(work.ops)
+    np.add.at(total, work.op, work.times * once)
     return total
 
 
 def work_of(ops: int, rows: Iterable[tuple[int, Kernel]]) -> Work:
-    """The `Work` of kernels, each with the index of the op that runs it once, of `ops` ops."""
-    found = list(rows)
-    kernels = [kernel for _, kernel in found]
+    """Builds the `Work` of `ops` ops from pairs of an op's index and a kernel that it runs once."""
+    op_kernels = list(rows)
+    kernels = [kernel for _, kernel in op_kernels]
     column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
     return Work(
         ops=ops,
-        op=np.array([op for op, _ in found], dtype=np.int64),
-        times=np.ones(len(found)),
+        op=np.array([op for op, _ in op_kernels], dtype=np.int64),
+        times=np.ones(len(op_kernels)),
         flops=column("flops", np.float64),
         moved_bytes=column("moved_bytes", np.float64),
         matrix=column("matrix", np.bool_),
         precision=np.array([PRECISIONS.index(kernel.precision) for kernel in kernels], dtype=np.int64),
         metadata=column("metadata", np.bool_),
-        free=np.zeros(len(found), dtype=np.bool_),
+        free=np.zeros(len(op_kernels), dtype=np.bool_),
         batched=column("batched", np.bool_),
     )

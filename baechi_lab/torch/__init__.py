@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from ..executors.torch import execute
     from ..exporters.torch.export import export
     from ..profilers.torch.autograd import autograd_edges
-    from ..profilers.torch.estimated import estimate_layers
     from ..profilers.torch.hugging_face import hugging_face
+    from ..profilers.torch.layer_estimate import estimate_layers
     from ..profilers.torch.layers import profile_layers
     from ..profilers.torch.profile import profile
     from . import models, references

@@ -26,7 +26,7 @@ HANDLERS = {
     "devices": "executors.tensorflow.devices",
     "execute": "executors.tensorflow.execute_request",
     "links": "executors.tensorflow.links_request",
-    "profile": "profilers.tensorflow.isolated",
+    "profile": "profilers.tensorflow.worker_measurement",
 }
 """Request -> the module whose `serve` answers it, by name: it is imported with the first request."""
 

@@ -27,7 +27,7 @@ from baechi_lab.executors.tensorflow.calibration import Calibration, calibrate, 
 from baechi_lab.fidelity.profiles import SETTLED, SETTLED_BEFORE, busy_graph, mean_graph
 from baechi_lab.fidelity.quiet_machine import own_processes
 from baechi_lab.graph import OpGraph, Placement, Run, Step
-from baechi_lab.profilers.machine_load import Others
+from baechi_lab.profilers.machine_load import OtherPrograms
 from studies.pipelines.busy import busy_messages, with_busy_messages
 from studies.pipelines.plans import Plan, placements, plans
 from studies.pipelines.report import Row
@@ -126,7 +126,7 @@ def _run(
     alone = Placement(device=np.zeros(graph.n, dtype=np.int32), graph_key=graph.key)
     placed, priced = (chosen[name].placement, chosen[name].graph) if name else (alone, graph)
     before = [process_seconds(pid) for pid in local.pids]
-    others = Others(own_processes([*local.pids, worker.pid]))
+    others = OtherPrograms(own_processes([*local.pids, worker.pid]))
     run = execute(
         step, placed, steps, warmup=SETTLED_BEFORE if seen.runs.get(name) else SETTLED, traced=0, cluster=local, graph=priced,
         worker=worker, progress=False, micro_batches=micro_batches,

@@ -84,7 +84,7 @@ def test_a_step_that_does_not_run_to_its_end_says_so(convolutions, plain, monkey
     """With nothing kept apart ops that run as one wait for each other: an error, where there was a loss that never changed."""
     step, graph = convolutions
     for module in (session, unrolling):
-        monkeypatch.setattr(module, "keep_apart", lambda *arguments, **options: None)
+        monkeypatch.setattr(module, "prevent_fusion", lambda *arguments, **options: None)
     placement = bl.Placement(device=[0] * graph.n)
     pipe = make_pipelined_graph(graph, bl.Cluster.uniform(1), placement, 2, "gpipe")
     ordered = unrolling.unrolled_step(step, graph, placement, pipe)

@@ -30,7 +30,7 @@ from baechi_lab.fidelity.quiet_machine import own_processes, wait_for_quiet
 from baechi_lab.fidelity.report import Report, Row
 from baechi_lab.fidelity.study import place_for
 from baechi_lab.profilers import machine_load
-from baechi_lab.profilers.machine_load import Others
+from baechi_lab.profilers.machine_load import OtherPrograms
 
 COSTS = Calibration(1.0, 100.0, bl.Link(5.0, 0.5), bl.Link(2.0, 0.25), bl.Link(10.0, 1.0), 1.0)
 """1 us per op, 100 per step; a message of 8 bytes costs 9 to send, 4 to receive, 18 on the wire."""
@@ -359,7 +359,7 @@ def test_cpu_time_of_other_programs_is_counted_and_ones_own_is_not():
     with subprocess.Popen([sys.executable, "-c", "while True: pass"]) as busy:
         try:
             pids = [busy.pid]
-            theirs, with_child = Others(own_processes([])), Others(own_processes(pids))
+            theirs, with_child = OtherPrograms(own_processes([])), OtherPrograms(own_processes(pids))
             spent = process_seconds(busy.pid)
             while process_seconds(busy.pid) - spent < 0.5:
                 time.sleep(0.01)

@@ -25,8 +25,8 @@ def run_step(step, steps=5, inputs=None):
     config.graph_options.rewrite_options.disable_meta_optimizer = True  # rewriting takes longer than these steps
     with tf1.Session(graph=graph, config=config) as session:
         session.run(set_ops, feed)
-        wanted = [[s.name for s in step.outputs], list(step.updates)]
-        outputs = [[float(np.sum(x)) for x in session.run(wanted, values)[0]] for _ in range(steps)]
+        fetches = [[s.name for s in step.outputs], list(step.updates)]
+        outputs = [[float(np.sum(x)) for x in session.run(fetches, values)[0]] for _ in range(steps)]
         return np.array(outputs), session.run(reads)
 
 

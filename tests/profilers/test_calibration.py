@@ -11,8 +11,8 @@ from baechi_lab.graph.hardware import Hardware
 from baechi_lab.profilers.roofline import Kernel, Work, estimated_us, work_of
 
 
-def work(flops: float, moved: float, batched: bool = False) -> Work:
-    return work_of(1, [(0, Kernel(flops, moved, "fp16", matrix=True, batched=batched))])
+def work(flops: float, moved_bytes: float, batched: bool = False) -> Work:
+    return work_of(1, [(0, Kernel(flops, moved_bytes, "fp16", matrix=True, batched=batched))])
 
 
 def test_shares_and_launch_are_found_again():
@@ -24,12 +24,12 @@ def test_shares_and_launch_are_found_again():
     rows = [
         (lambda hardware, k=k: float(estimated_us(k, hardware)[0]), float(estimated_us(k, truth)[0])) for k in kernels
     ]
-    found = calibrate("a100", rows, fit=[0, 2, 4, 6])
+    calibration = calibrate("a100", rows, fit=[0, 2, 4, 6])
     for key in ("matmul_share", "batched_share", "bandwidth_share"):
-        assert getattr(found.hardware, key) == pytest.approx(getattr(truth, key), rel=1e-3)
-    assert found.hardware.launch_us == pytest.approx(9.0, rel=1e-3)
-    assert np.abs(found.held_out).max() < 1e-3
-    assert "on 4 rows" in repr(found)
+        assert getattr(calibration.hardware, key) == pytest.approx(getattr(truth, key), rel=1e-3)
+    assert calibration.hardware.launch_us == pytest.approx(9.0, rel=1e-3)
+    assert np.abs(calibration.held_out).max() < 1e-3
+    assert "on 4 rows" in repr(calibration)
 
 
 def test_hidden_launches_are_a_floor():

@@ -10,15 +10,15 @@ tf = pytest.importorskip("tensorflow")
 
 
 def node(op, **attrs):
-    made = tf.compat.v1.NodeDef(name="n", op=op)
+    node_def = tf.compat.v1.NodeDef(name="n", op=op)
     for key, value in attrs.items():
         if isinstance(value, bool):
-            made.attr[key].b = value
+            node_def.attr[key].b = value
         elif isinstance(value, str):
-            made.attr[key].s = value.encode()
+            node_def.attr[key].s = value.encode()
         else:
-            made.attr[key].list.i.extend(value)
-    return made
+            node_def.attr[key].list.i.extend(value)
+    return node_def
 
 
 CASES = [

@@ -13,28 +13,36 @@ from baechi_lab.graph.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, k
 from baechi_lab.graph.link_presets import LINKS, named_link
 from baechi_lab.profilers.roofline import Kernel
 
-ASKED = (
+NAMES = (
     "k40 rtx2080 v100 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb h100 h200 b200 mi300x tpu-v5e cpu-core cpu-epyc-9654 "
     "cpu-xeon-8480"
 )
 
 
-@pytest.mark.parametrize("name", ASKED.split())
+@pytest.mark.parametrize("name", NAMES.split())
 def test_every_device_is_complete(name):
-    found = Hardware.named(name)
-    found.validate()
-    assert found is HARDWARE[name] and len(found.source) > 40
-    assert found.device().memory_bytes == found.memory_bytes
-    full, tf32, half, _, _ = (found.product_flops(p) for p in PRECISIONS)
+    hardware = Hardware.named(name)
+    hardware.validate()
+    assert hardware is HARDWARE[name] and len(hardware.source) > 40
+    assert hardware.device().memory_bytes == hardware.memory_bytes
+    full, tf32, half, _, _ = (hardware.product_flops(p) for p in PRECISIONS)
     assert full <= tf32 <= half, "narrower products are no slower"
-    assert set(found.links) <= set(LINKS)
+    assert set(hardware.links) <= set(LINKS)
 
 
 @pytest.mark.parametrize(
     ("text", "name"),
-    [("A100", "a100"), ("NVIDIA H100", "h100"), ("RTX_4090", "rtx4090"), ("rtx 5090", "rtx5090"), ("A100-80GB", "a100"),
-     ("a100 40GB", "a100-40gb"), ("TPU v5e", "tpu-v5e"), ("MI300X", "mi300x")],
-)  # fmt: skip
+    [
+        ("A100", "a100"),
+        ("NVIDIA H100", "h100"),
+        ("RTX_4090", "rtx4090"),
+        ("rtx 5090", "rtx5090"),
+        ("A100-80GB", "a100"),
+        ("a100 40GB", "a100-40gb"),
+        ("TPU v5e", "tpu-v5e"),
+        ("MI300X", "mi300x"),
+    ],
+)
 def test_names_in_any_case(text, name):
     assert Hardware.named(text).name == name
     assert bl.Cluster.uniform(2, kind=text).devices[1] == bl.Device(f"{name}:1", name, HARDWARE[name].memory_bytes)

@@ -15,35 +15,58 @@ pytest.importorskip("transformers")
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.cli import main  # noqa: E402
-from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
 from baechi_lab.profilers.torch.kernels import kernel_of  # noqa: E402
-from baechi_lab.profilers.torch.offline import offline  # noqa: E402
+from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.network_guard import offline  # noqa: E402
 from baechi_lab.profilers.torch.quantization import stored_bytes  # noqa: E402
-from baechi_lab.profilers.torch.unread import UnusedParameters  # noqa: E402
+from baechi_lab.profilers.torch.unused_parameters import UnusedParameters  # noqa: E402
 
 H, FF, N, HEADS, V, B, S = 64, 128, 2, 4, 300, 3, 16
 ROTARY = {
-    "hidden_size": H, "intermediate_size": FF, "num_hidden_layers": N, "num_attention_heads": HEADS, "vocab_size": V,
-    "num_key_value_heads": 2, "tie_word_embeddings": False, "max_position_embeddings": 64,
-}  # fmt: skip
+    "hidden_size": H,
+    "intermediate_size": FF,
+    "num_hidden_layers": N,
+    "num_attention_heads": HEADS,
+    "vocab_size": V,
+    "num_key_value_heads": 2,
+    "tie_word_embeddings": False,
+    "max_position_embeddings": 64,
+}
 BASE = {**ROTARY, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 CONFIGS = {
     "llama": {"model_type": "llama", "architectures": ["LlamaForCausalLM"], **ROTARY},
     "mistral": {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 8, **ROTARY},
     "mixtral": {"model_type": "mixtral", "architectures": ["MixtralForCausalLM"], "num_local_experts": 4, **ROTARY},
     "gpt2": {
-        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "n_embd": H, "n_layer": N, "n_head": HEADS,
-        "vocab_size": V, "n_positions": 64,
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "n_embd": H,
+        "n_layer": N,
+        "n_head": HEADS,
+        "vocab_size": V,
+        "n_positions": 64,
     },
     "bert": {
-        "model_type": "bert", "architectures": ["BertForSequenceClassification"], "hidden_size": H, "intermediate_size": FF,
-        "num_hidden_layers": N, "num_attention_heads": HEADS, "vocab_size": V, "max_position_embeddings": 64,
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "hidden_size": H,
+        "intermediate_size": FF,
+        "num_hidden_layers": N,
+        "num_attention_heads": HEADS,
+        "vocab_size": V,
+        "max_position_embeddings": 64,
     },
     "t5": {
-        "model_type": "t5", "architectures": ["T5ForConditionalGeneration"], "d_model": H, "d_ff": FF, "d_kv": 16,
-        "num_layers": N, "num_heads": HEADS, "vocab_size": V,
+        "model_type": "t5",
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_model": H,
+        "d_ff": FF,
+        "d_kv": 16,
+        "num_layers": N,
+        "num_heads": HEADS,
+        "vocab_size": V,
     },
-}  # fmt: skip
+}
 ATTENTION = 2 * 2 * B * S * S * H
 """FLOPs of scores and values of one layer, forward."""
 
@@ -72,17 +95,17 @@ def test_architectures(name):
     assert all(p.is_meta for p in model.parameters()) and model.training
     forward = {key: value for key, value in inputs.items() if key != "labels"}
     assert estimate_layers(model, forward, mode="inference").flops == pytest.approx(forward_flops(name), rel=0.01)
-    found = estimate_layers(model, inputs, dtype="bf16")
+    estimate = estimate_layers(model, inputs, dtype="bf16")
     attention = {"t5": 3}.get(name, 1) * N * ATTENTION
     fused = 0 if name == "t5" else 1 / 2  # T5 adds a bias to its scores, in products of their own
-    wanted = 3 * (forward_flops(name) - attention) + attention * (3 + fused)
-    assert found.flops == pytest.approx(wanted, rel=0.01)
+    expected_flops = 3 * (forward_flops(name) - attention) + attention * (3 + fused)
+    assert estimate.flops == pytest.approx(expected_flops, rel=0.01)
     graph = bl.torch.profile(model, inputs, hardware=["h100", "a100"], dtype="bf16", optimizer="adamw")
     parameters = sum(p.numel() for p in model.parameters())
-    kept = sum(
+    saved_bytes = sum(
         b.numel() * (2 if b.is_floating_point() else 8) for b in model.buffers()
     )  # those read through a view too
-    assert graph.persistent_bytes.sum() == parameters * 2 * 4 + kept
+    assert graph.persistent_bytes.sum() == parameters * 2 * 4 + saved_bytes
     cluster = bl.Cluster.uniform(2, kind="H100", link="nvlink")
     assert bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf")).makespan_us > 0
 
@@ -95,9 +118,16 @@ def test_operators_of_a_model():
 
 def test_images():
     config = {
-        "model_type": "vit", "architectures": ["ViTForImageClassification"], "hidden_size": H, "intermediate_size": FF,
-        "num_hidden_layers": N, "num_attention_heads": HEADS, "image_size": 32, "patch_size": 8, "num_channels": 3,
-    }  # fmt: skip
+        "model_type": "vit",
+        "architectures": ["ViTForImageClassification"],
+        "hidden_size": H,
+        "intermediate_size": FF,
+        "num_hidden_layers": N,
+        "num_attention_heads": HEADS,
+        "image_size": 32,
+        "patch_size": 8,
+        "num_channels": 3,
+    }
     model, inputs = bl.torch.hugging_face(config, batch_size=2)
     assert tuple(inputs["pixel_values"].shape) == (2, 3, 32, 32)
     assert bl.torch.profile(model, inputs, hardware="l4").n > 20
@@ -105,52 +135,79 @@ def test_images():
 
 TEXT = {**ROTARY, "model_type": "llama"}
 VISION = {
-    "hidden_size": H, "intermediate_size": FF, "num_hidden_layers": N, "num_attention_heads": HEADS, "image_size": 32,
+    "hidden_size": H,
+    "intermediate_size": FF,
+    "num_hidden_layers": N,
+    "num_attention_heads": HEADS,
+    "image_size": 32,
     "patch_size": 8,
-}  # fmt: skip
+}
 ENCODER = {"encoder_layers": 1, "encoder_attention_heads": 4, "encoder_ffn_dim": FF}
 DECODER = {"decoder_layers": 1, "decoder_attention_heads": 4, "decoder_ffn_dim": FF}
 SEVERAL = {
     "llava": (
         {
-            "model_type": "llava", "architectures": ["LlavaForConditionalGeneration"], "text_config": TEXT,
-            "vision_config": {**VISION, "model_type": "clip_vision_model"}, "image_token_index": V - 1,
+            "model_type": "llava",
+            "architectures": ["LlavaForConditionalGeneration"],
+            "text_config": TEXT,
+            "vision_config": {**VISION, "model_type": "clip_vision_model"},
+            "image_token_index": V - 1,
         },
-        {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)}, "vision_tower",
+        {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)},
+        "vision_tower",
     ),
     "clip": (
         {
-            "model_type": "clip", "architectures": ["CLIPModel"], "text_config": {**TEXT, "model_type": "clip_text_model"},
+            "model_type": "clip",
+            "architectures": ["CLIPModel"],
+            "text_config": {**TEXT, "model_type": "clip_text_model"},
             "vision_config": VISION,
         },
-        {"input_ids": (2, S), "pixel_values": (2, 3, 32, 32)}, "vision_model",
+        {"input_ids": (2, S), "pixel_values": (2, 3, 32, 32)},
+        "vision_model",
     ),
     "whisper": (
         {
-            "model_type": "whisper", "architectures": ["WhisperForConditionalGeneration"], "d_model": H, **ENCODER, **DECODER,
-            "vocab_size": V, "max_source_positions": 10, "max_target_positions": 64, "num_mel_bins": 8, "pad_token_id": 0,
+            "model_type": "whisper",
+            "architectures": ["WhisperForConditionalGeneration"],
+            "d_model": H,
+            **ENCODER,
+            **DECODER,
+            "vocab_size": V,
+            "max_source_positions": 10,
+            "max_target_positions": 64,
+            "num_mel_bins": 8,
+            "pad_token_id": 0,
             "num_hidden_layers": 1,
         },
-        {"input_features": (2, 8, 20), "decoder_input_ids": (2, S), "labels": (2, S)}, "encoder",
+        {"input_features": (2, 8, 20), "decoder_input_ids": (2, S), "labels": (2, S)},
+        "encoder",
     ),
     "wav2vec2": (
         {
-            "model_type": "wav2vec2", "architectures": ["Wav2Vec2ForCTC"], **ROTARY, "conv_dim": [32, 32],
-            "conv_kernel": [10, 3], "conv_stride": [5, 2], "num_conv_pos_embeddings": 16, "num_conv_pos_embedding_groups": 4,
+            "model_type": "wav2vec2",
+            "architectures": ["Wav2Vec2ForCTC"],
+            **ROTARY,
+            "conv_dim": [32, 32],
+            "conv_kernel": [10, 3],
+            "conv_stride": [5, 2],
+            "num_conv_pos_embeddings": 16,
+            "num_conv_pos_embedding_groups": 4,
         },
-        {"input_values": (2, 5 * 2 * (S - 1) + 5 * 2 + 10)}, "feature_extractor",
+        {"input_values": (2, 5 * 2 * (S - 1) + 5 * 2 + 10)},
+        "feature_extractor",
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SEVERAL)
 def test_inputs_of_images_and_sound(name):
     """All that a model takes is given: Llava was estimated without its images, Whisper was refused."""
-    config, shapes, part = SEVERAL[name]
+    config, shapes, module_name = SEVERAL[name]
     model, inputs = bl.torch.hugging_face(config, batch_size=2, sequence_length=S)
     assert {k: tuple(v.shape) for k, v in inputs.items() if k != "use_cache"} == shapes
     graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="sgd")
-    assert any(part in op for op in graph.names)
+    assert any(module_name in op for op in graph.names)
 
 
 def test_a_part_that_does_not_run_is_named():
@@ -179,30 +236,37 @@ def test_a_part_that_does_not_run_is_named():
 def test_fewer_tokens_than_experts():
     """Two tokens read the weights of two experts, not of all eight."""
     rows, weights = torch.empty(2, H, device="meta"), torch.empty(8, H, FF, device="meta")
-    ends, out = torch.empty(8, dtype=torch.int32, device="meta"), torch.empty(2, FF, device="meta")
-    kernel = kernel_of(torch.ops.aten._grouped_mm.default, (rows, weights, ends), {}, out)
+    group_ends, out = torch.empty(8, dtype=torch.int32, device="meta"), torch.empty(2, FF, device="meta")
+    kernel = kernel_of(torch.ops.aten._grouped_mm.default, (rows, weights, group_ends), {}, out)
     assert kernel.moved_bytes == 4 * (2 * H + 2 * H * FF + 8 + 2 * FF) and kernel.flops == 2 * 2 * H * FF
 
 
 FIT = {
     "internvl": (
         {
-            "model_type": "internvl", "architectures": ["InternVLForConditionalGeneration"], "image_token_id": V - 1,
-            "text_config": {**ROTARY, "model_type": "qwen2"}, "vision_config": {**VISION, "model_type": "internvl_vision"},
+            "model_type": "internvl",
+            "architectures": ["InternVLForConditionalGeneration"],
+            "image_token_id": V - 1,
+            "text_config": {**ROTARY, "model_type": "qwen2"},
+            "vision_config": {**VISION, "model_type": "internvl_vision"},
         },
         {"input_ids": (2, S), "labels": (2, S), "pixel_values": (2, 3, 32, 32)},
     ),
     "choices": (
-        {**CONFIGS["bert"], "architectures": ["BertForMultipleChoice"]}, {"input_ids": (2, 2, S), "labels": (2,)},
+        {**CONFIGS["bert"], "architectures": ["BertForMultipleChoice"]},
+        {"input_ids": (2, 2, S), "labels": (2,)},
     ),
     "video": (
         {
-            **VISION, "model_type": "videomae", "architectures": ["VideoMAEForVideoClassification"], "num_frames": 4,
+            **VISION,
+            "model_type": "videomae",
+            "architectures": ["VideoMAEForVideoClassification"],
+            "num_frames": 4,
             "tubelet_size": 2,
         },
         {"pixel_values": (2, 4, 3, 32, 32), "labels": (2,)},
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", FIT)
@@ -214,26 +278,44 @@ def test_models_that_were_refused(name):
 
 
 SMALL = {
-    "hidden_size": H, "num_hidden_layers": N, "num_attention_heads": HEADS, "intermediate_size": FF, "vocab_size": V,
+    "hidden_size": H,
+    "num_hidden_layers": N,
+    "num_attention_heads": HEADS,
+    "intermediate_size": FF,
+    "vocab_size": V,
     "attn_implementation": "eager",
-}  # fmt: skip
+}
 TWO_SIDES = {
-    "d_model": H, "encoder_layers": N, "decoder_layers": N, "encoder_attention_heads": HEADS, "vocab_size": V,
-    "decoder_attention_heads": HEADS, "encoder_ffn_dim": FF, "decoder_ffn_dim": FF, "attn_implementation": "eager",
-}  # fmt: skip
+    "d_model": H,
+    "encoder_layers": N,
+    "decoder_layers": N,
+    "encoder_attention_heads": HEADS,
+    "vocab_size": V,
+    "decoder_attention_heads": HEADS,
+    "encoder_ffn_dim": FF,
+    "decoder_ffn_dim": FF,
+    "attn_implementation": "eager",
+}
 LOOK = {
     "longformer": {"architectures": ["LongformerForMaskedLM"], "attention_window": [8, 8], **SMALL},
     "led": {"architectures": ["LEDForConditionalGeneration"], "attention_window": [8, 8], **TWO_SIDES},
     "vilt": {"architectures": ["ViltForMaskedLM"], "image_size": 32, "patch_size": 8, **SMALL},
     "flaubert": {
-        "architectures": ["FlaubertWithLMHeadModel"], "emb_dim": H, "n_layers": N, "n_heads": HEADS, "vocab_size": V,
+        "architectures": ["FlaubertWithLMHeadModel"],
+        "emb_dim": H,
+        "n_layers": N,
+        "n_heads": HEADS,
+        "vocab_size": V,
         "n_words": V,
     },
     "data2vec-audio": {
-        "architectures": ["Data2VecAudioForCTC"], **SMALL, "conv_dim": [32] * 7, "num_conv_pos_embedding_groups": 4,
+        "architectures": ["Data2VecAudioForCTC"],
+        **SMALL,
+        "conv_dim": [32] * 7,
+        "num_conv_pos_embedding_groups": 4,
     },
     "bart": {"architectures": ["BartForSequenceClassification"], **TWO_SIDES},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", LOOK)
@@ -255,20 +337,41 @@ def test_models_that_look_at_masks_and_tokens(kind, mode):
 
 EXPERTS = {
     "switch": {
-        "model_type": "switch_transformers", "architectures": ["SwitchTransformersForConditionalGeneration"], "d_model": H,
-        "d_ff": FF, "d_kv": 16, "num_layers": 1, "num_decoder_layers": 1, "num_heads": HEADS, "vocab_size": V, "num_experts": 4,
-        "num_sparse_encoder_layers": 1, "num_sparse_decoder_layers": 1, "router_dtype": "float32",
+        "model_type": "switch_transformers",
+        "architectures": ["SwitchTransformersForConditionalGeneration"],
+        "d_model": H,
+        "d_ff": FF,
+        "d_kv": 16,
+        "num_layers": 1,
+        "num_decoder_layers": 1,
+        "num_heads": HEADS,
+        "vocab_size": V,
+        "num_experts": 4,
+        "num_sparse_encoder_layers": 1,
+        "num_sparse_decoder_layers": 1,
+        "router_dtype": "float32",
     },
     "nllb": {
-        "model_type": "nllb-moe", "architectures": ["NllbMoeForConditionalGeneration"], **TWO_SIDES, "encoder_layers": 1,
-        "decoder_layers": 1, "num_experts": 4,
-        "encoder_sparse_step": 1, "decoder_sparse_step": 1, "max_position_embeddings": 64,
+        "model_type": "nllb-moe",
+        "architectures": ["NllbMoeForConditionalGeneration"],
+        **TWO_SIDES,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "num_experts": 4,
+        "encoder_sparse_step": 1,
+        "decoder_sparse_step": 1,
+        "max_position_embeddings": 64,
     },
     "jetmoe": {
-        **BASE, "model_type": "jetmoe", "architectures": ["JetMoeForCausalLM"], "num_key_value_heads": 4,
-        "num_local_experts": 4, "num_experts_per_tok": 2, "kv_channels": 16,
+        **BASE,
+        "model_type": "jetmoe",
+        "architectures": ["JetMoeForCausalLM"],
+        "num_key_value_heads": 4,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "kv_channels": 16,
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXPERTS)
@@ -293,7 +396,7 @@ def test_a_router_in_another_type_than_its_model():
     model, inputs = bl.torch.hugging_face({**EXPERTS["switch"], "dtype": "bfloat16"}, sequence_length=8)
     graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam")
     parameters, routers = (
-        sum(p.numel() for n, p in model.named_parameters() if part in n) for part in ("", "router.classifier")
+        sum(p.numel() for n, p in model.named_parameters() if name_part in n) for name_part in ("", "router.classifier")
     )
     assert graph.persistent_bytes.sum() == 4 * (2 * parameters + 2 * routers)
 
@@ -313,7 +416,11 @@ MASKS = {
     "mistral, window of 32": ({**CONFIGS["mistral"], "sliding_window": 32}, {}),
     "gemma3": (
         {
-            **BASE, "model_type": "gemma3_text", "architectures": ["Gemma3ForCausalLM"], "head_dim": 16, "sliding_window": 8,
+            **BASE,
+            "model_type": "gemma3_text",
+            "architectures": ["Gemma3ForCausalLM"],
+            "head_dim": 16,
+            "sliding_window": 8,
             "layer_types": ["sliding_attention", "full_attention"],
         },
         {},
@@ -324,7 +431,7 @@ MASKS = {
     "t5, padded": (CONFIGS["t5"], {"attention_mask": PADDED}),
     "whisper": (SEVERAL["whisper"][0], {}),
     "vit": ({**VISION, "model_type": "vit", "architectures": ["ViTForImageClassification"], "num_channels": 3}, {}),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -337,9 +444,9 @@ def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch)
         calls.append((tuple(query.shape), mask, is_causal, options.get("enable_gqa", False)))
         return attention(query, key, value, attn_mask, dropout_p, is_causal, **options)
 
-    config, others = MASKS[name]
+    config, other_inputs = MASKS[name]
     model, inputs = bl.torch.hugging_face(config, batch_size=B, sequence_length=S)
-    inputs |= others
+    inputs |= other_inputs
     monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", noted)
     estimate_layers(model, inputs)
     estimated = list(calls)
@@ -376,10 +483,10 @@ def test_tokens_of_text_are_no_padding():
     ],
 )
 def test_inputs_that_a_configuration_does_not_say(kind, needs):
-    made = getattr(pytest.importorskip("transformers"), kind, None)
-    if made is None:
+    config_class = getattr(pytest.importorskip("transformers"), kind, None)
+    if config_class is None:
         pytest.skip(f"this transformers has no {kind}")
-    config = made.config_class()
+    config = config_class.config_class()
     fields = {**config.to_dict(), "model_type": config.model_type, "architectures": [kind]}
     with pytest.raises(bl.errors.InvalidInput, match=f"{needs}'.*inputs of your own"):
         bl.torch.hugging_face(fields, sequence_length=8)
@@ -410,9 +517,18 @@ def call(tmp_path, monkeypatch, capsys):
 
 def test_command(call):
     code, facts, _ = call(
-        {**CONFIGS["llama"], "torch_dtype": "bfloat16"}, "--hardware", "H100,a100", "--batch-size", "8",
-        "--sequence-length", "32", "--optimizer", "adam", "-o", "graph.json.gz",
-    )  # fmt: skip
+        {**CONFIGS["llama"], "torch_dtype": "bfloat16"},
+        "--hardware",
+        "H100,a100",
+        "--batch-size",
+        "8",
+        "--sequence-length",
+        "32",
+        "--optimizer",
+        "adam",
+        "-o",
+        "graph.json.gz",
+    )
     assert code == 0 and facts["mode"] == "estimated" and facts["device"] == "H100, a100"
     graph = bl.load_graph("graph.json.gz")
     assert set(graph.duration_by_kind) == {"h100", "a100"} and facts["ops"] == graph.n
@@ -442,9 +558,14 @@ def test_bug_the_type_of_a_configuration_was_not_that_of_the_model(call):
 
 
 GPT_OSS = {
-    **BASE, "model_type": "gpt_oss", "architectures": ["GptOssForCausalLM"], "head_dim": 16, "num_local_experts": 8,
-    "num_experts_per_tok": 2, "dtype": "bfloat16",
-}  # fmt: skip
+    **BASE,
+    "model_type": "gpt_oss",
+    "architectures": ["GptOssForCausalLM"],
+    "head_dim": 16,
+    "num_local_experts": 8,
+    "num_experts_per_tok": 2,
+    "dtype": "bfloat16",
+}
 GROUP = {"targets": ["Linear"], "weights": {"num_bits": 4, "strategy": "group", "group_size": 32, "symmetric": False}}
 QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
     "fp8": ({"weight_block_size": [32, 48]}, 128 * 64 + 4 * 4 * 2),
@@ -454,7 +575,8 @@ QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
     "bitsandbytes": ({"load_in_8bit": True}, 128 * 64 + 4 * 128),
     "bitsandbytes, 4 bits": ({"load_in_4bit": True}, 128 * 64 // 2 + 4 * 128 + 4 * 16),
     "bitsandbytes, twice": (
-        {"load_in_4bit": True, "bnb_4bit_use_double_quant": True}, 128 * 64 // 2 + 128 + 4 + 4 + 4 * 256 + 4 * 16,
+        {"load_in_4bit": True, "bnb_4bit_use_double_quant": True},
+        128 * 64 // 2 + 128 + 4 + 4 + 4 * 256 + 4 * 16,
     ),
     "gptq": ({"bits": 4, "group_size": 32}, 128 * 64 // 2 + 2 * 128 // 2 + 2 * 2 * 128 + 4 * 64),
     "gptq, 3 bits": ({"bits": 3, "group_size": -1}, 128 * 64 * 3 // 8 + 128 * 3 // 8 + 2 * 128 + 4 * 64),
@@ -465,12 +587,15 @@ QUANTIZED = {  # the weight of a layer of 64 inputs and 128 outputs
     ),
     "compressed-tensors, fp8": (
         {
-            "format": "float-quantized", "ignore": ["lm_head"],
-            "config_groups": {"g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}},
+            "format": "float-quantized",
+            "ignore": ["lm_head"],
+            "config_groups": {
+                "g": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float", "strategy": "channel"}}
+            },
         },
         128 * 64 + 2 * 128,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("method", QUANTIZED)
@@ -492,16 +617,16 @@ def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
 
 def test_experts_of_gpt_oss(call):
     """Four and a quarter bits per number of the experts; what is named stays; the command says so."""
-    kept = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
-    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": kept}}
+    unquantized = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+    config = {**GPT_OSS, "quantization_config": {"quant_method": "mxfp4", "modules_to_not_convert": unquantized}}
     model, inputs = bl.torch.hugging_face(config, sequence_length=8)
     experts = N * 8 * (H * 2 * FF + FF * H)
     assert sum(p.numel() for n, p in model.named_parameters() if n.endswith(("gate_up_proj", "down_proj"))) == experts
-    rest = 2 * (sum(p.numel() for p in model.parameters()) - experts) + sum(b.nbytes for b in model.buffers())
+    other_bytes = 2 * (sum(p.numel() for p in model.parameters()) - experts) + sum(b.nbytes for b in model.buffers())
     graph = bl.torch.profile(model, inputs, hardware="h100", mode="inference")
-    assert graph.persistent_bytes.sum() == rest + experts * 17 // 32
+    assert graph.persistent_bytes.sum() == other_bytes + experts * 17 // 32
     code, facts, _ = call(config, "--hardware", "h100", "--inference", "--sequence-length", "8")
-    assert code == 0 and facts["persistent_bytes"] == rest + experts * 17 // 32
+    assert code == 0 and facts["persistent_bytes"] == other_bytes + experts * 17 // 32
     assert facts["quantization"] == "4 weights of 4.25 bits per number, scales among them"
 
 
@@ -512,14 +637,20 @@ def test_experts_in_fp8_as_transformers_stores_them():
         "modules_to_not_convert": ["model.layers.0", "lm_head"],
     }
     fields = {
-        **BASE, "model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "num_experts": 4, "head_dim": 16,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 160, "dtype": "bfloat16",
-    }  # fmt: skip
+        **BASE,
+        "model_type": "qwen3_moe",
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "num_experts": 4,
+        "head_dim": 16,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 160,
+        "dtype": "bfloat16",
+    }
     fp8 = pytest.importorskip("transformers.integrations.finegrained_fp8")
     model, _ = bl.torch.hugging_face({**fields, "quantization_config": quantization}, sequence_length=8)
-    other, _ = bl.torch.hugging_face(fields, sequence_length=8)
+    estimated_model, _ = bl.torch.hugging_face(fields, sequence_length=8)
     settings = pytest.importorskip("transformers").FineGrainedFP8Config(weight_block_size=(128, 128))
-    replaced = fp8.replace_with_fp8_linear(other, quantization["modules_to_not_convert"], settings)
+    replaced = fp8.replace_with_fp8_linear(estimated_model, quantization["modules_to_not_convert"], settings)
     assert sum(map(stored_bytes, model.parameters())) == sum(p.nbytes for p in replaced.parameters())
 
 
@@ -535,32 +666,52 @@ def test_kernels_read_quantized_weights_as_they_are_stored():
 
 
 DETR = {
-    "model_type": "detr", "architectures": ["DetrForObjectDetection"], "d_model": H, "encoder_layers": 1, "decoder_layers": 1,
-    "encoder_attention_heads": 4, "decoder_attention_heads": 4, "num_hidden_layers": 1, "use_pretrained_backbone": True,
-}  # fmt: skip
+    "model_type": "detr",
+    "architectures": ["DetrForObjectDetection"],
+    "d_model": H,
+    "encoder_layers": 1,
+    "decoder_layers": 1,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "num_hidden_layers": 1,
+    "use_pretrained_backbone": True,
+}
 RESNET = {
-    "model_type": "resnet", "out_features": ["stage4"], "depths": [1] * 4, "hidden_sizes": [8] * 4, "embedding_size": 8,
-}  # fmt: skip
+    "model_type": "resnet",
+    "out_features": ["stage4"],
+    "depths": [1] * 4,
+    "hidden_sizes": [8] * 4,
+    "embedding_size": 8,
+}
 NAMED = "needs the files of 'somebody/model', its 'backbone', and nothing is downloaded"
 BACKBONES = {
     "DETR": ({**DETR, "backbone": "somebody/model", "use_timm_backbone": False}, NAMED),
     "DPT": (
         {
-            **VISION, "model_type": "dpt", "architectures": ["DPTForDepthEstimation"], "backbone": "somebody/model",
+            **VISION,
+            "model_type": "dpt",
+            "architectures": ["DPTForDepthEstimation"],
+            "backbone": "somebody/model",
             "use_pretrained_backbone": True,
         },
         NAMED,
     ),
     "MaskFormer": (
         {
-            "model_type": "maskformer", "architectures": ["MaskFormerForInstanceSegmentation"], "mask_feature_size": H,
-            "backbone": "somebody/model", "use_pretrained_backbone": True,
+            "model_type": "maskformer",
+            "architectures": ["MaskFormerForInstanceSegmentation"],
+            "mask_feature_size": H,
+            "backbone": "somebody/model",
+            "use_pretrained_backbone": True,
         },
         NAMED,
     ),
-    "DETR of timm": ({**DETR, "backbone": "resnet50", "use_timm_backbone": True}, "needs the package 'timm': pip install timm"),
+    "DETR of timm": (
+        {**DETR, "backbone": "resnet50", "use_timm_backbone": True},
+        "needs the package 'timm': pip install timm",
+    ),
     "DETR as it is": ({**DETR, "backbone_config": RESNET, "use_timm_backbone": False}, None),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BACKBONES)
@@ -588,14 +739,14 @@ def test_bug_a_hub_was_asked_for_backbones(name, monkeypatch):
 
 def test_other_threads_keep_the_network():
     """Only the thread that makes the model is without it."""
-    found = []
+    addresses = []
     with offline():
         with pytest.raises(OSError, match="nothing is downloaded"):
             socket.getaddrinfo("127.0.0.1", 80)
-        thread = threading.Thread(target=lambda: found.append(socket.getaddrinfo("127.0.0.1", 80)))
+        thread = threading.Thread(target=lambda: addresses.append(socket.getaddrinfo("127.0.0.1", 80)))
         thread.start()
         thread.join()
-    assert found and socket.getaddrinfo("127.0.0.1", 80) == found[0]
+    assert addresses and socket.getaddrinfo("127.0.0.1", 80) == addresses[0]
 
 
 def without(name, field):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.tensorflow.pairing import is_backward, paired_share
+from baechi_lab.profilers.tensorflow.backward_pairing import is_backward, paired_share
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report
 
 tf = pytest.importorskip("tensorflow")
@@ -43,14 +43,14 @@ def test_graph_is_inlined_ordered_and_shaped(inception):
     _, _, step = inception
     nodes = step_sessions.nodes_of(step)
     assert not {n.op for n in nodes.values()} & {"PartitionedCall", "StatefulPartitionedCall", "IdentityN"}
-    seen = set()
+    names_so_far = set()
     for node in nodes.values():
-        assert {r.lstrip("^").split(":")[0] for r in node.input} <= seen, node.name
+        assert {r.lstrip("^").split(":")[0] for r in node.input} <= names_so_far, node.name
         assert "_output_shapes" in node.attr or node.op in ("NoOp", "AssignVariableOp", "AssignSubVariableOp"), (
             node.name
         )
         assert not node.device
-        seen.add(node.name)
+        names_so_far.add(node.name)
     convolution = next(n for n in nodes.values() if n.op == "Conv2D")  # Keras numbers layers per process
     first = convolution.attr["_output_shapes"].list.shape[0]
     assert [d.size for d in first.dim] == [2, 37, 37, 32]  # 75 pixels, valid 3 x 3 kernel, stride 2: (75 - 3) // 2 + 1
@@ -67,14 +67,14 @@ def test_every_backward_op_has_its_forward_op(estimated):
     assert report.backward_ops > 4000 and report.paired_ops == report.backward_ops
     assert report.paired_share == paired_share(graph) == 1.0
     assert report.open_shapes == 0
-    seen = 0
+    paired = 0
     for i, name in enumerate(graph.names):
         if graph.op_types[i] in ("Conv2DBackpropInput", "Conv2DBackpropFilter"):
             forward = graph.forward_of[i]
             assert graph.op_types[forward] == "Conv2D"
             assert name.startswith("gradient_tape/" + graph.names[forward] + "/")
-            seen += 1
-    assert seen == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
+            paired += 1
+    assert paired == 2 * 94 - 1  # two gradients for each of 94 convolutions, but none for the pixels
 
 
 def test_only_gradient_ops_are_paired(estimated):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.links import comm_mode, fit_link, shares, vote
+from baechi_lab.profilers.links import comm_mode, fit_link, vote, waiting_shares
 
 
 def test_exact_line():
@@ -39,9 +39,9 @@ def test_bad_samples(sizes, times):
         fit_link(sizes, times)
 
 
-def probes(one, back, same, opposite, small=1.0):
+def probes(one, one_back, same, opposite, small=1.0):
     """Medians in microseconds above `small`, three samples each."""
-    large = [[small + x] * 3 for x in (one, back, same, opposite)]
+    large = [[small + x] * 3 for x in (one, one_back, same, opposite)]
     return np.array([[[small] * 3] * 4, large])
 
 
@@ -57,8 +57,8 @@ def probes(one, back, same, opposite, small=1.0):
     ],
 )
 def test_how_far_the_second_transfer_waits(times, expected, mode):
-    found = shares(probes(*times))
-    assert found == pytest.approx(expected) and comm_mode(*found) == mode
+    waiting = waiting_shares(probes(*times))
+    assert waiting == pytest.approx(expected) and comm_mode(*waiting) == mode
 
 
 def test_most_pairs_decide_and_a_tie_waits():

@@ -18,11 +18,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _errors_of(program):
     # Not on every processor is oneDNN used by default.
-    told = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_ENABLE_ONEDNN_OPTS": "1"}
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), **told}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+    log_settings = {"TF_CPP_MIN_LOG_LEVEL": "0", "TF_ENABLE_ONEDNN_OPTS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **log_settings}
+    completed = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert completed.returncode == 0, completed.stderr
+    return completed.stderr
 
 
 @pytest.mark.subprocess
@@ -54,12 +54,12 @@ def test_a_failure_shows_what_was_kept_back_and_later_lines_come_through(capfd):
 
 def test_two_threads_that_load_it_leave_standard_error_as_it_was(monkeypatch):
     """Each would restore what the other has set: only one redirects."""
-    inside, most = [], []
+    inside, largest = [], []
 
     @contextlib.contextmanager
     def counted():
         inside.append(1)
-        most.append(len(inside))
+        largest.append(len(inside))
         time.sleep(0.05)
         yield
         inside.pop()
@@ -74,7 +74,7 @@ def test_two_threads_that_load_it_leave_standard_error_as_it_was(monkeypatch):
         thread.start()
     for thread in threads:
         thread.join()
-    assert most == [1]
+    assert largest == [1]
 
 
 def test_a_process_without_standard_error(monkeypatch, capfd):

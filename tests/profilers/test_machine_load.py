@@ -8,19 +8,19 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.errors import BusyMachine
 from baechi_lab.profilers import machine_load
-from baechi_lab.profilers.machine_load import Others, in_words, repeats, warn_if_disturbed
+from baechi_lab.profilers.machine_load import OtherPrograms, describe_repeats, summarize_repeats, warn_if_disturbed
 
 OP_US = np.array([[100.0, 900.0, 0.0], [100.0, 1100.0, 0.0], [130.0, 870.0, 0.0]])
 
 
 def test_spread_of_steps_and_of_ops_by_hand(monkeypatch):
     monkeypatch.setattr(machine_load.os, "cpu_count", lambda: 4)
-    measured = repeats(["a", "b", "c"], OP_US, 0.25, 1)
+    measured = summarize_repeats(["a", "b", "c"], OP_US, 0.25, 1)
     assert measured["step_us"] == [1000.0, 1200.0, 1000.0]
     assert measured["spread"] == 0.2  # (1200 - 1000) / 1000
     assert measured["op_spread"] == {"a": 0.3, "b": round(230 / 900, 3)}  # c has no share of the work
     assert measured["others_share"] == 0.25 and measured["cores"] == 4
-    assert in_words(measured) == "3 repeats took 1.00 ms to 1.20 ms, and other programs used 0.25 of 4 cores"
+    assert describe_repeats(measured) == "3 repeats took 1.00 ms to 1.20 ms, and other programs used 0.25 of 4 cores"
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_spread_of_steps_and_of_ops_by_hand(monkeypatch):
 )
 def test_a_machine_is_busy_where_others_leave_too_few_cores(monkeypatch, cores, needed, share, busy):
     monkeypatch.setattr(machine_load.os, "cpu_count", lambda: cores)
-    assert repeats(["a"], np.ones((2, 1)), share, needed)["busy"] is busy
+    assert summarize_repeats(["a"], np.ones((2, 1)), share, needed)["busy"] is busy
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_disturbed_measurements_warn(changes, said):
 def busy(monkeypatch):
     """Other programs use all of two cores."""
     monkeypatch.setattr(machine_load.os, "cpu_count", lambda: 2)
-    monkeypatch.setattr(Others, "share", lambda self: 2.0)
+    monkeypatch.setattr(OtherPrograms, "share", lambda self: 2.0)
 
 
 def check_measured(graph, runs):
@@ -99,7 +99,7 @@ def test_tensorflow_profiles_say_their_spread_and_the_load():
 
 def test_what_a_profile_says_is_kept_in_files_and_in_networkx(tmp_path):
     graph = bl.OpGraph.from_edges(
-        [1.0, 2.0], [(0, 1, 8)], info={"measured": repeats(["op0", "op1"], np.ones((2, 2)), 0.0, 1)}
+        [1.0, 2.0], [(0, 1, 8)], info={"measured": summarize_repeats(["op0", "op1"], np.ones((2, 2)), 0.0, 1)}
     )
     for name in ("g.json", "g.json.gz"):
         bl.save_graph(graph, tmp_path / name)
@@ -115,10 +115,16 @@ def test_a_step_below_the_bound_is_explained():
 
     from baechi_lab.step_summary import note_on_bound
 
-    graph = bl.OpGraph.from_edges([1.0], info={"measured": repeats(["op0"], np.array([[240.0], [4256.0]]), 1.5, 1)})
-    table = pd.DataFrame({
-        "placer": ["single", "m-etf", "m-sct"], "measured_us": [250.0, 174.1, np.nan], "lower_bound_us": [240.8] * 3,
-    })  # fmt: skip
+    graph = bl.OpGraph.from_edges(
+        [1.0], info={"measured": summarize_repeats(["op0"], np.array([[240.0], [4256.0]]), 1.5, 1)}
+    )
+    table = pd.DataFrame(
+        {
+            "placer": ["single", "m-etf", "m-sct"],
+            "measured_us": [250.0, 174.1, np.nan],
+            "lower_bound_us": [240.8] * 3,
+        }
+    )
     (note,) = note_on_bound(table, graph)
     assert note.startswith(
         "m-etf measured 174.10 us, below the lower bound of 240.80 us: the bound holds for the times of"

@@ -8,8 +8,8 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.graph.opgraph import OWN, VIEW
-from baechi_lab.profilers.tensorflow.measured import read_traces
-from baechi_lab.profilers.tensorflow.pairing import paired_share
+from baechi_lab.profilers.tensorflow.backward_pairing import paired_share
+from baechi_lab.profilers.tensorflow.measurement import read_traces
 from baechi_lab.profilers.tensorflow.profiling import profile_with_report
 from baechi_lab.profilers.tensorflow.structure import read_structure
 
@@ -31,8 +31,8 @@ def product():
 
 
 def op(graph, op_type, prefix=""):
-    (found,) = [i for i, t in enumerate(graph.op_types) if t == op_type and graph.names[i].startswith(prefix)]
-    return found
+    (index,) = [i for i, t in enumerate(graph.op_types) if t == op_type and graph.names[i].startswith(prefix)]
+    return index
 
 
 def test_roofline_of_a_matrix_product(product):
@@ -79,10 +79,10 @@ def test_control_dependencies_are_tensors_of_four_bytes():
 
 
 def test_estimates_for_several_kinds(product):
-    both = bl.profile(product, mode="estimated", hardware=["k40", "h200"])
-    assert set(both.duration_by_kind) == {"k40", "h200"}
-    np.testing.assert_array_equal(both.duration_us, both.duration_by_kind["k40"])
-    assert np.all(both.duration_by_kind["h200"] <= both.duration_by_kind["k40"])
+    graph_of_both = bl.profile(product, mode="estimated", hardware=["k40", "h200"])
+    assert set(graph_of_both.duration_by_kind) == {"k40", "h200"}
+    np.testing.assert_array_equal(graph_of_both.duration_us, graph_of_both.duration_by_kind["k40"])
+    assert np.all(graph_of_both.duration_by_kind["h200"] <= graph_of_both.duration_by_kind["k40"])
     mixed = bl.profile(product, mode="estimated", hardware={"gpu": "a100", "cpu": "cpu-core"})
     assert set(mixed.duration_by_kind) == {"gpu", "cpu"}
 
@@ -209,13 +209,23 @@ def test_kernels_of_one_op_are_summed_and_traces_averaged(product):
         "/device:GPU:0/stream:all",
         "/device:GPU:0/stream:7",
     )
-    first = gpu_trace([(host, "MatMul", 3), (every, "MatMul:MatMul", 40), (every, "MatMul:MatMul", 60), (one, "MatMul", 60),
-                       (host, "Relu", 2), ("/device:GPU:0/memcpy", "Relu", 500)])  # fmt: skip
+    first = gpu_trace(
+        [
+            (host, "MatMul", 3),
+            (every, "MatMul:MatMul", 40),
+            (every, "MatMul:MatMul", 60),
+            (one, "MatMul", 60),
+            (host, "Relu", 2),
+            ("/device:GPU:0/memcpy", "Relu", 500),
+        ]
+    )
     second = gpu_trace([(host, "MatMul", 3), (every, "MatMul:MatMul", 50), (host, "Relu", 4)])
-    found = read_traces(structure, [first, second], on_gpu=True)
-    assert found.duration_us[structure.index["MatMul"]] == (40 + 60 + 50) / 2  # kernels, not the 3 us of their launch
-    assert found.duration_us[structure.index["Relu"]] == (2 + 4) / 2  # no kernel: what the host took
-    assert found.seen.sum() == 2
+    measurement = read_traces(structure, [first, second], on_gpu=True)
+    assert (
+        measurement.duration_us[structure.index["MatMul"]] == (40 + 60 + 50) / 2
+    )  # kernels, not the 3 us of their launch
+    assert measurement.duration_us[structure.index["Relu"]] == (2 + 4) / 2  # no kernel: what the host took
+    assert measurement.in_trace.sum() == 2
 
 
 def test_a_gpu_trace_without_kernels_is_refused(product):
@@ -246,5 +256,5 @@ def test_aligned_parts_along_the_first_axis_lie_in_the_whole(shape, axis, kind):
     run = bl.execute(step, bl.Placement(device=np.zeros(graph.n, dtype=np.int32)), steps=0, warmup=0, traced=1)
     assert run.status == "ok", run.message
     log = run.timeline.memory
-    made = int(log.delta[(log.op == op) & (log.delta > 0)].sum())
-    assert (made > 0) == (kind == OWN)
+    allocated_bytes = int(log.delta[(log.op == op) & (log.delta > 0)].sum())
+    assert (allocated_bytes > 0) == (kind == OWN)

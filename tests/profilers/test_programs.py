@@ -11,8 +11,8 @@ import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
 from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.profilers import Hardware
-from baechi_lab.profilers.programs.backward import with_training
-from baechi_lab.profilers.programs.estimating import GuessedCosts
+from baechi_lab.profilers.programs.backward import add_backward_and_updates
+from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.profilers.programs.records import Program, ProgramOp
 from baechi_lab.profilers.roofline import Kernel
 
@@ -55,13 +55,13 @@ def flops_of(
     from baechi_lab.profilers.programs.onnx_model import program_of
 
     node = helper.make_node(op, [*inputs, *(weight or {})], ["y"], **attributes)
-    made = model(
+    program = model(
         [node],
         [value(k, *s) for k, s in inputs.items()],
         [value("y", *output)],
         [weights(k, *s) for k, s in (weight or {}).items()],
     )
-    return program_of(made).ops[0].kernels[0].flops
+    return program_of(program).ops[0].kernels[0].flops
 
 
 def test_flops_by_hand():
@@ -91,23 +91,27 @@ def test_the_generated_backward_pass():
     assert graph.names[3:] == (*backward, "first/update", "second/update")
     index = graph.index
     assert [graph.names[graph.forward_of[index[b]]] for b in backward] == ["second", "second", "relu", "first"]
-    found = {(graph.names[a], graph.names[b]) for a, b in zip(graph.edge_source, graph.consumers, strict=True)}
-    assert ("relu", "second/backward/weight") in found  # the other factor is saved
-    assert ("relu", "relu/backward") in found  # its output, not its input
-    assert ("first", "relu/backward") not in found
-    assert {("second/backward/input", "relu/backward"), ("relu/backward", "first/backward/weight")} <= found
-    assert {("second", "second/backward/weight"), ("first/backward/weight", "first/update")} <= found
+    edges = {(graph.names[a], graph.names[b]) for a, b in zip(graph.edge_source, graph.consumers, strict=True)}
+    assert ("relu", "second/backward/weight") in edges  # the other factor is saved
+    assert ("relu", "relu/backward") in edges  # its output, not its input
+    assert ("first", "relu/backward") not in edges
+    assert {("second/backward/input", "relu/backward"), ("relu/backward", "first/backward/weight")} <= edges
+    assert {("second", "second/backward/weight"), ("first/backward/weight", "first/update")} <= edges
     persistent = dict(zip(graph.names, graph.persistent_bytes.tolist(), strict=True))
     assert persistent == dict.fromkeys(graph.names, 0) | {
-        "first": 144 * 4, "first/backward/weight": 144 * 4, "first/update": 2 * 144 * 4,  # the weights, gradients, two states
-        "second": 64 * 4, "second/backward/weight": 64 * 4, "second/update": 2 * 64 * 4,
-    }  # fmt: skip
+        "first": 144 * 4,
+        "first/backward/weight": 144 * 4,
+        "first/update": 2 * 144 * 4,  # the weights, gradients, two states
+        "second": 64 * 4,
+        "second/backward/weight": 64 * 4,
+        "second/update": 2 * 64 * 4,
+    }
     assert {graph.names[i] for i in np.flatnonzero(graph.reuse == GROWS)} == {
         "first/backward/weight",
         "second/backward/weight",
     }
-    assert {("first/backward/weight", "second/update"), ("second/backward/weight", "second/update")} <= found
-    assert ("second/update", "first/update") in found, "updates come after the backward pass"
+    assert {("first/backward/weight", "second/update"), ("second/backward/weight", "second/update")} <= edges
+    assert ("second/update", "first/update") in edges, "updates come after the backward pass"
     assert graph.colocation[index["first"]] == graph.colocation[index["first/update"]] >= 0
     assert graph.duration_us[index["second/backward/weight"]] == graph.duration_us[index["second"]]
 
@@ -153,8 +157,8 @@ def test_training_products_are_three_times_the_forward_ones():
     op = lambda name, x, w, y: ProgramOp(name, "MatMul", (Kernel(flops=100.0, matrix=True),), (x, w), (y,))  # noqa: E731
     ops = tuple(op(f"m{k}", f"v{k}", f"w{k}", f"v{k + 1}") for k in range(4))
     size = {f"v{k}": 8 for k in range(5)} | {f"w{k}": 16 for k in range(4)}
-    made = with_training(Program("chain", ops, size, {f"w{k}": True for k in range(4)}, ("v4",)))
-    assert sum(k.flops for o in made.ops for k in o.kernels if k.matrix) == 100 * (4 + 4 + 3)
+    training_program = add_backward_and_updates(Program("chain", ops, size, {f"w{k}": True for k in range(4)}, ("v4",)))
+    assert sum(k.flops for o in training_program.ops for k in o.kernels if k.matrix) == 100 * (4 + 4 + 3)
 
 
 def test_products_of_inputs_and_fused_ones():
@@ -167,8 +171,8 @@ def test_products_of_inputs_and_fused_ones():
         product("a", ("q", "q2", "score"), "y"),
     )
     ops = (*ops[:1], ProgramOp("n", "Neg", (Kernel(moved_bytes=8.0),), ("q",), ("q2",)), *ops[1:])
-    made = with_training(Program("attention", ops, {}, {"w": True, "f": False}, ("y",)))
-    by_name = {o.name: o for o in made.ops}
+    training_program = add_backward_and_updates(Program("attention", ops, {}, {"w": True, "f": False}, ("y",)))
+    by_name = {o.name: o for o in training_program.ops}
     assert {"s/backward/input0", "s/backward/input1", "p/backward/weight", "n/backward"} <= set(by_name)
     assert by_name["a/backward"].kernels[0].flops == 20.0
     assert not any(name.startswith("k/backward") for name in by_name)
@@ -191,44 +195,44 @@ def test_unknown_operators_are_named_with_their_share():
         helper.make_node("MatMul", ["x", "w"], ["h"], name="mm"),
         helper.make_node("Wavelet", ["h"], ["y"], name="wave", domain="of.ours"),
     ]
-    made = model(nodes, [value("x", 64, 64)], [value("y", 64, 64)], [weights("w", 64, 64)])
+    onnx_model = model(nodes, [value("x", 64, 64)], [value("y", 64, 64)], [weights("w", 64, 64)])
     with pytest.warns(GuessedCosts, match=r"of 1 operators only the bytes are counted \(Wavelet\); they are \d+% of"):
-        graph = bl.profile_program(made, hardware="v100", training=False)
+        graph = bl.profile_program(onnx_model, hardware="v100", training=False)
     kernel = Kernel(64 * 64, 2 * 4.0 * 64 * 64)
     assert graph.duration_us[1] == pytest.approx(kernel.us(Hardware.named("v100")))
 
 
 def test_shapes_that_are_not_known_are_said():
     """A product of tensors without a rank counts next to nothing, and had been one of the ops that count by bytes."""
-    made = model(
+    onnx_model = model(
         list(two_layers(4).graph.node), [value("x", 4, 8)], [value("y", 4, 4)], two_layers(4).graph.initializer
     )
-    made.graph.input[0].type.tensor_type.ClearField("shape")
+    onnx_model.graph.input[0].type.tensor_type.ClearField("shape")
     with pytest.warns(
         GuessedCosts, match=r"shapes of \d of \d operators are not known \(.*MatMul.*\); .* \d+% of .*far more"
     ):
-        bl.profile_program(made, hardware="v100", training=False)
+        bl.profile_program(onnx_model, hardware="v100", training=False)
 
 
 def test_versions_of_operators():
     """Models that are no files were not asked for their versions; those of before ONNX Runtime's oldest passed silently."""
-    made = two_layers(4)
+    onnx_model = two_layers(4)
     for version, message in (
         (999, "the model: its operators are of version 999"),
         (0, "operators is 0; opset_import must"),
     ):
-        made.opset_import[0].version = version
+        onnx_model.opset_import[0].version = version
         with pytest.raises(FormatError, match=message):
-            bl.profile_program(made)
-    made.opset_import[0].version = 1
+            bl.profile_program(onnx_model)
+    onnx_model.opset_import[0].version = 1
     unknown = pytest.warns(GuessedCosts, match="shapes of 3 of 3 operators")  # which ONNX infers from version 7 on
     with unknown, pytest.warns(GuessedCosts, match="of version 1, which ONNX Runtime no longer reads"):
-        bl.profile_program(made)
+        bl.profile_program(onnx_model)
     nodes = [helper.make_node("LayerNormalization", ["x", "w"], ["y"])]
-    made = model(nodes, [value("x", 4, 8)], [value("y", 4, 8)], [weights("w", 8)])
-    made.opset_import[0].version = 16
+    onnx_model = model(nodes, [value("x", 4, 8)], [value("y", 4, 8)], [weights("w", 8)])
+    onnx_model.opset_import[0].version = 16
     with pytest.warns(GuessedCosts, match=r"only the bytes are counted \(LayerNormalization\)"):  # came with version 17
-        bl.profile_program(made)
+        bl.profile_program(onnx_model)
 
 
 def test_files_of_onnx(tmp_path):
@@ -262,9 +266,9 @@ def test_files_of_onnx(tmp_path):
 
 
 def test_weights_that_are_missing_are_named(tmp_path):
-    made = two_layers(4)
-    onnx.external_data_helper.convert_model_to_external_data(made, location="weights.bin", size_threshold=0)
-    onnx.save(made, tmp_path / "two.onnx")
+    onnx_model = two_layers(4)
+    onnx.external_data_helper.convert_model_to_external_data(onnx_model, location="weights.bin", size_threshold=0)
+    onnx.save(onnx_model, tmp_path / "two.onnx")
     assert bl.profile_program(tmp_path / "two.onnx").n == 9
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(FormatError, match=r"the weights of 'w1' are in 'weights\.bin', which is not beside it"):
@@ -273,8 +277,10 @@ def test_weights_that_are_missing_are_named(tmp_path):
 
 def test_values_that_nothing_makes_are_refused():
     """A product with a weight that is not there had been estimated by the bytes of the rest."""
-    ends = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy"]
-    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"], "first")], "g", ends[:1], ends[1:])
+    value_infos = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [4, 4]) for name in "xy"]
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"], "first")], "g", value_infos[:1], value_infos[1:]
+    )
     with pytest.raises(FormatError, match="operator 'first' reads 'w', which no operator makes"):
         bl.profile_program(helper.make_model(graph), hardware="h100")
 

@@ -11,10 +11,10 @@ pytestmark = pytest.mark.tensorflow
 
 @pytest.fixture(scope="module")
 def metadata():
-    from baechi_lab.profilers.tensorflow.measured import collect, step_session
+    from baechi_lab.profilers.tensorflow.measurement import collect_traces, step_session
 
     with step_session(bl.models.build("mlp", batch_size=4), "/device:CPU:0") as run:
-        return collect(run, 1, 1, progress=False)[0]
+        return collect_traces(run, 1, 1, progress=False)[0]
 
 
 def test_a_traced_step_replays_to_its_own_time(metadata, tmp_path):
@@ -22,18 +22,18 @@ def test_a_traced_step_replays_to_its_own_time(metadata, tmp_path):
 
     (tmp_path / "step.pb").write_bytes(metadata.SerializeToString())
     (tmp_path / "step.pbtxt").write_text(text_format.MessageToString(metadata))
-    made = bl.load_trace(tmp_path / "step.pb")
-    again = bl.simulate(made.graph, made.cluster, made.placement).makespan_us
-    assert again == pytest.approx(made.timeline.makespan_us, rel=0.05)
-    assert bl.load_trace(tmp_path / "step.pbtxt").graph == made.graph
-    graph = made.graph
+    trace = bl.load_trace(tmp_path / "step.pb")
+    simulated_us = bl.simulate(trace.graph, trace.cluster, trace.placement).makespan_us
+    assert simulated_us == pytest.approx(trace.timeline.makespan_us, rel=0.05)
+    assert bl.load_trace(tmp_path / "step.pbtxt").graph == trace.graph
+    graph = trace.graph
     labels = {
         graph.names[a]
         for a, b in zip(graph.edge_source, graph.consumers, strict=True)
         if graph.names[b].endswith("/Relu")
     }
     assert any(name.endswith("BiasAdd") for name in labels)
-    assert not any("inferred" in note for note in made.notes)
+    assert not any("inferred" in note for note in trace.notes)
     step = bl.models.build("mlp", batch_size=4)
     assert graph.persistent_bytes.sum() >= step.parameter_bytes
     update = next(i for i, name in enumerate(graph.names) if name.endswith("kernel/ResourceApplyGradientDescent"))
@@ -69,8 +69,8 @@ def test_xplane_of_the_profiler(tmp_path):
     tf.profiler.experimental.start(str(tmp_path))
     call(x)
     tf.profiler.experimental.stop()
-    made = bl.load_trace(next(tmp_path.rglob("*.xplane.pb")))
-    assert bl.simulate(made.graph, made.cluster, made.placement).makespan_us == pytest.approx(
-        made.timeline.makespan_us, rel=0.05
+    trace = bl.load_trace(next(tmp_path.rglob("*.xplane.pb")))
+    assert bl.simulate(trace.graph, trace.cluster, trace.placement).makespan_us == pytest.approx(
+        trace.timeline.makespan_us, rel=0.05
     )
-    assert "Relu" in made.graph.op_types
+    assert "Relu" in trace.graph.op_types

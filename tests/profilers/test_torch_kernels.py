@@ -30,9 +30,9 @@ def kernels(run):
 def test_element_wise_operators():
     """One operation per element; bytes of two inputs and an output of 6 floats; a view moves nothing, what is expanded little."""
     a, b = torch.ones(2, 3), torch.ones(3)
-    found = kernels(lambda: (a + a * 2).view(3, 2))
-    assert (found["add"].flops, found["add"].moved_bytes, found["add"].matrix) == (6, 3 * 24, False)
-    assert found["view"].metadata
+    kernel_of = kernels(lambda: (a + a * 2).view(3, 2))
+    assert (kernel_of["add"].flops, kernel_of["add"].moved_bytes, kernel_of["add"].matrix) == (6, 3 * 24, False)
+    assert kernel_of["view"].metadata
     assert kernels(lambda: a + b.expand(2, 3))["add"].moved_bytes == 24 + 12 + 24
 
 
@@ -44,8 +44,8 @@ def test_arithmetic_per_element():
         y = torch.nn.functional.layer_norm(x.exp().sqrt(), (8,)).softmax(-1)
         y.masked_fill(y > 0.5, 0.0).clone().sum().backward()
 
-    found = {name: kernel.flops / 32 for name, kernel in kernels(run).items()}
-    known = {
+    flops_per_element = {name: kernel.flops / 32 for name, kernel in kernels(run).items()}
+    expected = {
         "exp": 10,
         "sqrt": 4,
         "native_layer_norm": 8,
@@ -55,8 +55,8 @@ def test_arithmetic_per_element():
         "masked_fill": 0,
         "clone": 0,
     }
-    assert {name: found[name] for name in known} == known
-    assert found["_softmax_backward_data"] == 4 and found["native_layer_norm_backward"] == 14
+    assert {name: flops_per_element[name] for name in expected} == expected
+    assert flops_per_element["_softmax_backward_data"] == 4 and flops_per_element["native_layer_norm_backward"] == 14
     images = torch.rand(1, 2, 6, 6)
     assert kernels(lambda: torch.nn.functional.avg_pool2d(images, 3))["avg_pool2d"].flops == 9 * 2 * 2 * 2
     assert (
@@ -82,8 +82,8 @@ def test_arithmetic_can_decide_on_a_processor():
 def test_writes_in_place():
     """`add_` reads two and writes one; `copy_` and `fill_` do not read what they overwrite."""
     a, b = torch.ones(2, 3), torch.ones(2, 3)
-    found = kernels(lambda: (a.add_(b), a.copy_(b), a.fill_(1.0)))
-    assert [found[name].moved_bytes for name in ("add_", "copy_", "fill_")] == [72, 48, 24]
+    kernel_of = kernels(lambda: (a.add_(b), a.copy_(b), a.fill_(1.0)))
+    assert [kernel_of[name].moved_bytes for name in ("add_", "copy_", "fill_")] == [72, 48, 24]
 
 
 def test_looked_up_rows():
@@ -95,23 +95,23 @@ def test_looked_up_rows():
 @pytest.mark.parametrize(("dtype", "precision"), [(torch.float32, "fp32"), (torch.bfloat16, "fp16")])
 def test_products(dtype, precision):
     a, b = torch.ones(2, 8, 16, dtype=dtype), torch.ones(2, 16, 4, dtype=dtype)
-    found = kernels(lambda: torch.bmm(a, b))["bmm"]
-    assert (found.flops, found.precision, found.batched) == (2 * 2 * 8 * 16 * 4, precision, True)
+    kernel = kernels(lambda: torch.bmm(a, b))["bmm"]
+    assert (kernel.flops, kernel.precision, kernel.batched) == (2 * 2 * 8 * 16 * 4, precision, True)
 
 
 def test_convolution_in_tf32():
     """Batch 1, 3 -> 5 channels, 3 x 3 kernel, 6 x 6 outputs."""
-    found = kernels(lambda: torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(5, 3, 3, 3)))["convolution"]
-    assert (found.flops, found.precision) == (2 * 5 * 36 * 3 * 9, "tf32")
+    kernel = kernels(lambda: torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(5, 3, 3, 3)))["convolution"]
+    assert (kernel.flops, kernel.precision) == (2 * 5 * 36 * 3 * 9, "tf32")
 
 
 def test_fused_attention_with_fewer_keys_than_queries():
     """Batch 2, 4 heads, 16 queries, 16 keys of 2 heads, width 8: two products forward, five backward."""
     query, key = torch.ones(2, 4, 16, 8, requires_grad=True), torch.ones(2, 2, 16, 8, requires_grad=True)
     run = torch.nn.functional.scaled_dot_product_attention
-    found = kernels(lambda: run(query, key, key, enable_gqa=True).sum().backward())
+    kernel_of = kernels(lambda: run(query, key, key, enable_gqa=True).sum().backward())
     one = 2 * 2 * 4 * 16 * 16 * 8
-    attention = [k.flops for name, k in found.items() if "attention" in name]
+    attention = [k.flops for name, k in kernel_of.items() if "attention" in name]
     assert attention == [2 * one, 5 * one]
 
 

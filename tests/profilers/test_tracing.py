@@ -64,8 +64,8 @@ def test_tracing_does_not_train(batch, make_mlp):
     model = make_mlp("adam")
     before = [w.numpy() for w in model.weights]
     bl.trace(model, *batch)
-    for old, new in zip(before, model.weights, strict=True):
-        np.testing.assert_array_equal(old, new.numpy())
+    for value_before, weight in zip(before, model.weights, strict=True):
+        np.testing.assert_array_equal(value_before, weight.numpy())
 
 
 def test_model_takes_batch_as_tuple_and_sample_weights(batch, make_mlp):
@@ -242,8 +242,8 @@ def test_only_slots_are_taken_for_slots_of_two_variables(make, slots, plain):
     def step(x):
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean((x @ tf.convert_to_tensor(w) + tf.convert_to_tensor(b)) ** 2)
-        held = [w, b] if plain else [w.value, b.value]
-        optimizer.apply_gradients(zip(tape.gradient(loss, held), [w, b], strict=True))
+        variables = [w, b] if plain else [w.value, b.value]
+        optimizer.apply_gradients(zip(tape.gradient(loss, variables), [w, b], strict=True))
         return loss
 
     traced = bl.trace(step, np.ones((4, 3), np.float32))
@@ -274,11 +274,11 @@ def test_factored_slots_belong_to_their_variable(batch):
 
 def test_a_closure_over_a_name_that_is_not_set_yet():
     def step(x):
-        return x * 2.0 if x.shape.rank == 0 else later(x)
+        return x * 2.0 if x.shape.rank == 0 else reduce(x)
 
     traced = bl.trace(step, np.float32(3))
-    later = tf.reduce_sum
-    assert run_step(traced, steps=1)[0].tolist() == [[6]] and later is tf.reduce_sum
+    reduce = tf.reduce_sum
+    assert run_step(traced, steps=1)[0].tolist() == [[6]] and reduce is tf.reduce_sum
 
 
 def test_inputs_may_be_nested():

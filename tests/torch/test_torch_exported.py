@@ -59,7 +59,7 @@ def test_file_and_memory_give_one_graph(exported, file):
 
 
 def test_flops_are_those_of_the_operators(exported):
-    from baechi_lab.profilers.torch.exported import program_of
+    from baechi_lab.profilers.torch.exported_program import program_of
 
     program = program_of(exported, 4)
     by_name = {op.name: sum(k.flops for k in op.kernels) for op in program.ops}

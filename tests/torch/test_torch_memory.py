@@ -9,31 +9,31 @@ from torch import nn
 
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import GROWS, VIEW
-from baechi_lab.profilers.torch.storages import Storages
+from baechi_lab.profilers.torch.storages import StorageTracker
 from baechi_lab.torch.step import TorchStep
 from studies.memory.predicting import one_after_another
 
 
 def test_a_view_is_no_storage_of_its_own():
-    following = Storages()
-    with following.mode():
+    tracker = StorageTracker()
+    with tracker.mode():
         base = torch.zeros(8)
         view = base.view(2, 4)[0]
-    assert [interval.size for interval in following.held] == [32]
+    assert [record.size for record in tracker.records] == [32]
     del base
-    assert following.held[0].end_ns == -1  # the view still holds it
+    assert tracker.records[0].end_ns == -1  # the view still holds it
     del view
-    assert following.held[0].end_ns > 0
+    assert tracker.records[0].end_ns > 0
 
 
 def test_what_is_made_by_a_call_belongs_to_its_device():
-    following = Storages(home=2)
-    with following.mode():
-        following.call(5, 1)
+    tracker = StorageTracker(default_device=2)
+    with tracker.mode():
+        tracker.call(5, 1)
         persistent = [torch.ones(2)]
-        following.call(-1, 2)
+        tracker.call(-1, 2)
         persistent.append(torch.ones(4))
-    assert [(interval.op, interval.device, interval.size) for interval in following.held] == [(5, 1, 8), (-1, 2, 16)]
+    assert [(record.op, record.device, record.size) for record in tracker.records] == [(5, 1, 8), (-1, 2, 16)]
 
 
 def linear():
@@ -258,11 +258,11 @@ def test_bug_what_no_call_made_and_one_saves_was_not_counted():
 
 
 def test_scratch_of_a_kernel_is_held_while_it_runs():
-    following = Storages()
+    tracker = StorageTracker()
     x, kernel = torch.ones(1, 64, 32, 32), torch.ones(64, 64, 3, 3)
-    with following.from_events(), following.mode(), torch.backends.mkldnn.flags(enabled=False):
+    with tracker.from_events(), tracker.mode(), torch.backends.mkldnn.flags(enabled=False):
         y = torch.nn.functional.conv2d(x, kernel, padding=1)
-    largest = max(interval.size for interval in following.held)
+    largest = max(record.size for record in tracker.records)
     assert largest > 2 * y.untyped_storage().nbytes()  # columns of all patches
 
 

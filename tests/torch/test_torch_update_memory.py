@@ -8,8 +8,8 @@ import torch
 from torch import nn, optim
 
 import baechi_lab as bl
-from baechi_lab.profilers.torch.storages import Held, Storages
-from baechi_lab.profilers.torch.updating import phases
+from baechi_lab.profilers.torch.optimizer_update import split_into_phases
+from baechi_lab.profilers.torch.storages import StorageRecord, StorageTracker
 from baechi_lab.torch.step import TorchStep
 
 WEIGHT = 128 * 128 * 4
@@ -102,26 +102,26 @@ def test_updates_wait_for_the_end_of_the_backward_pass():
 
 def test_what_is_taken_of_all_parameters_before_they_are_updated():
     """10 of each of three calls from 0 to 9; then 5, 30 and 5 of one after another. The largest is updated last: 3 x 10 + 30."""
-    rows = [Held(i, 10, -1, 0, 9) for i in range(3)]
-    rows += [Held(i, size, -1, 1 + 2 * i, 2 + 2 * i) for i, size in enumerate((5, 30, 5))]
-    temporary, retained, until, order = phases(3, rows)
+    rows = [StorageRecord(i, 10, -1, 0, 9) for i in range(3)]
+    rows += [StorageRecord(i, size, -1, 1 + 2 * i, 2 + 2 * i) for i, size in enumerate((5, 30, 5))]
+    temporary, retained, until, order = split_into_phases(3, rows)
     assert order[-1] == 1 and until.tolist() == [1, 1, 1]
     assert temporary.tolist() == [5, 40, 5] and retained.tolist() == [10, 0, 10]
 
 
 def test_an_update_without_temporaries_holds_nothing():
-    temporary, retained, _, order = phases(2, [])
+    temporary, retained, _, order = split_into_phases(2, [])
     assert temporary.tolist() == retained.tolist() == [0, 0] and order == (0, 1)
 
 
 def test_what_no_call_makes_lies_where_it_is_made_from():
-    following = Storages(home=7)
+    tracker = StorageTracker(default_device=7)
     first, second = torch.ones(4), torch.ones(8)
-    following.add([first], 1)
-    following.add([second], 2)
-    with following.mode():
+    tracker.add([first], 1)
+    tracker.add([second], 2)
+    with tracker.mode():
         results = [first * 2, *torch._foreach_sqrt([first, second]), torch.zeros(2)]
-    assert [interval.device for interval in following.held] == [1, 2, 1, 1, 2, 7] and len(results) == 4
+    assert [record.device for record in tracker.records] == [1, 2, 1, 1, 2, 7] and len(results) == 4
 
 
 class Repeated(nn.Module):

@@ -20,7 +20,7 @@ from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
 from ...graph.cluster import Cluster
 from ...graph.link import Link
-from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, shares, vote
+from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, vote, waiting_shares
 from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message
 from .cluster import LocalCluster
@@ -125,7 +125,7 @@ def measure_links(
     links, probes = [], []
     for (a, b), (seconds, probed) in zip(pairs, measured, strict=True):
         links.append(_fit(names[a][0], names[b][0], sizes, seconds))
-        probes.append(Probe(names[a][0], names[b][0], *shares(probed)))
+        probes.append(Probe(names[a][0], names[b][0], *waiting_shares(probed)))
     table = [[Link(0.0, 0.0)] * record.n for _ in range(record.n)]
     for (a, b), fit in zip(pairs, links, strict=True):
         table[a][b] = fit.link

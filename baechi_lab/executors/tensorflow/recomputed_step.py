@@ -18,8 +18,8 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...graph.step import Step
 from ...memory_saving.offload import OFFLOADED, STATE, STORED, sent_tensor
-from ...profilers.tensorflow.apart import keep_apart
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
+from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ..structure import graph_of
 from .offloaded_state import lend_state, with_state_on_hosts
 from .session import PREFIX, parse_graph
@@ -93,7 +93,7 @@ def recomputed_step(step: Step, graph: OpGraph) -> Step:
         del target.input[:]
         target.input.extend(_inputs(graph, op, templates[first][1], origin))
     updates = (*step.updates, *lend_state(definition, graph, lent))
-    keep_apart(definition, f"{PREFIX}/apart")
+    prevent_fusion(definition, f"{PREFIX}/apart")
     return replace(step, updates=updates, graph_def=definition.SerializeToString(deterministic=True))
 
 

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...errors import ExecutionError
 from ...graph.step import Step
-from ...profilers.tensorflow.apart import keep_apart
+from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
@@ -112,7 +112,7 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
         node.attr.pop("_class", None)
         if "_lower_using_switch_merge" in node.attr:
             node.attr["_lower_using_switch_merge"].b = False
-    keep_apart(graph, f"{PREFIX}/apart", only_ordered=True)
+    prevent_fusion(graph, f"{PREFIX}/apart", only_ordered=True)
     feeds = tuple(_add_feed(graph, nodes, node_of(spec.name)) for spec in step.inputs)
     variables = tuple(_add_variable_ops(graph, nodes, node_of(spec.name)) for spec in step.variables)
     fetches = tuple(tensor_of(spec.name) for spec in step.outputs)

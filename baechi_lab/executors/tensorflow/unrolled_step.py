@@ -27,10 +27,10 @@ from ...graph.step import Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
 from ...passes.roles import UPDATE, roles
 from ...passes.unroll import ACCUMULATE
-from ...profilers.tensorflow.apart import keep_apart
-from ...profilers.tensorflow.bodies import writes
+from ...profilers.tensorflow.function_bodies import variable_writes
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
-from ...profilers.tensorflow.pairing import is_backward
+from ...profilers.tensorflow.backward_pairing import is_backward
+from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
 from .batch_totals import BatchTotals
@@ -293,7 +293,7 @@ class _Unroller:
         if self.count == 1:
             return
         for name in self.repeated:
-            for op in writes(self.source_def, self.nodes[name]):
+            for op in variable_writes(self.source_def, self.nodes[name]):
                 kind = tf.dtypes.as_dtype(op.attr["dtype"].type or op.attr["T"].type)
                 if kind.is_floating or kind.is_complex:
                     raise InvalidInput(
@@ -437,7 +437,7 @@ class _Unroller:
         for op, predecessors in waits.items():
             nodes[names[op]].input.extend(f"^{names[k]}" for k in predecessors)
         if waits:
-            keep_apart(self.graph_def, f"{PREFIX}/apart")
+            prevent_fusion(self.graph_def, f"{PREFIX}/apart")
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

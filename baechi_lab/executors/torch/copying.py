@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...profilers.torch.storages import Storages
+from ...profilers.torch.storages import StorageTracker
 from ...torch.runtime.forward_state import ForwardState
 from ...torch.runtime.rerun import HostCopier
 from ...torch.runtime.storage import storage_key, version
@@ -25,7 +25,7 @@ from ...torch.runtime.tree import T, map_tensors, tensors
 class CopyingTransport(TaggedTransport):
     """Copies a tensor to a device once per forward. The copy lives until the last call has read it there."""
 
-    def __init__(self, devices: Sequence[str], storages: Storages):
+    def __init__(self, devices: Sequence[str], storages: StorageTracker):
         super().__init__(devices)
         self.storages = storages
 
@@ -81,7 +81,7 @@ class _CopyToDevice(torch.autograd.Function):
     """Copies a tensor to the target. Its gradient is copied back."""
 
     @staticmethod
-    def forward(ctx: Any, tensor: torch.Tensor, storages: Storages, source: int, target: int) -> torch.Tensor:
+    def forward(ctx: Any, tensor: torch.Tensor, storages: StorageTracker, source: int, target: int) -> torch.Tensor:
         ctx.storages, ctx.source = storages, source
         return copied(tensor, storages, target)
 
@@ -93,7 +93,7 @@ class _CopyToDevice(torch.autograd.Function):
 class SeparateMemoryCopier(HostCopier):
     """Copies to the host as if CPU devices did not share its memory. `device` has the device of every call."""
 
-    def __init__(self, storages: Storages, host: int, device: Sequence[int]):
+    def __init__(self, storages: StorageTracker, host: int, device: Sequence[int]):
         self.storages, self.host, self.device = storages, host, device
 
     def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ class SeparateMemoryCopier(HostCopier):
         return copied(host_copy, self.storages, self.device[op])
 
 
-def copied(tensor: torch.Tensor, storages: Storages, device: int) -> torch.Tensor:
+def copied(tensor: torch.Tensor, storages: StorageTracker, device: int) -> torch.Tensor:
     """A copy that counts as received by a device."""
     with _disable_current_modes():
         copy = tensor.clone()

@@ -17,7 +17,7 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
-from ...profilers.torch.storages import Storages
+from ...profilers.torch.storages import StorageTracker
 from ...torch.activation_rows import recomputes_or_offloads
 from ...torch.assigner import assign, distribution
 from ...torch.plan import torch_devices
@@ -181,7 +181,7 @@ def execute(
             memory_step = None
             if not measurement.on_gpus:
                 memory_step = running.run_observed_step(
-                    Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph, Storages(home))
+                    Measurement(model, traced, step_graph, placed, run_cluster, unrolled_graph, StorageTracker(home))
                 )
             measured = measurement.timeline(memory_step)
     session = distribution(model).session

@@ -29,9 +29,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...graph import MEMORY_CATEGORIES, Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers
 from ...memory_saving.offload import OFFLOADED
-from ...profilers.torch.graph import LOSS, backward_ops
-from ...profilers.torch.storages import Storages
-from ...profilers.torch.updating import kept_besides, kept_by
+from ...profilers.torch.layer_graph import LOSS, backward_ops
+from ...profilers.torch.optimizer_update import all_optimizer_tensors, optimizer_state_tensors
+from ...profilers.torch.storages import StorageTracker
 from ...torch.activation_rows import offloaded_state_groups, rerun_ops
 from ...torch.assigner import distribution
 from ...torch.records import Trace
@@ -64,7 +64,7 @@ class Measurement(Observer):
         placement: Placement,
         cluster: Cluster,
         unrolled_graph: OpGraph | None = None,
-        storages: Storages | None = None,
+        storages: StorageTracker | None = None,
     ):
         self.storages, self.modes = storages, contextlib.ExitStack()
         self.micro_batch = 0
@@ -133,7 +133,7 @@ class Measurement(Observer):
             self.bases[index].record(torch.cuda.current_stream(device))
         self.base_ns = time.perf_counter_ns()
 
-    def _hold(self, storages: Storages, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
+    def _hold(self, storages: StorageTracker, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
         """Count what is in memory when the step starts."""
         calls = self.session.plan.device
         first = calls[0] if calls else 0
@@ -142,9 +142,11 @@ class Measurement(Observer):
             device = home.get(name, first)
             storages.add([tensor], device, persistent=True)
             if optimizer is not None:
-                storages.add(kept_by(optimizer, tensor), self.state_device.get(name, device), persistent=True)
+                storages.add(
+                    optimizer_state_tensors(optimizer, tensor), self.state_device.get(name, device), persistent=True
+                )
         storages.add(tensors(batch), first, persistent=True)
-        storages.add([] if optimizer is None else kept_besides(optimizer), first, persistent=True)
+        storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
         if (lent := offloaded_state_of(optimizer)) is not None:
             device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
             lent.copy = lambda state, parameter: copied(state, storages, device_of[id(parameter)])
@@ -155,7 +157,7 @@ class Measurement(Observer):
         self.updating_ns = time.perf_counter_ns()
         self.update_start_marks = self._marks()
         if self.storages is not None:
-            self.storages.call(-1, self.storages.home)
+            self.storages.call(-1, self.storages.default_device)
 
     def updated(self) -> None:
         """The optimizer's call is over."""
@@ -203,7 +205,7 @@ class Measurement(Observer):
         with _disable_current_modes():
             loss.backward()
 
-    def _follow_node(self, node: Node, storages: Storages) -> None:
+    def _follow_node(self, node: Node, storages: StorageTracker) -> None:
         """Follow what a node makes."""
         local = self.local
 
@@ -215,7 +217,9 @@ class Measurement(Observer):
 
         def after(into: object, outof: object) -> None:
             local.node_mode.__exit__(None, None, None)
-            storages.between_nodes.append((time.perf_counter_ns(), getattr(local, "node_device", storages.home)))
+            storages.between_nodes.append(
+                (time.perf_counter_ns(), getattr(local, "node_device", storages.default_device))
+            )
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -232,7 +236,7 @@ class Measurement(Observer):
         if self.storages is not None:
             if self.local.mode is not None:
                 self.local.mode.__exit__(None, None, None)
-            self.storages.call(-1, self.storages.home)
+            self.storages.call(-1, self.storages.default_device)
         self.stop_marks[self._row(op)] = self._mark(op)
         if op in self.backward:
             for node in nodes_between(outputs, self.local.stop):
@@ -278,7 +282,7 @@ class Measurement(Observer):
         def after(into: object, outof: object) -> None:
             self.stop_marks[backward_row] = self._mark(op)
             if self.storages is not None:  # autograd adds gradients between nodes, and some nodes belong to no call
-                self.storages.call(-1, self.storages.home)
+                self.storages.call(-1, self.storages.default_device)
 
         node.register_prehook(before)
         node.register_hook(after)
@@ -449,7 +453,7 @@ class Measurement(Observer):
 
         persistent, outputs, temporary, copies = range(len(MEMORY_CATEGORIES))
         rows = []
-        for interval in self.storages.held if self.storages is not None else ():
+        for interval in self.storages.records if self.storages is not None else ():
             ended = self.stop_marks.get(interval.op, -1)
             brief = 0 <= interval.end_ns <= ended or (interval.end_ns >= 0 and interval.start_ns >= self.updating_ns)
             category = (

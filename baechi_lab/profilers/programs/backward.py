@@ -1,24 +1,24 @@
-"""A backward pass for any forward program, for estimates where the framework's own is not at hand.
+"""Adds a backward pass and updates to any forward program, for estimates without the framework's own backward pass.
 
 For each op whose output's gradient is needed, in reverse order:
 
-    product of an input and parameters      two ops with the FLOPs of the forward one: the input's gradient, which the op
-                                            before it waits for, and the parameters' gradient, which nothing waits for but
-                                            their update
-    product of two inputs (attention)       an op of that FLOPs per input that needs a gradient
-    product of more inputs (fused ones)     one op of twice the FLOPs
-    anything else                           one op that moves the gradients and what the forward op saved
-    parameters                              an update per forward op that holds some: it reads and writes parameters and
+    product of an input and parameters      two ops, each with the FLOPs of the forward op: one for the input's gradient, for
+                                            which the preceding op waits, and one for the parameters' gradient, for which
+                                            only their update waits
+    product of two inputs (attention)       one op with the forward FLOPs per input that needs a gradient
+    product of more inputs (fused ops)      one op with twice the FLOPs
+    any other op                            one op that moves the gradients and what the forward op saved
+    parameters                              one update per forward op that holds some: it reads and writes parameters and
                                             states, and reads gradients
 
-Ops that add or rearrange save nothing, those of `_SAVES_OUTPUT` their output, all others their inputs. Gradients of one
-value from several readers are summed where they are read; that sum is not an op of its own. The gradient's size is its
-value's. What an op without gradients makes (`no_grad`) gets none.
+Ops that add or rearrange save nothing, ops in `_SAVES_OUTPUT` save their output, all others save their inputs. Gradients of
+one value from several readers are summed where they are read; the sum is not an op of its own. A gradient has the size of
+its value. Outputs of an op without gradients (`no_grad`) get none.
 
-Gradients of parameters are persistent bytes of the backward op that is the first to make them, which `GROWS`; a later one,
-of a parameter that several ops read, holds its own and the new sum while it runs. States are persistent bytes of the update.
-Updates wait for all gradients of parameters, as an optimizer's `step` is called after the backward pass. So it is in the
-graphs of PyTorch's layers.
+Gradients of parameters are persistent bytes of the first backward op that makes them, whose reuse kind is `GROWS`. If several
+ops read a parameter, each later backward op holds its own gradient and the new sum while it runs. States are persistent bytes
+of the update. Updates wait for all gradients of parameters, because an optimizer's `step` is called after the backward pass,
+as in the graphs of PyTorch's layers.
 
 Each backward op is colocated with its forward op, and waits for the loss: for all outputs of the program.
 """
@@ -31,66 +31,72 @@ from ...graph import CONTROL_BYTES
 from ..roofline import Kernel
 from .records import Program, ProgramOp
 
-_SAVES_NOTHING = frozenset({
-    "add", "sub", "sum", "mean", "neg", "cat", "concat", "pad", "slice", "split", "gather", "embedding", "copy", "clone",
-    "reducesum", "reducemean", "globalaveragepool", "averagepool", "avg_pool2d", "adaptive_avg_pool2d", "cast", "to",
-    "expand", "tile", "transpose", "resize", "constantofshape", "rsub", "index_select",
-})  # fmt: skip
-_SAVES_OUTPUT = frozenset({
-    "relu", "sigmoid", "tanh", "softmax", "log_softmax", "logsoftmax", "exp", "sqrt", "reciprocal", "elu", "leakyrelu", "rsqrt",
-    "leaky_relu", "hardtanh", "dropout", "clamp", "relu6",
-})  # fmt: skip
-_NO_GRADIENT = frozenset({
-    "argmax", "argmin", "shape", "size", "equal", "eq", "ne", "lt", "le", "gt", "ge", "less", "greater", "lessorequal",
-    "greaterorequal", "not", "and", "or", "logical_not", "nonzero", "onehot", "one_hot", "range", "arange", "isnan", "isinf",
-    "zeros_like", "ones_like", "full", "sign", "floor", "ceil", "round", "detach", "constantofshape",
-})  # fmt: skip
+_SAVES_NOTHING = frozenset(
+    str.split("""
+        add sub sum mean neg cat concat pad slice split gather embedding copy clone reducesum reducemean
+        globalaveragepool averagepool avg_pool2d adaptive_avg_pool2d cast to expand tile transpose resize
+        constantofshape rsub index_select
+    """)
+)
+_SAVES_OUTPUT = frozenset(
+    str.split("""
+        relu sigmoid tanh softmax log_softmax logsoftmax exp sqrt reciprocal elu leakyrelu rsqrt leaky_relu hardtanh
+        dropout clamp relu6
+    """)
+)
+_NO_GRADIENT = frozenset(
+    str.split("""
+        argmax argmin shape size equal eq ne lt le gt ge less greater lessorequal greaterorequal not and or
+        logical_not nonzero onehot one_hot range arange isnan isinf zeros_like ones_like full sign floor ceil round
+        detach constantofshape
+    """)
+)
 
 
-def plain_type(op_type: str) -> str:
-    """`aten.relu_.default` and `Relu` are one kind of op.
+def normalize_type(op_type: str) -> str:
+    """Returns the operator's type without namespace, overload, case and in-place mark, so that frameworks agree.
 
-    >>> plain_type("aten.relu_.default"), plain_type("LogSoftmax")
+    >>> normalize_type("aten.relu_.default"), normalize_type("LogSoftmax")
     ('relu', 'logsoftmax')
     """
-    parts = op_type.split(".")
-    return (parts[1] if len(parts) > 1 else parts[0]).lower().rstrip("_").lstrip("_")
+    names = op_type.split(".")
+    return (names[1] if len(names) > 1 else names[0]).lower().rstrip("_").lstrip("_")
 
 
-def with_training(program: Program, optimizer_states: int = 0) -> Program:
-    """The program, its backward pass, and an update of its trained parameters.
+def add_backward_and_updates(program: Program, optimizer_states: int = 0) -> Program:
+    """Returns the program with its backward pass and an update of its trained parameters.
 
     Args:
-        program: of one forward pass.
+        program: a forward pass.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
 
     >>> product = ProgramOp("mm", "MatMul", (Kernel(flops=8.0, matrix=True),), ("x", "w"), ("y",))
     >>> program = Program("one", (product,), {"x": 8, "w": 16, "y": 8}, {"w": True}, ("y",))
-    >>> [op.name for op in with_training(program).ops]    # nobody asks for the gradient of x
+    >>> [op.name for op in add_backward_and_updates(program).ops]    # the gradient of x is not needed
     ['mm', 'mm/backward/weight', 'mm/update']
     """
     needs = _needs_gradient(program)
-    made = _Backward(program, needs)
+    builder = _BackwardBuilder(program, needs)
     for i in reversed(range(len(program.ops))):
-        made.mirror(i)
-    for i, values in _trained(program).items():
-        made.update(i, values, optimizer_states)
-    made.updates_come_last()
+        builder.add_backward(i)
+    for i, values in _trained_parameters_by_op(program).items():
+        builder.add_update(i, values, optimizer_states)
+    builder.order_updates_last()
     ops = tuple(replace(op, owner=op.owner or op.name) for op in program.ops)
-    return replace(program, ops=(*ops, *made.ops), size_bytes=made.size_bytes)
+    return replace(program, ops=(*ops, *builder.ops), size_bytes=builder.size_bytes)
 
 
-def _trained(program: Program) -> dict[int, list[str]]:
-    """Op -> the trained parameters that it holds."""
-    found: dict[int, list[str]] = {}
-    for value, i in program.home.items():
+def _trained_parameters_by_op(program: Program) -> dict[int, list[str]]:
+    """Returns op -> the trained parameters that it holds."""
+    parameters_by_op: dict[int, list[str]] = {}
+    for value, i in program.first_reader.items():
         if program.parameters[value]:
-            found.setdefault(i, []).append(value)
-    return found
+            parameters_by_op.setdefault(i, []).append(value)
+    return parameters_by_op
 
 
 def _needs_gradient(program: Program) -> set[str]:
-    """Values that depend on a trained parameter, by way of ops that pass gradients on."""
+    """Returns the values that depend on a trained parameter through ops that pass gradients on."""
     needs = {value for value, trained in program.parameters.items() if trained}
     for op in program.ops:
         if _passes_gradients(op) and needs & set(op.reads):
@@ -99,11 +105,11 @@ def _needs_gradient(program: Program) -> set[str]:
 
 
 def _passes_gradients(op: ProgramOp) -> bool:
-    return not op.detached and plain_type(op.op_type) not in _NO_GRADIENT
+    return not op.detached and normalize_type(op.op_type) not in _NO_GRADIENT
 
 
-class _Backward:
-    """Backward ops while they are made; `gradients` are those of each value that some reader has sent."""
+class _BackwardBuilder:
+    """Builds backward ops; `gradients` maps each value to the gradients that its readers have sent."""
 
     def __init__(self, program: Program, needs: set[str]):
         self.program, self.needs = program, needs
@@ -113,31 +119,31 @@ class _Backward:
         makers = {program.maker[v] for v in program.outputs if v in program.maker}
         self.loss = tuple(sorted(makers))
 
-    def mirror(self, i: int) -> None:
-        """The backward ops of op `i`, where a gradient of its outputs is needed and arrives."""
+    def add_backward(self, i: int) -> None:
+        """Adds the backward ops of op `i` if a gradient of its outputs is needed and available."""
         op = self.program.ops[i]
         arriving = [v for v in op.makes if v in self.gradients and v in self.needs]
-        wanted = [v for v in dict.fromkeys(op.reads) if v in self.needs]
-        if not arriving or not wanted or not _passes_gradients(op):
+        gradient_targets = [v for v in dict.fromkeys(op.reads) if v in self.needs]
+        if not arriving or not gradient_targets or not _passes_gradients(op):
             return
         upstream = [g for v in arriving for g in self.gradients[v]]
         after = self.loss if any(v in self.program.outputs for v in arriving) else ()
-        weights = [v for v in wanted if v in self.program.parameters]
-        inputs = [v for v in wanted if v not in self.program.parameters]
+        weights = [v for v in gradient_targets if v in self.program.parameters]
+        inputs = [v for v in gradient_targets if v not in self.program.parameters]
         if not op.is_product or len(inputs) > 2 or (len(inputs) == 2 and weights):
-            kernels = self._twice(op) if op.is_product else self._moving(op, wanted)
-            self._add(i, "backward", kernels, [*upstream, *self._saved(op)], inputs, weights, after)
+            kernels = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
+            self._add_op(i, "backward", kernels, [*upstream, *self._saved_values(op)], inputs, weights, after)
             return
         if weights:
-            others = [v for v in op.reads if v not in self.program.parameters]
-            self._add(i, "backward/weight", op.kernels, [*upstream, *others], [], weights, after)
+            other_reads = [v for v in op.reads if v not in self.program.parameters]
+            self._add_op(i, "backward/weight", op.kernels, [*upstream, *other_reads], [], weights, after)
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
-            others = [v for v in op.reads if v != value]
-            self._add(i, label, op.kernels, [*upstream, *others], [value], [], after)
+            other_reads = [v for v in op.reads if v != value]
+            self._add_op(i, label, op.kernels, [*upstream, *other_reads], [value], [], after)
 
-    def update(self, i: int, values: list[str], states: int) -> None:
-        """The op that updates the parameters that op `i` holds."""
+    def add_update(self, i: int, values: list[str], states: int) -> None:
+        """Adds the op that updates the parameters that op `i` holds."""
         op = self.program.ops[i]
         values = [v for v in values if v in self.gradients]
         read = [g for v in values for g in self.gradients[v]]
@@ -156,10 +162,10 @@ class _Backward:
                 )
             )
 
-    def updates_come_last(self) -> None:
-        """The update of the smallest parameters waits for all gradients of parameters, the others wait for that one.
+    def order_updates_last(self) -> None:
+        """Makes the update of the smallest parameters wait for all their gradients, and the other updates wait for that one.
 
-        So there are as many control edges as ops; one from each gradient to each update would be their product.
+        This needs as many control edges as ops; one from each gradient to each update would need their product.
         """
         first_backward = len(self.program.ops)
         updates = [k for k, op in enumerate(self.ops) if op.op_type == "Update"]
@@ -172,38 +178,46 @@ class _Backward:
             after = makers if k == smallest else (first_backward + smallest,)
             self.ops[k] = replace(self.ops[k], after=after)
 
-    def _add(
-        self, i: int, label: str, kernels: tuple[Kernel, ...], reads: list[str], inputs: list[str], weights: list[str],
+    def _add_op(
+        self,
+        i: int,
+        label: str,
+        kernels: tuple[Kernel, ...],
+        reads: list[str],
+        inputs: list[str],
+        weights: list[str],
         after: tuple[int, ...],
-    ) -> None:  # fmt: skip
-        op, makes, kept, temporary = self.program.ops[i], [], 0, 0
+    ) -> None:
+        op, makes, gradient_bytes, temporary = self.program.ops[i], [], 0, 0
         for value in (*inputs, *weights):
             gradient, size = f"gradient of {value} by {op.name}", self.program.size_bytes.get(value, 0)
             self.size_bytes[gradient] = size if value in inputs else CONTROL_BYTES
             if value in weights and value in self.gradients:
                 kernels, temporary = (*kernels, Kernel(moved_bytes=3.0 * size)), temporary + 2 * size
             elif value in weights:
-                kept += size
+                gradient_bytes += size
             self.gradients.setdefault(value, []).append(gradient)
             makes.append(gradient)
         values = tuple(v for v in reads if v not in self.program.parameters)
         name, op_type = f"{op.name}/{label}", f"{op.op_type}Backward"
-        made = ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name, temporary, kept)
-        self.ops.append(made)
+        backward_op = ProgramOp(
+            name, op_type, kernels, values, tuple(makes), after, i, op.name, temporary, gradient_bytes
+        )
+        self.ops.append(backward_op)
 
-    def _saved(self, op: ProgramOp) -> tuple[str, ...]:
-        kind = plain_type(op.op_type)
+    def _saved_values(self, op: ProgramOp) -> tuple[str, ...]:
+        kind = normalize_type(op.op_type)
         if kind in _SAVES_NOTHING or not op.moves_data:
             return ()
         return op.makes if kind in _SAVES_OUTPUT else op.reads
 
-    def _twice(self, op: ProgramOp) -> tuple[Kernel, ...]:
+    def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
         return tuple(replace(k, flops=2 * k.flops, moved_bytes=2 * k.moved_bytes) for k in op.kernels)
 
-    def _moving(self, op: ProgramOp, wanted: list[str]) -> tuple[Kernel, ...]:
-        """Gradients in and out, and what was saved; as many FLOPs as forward."""
+    def _movement_kernels(self, op: ProgramOp, gradient_targets: list[str]) -> tuple[Kernel, ...]:
+        """Returns one kernel that moves the gradients and what was saved, with the FLOPs of the forward op."""
         if not op.moves_data:
             return (Kernel(metadata=True),)
         size = self.program.size_bytes
-        moved = sum(size.get(v, 0) for v in (*op.makes, *wanted, *self._saved(op)))
-        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved)),)
+        moved_bytes = sum(size.get(v, 0) for v in (*op.makes, *gradient_targets, *self._saved_values(op)))
+        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes)),)

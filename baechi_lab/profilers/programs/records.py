@@ -1,4 +1,4 @@
-"""Program: the operators of an exported model, what they read and make, and what each computes."""
+"""Program: the operators of an exported model, the values that they read and make, and their work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ...graph.tensors import TensorTable
 from ..roofline import Kernel, estimated_us, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"
-"""Why an op is guessed whose bytes are guessed too."""
+"""Reason for a guess if the bytes of an op are guessed too."""
 
 
 @dataclass(frozen=True)
@@ -25,14 +25,14 @@ class ProgramOp:
 
     Args:
         name, op_type: distinct name, and the operator's type in its framework.
-        kernels: what it computes.
-        reads, makes: names of values; those that no op makes are inputs or parameters.
-        after: indices of ops that it waits for without reading of them.
+        kernels: its work.
+        reads, makes: names of values; values that no op makes are inputs or parameters.
+        after: indices of ops that it waits for without reading their outputs.
         forward_of: for a backward op, the index of its forward op.
-        owner: ops of one owner share a device.
-        temp_bytes: what it holds besides inputs and outputs while it runs.
-        persistent_bytes: what it keeps besides parameters; a backward op keeps gradients from when it starts.
-        detached: it runs without gradients, as under `torch.no_grad`; none goes to what it reads.
+        owner: ops with the same owner share a device.
+        temp_bytes: bytes held besides inputs and outputs while it runs.
+        persistent_bytes: bytes kept besides parameters; a backward op keeps gradients from its start.
+        detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
     """
 
     name: str
@@ -49,27 +49,27 @@ class ProgramOp:
 
     @property
     def is_product(self) -> bool:
-        """Whether matrix units work on it."""
+        """Whether it runs on matrix units."""
         return any(kernel.matrix for kernel in self.kernels)
 
     @property
     def moves_data(self) -> bool:
-        """Whether it does more than look at what is there in another shape."""
+        """Whether it does more than reinterpret the shape of its input."""
         return any(not kernel.metadata for kernel in self.kernels)
 
 
 @dataclass(frozen=True)
 class Program:
-    """Operators in an order in which they can run.
+    """Operators in an executable order.
 
     Args:
-        name: of the model.
-        ops: each reads what earlier ones made, inputs or parameters.
+        name: name of the model.
+        ops: operators; each reads inputs, parameters and outputs of earlier operators.
         size_bytes: value -> bytes.
         parameters: value -> whether it is trained.
         outputs: values that the program returns.
         guessed: op -> why only its bytes were counted.
-        notes: what else a user must know of the estimate, in sentences.
+        notes: further sentences about the estimate for the user.
     """
 
     name: str
@@ -86,22 +86,22 @@ class Program:
         return {value: i for i, op in enumerate(self.ops) for value in op.makes}
 
     @cached_property
-    def home(self) -> dict[str, int]:
-        """Parameter -> the first op that reads it, which holds it."""
-        found: dict[str, int] = {}
+    def first_reader(self) -> dict[str, int]:
+        """Parameter -> the first op that reads it; this op holds it."""
+        first_readers: dict[str, int] = {}
         for i, op in enumerate(self.ops):
             for value in op.reads:
                 if value in self.parameters:
-                    found.setdefault(value, i)
-        return found
+                    first_readers.setdefault(value, i)
+        return first_readers
 
     def microseconds(self, hardware: Hardware) -> list[float]:
-        """What each op takes on that hardware."""
+        """Returns the time of each op on `hardware`."""
         rows = ((i, kernel) for i, op in enumerate(self.ops) for kernel in op.kernels)
         return [float(us) for us in estimated_us(work_of(len(self.ops), rows), hardware)]
 
     def graph(self, kinds: Mapping[str, Hardware]) -> OpGraph:
-        """The OpGraph, with durations by device kind; the first is the reference."""
+        """Builds the OpGraph with durations by device kind; the first kind is the reference."""
         by_kind = {kind: self.microseconds(hardware) for kind, hardware in kinds.items()}
         table = TensorTable()
         for reader, maker, value in self._edges():
@@ -112,17 +112,17 @@ class Program:
         group = self._groups()
         names = tuple(dict.fromkeys(group.values()))
         number = {name: k for k, name in enumerate(names)}
-        held = [op.persistent_bytes for op in self.ops]
+        persistent_bytes = [op.persistent_bytes for op in self.ops]
         grows = [op.forward_of >= 0 and op.persistent_bytes > 0 for op in self.ops]
-        for value, i in self.home.items():
-            held[i] += self.size_bytes.get(value, 0)
+        for value, i in self.first_reader.items():
+            persistent_bytes[i] += self.size_bytes.get(value, 0)
         return OpGraph(
             names=tuple(op.name for op in self.ops),
             op_types=tuple(op.op_type for op in self.ops),
             duration_us=next(iter(by_kind.values())),  # type: ignore[arg-type]
             duration_by_kind=by_kind,  # type: ignore[arg-type]
             temp_bytes=[op.temp_bytes for op in self.ops],  # type: ignore[arg-type]
-            persistent_bytes=held,  # type: ignore[arg-type]
+            persistent_bytes=persistent_bytes,  # type: ignore[arg-type]
             colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
             colocation_names=names,
             reuse=np.where(grows, GROWS, OWN) if any(grows) else None,
@@ -139,7 +139,7 @@ class Program:
                     yield i, maker, value
 
     def _groups(self) -> dict[int, str]:
-        """Op -> group: readers of one parameter, and ops of one owner, share a device."""
+        """Returns op -> group: readers of one parameter, and ops of one owner, share a device."""
         parent = list(range(len(self.ops)))
 
         def root(i: int) -> int:
@@ -162,8 +162,8 @@ class Program:
         return {i: self.ops[root(i)].name for i in range(len(self.ops)) if size[root(i)] > 1}
 
 
-def check_named(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:
-    """Refuse a size for a dimension that the program does not leave open."""
+def check_sizes(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:
+    """Rejects a size for a dimension that the program does not leave open."""
     left_open = sorted(open_dimensions)
     for label in sizes:
         if label not in left_open:

@@ -1,22 +1,25 @@
-"""Colocation groups: ops that TensorFlow can only run on one device together.
+"""Colocation groups: ops that TensorFlow can only run together on one device.
 
-Union-find over the variables' handles: every op that takes a handle joins the group of the variable, an op that
-takes several (a While over two variables) joins their groups, an optimizer slot joins its variable's group, and a
-`_class` hint of the graph joins two ops. Near-linear.
+Union-find over the variables' handles. Every op that takes a handle joins the group of the variable; an op that takes several
+(a While over two variables) joins their groups. An optimizer slot joins its variable's group. A `_class` hint of the graph
+joins two ops. Near-linear.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .nodes import data_inputs
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-def colocation_groups(nodes: tuple[Any, ...], slots: dict[str, str]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Group of every op (-1 for none), and the groups' names: that of the (first) variable."""
+
+def colocation_groups(nodes: tuple[NodeDef, ...], slots: dict[str, str]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+    """Returns the group of every op (-1 for none), and the groups' names: that of the first variable."""
     index = {node.name: i for i, node in enumerate(nodes)}
     parent = list(range(len(nodes)))
 
@@ -46,7 +49,9 @@ def colocation_groups(nodes: tuple[Any, ...], slots: dict[str, str]) -> tuple[ND
     return _named(nodes, [find(i) for i in range(len(nodes))], slots)
 
 
-def _named(nodes: tuple[Any, ...], root: list[int], slots: dict[str, str]) -> tuple[NDArray[np.int32], tuple[str, ...]]:
+def _named(
+    nodes: tuple[NodeDef, ...], root: list[int], slots: dict[str, str]
+) -> tuple[NDArray[np.int32], tuple[str, ...]]:
     members: dict[int, list[int]] = {}
     for i, r in enumerate(root):
         members.setdefault(r, []).append(i)

@@ -1,4 +1,4 @@
-"""Example inputs as tensors: what tracing sees in place of arrays, tensor specs, ragged and sparse tensors, and texts."""
+"""Converts example inputs to tensors for tracing: arrays, tensor specs, ragged and sparse tensors, and texts."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from ...errors import InvalidInput
 
 
 def as_tensors(value: Any, label: str) -> Any:
-    """Replace arrays, tables of pandas and tensor specs by tensors, within nests; leave Python values alone.
+    """Replaces arrays, pandas tables and tensor specs by tensors, also within nests; Python values stay as they are.
 
     Args:
-        value: one example input of the step that is called `label`.
+        value: one example input of the step `label`.
 
     Raises:
-        InvalidInput: an open size, objects that are neither numbers nor texts, a variable, a dataset or an iterator.
+        InvalidInput: `value` has an open size or objects that are neither numbers nor texts, or is a variable, a dataset or
+            an iterator.
 
     >>> as_tensors({"text": np.array(["a", "bc"], dtype=object)}, "step")["text"].dtype.name
     'string'
@@ -27,8 +28,8 @@ def as_tensors(value: Any, label: str) -> Any:
     if isinstance(value, dict):
         return {k: as_tensors(v, label) for k, v in value.items()}
     if isinstance(value, (list, tuple)):
-        parts = [as_tensors(v, label) for v in value]
-        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+        elements = [as_tensors(v, label) for v in value]
+        return type(value)(*elements) if hasattr(value, "_fields") else type(value)(elements)
     if isinstance(value, tf.TensorSpec):
         if not value.shape.is_fully_defined():
             raise InvalidInput(f"example input {value} leaves a size open; costs need the sizes of a real batch")
@@ -53,7 +54,7 @@ def as_tensors(value: Any, label: str) -> Any:
 
 
 def leaves(examples: Any) -> list[Any]:
-    """The tensors in a nest in TensorFlow's order, ragged and sparse ones as their parts."""
+    """Returns the tensors of a nest in TensorFlow's order; ragged and sparse tensors as their components."""
     import tensorflow as tf
 
     return [x for x in tf.nest.flatten(examples, expand_composites=True) if tf.is_tensor(x)]
@@ -71,7 +72,7 @@ def _tensor(value: Any) -> Any:
 
 
 def _is_array(value: Any) -> bool:
-    """Is it what tf.function makes a tensor of: a column or table of pandas, an array of another framework?"""
+    """Whether tf.function converts it to a tensor: a pandas column or table, an array of another framework."""
     import tensorflow as tf
 
     return hasattr(value, "__array__") and not (tf.is_tensor(value) or isinstance(value, type))

@@ -1,129 +1,54 @@
-"""Floating-point operations of one op from the shapes of its inputs and outputs.
+"""FLOPs of one op, from the shapes of its inputs and outputs.
 
-A multiply-add counts as two. Convolutions count every position of the kernel, padding included (the usual upper
-count). Their gradients each do the same products as the forward convolution. Element-wise ops count a fixed number
-per output element (`profilers/arithmetic.py`), reductions one per input element, data movement none.
+A multiply-add counts as two. Convolutions count every position of the kernel, padding included (the usual upper bound).
+Each of their gradients does the same products as the forward convolution. Element-wise ops count a fixed number per output
+element (`profilers/arithmetic.py`), reductions one per input element, data movement none.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..arithmetic import TRANSCENDENTAL, per_element
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 Shape = Sequence[int]
 Shapes = Sequence[Shape]
 
 METADATA_OPS = frozenset(
-    [
-        "Const",
-        "VarHandleOp",
-        "NoOp",
-        "Placeholder",
-        "Identity",
-        "IdentityN",
-        "StopGradient",
-        "PreventGradient",
-        "Reshape",
-        "ExpandDims",
-        "Squeeze",
-        "Shape",
-        "ShapeN",
-        "Size",
-        "Rank",
-        "ReadVariableOp",
-        "VariableShape",
-        "BroadcastGradientArgs",
-        "ConcatOffset",
-        "Assert",
-        "ControlTrigger",
-        "DestroyResourceOp",
-        "EnsureShape",
-        "Bitcast",
-        "TensorListReserve",
-        "EmptyTensorList",
-        "TensorListLength",
-        "TensorListElementShape",
-        "TensorListGetItem",
-        "TensorListSetItem",
-        "TensorListPushBack",
-        "TensorListPopBack",
-    ]
+    str.split("""
+        Const VarHandleOp NoOp Placeholder Identity IdentityN StopGradient PreventGradient Reshape ExpandDims Squeeze
+        Shape ShapeN Size Rank ReadVariableOp VariableShape BroadcastGradientArgs ConcatOffset Assert ControlTrigger
+        DestroyResourceOp EnsureShape Bitcast TensorListReserve EmptyTensorList TensorListLength
+        TensorListElementShape TensorListGetItem TensorListSetItem TensorListPushBack TensorListPopBack
+    """)
 )
-"""Ops that move no data: they compute shapes, or pass on a buffer."""
+"""Ops that move no data: they compute shapes or pass on a buffer."""
 
 _NO_ARITHMETIC = METADATA_OPS | frozenset(
-    [
-        "Transpose",
-        "Concat",
-        "ConcatV2",
-        "Slice",
-        "StridedSlice",
-        "StridedSliceGrad",
-        "Split",
-        "SplitV",
-        "Pack",
-        "Unpack",
-        "Pad",
-        "PadV2",
-        "MirrorPad",
-        "Tile",
-        "Fill",
-        "ZerosLike",
-        "OnesLike",
-        "Gather",
-        "GatherV2",
-        "GatherNd",
-        "ResourceGather",
-        "ScatterNd",
-        "Cast",
-        "OneHot",
-        "Range",
-        "AssignVariableOp",
-        "Reverse",
-        "ReverseV2",
-        "SpaceToBatchND",
-        "BatchToSpaceND",
-        "BroadcastTo",
-        "Select",
-        "SelectV2",
-        "Where",
-        "While",
-        "StatelessWhile",
-        "If",
-        "StatelessIf",
-        "Case",
-        "StatelessCase",
-        "TensorListStack",
-        "TensorListFromTensor",
-    ]
+    str.split("""
+        Transpose Concat ConcatV2 Slice StridedSlice StridedSliceGrad Split SplitV Pack Unpack Pad PadV2 MirrorPad
+        Tile Fill ZerosLike OnesLike Gather GatherV2 GatherNd ResourceGather ScatterNd Cast OneHot Range
+        AssignVariableOp Reverse ReverseV2 SpaceToBatchND BatchToSpaceND BroadcastTo Select SelectV2 Where While
+        StatelessWhile If StatelessIf Case StatelessCase TensorListStack TensorListFromTensor
+    """)
 )
 
 _REDUCTIONS = frozenset(
-    [
-        "Sum",
-        "Mean",
-        "Prod",
-        "Max",
-        "Min",
-        "All",
-        "Any",
-        "ArgMax",
-        "ArgMin",
-        "BiasAddGrad",
-        "L2Loss",
-        "EuclideanNorm",
-        "Cumsum",
-    ]
+    str.split("""
+        Sum Mean Prod Max Min All Any ArgMax ArgMin BiasAddGrad L2Loss EuclideanNorm Cumsum
+    """)
 )
 
 _RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal", "Multinomial")
 
 
-def flops(node: Any, inputs: Shapes, outputs: Shapes) -> float:
-    """FLOPs of one run of a NodeDef whose data inputs and outputs have these shapes."""
+def flops(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
+    """Returns the FLOPs of one run of a NodeDef whose data inputs and outputs have these shapes."""
     rule = _RULES.get(node.op)
     if rule is not None:
         return float(rule(node, inputs, outputs))
@@ -139,17 +64,17 @@ def flops(node: Any, inputs: Shapes, outputs: Shapes) -> float:
 
 
 def is_matrix_product(op: str) -> bool:
-    """Does this op run on the matrix units (where a device has them)?"""
+    """Whether this op runs on the matrix units of a device that has them."""
     return op in _MATRIX
 
 
-def _update(node: Any, inputs: Shapes) -> float:
+def _update(node: NodeDef, inputs: Shapes) -> float:
     """Fused optimizer updates touch every element of the gradient a few times; plain ones once."""
     per_element = {"ResourceApplyAdam": 16, "ResourceApplyRMSProp": 12, "ResourceApplyMomentum": 4}.get(node.op, 2)
     return float(per_element * max((prod(s) for s in inputs), default=0))
 
 
-def _matmul(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _matmul(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     if len(inputs) < 2 or len(inputs[0]) < 2:
         return 0.0
     transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
@@ -157,7 +82,7 @@ def _matmul(node: Any, inputs: Shapes, outputs: Shapes) -> float:
     return 2.0 * prod(outputs[0]) * inner
 
 
-def _einsum(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _einsum(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     """Two per element of the joint index space; an ellipsis counts as the output's remaining dimensions."""
     equation = node.attr["equation"].s.decode().replace(" ", "")
     sizes: dict[str, int] = {}
@@ -178,15 +103,15 @@ def _conv(filter_shape: Shape, output: Shape, channels: int) -> float:
     return 2.0 * prod(output) * prod(filter_shape[:-1])
 
 
-def _conv_forward(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _conv_forward(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return _conv(inputs[1], outputs[0], len(inputs[1]))
 
 
-def _conv_backprop_input(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _conv_backprop_input(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return _conv(inputs[1], inputs[2], len(inputs[1]))
 
 
-def _conv_backprop_filter(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _conv_backprop_filter(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return _conv(outputs[0], inputs[2], len(outputs[0]))
 
 
@@ -194,29 +119,29 @@ def _depthwise(filter_shape: Shape, output: Shape) -> float:
     return 2.0 * prod(output) * prod(filter_shape[:-2])
 
 
-def _pool(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _pool(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     window = prod(node.attr["ksize"].list.i) or 1
     return float(window * prod(outputs[0]))
 
 
-def _pool_grad(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _pool_grad(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     window = prod(node.attr["ksize"].list.i) or 1
     return float(window * prod(inputs[-1]))
 
 
-def _times(factor: float) -> Callable[[Any, Shapes, Shapes], float]:
+def _times(factor: float) -> Callable[[NodeDef, Shapes, Shapes], float]:
     return lambda node, inputs, outputs: factor * prod(inputs[0]) if inputs else 0.0
 
 
-def _add_n(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _add_n(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return float((len(inputs) - 1) * prod(outputs[0]))
 
 
-def _cross_entropy(node: Any, inputs: Shapes, outputs: Shapes) -> float:
+def _cross_entropy(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return 20.0 * prod(inputs[0])
 
 
-_MATRIX: dict[str, Callable[[Any, Shapes, Shapes], float]] = {
+_MATRIX: dict[str, Callable[[NodeDef, Shapes, Shapes], float]] = {
     "MatMul": _matmul,
     "BatchMatMul": _matmul,
     "BatchMatMulV2": _matmul,
@@ -231,7 +156,7 @@ _MATRIX: dict[str, Callable[[Any, Shapes, Shapes], float]] = {
     "Conv3DBackpropFilterV2": _conv_backprop_filter,
 }
 
-_RULES: dict[str, Callable[[Any, Shapes, Shapes], float]] = {
+_RULES: dict[str, Callable[[NodeDef, Shapes, Shapes], float]] = {
     **_MATRIX,
     "DepthwiseConv2dNative": lambda node, i, o: _depthwise(i[1], o[0]),
     "DepthwiseConv2dNativeBackpropInput": lambda node, i, o: _depthwise(i[1], i[2]),

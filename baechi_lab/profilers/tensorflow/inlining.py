@@ -1,40 +1,44 @@
-"""Replace function calls by the ops they call; While, If and Case stay one op each.
+"""Replaces function calls by the ops that they call; While, If and Case stay one op each.
 
-TensorFlow's own graph rewriter does the inlining (its `function` optimizer, everything else switched off), as
-`convert_to_constants` does. Cost: linear in the size of the inlined graph.
+TensorFlow's own graph rewriter does the inlining (its `function` optimizer, with all others switched off), as in
+`convert_to_constants`. Cost: linear in the size of the inlined graph.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.function_pb2 import FunctionDef
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 CALL_OPS = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 CONTROL_FLOW_OPS = frozenset({"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"})
 
 
-def calls(graph_def: Any) -> list[Any]:
-    """The nodes of the top level that call a function of the library."""
+def calls(graph_def: GraphDef) -> list[NodeDef]:
+    """Returns the top-level nodes that call a function of the library."""
     library = {f.signature.name for f in graph_def.library.function}
     return [n for n in graph_def.node if n.op in CALL_OPS or n.op in library]
 
 
-def keep_control_flow(graph_def: Any) -> None:
-    """Mark loops and conditionals so that no later pass breaks them into Switch and Merge ops."""
+def keep_control_flow(graph_def: GraphDef) -> None:
+    """Marks loops and conditionals so that no later pass breaks them into Switch and Merge ops."""
     for node in graph_def.node:
         if node.op in CONTROL_FLOW_OPS and "_lower_using_switch_merge" in node.attr:
             node.attr["_lower_using_switch_merge"].b = False
 
 
-def inline(graph_def: Any, fetches: list[str]) -> Any:
-    """A GraphDef without function calls at its top level, that still computes every op of `fetches`.
+def inline(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
+    """Returns a GraphDef without function calls at its top level that still computes every op of `fetches`.
 
-    Ops of a body are named `<calling op>/<name in the body>`. A call named in `fetches` leaves an Identity op
-    of its name.
+    Ops of a body are named `<calling op>/<name in the body>`. A call named in `fetches` leaves an Identity op with its name.
 
     Raises:
-        InvalidInput: a function that TensorFlow cannot inline.
+        InvalidInput: TensorFlow cannot inline a function.
     """
     keep_control_flow(graph_def)
     for holder in (*graph_def.node, *graph_def.library.function):
@@ -45,16 +49,16 @@ def inline(graph_def: Any, fetches: list[str]) -> Any:
         return graph_def
     inlined = _optimize(graph_def, fetches)
     keep_control_flow(inlined)
-    left = calls(inlined)
-    if left:
+    remaining_calls = calls(inlined)
+    if remaining_calls:
         raise InvalidInput(
-            f"function called by op {left[0].name!r} cannot be inlined; call plain Python functions in the step, "
+            f"function called by op {remaining_calls[0].name!r} cannot be inlined; call plain Python functions in the step, "
             "or decorate only the outermost with tf.function"
         )
     return inlined
 
 
-def _optimize(graph_def: Any, fetches: list[str]) -> Any:
+def _optimize(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
     import tensorflow as tf
     from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
     from tensorflow.python.grappler import tf_optimizer
@@ -74,8 +78,8 @@ def _optimize(graph_def: Any, fetches: list[str]) -> Any:
         raise InvalidInput(f"the step's function calls cannot be inlined: {error}") from error
 
 
-def used_functions(graph_def: Any, nodes: list[Any]) -> list[Any]:
-    """The functions of the library that `nodes` run, directly or through other functions, in the library's order."""
+def used_functions(graph_def: GraphDef, nodes: list[NodeDef]) -> list[FunctionDef]:
+    """Returns the functions that `nodes` run, directly or through other functions, in the library's order."""
     library = {f.signature.name: f for f in graph_def.library.function}
     used: set[str] = set()
     waiting = list(nodes)

@@ -5,22 +5,25 @@ from __future__ import annotations
 import inspect
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInput
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
 
 def is_keras_model(candidate: Any) -> bool:
-    """Is this a `keras.Model`? Does not load Keras when nobody else did."""
+    """Whether this is a `keras.Model`; Keras is not loaded for the check."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(candidate, keras.Model)
 
 
 def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
-    """A function `(x, y[, sample_weight]) -> loss` that trains `model` by one batch, as `model.fit` does.
+    """Returns a function `(x, y[, sample_weight]) -> loss` that trains `model` on one batch, as `model.fit` does.
 
     The loss is that of the batch alone (fit shows a running mean), with the model's own regularization losses;
-    metrics are left out. A model whose class overrides `train_step` runs that, and returns what it returns.
+    metrics are left out. If the model's class overrides `train_step`, the function calls that and returns its result.
 
     Raises:
         InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`; `(x,)` is for models
@@ -37,7 +40,7 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
         )
     refuse_replicas([model.optimizer], name)
     with strategy_of(model.optimizer).scope():
-        _build(model, batch[0])
+        _build_variables(model, batch[0])
     if type(model).train_step is not _keras_train_step():
         return _in_replica(model, lambda *data: model.train_step(tuple(data)))
     if len(batch) == 1 and getattr(model, "loss", None) is not None:
@@ -48,7 +51,7 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
 
 
 def strategy_of(item: Any) -> Any:
-    """The `tf.distribute.Strategy` that a Keras object was made under; without one, TensorFlow's default strategy."""
+    """Returns the `tf.distribute.Strategy` under which a Keras object was created, or TensorFlow's default strategy."""
     import tensorflow as tf
 
     strategy = getattr(item, "_distribution_strategy", None) or getattr(item, "distribute_strategy", None)
@@ -56,7 +59,7 @@ def strategy_of(item: Any) -> Any:
 
 
 def refuse_replicas(objects: Iterable[Any], label: str) -> None:
-    """`InvalidInput` where a Keras object was made under a strategy of several replicas."""
+    """Raises `InvalidInput` if a Keras object was created under a strategy of several replicas."""
     for strategy in map(strategy_of, objects):
         if strategy.num_replicas_in_sync > 1:
             raise InvalidInput(
@@ -66,7 +69,7 @@ def refuse_replicas(objects: Iterable[Any], label: str) -> None:
 
 
 def _in_replica(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
-    """Optimizers that were made under a strategy of one replica step within `strategy.run` only."""
+    """Runs the step in `strategy.run` if the optimizer was created under a strategy of one replica, which requires it."""
     strategy = getattr(model.optimizer, "_distribution_strategy", None)
     return step if strategy is None else lambda *data: strategy.run(step, data)
 
@@ -77,8 +80,8 @@ def _keras_train_step() -> Any:
     return keras.Model.train_step
 
 
-def _build(model: Any, x: Any) -> None:
-    """Create the model's and the optimizer's variables outside of the traced function."""
+def _build_variables(model: Any, x: Any) -> None:
+    """Creates the model's and the optimizer's variables outside the traced function."""
     if not model.built:
         model(x, training=False)
     if not model.optimizer.built:
@@ -103,37 +106,37 @@ def _default_step(model: Any) -> Callable[..., Any]:
 
 
 def keras_objects(function: Any, depth: int = 4) -> list[Any]:
-    """The Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
+    """Returns the Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
     keras = sys.modules.get("keras")
     if keras is None:
         return []
-    found: dict[int, Any] = {}
-    seen: set[int] = set()
+    objects: dict[int, Any] = {}
+    visited: set[int] = set()
     level: list[Any] = [function]
     for _ in range(depth):
         following: list[Any] = []
         for item in level:
-            if id(item) in seen:
+            if id(item) in visited:
                 continue
-            seen.add(id(item))
+            visited.add(id(item))
             if isinstance(item, (keras.Layer, keras.Optimizer, keras.Metric)):
-                found[id(item)] = item
-                following.extend(_parts_of_keras_object(item, keras))
+                objects[id(item)] = item
+                following.extend(_optimizers_of(item, keras))
             else:
-                following.extend(_referenced(item))
+                following.extend(_referenced_objects(item))
         level = following
-    return list(found.values())
+    return list(objects.values())
 
 
-def _parts_of_keras_object(item: Any, keras: Any) -> Iterator[Any]:
-    """A model's optimizer; the optimizer inside a loss-scaling one."""
+def _optimizers_of(item: Any, keras: ModuleType) -> Iterator[Any]:
+    """Yields a model's optimizer and the optimizer inside a loss-scaling one."""
     for key in ("optimizer", "inner_optimizer"):
-        part = getattr(item, key, None)
-        if isinstance(part, keras.Optimizer):
-            yield part
+        optimizer = getattr(item, key, None)
+        if isinstance(optimizer, keras.Optimizer):
+            yield optimizer
 
 
-def _referenced(item: Any) -> Iterable[Any]:
+def _referenced_objects(item: Any) -> Iterable[Any]:
     if isinstance(item, (list, tuple)):
         return list(item[:1000])
     if isinstance(item, dict):
@@ -152,7 +155,7 @@ def _referenced(item: Any) -> Iterable[Any]:
 
 
 def _closure(function: Any) -> list[Any]:
-    """Values of the outer variables and globals that a function names; a variable not yet set is left out."""
+    """Returns the outer variables and globals that a function names; a variable that is not set yet is left out."""
     try:
         names = inspect.getclosurevars(function)
     except ValueError:  # an empty cell: a local function that is defined further down

@@ -1,4 +1,4 @@
-"""TensorFlow's start: its notices are left out, as no log level or environment variable reaches those of the import."""
+"""Imports TensorFlow without its notices, which no log level or environment variable suppresses during the import."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _loaded = False
 def load_tensorflow() -> None:
     """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails."""
     global _loaded
-    with _lock:  # of two threads that redirect standard error, each would restore what the other has set
+    with _lock:  # two threads that redirect standard error would restore each other's redirection
         if _loaded:
             return
         with _without_notices(), uncollected(), in_existing_folder():
@@ -38,9 +38,9 @@ def load_tensorflow() -> None:
 
 @contextmanager
 def _without_notices() -> Iterator[None]:
-    """File descriptor 2 goes into a file meanwhile; what is no notice of TensorFlow's is written afterwards.
+    """Redirects file descriptor 2 into a file; lines that are not notices of TensorFlow are written out afterwards.
 
-    TensorFlow's C++ logs know nothing of `sys.stderr` or its log level this early. Other threads may write as well.
+    This early, TensorFlow's C++ logs ignore `sys.stderr` and its log level. Other threads may write as well.
     """
     if sys.stderr is None:  # a process without one
         yield

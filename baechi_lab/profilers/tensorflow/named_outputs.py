@@ -1,61 +1,64 @@
-"""The outputs of a step that returns a dict are called as there."""
+"""Names the outputs of a step by the keys of the dict that it returns."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .nodes import split
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
-def name_outputs(nodes: list[Any], outputs: list[str], returned: Any) -> tuple[list[str], tuple[str, ...]]:
-    """Rename, in `nodes`, the Identity that tracing adds for an output to the key it is returned under.
+
+def name_outputs(nodes: list[NodeDef], outputs: list[str], returned: Any) -> tuple[list[str], tuple[str, ...]]:
+    """Renames the Identity that tracing adds for an output to the key under which the output is returned.
 
     Args:
         nodes: NodeDefs, changed in place.
         outputs: references like `"Identity:0"`.
-        returned: what the function returned, its dicts and tuples with symbolic tensors in them.
+        returned: the function's result: dicts and tuples of symbolic tensors.
 
     Returns:
-        the outputs' references, and their names (`loss`, or `metrics/accuracy` for nested ones), which are empty
-        where the function returned no dict. An op that has the name already keeps it.
+        the outputs' references, and their names (`loss`, or `metrics/accuracy` for nested ones); no names if the function
+        returned no dict. An op that already has the name keeps it.
     """
     names = list(_paths(returned, ())) if isinstance(returned, dict) else []
     if len(names) != len(outputs) or len(set(outputs)) != len(outputs):
         return outputs, ()
-    taken = {n.name for n in nodes}
+    used_names = {n.name for n in nodes}
     table = {n.name: n for n in nodes}
     renamed: dict[str, str] = {}
     for reference, name in zip(outputs, names, strict=True):
-        old = split(reference)[0]
+        identity_name = split(reference)[0]
         legal = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name)
-        if table[old].op == "Identity" and legal not in taken and re.match(r"[A-Za-z0-9.]", legal):
-            taken.add(legal)
-            renamed[old] = legal
+        if table[identity_name].op == "Identity" and legal not in used_names and re.match(r"[A-Za-z0-9.]", legal):
+            used_names.add(legal)
+            renamed[identity_name] = legal
     for node in nodes:
         node.name = renamed.get(node.name, node.name)
         for k, reference in enumerate(node.input):
-            node.input[k] = _renamed(reference, renamed)
-    return [_renamed(reference, renamed) for reference in outputs], tuple(names)
+            node.input[k] = _rename_reference(reference, renamed)
+    return [_rename_reference(reference, renamed) for reference in outputs], tuple(names)
 
 
-def _renamed(reference: str, renamed: dict[str, str]) -> str:
+def _rename_reference(reference: str, renamed: dict[str, str]) -> str:
     waits = "^" if reference.startswith("^") else ""
     source, colon, index = reference.removeprefix("^").partition(":")
     return waits + renamed.get(source, source) + colon + index
 
 
 def _paths(value: Any, above: tuple[str, ...]) -> Iterator[str]:
-    """One path per tensor, in the order in which TensorFlow flattens them: keys of dicts sorted."""
+    """Yields one path per tensor in TensorFlow's order of flattening, with the keys of dicts sorted."""
     import tensorflow as tf
 
     if isinstance(value, dict):
         for key in sorted(value):
             yield from _paths(value[key], (*above, str(key)))
     elif isinstance(value, (list, tuple)):
-        for k, part in enumerate(value):
-            yield from _paths(part, (*above, str(k)))
+        for k, element in enumerate(value):
+            yield from _paths(element, (*above, str(k)))
     else:
         for _ in tf.nest.flatten(value, expand_composites=True):
             if value is not None:

@@ -1,10 +1,14 @@
-"""Reading a GraphDef: where an input comes from, what an op outputs, which ops touch state."""
+"""Reads a GraphDef: the producer of an input, the outputs of an op, the ops that touch state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.framework.op_def_pb2 import OpDef
 
 READ_ONLY = frozenset(
     {
@@ -17,15 +21,15 @@ READ_ONLY = frozenset(
         "IdentityN",
     }
 )
-"""Ops that may take a variable's handle without changing the variable."""
+"""Ops that can take a variable's handle without changing the variable."""
 
 _HARMLESS_STATEFUL = frozenset({"VarHandleOp", "Placeholder", "_Arg", "_Retval"}) | READ_ONLY
 
 
 def split(reference: str) -> tuple[str, int]:
-    """Producer and output of an input as a GraphDef writes it; output -1 is a control dependency.
+    """Splits an input reference of a GraphDef into producer and output; output -1 is a control dependency.
 
-    In the body of a function an output has its argument's name as well, and is numbered within that argument.
+    In the body of a function, a reference also has the name of the output argument and is numbered within it.
 
     >>> split("a"), split("a:2"), split("^a"), split("a:output:0")
     (('a', 0), ('a', 2), ('a', -1), ('a', 0))
@@ -37,25 +41,25 @@ def split(reference: str) -> tuple[str, int]:
 
 
 def join(name: str, output: int) -> str:
-    """The inverse of `split`."""
+    """Joins producer and output to a reference, the inverse of `split`."""
     if output < 0:
         return "^" + name
     return f"{name}:{output}" if output else name
 
 
-def data_inputs(node: Any) -> Iterator[tuple[str, int]]:
-    """(producer, output) of every data input, in order."""
+def data_inputs(node: NodeDef) -> Iterator[tuple[str, int]]:
+    """Yields (producer, output) of every data input, in order."""
     return (split(r) for r in node.input if not r.startswith("^"))
 
 
-def control_inputs(node: Any) -> list[str]:
-    """Names of the ops that this one waits for without reading them."""
+def control_inputs(node: NodeDef) -> list[str]:
+    """Returns the names of the ops that this one waits for without reading their outputs."""
     return [r[1:] for r in node.input if r.startswith("^")]
 
 
 @cache
-def op_def(op: str) -> Any:
-    """TensorFlow's definition of an op type, or None for a type that it does not know."""
+def op_def(op: str) -> OpDef | None:
+    """Returns TensorFlow's definition of an op type, or None if the type is unknown."""
     from tensorflow.python.framework import op_def_registry
 
     return op_def_registry.get(op)
@@ -63,10 +67,10 @@ def op_def(op: str) -> Any:
 
 @cache
 def has_side_effect(op: str) -> bool:
-    """Must an op of this type run although nobody reads its outputs?
+    """Whether an op of this type must run even if no op reads its outputs.
 
-    Random ops count as stateful in TensorFlow, but only advance a counter of their own: an op that nobody
-    reads can go.
+    TensorFlow calls random ops stateful, but they only advance a counter of their own: such an op can be dropped if no op
+    reads it.
     """
     definition = op_def(op)
     if definition is None or not definition.is_stateful:
@@ -75,7 +79,7 @@ def has_side_effect(op: str) -> bool:
 
 
 def writes_variable(op: str) -> bool:
-    """Does an op of this type write a variable? The state of a random generator does not count.
+    """Whether an op of this type writes a variable; the state of a random generator does not count.
 
     >>> writes_variable("AssignAddVariableOp"), writes_variable("ReadVariableOp"), writes_variable("RngReadAndSkip")
     (True, False, False)
@@ -83,8 +87,8 @@ def writes_variable(op: str) -> bool:
     return has_side_effect(op) and any(word in op for word in ("Assign", "Apply", "Scatter"))
 
 
-def output_types(node: Any) -> list[int]:
-    """The DataType number of every output of a node."""
+def output_types(node: NodeDef) -> list[int]:
+    """Returns the DataType number of every output of a node."""
     definition, types = op_def(node.op), []
     for arg in definition.output_arg if definition is not None else ():
         if arg.type_list_attr:
@@ -95,14 +99,14 @@ def output_types(node: Any) -> list[int]:
     return types
 
 
-def reachable(nodes: dict[str, Any], roots: Iterable[str]) -> set[str]:
-    """Names of all ops that running `roots` runs."""
-    seen: set[str] = set()
+def reachable(nodes: dict[str, NodeDef], roots: Iterable[str]) -> set[str]:
+    """Returns the names of all ops that run when `roots` run."""
+    visited: set[str] = set()
     stack = list(roots)
     while stack:
         name = stack.pop()
-        if name in seen:
+        if name in visited:
             continue
-        seen.add(name)
-        stack.extend(p for p, _ in map(split, nodes[name].input) if p not in seen)
-    return seen
+        visited.add(name)
+        stack.extend(p for p, _ in map(split, nodes[name].input) if p not in visited)
+    return visited

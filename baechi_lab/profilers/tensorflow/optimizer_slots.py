@@ -1,36 +1,40 @@
-"""Which optimizer slot (momentum, velocity, ...) belongs to which variable.
+"""Finds the variable of each optimizer slot (momentum, velocity, ...).
 
-Keras optimizers say so: they keep, per kind of slot, a list that runs parallel to their trainable variables. A list of
-the same length may be something else (all that the optimizer has, or one number per layer): a slot is a variable of the
-optimizer's own that has its variable's shape, or is named after it (factored slots have other shapes).
-Where nobody says so, data flow does: a slot is a variable that is read only to update itself and exactly one
-other variable of its shape. Fused update ops (`ResourceApplyAdam`, ...) name the variable first and its slots after.
+Keras optimizers tell: per kind of slot they keep a list that is parallel to their trainable variables. A list of the same
+length may be something else (all variables, or one number per layer), so a slot must be one of the optimizer's own variables
+that has its variable's shape or name (factored slots have other shapes).
+
+For other optimizers, data flow tells: a slot is a variable that is read only to update itself and exactly one other variable
+of its shape. Fused update ops (`ResourceApplyAdam`, ...) name the variable first and its slots after it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .nodes import data_inputs, split
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
 
 def keras_slots(candidate: Any) -> dict[int, int]:
-    """Slot -> variable by `id` of their handles, of a Keras optimizer; empty for anything else."""
+    """Returns slot -> variable, by `id` of their handles, for a Keras optimizer; an empty dict for any other object."""
     trainable = getattr(candidate, "_trainable_variables", None)
     if not hasattr(candidate, "apply_gradients") or not trainable:
         return {}
     counted = (getattr(candidate, "iterations", None), getattr(candidate, "_learning_rate", None))
-    own = {id(v) for v in candidate.variables} - {id(v) for v in (*trainable, *counted)}
+    slot_ids = {id(v) for v in candidate.variables} - {id(v) for v in (*trainable, *counted)}
     owners: dict[int, set[int]] = defaultdict(set)
-    for name, held in vars(candidate).items():
-        if name == "_variables" or not isinstance(held, (list, tuple)) or len(held) != len(trainable):
+    for name, slot_list in vars(candidate).items():
+        if name == "_variables" or not isinstance(slot_list, (list, tuple)) or len(slot_list) != len(trainable):
             continue
-        pairs = [(slot, variable) for slot, variable in zip(held, trainable, strict=True) if id(slot) in own]
+        pairs = [(slot, variable) for slot, variable in zip(slot_list, trainable, strict=True) if id(slot) in slot_ids]
         if all(_belongs(slot, variable) for slot, variable in pairs):
             for slot, variable in pairs:
                 owners[id(_handle(slot))].add(id(_handle(variable)))
-    # Two lists that contradict each other tell nothing: the data flow decides.
+    # If two lists contradict each other, the data flow decides.
     return {slot: of.pop() for slot, of in owners.items() if len(of) == 1}
 
 
@@ -39,13 +43,15 @@ def _belongs(slot: Any, variable: Any) -> bool:
 
 
 def _handle(variable: Any) -> Any:
-    """The handle of a Keras variable, or of a `tf.Variable`, whose `value` is a method."""
+    """Returns the handle of a Keras variable, or of a `tf.Variable`, whose `value` is a method."""
     return (variable if callable(variable.value) else variable.value).handle
 
 
-def optimizer_slots(graph_def: Any, shapes: dict[str, tuple[int, ...]], told: dict[str, str]) -> dict[str, str]:
-    """Slot -> variable by name; `told` wins, the rest is inferred from the graph where it is unambiguous."""
-    slots = dict(told)
+def optimizer_slots(
+    graph_def: GraphDef, shapes: dict[str, tuple[int, ...]], declared_slots: dict[str, str]
+) -> dict[str, str]:
+    """Returns slot -> variable by name: `declared_slots` first, then slots that the graph shows unambiguously."""
+    slots = dict(declared_slots)
     inferred = {**_by_data_flow(graph_def, shapes), **_by_fused_update(graph_def, shapes)}
     owners = set(slots.values())
     for slot, variable in inferred.items():
@@ -54,7 +60,7 @@ def optimizer_slots(graph_def: Any, shapes: dict[str, tuple[int, ...]], told: di
     return dict(sorted(slots.items()))
 
 
-def _by_fused_update(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+def _by_fused_update(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
     slots = {}
     for node in graph_def.node:
         if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
@@ -63,8 +69,8 @@ def _by_fused_update(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict
     return slots
 
 
-def _by_data_flow(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """Follow each variable's value forward, through update arithmetic only, to the variables that it is assigned to."""
+def _by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
+    """Follows each variable's value through update arithmetic to the variables that are assigned from it."""
     nodes = {n.name: n for n in graph_def.node}
     arithmetic = _update_region(graph_def)
     reads: dict[str, list[str]] = defaultdict(list)
@@ -89,14 +95,14 @@ def _by_data_flow(graph_def: Any, shapes: dict[str, tuple[int, ...]]) -> dict[st
         if not shape or variable not in nodes or len(update_reads.get(variable, [])) != len(reads.get(variable, [])):
             continue
         targets = set().union(*(reach[r] for r in reads[variable])) if reads.get(variable) else set()
-        others = {t for t in targets - {variable} if shapes[t] == shape}
-        if variable in targets and len(others) == 1:
-            slots[variable] = others.pop()
+        assigned_variables = {t for t in targets - {variable} if shapes[t] == shape}
+        if variable in targets and len(assigned_variables) == 1:
+            slots[variable] = assigned_variables.pop()
     return slots
 
 
-def _update_region(graph_def: Any) -> set[str]:
-    """Ops that no gradient op reads, directly or through others, and that are no gradient ops themselves."""
+def _update_region(graph_def: GraphDef) -> set[str]:
+    """Returns the ops that are not gradient ops and that no gradient op reads, directly or through others."""
     before_gradient: set[str] = set()
     for node in reversed(graph_def.node):
         if node.name in before_gradient or "gradient_tape/" in node.name or "gradients/" in node.name:

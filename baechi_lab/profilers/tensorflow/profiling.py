@@ -1,4 +1,4 @@
-"""`bl.profile`: a traced step -> `OpGraph` with the cost of every op, measured here or estimated for named hardware."""
+"""`bl.profile`: turns a traced step into an `OpGraph` with op costs, measured here or estimated for named hardware."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...errors import InvalidInput, UnknownNameError
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...graph.opgraph import OpGraph
 from ...graph.step import Step
-from ..machine_load import repeats, warn_if_disturbed
-from ..programs.kinds import is_program
+from ..machine_load import summarize_repeats, warn_if_disturbed
+from ..programs.detection import is_program
 from ..roofline import estimated_us
-from .bodies import op_types
+from .backward_pairing import forward_ops, is_backward
 from .colocation import colocation_groups
-from .estimated import work
-from .isolated import measure
-from .pairing import forward_ops, is_backward
-from .reuse import reuse_of
+from .function_bodies import op_types
+from .memory_reuse import reuse_of
+from .op_work import count_work
 from .structure import Structure, read_structure
 from .tracing import trace
+from .worker_measurement import measure
 
 _LOG = logging.getLogger(__name__)
 
@@ -34,11 +34,11 @@ MODES = ("measured", "estimated")
 
 @dataclass(frozen=True)
 class Report:
-    """What a profile found beside the graph.
+    """Facts about a profile beside its graph.
 
-    `mode`, and `device` that was measured or hardware assumed; `backward_ops` and how many of them know their
-    forward op; `open_shapes`, tensors whose size the graph leaves open (measured: sizes are those of the trace);
-    `unmeasured_ops`, ops that the trace does not show; `seconds` it took.
+    `mode`; `device`, the measured device or the assumed hardware; `backward_ops`, and `paired_ops` of them with a forward op;
+    `open_shapes`, tensors whose size the graph leaves open (a measured profile takes sizes from the trace);
+    `unmeasured_ops`, ops that are not in the trace; `seconds`, the time of profiling.
     """
 
     mode: str
@@ -52,7 +52,7 @@ class Report:
 
     @property
     def paired_share(self) -> float:
-        """Share of backward ops that know their forward op; 1.0 when there are none."""
+        """Share of backward ops that have a forward op; 1.0 if there are no backward ops."""
         return self.paired_ops / self.backward_ops if self.backward_ops else 1.0
 
 
@@ -68,7 +68,7 @@ def profile(
     progress: bool = True,
     **options: Any,
 ) -> OpGraph:
-    """The operators of a training step, in topological order, with what each costs.
+    """Returns the operators of a training step, in topological order, with their costs.
 
     Args:
         step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
@@ -84,13 +84,13 @@ def profile(
             first is the reference.
         device, warmup, runs: for `measured`, see there.
         timeout: seconds for measuring, starting the process included; None for no limit.
-        progress: show a progress bar while measuring.
-        options: for PyTorch: those of `bl.torch.profile` that are not named here (`optimizer`, `dtype`, ...).
+        progress: True shows a progress bar while measuring.
+        options: for PyTorch, further options of `bl.torch.profile` (`optimizer`, `dtype`, ...).
 
     Returns:
         an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
-        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. What share
-        of the backward ops was paired is logged; `profile_with_report` returns it.
+        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. The share of
+        paired backward ops is logged; `profile_with_report` returns it.
 
     Raises:
         InvalidInput, UnknownNameError: options; whatever `bl.trace` raises.
@@ -104,9 +104,17 @@ def profile(
     128
     """
     return profile_with_report(
-        step_or_fn, *inputs, mode=mode, hardware=hardware, device=device, warmup=warmup, runs=runs, timeout=timeout,
-        progress=progress, **options,
-    )[0]  # fmt: skip
+        step_or_fn,
+        *inputs,
+        mode=mode,
+        hardware=hardware,
+        device=device,
+        warmup=warmup,
+        runs=runs,
+        timeout=timeout,
+        progress=progress,
+        **options,
+    )[0]
 
 
 def profile_with_report(
@@ -121,13 +129,13 @@ def profile_with_report(
     progress: bool = True,
     **options: Any,
 ) -> tuple[OpGraph, Report]:
-    """As `profile`, and a `Report` of what was found beside the graph."""
+    """Returns the graph of `profile` and a `Report` on it."""
     started = time.perf_counter()
     if mode not in MODES:
         raise UnknownNameError.of("profile mode", mode, MODES)
     if is_program(step_or_fn):
         return _profile_program(step_or_fn, inputs, mode, hardware, started)
-    if _of_torch(step_or_fn):
+    if _is_torch_step(step_or_fn):
         options |= {"hardware": hardware} if mode == "estimated" else {"device": device, "warmup": warmup, "runs": runs}
         return _profile_torch(step_or_fn, inputs, mode, options, started)
     if options:
@@ -139,21 +147,21 @@ def profile_with_report(
     structure = read_structure(step)
     missing = 0
     if mode == "estimated":
-        where = ", ".join(dict.fromkeys(h.name for h in kinds.values()))
+        device_name = ", ".join(dict.fromkeys(h.name for h in kinds.values()))
         columns = _estimate(structure, kinds)
     else:
-        where, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
+        device_name, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
     graph = _graph(step, structure, columns)
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
     seconds = time.perf_counter() - started
-    report = Report(mode, where, graph.n, int(backward.sum()), paired, structure.open_shapes, missing, seconds)
+    report = Report(mode, device_name, graph.n, int(backward.sum()), paired, structure.open_shapes, missing, seconds)
     _LOG.info("%s: paired %.1f%% of %d backward ops", step.name, 100 * report.paired_share, report.backward_ops)
     return graph, report
 
 
-def _of_torch(step_or_fn: Any) -> bool:
-    torch = sys.modules.get("torch")  # who has a module or a step of it has loaded it
+def _is_torch_step(step_or_fn: Any) -> bool:
+    torch = sys.modules.get("torch")  # a module or step of it exists only if it is loaded
     return torch is not None and (
         getattr(step_or_fn, "framework", "") == "torch" or isinstance(step_or_fn, torch.nn.Module)
     )
@@ -166,19 +174,19 @@ def _profile_torch(
 
     if len(inputs) > 1:
         raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
-    where = options.get("device") or "where the model is"
+    device_name = options.get("device") or "where the model is"
     if mode == "estimated":
-        where = ", ".join(dict.fromkeys(h.name for h in by_kind(options["hardware"]).values()))
+        device_name = ", ".join(dict.fromkeys(h.name for h in by_kind(options["hardware"]).values()))
     graph = profile_layers(step, *inputs, **options)
     backward = int(np.count_nonzero(graph.forward_of >= 0))
     seconds = time.perf_counter() - started
-    return graph, Report(mode, where, graph.n, backward, backward, 0, 0, seconds)
+    return graph, Report(mode, device_name, graph.n, backward, backward, 0, 0, seconds)
 
 
 def _profile_program(
     program: Any, inputs: tuple[Any, ...], mode: str, hardware: HardwareChoice, started: float
 ) -> tuple[OpGraph, Report]:
-    from ..programs.estimating import profile_program
+    from ..programs.estimation import profile_program
 
     if mode != "estimated" or inputs:
         raise InvalidInput(
@@ -190,21 +198,21 @@ def _profile_program(
 
 
 def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any]:
-    done = work(structure)
-    by_kind = {kind: estimated_us(done, chosen) for kind, chosen in kinds.items()}
-    return {"duration_us": next(iter(by_kind.values())), "duration_by_kind": by_kind}
+    op_work = count_work(structure)
+    duration_by_kind = {kind: estimated_us(op_work, kind_hardware) for kind, kind_hardware in kinds.items()}
+    return {"duration_us": next(iter(duration_by_kind.values())), "duration_by_kind": duration_by_kind}
 
 
 def _measure(
-    step: Step, structure: Structure, device: str | None, how: tuple[int, int, float | None, bool]
+    step: Step, structure: Structure, device: str | None, settings: tuple[int, int, float | None, bool]
 ) -> tuple[str, dict[str, Any], int]:
-    """The device, the graph's columns, and how many ops the traces do not show."""
-    where, kind, measured = measure(step, device, *how)
+    """Returns the device, the graph's columns, and the number of ops that are not in the traces."""
+    device_name, kind, measured = measure(step, device, *settings)
     size = structure.tensor_bytes.copy()
     for pair, seen_bytes in measured.output_bytes.items():
         if pair in structure.tensor_of:
             size[structure.tensor_of[pair]] = seen_bytes
-    differences = repeats(
+    differences = summarize_repeats(
         [node.name for node in structure.nodes], measured.run_us, measured.others_share, cores_needed=1
     )
     warn_if_disturbed(step.name, differences)
@@ -213,10 +221,10 @@ def _measure(
         "duration_by_kind": {kind: measured.duration_us},
         "tensor_bytes": size,
         "temp_bytes": measured.temp_bytes,
-        "persistent_bytes": _variable_bytes(step, structure) + measured.kept_bytes,
+        "persistent_bytes": _variable_bytes(step, structure) + measured.persistent_bytes,
         "info": {"measured": differences},
     }
-    return where, columns, int(np.count_nonzero(~measured.seen))
+    return device_name, columns, int(np.count_nonzero(~measured.in_trace))
 
 
 def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph:
@@ -242,7 +250,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
 
 
 def _variable_bytes(step: Step, structure: Structure) -> NDArray[np.int64]:
-    """The bytes of each variable, on its handle op."""
+    """Returns the bytes of each variable, on its handle op."""
     size = np.zeros(structure.n, dtype=np.int64)
     for variable, value in zip(step.variables, step.initial_values, strict=True):
         if variable.name in structure.index:

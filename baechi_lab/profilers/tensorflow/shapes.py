@@ -1,24 +1,27 @@
-"""Shapes of every tensor of a GraphDef, inferred by TensorFlow and kept in the graph itself as `_output_shapes`."""
+"""Infers the shapes of all tensors of a GraphDef with TensorFlow and stores them in it as `_output_shapes`."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...graph.step import TensorSpec
 from .nodes import output_types, split
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+
 SHAPES = "_output_shapes"
 
 
-def lacks_shapes(graph_def: Any) -> bool:
-    """Is there an op with outputs that does not say their shapes?"""
+def lacks_shapes(graph_def: GraphDef) -> bool:
+    """Whether an op with outputs lacks their shapes."""
     return any(SHAPES not in node.attr and output_types(node) for node in graph_def.node)
 
 
-def with_shapes(graph_def: Any) -> Any:
-    """The same graph, the shapes of every op inferred anew from those of its Placeholders and constants.
+def with_shapes(graph_def: GraphDef) -> GraphDef:
+    """Returns the graph with all shapes inferred again from those of its Placeholders and constants.
 
-    One import of the whole graph: linear, most of it in C++.
+    The whole graph is imported once: linear, mostly in C++.
     """
     import tensorflow as tf
 
@@ -31,16 +34,16 @@ def with_shapes(graph_def: Any) -> Any:
     return graph.as_graph_def(add_shapes=True)
 
 
-def specs(graph_def: Any, tensors: list[str]) -> tuple[TensorSpec, ...]:
-    """Name, dtype and shape of tensors like `"op:0"`; None for a size that is open."""
+def specs(graph_def: GraphDef, tensors: list[str]) -> tuple[TensorSpec, ...]:
+    """Returns name, dtype and shape of tensors like `"op:0"`; an open size is None."""
     import tensorflow as tf
 
     nodes = {node.name: node for node in graph_def.node}
-    found = []
+    tensor_specs = []
     for name in tensors:
         op, output = split(name)
         node = nodes[op]
         shape = node.attr[SHAPES].list.shape[output]
         sizes = tuple(None if d.size < 0 else int(d.size) for d in shape.dim)
-        found.append(TensorSpec(name, tf.dtypes.as_dtype(output_types(node)[output]).name, sizes))
-    return tuple(found)
+        tensor_specs.append(TensorSpec(name, tf.dtypes.as_dtype(output_types(node)[output]).name, sizes))
+    return tuple(tensor_specs)

@@ -1,6 +1,6 @@
-"""The structure of a traced step: ops, tensors with their bytes, who reads what. One pass over the GraphDef.
+"""The structure of a traced step: ops, tensors with their bytes, and the readers of each tensor.
 
-Linear in nodes and inputs; no call into TensorFlow per op.
+One linear pass over the nodes and inputs of the GraphDef, without calls into TensorFlow per op.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,11 +19,15 @@ from ...graph.step import Step
 from .nodes import output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+
 HANDLE_BYTES = 8
-"""A resource or variant on the wire: a pointer to what stays where it is."""
+"""Bytes of a resource or variant in a transfer: a pointer to data that stays where it is."""
 
 CONTROL = "^"
-"""Name of the tensor that stands for an op's control dependencies."""
+"""Name of the tensor that represents an op's control dependencies."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,8 +38,8 @@ class Structure:
     counts tensors whose size the graph leaves open; an open dimension counts as 1.
     """
 
-    graph_def: Any
-    nodes: tuple[Any, ...]
+    graph_def: GraphDef
+    nodes: tuple[NodeDef, ...]
     tensor_producer: NDArray[np.int32]
     tensor_output: NDArray[np.int32]
     tensor_bytes: Ints
@@ -69,24 +73,24 @@ class Structure:
     def data_inputs(self) -> tuple[tuple[int, ...], ...]:
         """Per op, the tensors of its data inputs, in the order of its arguments."""
         at, tensor = self.index, self.tensor_of
-        found = []
+        inputs = []
         for node in self.nodes:
             pairs = (split(r) for r in node.input if not r.startswith("^"))
-            found.append(tuple(tensor[at[p], k] for p, k in pairs))
-        return tuple(found)
+            inputs.append(tuple(tensor[at[p], k] for p, k in pairs))
+        return tuple(inputs)
 
     @cached_property
     def output_tensors(self) -> tuple[tuple[int, ...], ...]:
         """Per op, the tensors of its data outputs."""
-        found: list[list[int]] = [[] for _ in self.nodes]
+        outputs: list[list[int]] = [[] for _ in self.nodes]
         for t, (p, k) in enumerate(zip(self.tensor_producer.tolist(), self.tensor_output.tolist(), strict=True)):
             if k >= 0:
-                found[p].append(t)
-        return tuple(map(tuple, found))
+                outputs[p].append(t)
+        return tuple(map(tuple, outputs))
 
 
 def read_structure(step: Step) -> Structure:
-    """Parse the GraphDef of a step; `trace` has stored the shapes in it."""
+    """Parses the GraphDef of a step, in which `trace` has stored the shapes."""
     import tensorflow as tf
 
     graph_def = tf.compat.v1.GraphDef.FromString(step.graph_def)
@@ -113,8 +117,10 @@ def read_structure(step: Step) -> Structure:
     )
 
 
-def _tensors(nodes: tuple[Any, ...], waited_for: set[int]) -> tuple[list[int], list[int], list[int], list[Any], int]:
-    """Producer, output number, bytes and shape of every tensor; and how many have an open size."""
+def _tensors(
+    nodes: tuple[NodeDef, ...], waited_for: set[int]
+) -> tuple[list[int], list[int], list[int], list[Any], int]:
+    """Returns producer, output number, bytes and shape of every tensor, and the number of open sizes."""
     width = bytes_per_element()
     producer: list[int] = []
     output: list[int] = []
@@ -123,10 +129,10 @@ def _tensors(nodes: tuple[Any, ...], waited_for: set[int]) -> tuple[list[int], l
     unknown = 0
     for i, node in enumerate(nodes):
         types = output_types(node)
-        known = node.attr[SHAPES].list.shape if types else ()
+        stored_shapes = node.attr[SHAPES].list.shape if types else ()
         for k, dtype in enumerate(types):
-            dims = tuple(d.size for d in known[k].dim) if k < len(known) else ()
-            if any(d < 0 for d in dims) or (k < len(known) and known[k].unknown_rank):
+            dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
+            if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
                 unknown += dtype in width
                 dims = tuple(max(d, 1) for d in dims)
             producer.append(i)
@@ -143,7 +149,7 @@ def _tensors(nodes: tuple[Any, ...], waited_for: set[int]) -> tuple[list[int], l
 
 @cache
 def bytes_per_element() -> dict[int, int]:
-    """DataType number -> bytes of one element; handles are not in it, text counts as 8 bytes a piece."""
+    """Returns DataType number -> bytes of one element, without handles; a text counts as 8 bytes."""
     import tensorflow as tf
 
     width = {tf.string.as_datatype_enum: 8}

@@ -1,9 +1,9 @@
-"""`bl.trace`: a training step in TensorFlow -> a `Step`, free of any framework object.
+"""`bl.trace`: turns a training step in TensorFlow into a `Step`, which holds no framework objects.
 
-TensorFlow traces the function; then calls are inlined, captured variables become handle ops with their current
-values beside the graph, what only tracing added is taken out (see `simplify`), and shapes are inferred for the
-example inputs. The result runs in a plain `tf.compat.v1.Session`: initialize each variable of `step.variables`
-with its value, then run `step.outputs` and `step.updates` together.
+TensorFlow traces the function. Then calls are inlined, captured variables become handle ops with their current values beside
+the graph, ops that only tracing added are removed (see `simplification`), and shapes are inferred for the example inputs. The
+result runs in a plain `tf.compat.v1.Session`: initialize each variable of `step.variables` with its value, then run
+`step.outputs` and `step.updates` together.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...errors import InvalidInput
 from ...graph.step import Source, Step, TensorSpec
-from .captures import CapturedVariable, bind_captures
+from .captured_variables import CapturedVariable, bind_captures
 from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
@@ -26,7 +26,11 @@ from .loading import load_tensorflow
 from .named_outputs import name_outputs
 from .optimizer_slots import optimizer_slots
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
-from .simplify import simplify
+from .simplification import simplify
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 _KEPT_HINTS = ("_lower_using_switch_merge", SHAPES)
 
@@ -37,7 +41,7 @@ _BOUND_TO_PROCESS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
 def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
-    """Trace one training step.
+    """Traces one training step.
 
     Args:
         fn: a `tf.function`, a plain Python function of tensors, or a compiled `keras.Model`. A model's step is
@@ -55,7 +59,7 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
         `trace_seconds` and, of these, `framework_seconds`: TensorFlow's own tracing of the Python code.
 
     Raises:
-        InvalidInput: the function cannot be traced, the model is not compiled, or the step does nothing.
+        InvalidInput: the function cannot be traced, the model is not compiled, or the step has no output and no update.
 
     >>> import numpy as np, tensorflow as tf
     >>> w = tf.Variable(2.0, name="w")
@@ -65,7 +69,7 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     """
     load_tensorflow()
     started = time.perf_counter()
-    label = name or _label(fn)
+    label = name or _step_label(fn)
     if not callable(fn):
         raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
     examples = [as_tensors(x, label) for x in (_batch(example_inputs) if is_keras_model(fn) else example_inputs)]
@@ -81,7 +85,7 @@ def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
     return replace(step, info={**step.info, **seconds}, source=lambda: source)
 
 
-def _label(fn: Any) -> str:
+def _step_label(fn: Any) -> str:
     if is_keras_model(fn):
         return str(fn.name)
     label = getattr(fn, "__name__", None) or getattr(getattr(fn, "python_function", None), "__name__", None)
@@ -89,7 +93,7 @@ def _label(fn: Any) -> str:
 
 
 def _batch(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A batch given as one tuple or list `(x, y)`, or as separate inputs."""
+    """Returns the batch, which is given as one tuple or list `(x, y)`, or as separate inputs."""
     if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         return tuple(example_inputs[0])
     return example_inputs
@@ -100,7 +104,7 @@ def _keras_step(model: Any, examples: list[Any], label: str) -> Callable[..., An
         return training_step(model, tuple(examples))
     except InvalidInput:
         raise
-    except Exception as error:  # a model that is not built yet runs on the batch: it may raise anything
+    except Exception as error:  # an unbuilt model runs on the batch and may raise anything
         raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
 
@@ -117,7 +121,7 @@ def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:
 
 
 def _reason(error: BaseException) -> str:
-    """The sentence of an error: AutoGraph puts it after the user's source lines, with its name; Keras below a heading."""
+    """Returns the sentence of an error: AutoGraph puts it after the user's source lines, Keras below a heading."""
     kind = type(error).__name__
     lines = [line.strip() for line in _ANSI.sub("", str(error)).splitlines() if line.strip()] or [""]
     named = [k for k, line in enumerate(lines) if line.startswith(kind + ": ")]
@@ -133,8 +137,8 @@ def _reason(error: BaseException) -> str:
 def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any]) -> Step:
     graph = concrete.graph
     graph_def = graph.as_graph_def(add_shapes=True)
-    known, slots_of = _keras_names(objects)
-    variables = bind_captures(graph_def, concrete, known)
+    variable_names, slots_of = _keras_names(objects)
+    variables = bind_captures(graph_def, concrete, variable_names)
     placeholders = [t.op.name for t in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]]
     sized = _fix_inputs(graph_def, placeholders, leaves, label)
     outputs = [t.name for t in concrete.outputs if t.dtype.name not in ("resource", "variant")]
@@ -145,10 +149,10 @@ def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any])
     outputs, named = name_outputs(nodes, outputs, concrete.structured_outputs)
     if not outputs and not updates:
         raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
-    traced = _clean(graph_def, nodes)
+    traced = _without_hints(graph_def, nodes)
     traced = with_shapes(traced) if sized or lacks_shapes(traced) else traced
     used = {n.name for n in traced.node}
-    kept = [v for v in variables if v.name in used]
+    used_variables = [v for v in variables if v.name in used]
     return Step(
         name=label,
         graph_def=traced.SerializeToString(deterministic=True),
@@ -157,16 +161,16 @@ def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any])
         ),
         outputs=specs(traced, outputs),
         example_inputs=tuple(np.asarray(x.numpy()) for x in leaves),
-        variables=tuple(TensorSpec(v.name, v.dtype, v.shape) for v in kept),
-        initial_values=tuple(v.value for v in kept),
-        slots=_slots(traced, kept, slots_of),
+        variables=tuple(TensorSpec(v.name, v.dtype, v.shape) for v in used_variables),
+        initial_values=tuple(v.value for v in used_variables),
+        slots=_slots(traced, used_variables, slots_of),
         updates=tuple(updates),
         info={"ops": len(traced.node), **({"output_names": named} if named else {})},
     )
 
 
 def _keras_names(objects: list[Any]) -> tuple[dict[int, str], dict[int, int]]:
-    """Paths of Keras variables, and slot -> variable, both by `id` of the variable's handle."""
+    """Returns the paths of Keras variables, and slot -> variable, both by `id` of the variable's handle."""
     from .optimizer_slots import keras_slots
 
     paths: dict[int, str] = {}
@@ -178,15 +182,15 @@ def _keras_names(objects: list[Any]) -> tuple[dict[int, str], dict[int, int]]:
     return paths, slots
 
 
-def _slots(graph_def: Any, variables: list[CapturedVariable], by_handle: dict[int, int]) -> dict[str, str]:
-    """Slot -> variable by name: what the optimizer says, else what the data flow shows."""
+def _slots(graph_def: GraphDef, variables: list[CapturedVariable], by_handle: dict[int, int]) -> dict[str, str]:
+    """Returns slot -> variable by name, from the optimizer or else from the data flow."""
     names = {id(v.variable.handle): v.name for v in variables}
-    told = {names[s]: names[v] for s, v in by_handle.items() if s in names and v in names}
-    return optimizer_slots(graph_def, {v.name: v.shape for v in variables}, told)
+    declared_slots = {names[s]: names[v] for s, v in by_handle.items() if s in names and v in names}
+    return optimizer_slots(graph_def, {v.name: v.shape for v in variables}, declared_slots)
 
 
-def _fix_inputs(graph_def: Any, placeholders: list[str], leaves: list[Any], label: str) -> bool:
-    """Give every input Placeholder the size of its example; True if that says more than the graph did."""
+def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Any], label: str) -> bool:
+    """Gives every input Placeholder the size of its example; returns True if that adds information."""
     if len(placeholders) != len(leaves):
         raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")
     nodes = {n.name: n for n in graph_def.node}
@@ -198,7 +202,7 @@ def _fix_inputs(graph_def: Any, placeholders: list[str], leaves: list[Any], labe
     return changed
 
 
-def _refuse_process_bound(graph_def: Any, label: str) -> None:
+def _refuse_process_bound(graph_def: GraphDef, label: str) -> None:
     everything = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
     bad = next((n for n in everything if n.op in _BOUND_TO_PROCESS), None)
     if bad is not None:
@@ -208,8 +212,8 @@ def _refuse_process_bound(graph_def: Any, label: str) -> None:
         )
 
 
-def _clean(graph_def: Any, nodes: list[Any]) -> Any:
-    """A GraphDef of `nodes`, with devices and colocation hints of ops that are gone taken out."""
+def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:
+    """Returns a GraphDef of `nodes` without devices and without colocation hints on removed ops."""
     import tensorflow as tf
 
     cleaned = tf.compat.v1.GraphDef()

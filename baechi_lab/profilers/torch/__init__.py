@@ -1,1 +1,1 @@
-"""PyTorch: a model and its inputs -> a graph of layers with measured costs."""
+"""PyTorch: turns a model and its inputs into a graph of layers or operators with costs."""

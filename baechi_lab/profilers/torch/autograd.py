@@ -1,15 +1,15 @@
-"""The dependency graph between layers as paper P derives it: from the autograd graph.
+"""Dependencies between layers from the autograd graph, as paper P derives them.
 
-Every autograd node between a call's inputs and its outputs belongs to the call; from these nodes the graph is followed
-backwards, through nodes that belong to no call (views, scaling, `SelectBackward`, ...: they are shunted), to the nodes of
-other calls. The library uses `trace`, which sees the same dependencies and those that autograd does not record; the two
-are compared in the tests. Source: paper P, section 1.3.1 (2).
+Every autograd node between a call's inputs and its outputs belongs to the call. From these nodes the graph is followed
+backwards to the nodes of other calls; nodes that belong to no call (views, scaling, `SelectBackward`, ...) are skipped. The
+library itself uses `trace`, which finds the same dependencies and those that autograd does not record; the tests compare
+both. Source: paper P, section 1.3.1 (2).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -21,11 +21,14 @@ from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.snapshot import ModelSnapshot
 from ...torch.tracing import check_model
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 
 def autograd_edges(
     model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()
 ) -> set[tuple[str, str]]:
-    """`(parent key, child key)` of every dependency that the autograd graph of one forward shows.
+    """Returns `(parent key, child key)` of every dependency in the autograd graph of one forward pass.
 
     >>> sorted(autograd_edges(nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Linear(2, 2)), torch.ones(1, 2)))
     [('0', '1'), ('1', '2')]
@@ -33,56 +36,60 @@ def autograd_edges(
     args, kwargs = as_arguments(sample_inputs, model)
     check_model(model)
     layers = layer_names(model, atomic)
-    owners = Owners()
+    owners = NodeOwners()
     with ModelSnapshot(model, (args, kwargs)), torch.enable_grad():
         interceptor = Interceptor(model, layers, owners).install()
         try:
             outputs = model(*args, **kwargs)
         finally:
             interceptor.remove()
-    kept = [t.grad_fn for t in tensors(outputs)]  # the nodes live as long as what leads to them
+    root_nodes = [t.grad_fn for t in tensors(outputs)]  # keeps the whole autograd graph alive
     edges = {(parent, child) for node, child in owners.of.items() for parent in owners.parents(node, child)}
-    del kept
+    del root_nodes
     return edges
 
 
-class Owners(Handler):
-    """The handler that notes which call each autograd node belongs to."""
+class NodeOwners(Handler):
+    """The handler that records the call of each autograd node."""
 
     def __init__(self) -> None:
-        self.of: dict[Any, str] = {}
+        self.of: dict[Node, str] = {}
 
     def call(
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
-        taken = list(tensors((args, kwargs)))
-        stop = inputs_of(taken)
-        storages = {storage_key(t) for t in taken}
+        arguments = list(tensors((args, kwargs)))
+        stop = inputs_of(arguments)
+        storages = {storage_key(t) for t in arguments}
         outputs = run(*args, **kwargs)
-        made = list(tensors(outputs))
-        if module is None and all(storage_key(t) in storages for t in made) and not self._wrote(taken, stop):
+        output_tensors = list(tensors(outputs))
+        if (
+            module is None
+            and all(storage_key(t) in storages for t in output_tensors)
+            and not self._wrote_in_place(arguments, stop)
+        ):
             return outputs  # a view: its nodes belong to no call
-        for node in nodes_between((outputs, taken), stop):
+        for node in nodes_between((outputs, arguments), stop):
             self.of.setdefault(node, key)
         return outputs
 
     @staticmethod
-    def _wrote(taken: list[torch.Tensor], stop: set[Any]) -> bool:
-        """An in-place function gives the tensor that it wrote to a new node."""
-        return any(t.grad_fn is not None and t.grad_fn not in stop for t in taken)
+    def _wrote_in_place(arguments: list[torch.Tensor], stop: set[Node]) -> bool:
+        """Whether the call wrote a tensor in place, which gives it a new autograd node."""
+        return any(t.grad_fn is not None and t.grad_fn not in stop for t in arguments)
 
-    def parents(self, node: Any, child: str) -> set[str]:
-        """The calls behind `node`, nodes of no call shunted."""
-        found: set[str] = set()
-        stack, seen = [parent for parent, _ in node.next_functions], set()
+    def parents(self, node: Node, child: str) -> set[str]:
+        """Returns the calls behind `node`; nodes of no call are skipped."""
+        keys: set[str] = set()
+        stack, visited = [parent for parent, _ in node.next_functions], set()
         while stack:
-            here = stack.pop()
-            if here is None or here in seen:
+            current = stack.pop()
+            if current is None or current in visited:
                 continue
-            seen.add(here)
-            owner = self.of.get(here)
+            visited.add(current)
+            owner = self.of.get(current)
             if owner is None:
-                stack.extend(parent for parent, _ in here.next_functions)
+                stack.extend(parent for parent, _ in current.next_functions)
             elif owner != child:
-                found.add(owner)
-        return found
+                keys.add(owner)
+        return keys

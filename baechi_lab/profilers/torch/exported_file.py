@@ -1,8 +1,8 @@
-"""The JSON in a `.pt2` file of `torch.export` -> `Program`.
+"""Reads the JSON in a `.pt2` file of `torch.export` as `Program`.
 
-`torch.export.load` reads weights, constants and sample inputs that may be pickles, which can run any code. None of them is
-needed for an estimate, so only `models/*.json` of the archive is read here: operators, their arguments, and shape and type
-of every tensor.
+`torch.export.load` reads weights, constants and sample inputs that may be pickles, which can run any code. An estimate needs
+none of them, so only `models/*.json` of the archive is read here: operators, their arguments, and shape and type of every
+tensor.
 """
 
 from __future__ import annotations
@@ -17,38 +17,50 @@ import torch
 
 from ...errors import FormatError
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
-from ..programs.records import Program, check_named
-from .collecting import WRAPPERS, Collector, OpenSizes, innermost, meta, without_gradients
+from ..programs.records import Program, check_sizes
+from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, meta, without_gradients
 from .symbols import evaluated
 
 SCHEMA_VERSIONS = range(7, 9)
-"""Major versions of the program's schema that are read."""
+"""Supported major versions of the program's schema."""
 
 ARCHIVE_VERSIONS = (b"0",)
-"""Arrangements of the files in the archive that are read."""
+"""Supported layouts of the files in the archive."""
 
 # torch._export.serde.schema: ScalarType
 _TYPES = (
-    None, "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex32", "complex64", "complex128",
-    "bool", "bfloat16",
-)  # fmt: skip
+    None,
+    "uint8",
+    "int8",
+    "int16",
+    "int32",
+    "int64",
+    "float16",
+    "float32",
+    "float64",
+    "complex32",
+    "complex64",
+    "complex128",
+    "bool",
+    "bfloat16",
+)
 _MOST_ELEMENTS = 2**48
 
 
 def _operator(target: str) -> Any:
-    """`torch.ops.aten.mm.default`, or None for what is no operator of torch."""
-    parts = target.removeprefix("torch.ops.").split(".")
-    if len(parts) != 3 or parts[0] not in ("aten", "prims"):
+    """Returns the operator of a name like `torch.ops.aten.mm.default`, or None if it is not an operator of torch."""
+    path = target.removeprefix("torch.ops.").split(".")
+    if len(path) != 3 or path[0] not in ("aten", "prims"):
         return None
-    packet = getattr(getattr(torch.ops, parts[0]), parts[1], None)
-    return getattr(packet, parts[2], None)
+    packet = getattr(getattr(torch.ops, path[0]), path[1], None)
+    return getattr(packet, path[2], None)
 
 
 def read_document(data: bytes) -> Any:
-    """The JSON of the program in an archive.
+    """Reads the JSON of the program in an archive.
 
     Raises:
-        FormatError: no archive, cut off, of another version, or none or several programs in it.
+        FormatError: `data` is not an archive, is cut off or has another version, or does not hold exactly one program.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -72,7 +84,7 @@ def read_document(data: bytes) -> Any:
 
 
 def _check_version(archive: zipfile.ZipFile) -> None:
-    """Refuse another arrangement of files; archives of PyTorch before 2.8 do not say theirs."""
+    """Rejects another layout of files; archives of PyTorch before 2.8 do not state theirs."""
     for name in archive.namelist():
         if name.rpartition("/")[2] == "archive_version":
             with archive.open(name) as stream:
@@ -82,11 +94,11 @@ def _check_version(archive: zipfile.ZipFile) -> None:
 
 
 def read_program(document: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
-    """The program in a document.
+    """Reads the program in a document.
 
     Raises:
-        FormatError: another version, or what no program has.
-        InvalidInput: an open dimension without a size.
+        FormatError: the version is not supported, or the program is damaged.
+        InvalidInput: an open dimension has no size.
     """
     version = document.get("schema_version") if isinstance(document, dict) else None
     major = version.get("major") if isinstance(version, dict) else None
@@ -97,30 +109,30 @@ def read_program(document: Any, name: str, batch_size: int | None, sizes: Mappin
     try:
         module = document["graph_module"]
         open_sizes = OpenSizes(batch_size, sizes)
-        found = _Reader(module["graph"], name, open_sizes).program(module["signature"])
+        program = _Reader(module["graph"], name, open_sizes).program(module["signature"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
-    check_named(sizes, open_sizes.chosen)
-    return found
+    check_sizes(sizes, open_sizes.size_of_symbol)
+    return program
 
 
-def _entry(found: Any) -> tuple[str, Any]:
-    """Kind and value of an argument, which is an object of one field."""
-    if not isinstance(found, dict) or len(found) != 1:
-        raise FormatError(f"the program is damaged: an argument is {found!r:.80}; it must have one field")
-    return next(iter(found.items()))
+def _entry(argument: Any) -> tuple[str, Any]:
+    """Returns kind and value of an argument, which is an object of one field."""
+    if not isinstance(argument, dict) or len(argument) != 1:
+        raise FormatError(f"the program is damaged: an argument is {argument!r:.80}; it must have one field")
+    return next(iter(argument.items()))
 
 
-def _label(found: Any) -> str:
-    """The name of a tensor."""
-    if not isinstance(found["name"], str):
-        raise FormatError(f"the program is damaged: a tensor is named {found['name']!r:.80}; it must be a text")
-    return found["name"]
+def _label(tensor: Any) -> str:
+    """Returns the name of a tensor."""
+    if not isinstance(tensor["name"], str):
+        raise FormatError(f"the program is damaged: a tensor is named {tensor['name']!r:.80}; it must be a text")
+    return tensor["name"]
 
 
-def _named(found: Any) -> Iterator[Any]:
-    """The tensors in an argument, as they are written there."""
-    kind, value = _entry(found)
+def _tensors_in(argument: Any) -> Iterator[Any]:
+    """Yields the tensors in an argument, as they are written there."""
+    kind, value = _entry(argument)
     if kind == "as_tensor":
         yield value
     elif kind == "as_tensors":
@@ -130,90 +142,92 @@ def _named(found: Any) -> Iterator[Any]:
 
 
 class _Reader:
-    """The JSON of a graph, read."""
+    """Reads the JSON of a graph."""
 
     def __init__(self, graph: Any, name: str, open_sizes: OpenSizes):
         self.graph, self.open_sizes = graph, open_sizes
-        self.made = Collector(name)
+        self.builder = ProgramBuilder(name)
         self.value: dict[str, torch.Tensor] = {}
-        self.noted: dict[str, Any] = {}
+        self.tensor_values: dict[str, Any] = {}
         self.symbols: dict[str, Any] = {}
-        self.alias: dict[str, str] = {}  # names of a graph within the graph, and what it returns -> the values
+        self.alias: dict[str, str] = {}  # names in a nested graph, and what it returns -> values outside
         self.prefix, self.detached = "", False
         self._note(graph)
 
     def program(self, signature: Any) -> Program:
-        """The program."""
+        """Reads the program."""
         parameters = {}
         for spec in signature["input_specs"]:
             for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
                 if kind in spec:
                     label = _label(spec[kind]["arg"])
-                    parameters[label] = trained and self.noted[label]["requires_grad"] is True
-        # Inputs first: their open dimensions have positions, those of inner values only names.
+                    parameters[label] = trained and self.tensor_values[label]["requires_grad"] is True
+        # Inputs first: their open dimensions have positions; those of inner values have only names.
         for entry in self.graph["inputs"]:
             for label in self.labels(entry):
                 self.tensor(label)
         for node in self.graph["nodes"]:
             self.call(node)
         outputs = [label for entry in self.graph["outputs"] for label in self.labels(entry)]
-        return self.made.program(parameters, outputs)
+        return self.builder.program(parameters, outputs)
 
     def _note(self, graph: Any) -> None:
-        """The shapes and sizes that a graph notes."""
+        """Registers the shapes and sizes that a graph stores."""
         for label, noted in graph["tensor_values"].items():
-            self.noted.setdefault(self._resolved(label), noted)
+            self.tensor_values.setdefault(self._resolved(label), noted)
         self.symbols = {**self.symbols, **graph.get("sym_int_values", {})}
 
     def _resolved(self, label: str) -> str:
-        """The value that a name stands for in the graph that is read."""
+        """Returns the value that a name refers to in the current graph."""
         return self.alias.get(self.prefix + label, self.prefix + label)
 
-    def _wrapped(self, node: Any) -> None:
-        """The operators of a graph within the graph, as those of the graph itself."""
+    def _read_wrapped(self, node: Any) -> None:
+        """Reads the operators of a nested graph as those of the graph itself."""
         arguments = [_entry(entry["arg"]) for entry in node["inputs"]]
         k = next(k for k, (kind, _) in enumerate(arguments) if kind == "as_graph")
         inner = arguments[k][1]["graph"]
-        taken = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
-        made = [self.prefix + _label(value) for entry in node["outputs"] for value in _named(entry)]
+        argument_labels = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
+        output_labels = [self.prefix + _label(value) for entry in node["outputs"] for value in _tensors_in(entry)]
         outer = self.prefix, self.detached
         self.detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
-        self.prefix += f"{node.get('name') or made[0]}."
-        names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _named(entry)]
-        self.alias.update(zip(names, taken, strict=True))
+        self.prefix += f"{node.get('name') or output_labels[0]}."
+        names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _tensors_in(entry)]
+        self.alias.update(zip(names, argument_labels, strict=True))
         self._note(inner)
         for call in inner["nodes"]:
             self.call(call)
-        self.alias.update(zip(made, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True))
+        self.alias.update(
+            zip(output_labels, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True)
+        )
         self.prefix, self.detached = outer
 
     def call(self, node: Any) -> None:
-        """One operator."""
+        """Reads one operator."""
         target = str(node["target"])
         if target.endswith(WRAPPERS):
-            self._wrapped(node)
+            self._read_wrapped(node)
             return
         func = _operator(target)
-        known = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
+        keyword_only = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}
         args, kwargs, reads = [], {}, []
         for entry in node["inputs"]:
             reads += list(self.labels(entry["arg"]))
-            if known.get(entry["name"], False):
+            if keyword_only.get(entry["name"], False):
                 kwargs[entry["name"]] = self.argument(entry["arg"])
             else:
                 args.append(self.argument(entry["arg"]))
         labels = [label for entry in node["outputs"] for label in self.labels(entry)]
         if target.endswith("getitem>") or (not labels and not reads):
             return
-        made = {label: self.tensor(label) for label in labels}
+        outputs = {label: self.tensor(label) for label in labels}
         first = str(node.get("name") or (labels[0] if labels else target.split(".")[-2]))
         module = innermost((node.get("metadata") or {}).get("nn_module_stack"))
-        self.made.add(first, module, target, (func, args, kwargs), reads, made, self.detached)
+        self.builder.add(first, module, target, (func, args, kwargs), reads, outputs, self.detached)
 
     def tensor(self, label: str) -> torch.Tensor:
-        """A meta tensor of the shape and type that the graph notes for a value."""
+        """Returns a meta tensor with the shape and type that the graph stores for a value."""
         if label not in self.value:
-            noted = self.noted[label]
+            noted = self.tensor_values[label]
             number = noted["dtype"]
             if type(number) is not int or not 0 < number < len(_TYPES):
                 raise FormatError(f"value {label!r:.80} has the data type {number!r:.40}, which is not known")
@@ -224,29 +238,29 @@ class _Reader:
             if any(d < 0 for d in shape) or elements > _MOST_ELEMENTS:
                 raise FormatError(f"value {label!r:.80} has the shape {shape!r:.120}; no tensor has it")
             self.value[label] = meta(shape, getattr(torch, _TYPES[number]))  # type: ignore[arg-type]
-            self.made.size[label] = self.value[label].numel() * self.value[label].element_size()
+            self.builder.size[label] = self.value[label].numel() * self.value[label].element_size()
         return self.value[label]
 
-    def size(self, found: Any, label: str, position: int) -> int:
-        """A size: a whole number, or an expression of symbols."""
-        if "as_int" in found:
-            if type(found["as_int"]) is not int:
-                raise FormatError(f"value {label!r:.80} has the size {found['as_int']!r:.40}")
-            return int(found["as_int"])
-        return self.expression(str((found.get("as_expr") or {}).get("expr_str", "?")), label, position)
+    def size(self, entry: Any, label: str, position: int) -> int:
+        """Returns a size, which is a whole number or an expression of symbols."""
+        if "as_int" in entry:
+            if type(entry["as_int"]) is not int:
+                raise FormatError(f"value {label!r:.80} has the size {entry['as_int']!r:.40}")
+            return int(entry["as_int"])
+        return self.expression(str((entry.get("as_expr") or {}).get("expr_str", "?")), label, position)
 
     def expression(self, text: str, label: str, position: int) -> int:
-        """The value of an expression such as `2*s0`; only symbols, numbers and arithmetic are read."""
+        """Evaluates an expression such as `2*s0`; only symbols, numbers and arithmetic are allowed."""
         return evaluated(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
 
-    def labels(self, found: Any) -> Iterator[str]:
-        """The tensors that an argument names."""
-        for value in _named(found):
+    def labels(self, argument: Any) -> Iterator[str]:
+        """Yields the tensors that an argument names."""
+        for value in _tensors_in(argument):
             yield self._resolved(_label(value))
 
-    def argument(self, found: Any) -> Any:
-        """An argument of a call."""
-        kind, value = _entry(found)
+    def argument(self, argument: Any) -> Any:
+        """Returns an argument of a call."""
+        kind, value = _entry(argument)
         if kind == "as_tensor":
             return self.tensor(self._resolved(value["name"]))
         if kind == "as_tensors":
@@ -265,9 +279,9 @@ class _Reader:
             return None
         return value
 
-    def symbolic(self, found: Any) -> Any:
-        """A number that may be named."""
-        kind, value = _entry(found)
+    def symbolic(self, entry: Any) -> Any:
+        """Returns a number, which may be given by name."""
+        kind, value = _entry(entry)
         if kind != "as_name":
             return value
         noted = self.symbols.get(value, {})

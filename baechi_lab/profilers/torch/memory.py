@@ -1,8 +1,8 @@
-"""Memory of the calls of a PyTorch model: what each saves for its backward pass, and its temporaries.
+"""Measures the memory of a PyTorch model's calls: what each saves for its backward pass, and its temporaries.
 
-Source: paper P, section 1.3.1, class e. On the CPU the allocator's own events are read (kernel scratch included): a
-call's temporary peak is the most it held at once beyond what it still held at its end. On CUDA the same is read from
-the allocator's peak counter, call by call.
+Source: paper P, section 1.3.1, class e. On the CPU, the events of the allocator are read, which include scratch memory of
+kernels. The temporary peak of a call is the most it held at once beyond what it still holds at its end. On CUDA the same is
+read from the allocator's peak counter, call by call.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import accumulate, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -27,21 +27,24 @@ from ...torch.runtime.sequence import inputs_of, nodes_between
 from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import tensors
 
+if TYPE_CHECKING:
+    from torch.autograd.graph import Node
+
 _LABEL = "baechi call "
 
 LOSS_KEY = "\0loss"
-"""Key of the call that computes the loss; no call of a model has it."""
+"""Key of the call that computes the loss; no call of a model has this key."""
 
 
 @dataclass(frozen=True)
 class CallMemory:
     """Bytes of one call: temporaries forward and backward, and what it saves.
 
-    `saves_inputs` are positions among the tensors passed in, `saves_outputs` says whether it saves its own outputs,
-    `saved_bytes` is what else it saves (dropout masks, statistics; parameters excluded). `backward_peak` is the most that
-    its backward pass holds beyond what is there when it begins, the gradients that it makes included. `level` and
-    `backward_level` are the most that the whole step holds while the call runs, and while its backward pass does, beyond what
-    is there when the step begins; 0 where that is not known.
+    `saves_inputs` are positions among the tensors passed in; `saves_outputs` is True if it saves its own outputs;
+    `saved_bytes` is everything else that it saves (dropout masks, statistics; not parameters). `backward_peak` is the most
+    that its backward pass holds beyond what exists at its beginning, including the gradients that it makes. `level` and
+    `backward_level` are the most that the whole step holds during the call and during its backward pass, beyond what exists
+    when the step begins; 0 if unknown.
     """
 
     forward_temp: int = 0
@@ -55,16 +58,16 @@ class CallMemory:
 
 
 def measure_memory(
-    found: Trace, interceptor: Interceptor, run: Callable[[], None], training: bool
+    trace: Trace, interceptor: Interceptor, run: Callable[[], None], training: bool
 ) -> tuple[CallMemory, ...]:
-    """One more run of the model under the handler below."""
+    """Runs the model once more under `MemoryWatch`."""
     cuda = any(p.is_cuda for p in interceptor.model.parameters())
-    kept, watch = interceptor.handler, MemoryWatch(interceptor.model, found, training, cuda)
+    previous_handler, watch = interceptor.handler, MemoryWatch(interceptor.model, trace, training, cuda)
     interceptor.handler = watch
     try:
         if watch.cuda:
             run()
-            watch.between()
+            watch.record_peak_between_windows()
         else:
             # acc_events avoids a warning of recent versions about dropping events between cycles
             with torch.profiler.profile(
@@ -73,18 +76,18 @@ def measure_memory(
                 run()
             watch.read_events(profiler)
     finally:
-        interceptor.handler = kept
+        interceptor.handler = previous_handler
     return watch.result()
 
 
 class MemoryWatch(Handler):
-    """The handler that watches allocations."""
+    """The handler that measures allocations."""
 
-    def __init__(self, model: nn.Module, found: Trace, training: bool, cuda: bool):
+    def __init__(self, model: nn.Module, trace: Trace, training: bool, cuda: bool):
         self.model = model
-        self.index, self.training = {**found.index, LOSS_KEY: len(found.calls)}, training
-        self.again = [*(call.recomputed for call in found.calls), 0]
-        n = len(found.calls) + 1  # the loss comes last
+        self.index, self.training = {**trace.index, LOSS_KEY: len(trace.calls)}, training
+        self.again = [*(call.recomputed for call in trace.calls), 0]
+        n = len(trace.calls) + 1  # the loss comes last
         self.forward, self.backward, self.saved_bytes = [0] * n, [0] * n, [0] * n
         self.inputs: list[tuple[int, ...]] = [()] * n
         self.own = [False] * n
@@ -93,19 +96,21 @@ class MemoryWatch(Handler):
         self.spans: dict[
             int, tuple[int, int]
         ] = {}  # backward pass of a call -> begin of its first window, end of its last
-        self.begins: list[tuple[int, int, bool]] = []  # of all windows of the backward pass; their ops; of views
-        self.forward_begins: list[tuple[int, int]] = []  # of all windows of the forward pass, their ops
-        self.held_before = 0  # gradients that are there before the step begins, which it adds to
-        self.owner: dict[Any, int] = {}  # node behind an output of a call, or behind a view of one -> the call
+        self.backward_windows: list[
+            tuple[int, int, bool]
+        ] = []  # of all windows of the backward pass; their ops; of views
+        self.forward_windows: list[tuple[int, int]] = []  # of all windows of the forward pass, their ops
+        self.held_before = 0  # gradients from before the step, to which it adds
+        self.owner: dict[Node, int] = {}  # node behind an output of a call, or behind a view of one -> the call
         self.cuda = cuda
         self.last: tuple[int, int] | None = (
             None  # CUDA: op of the last window of the backward pass, bytes when it began
         )
-        # what calls take that other calls made, by position; the batch; what no call made and an earlier one has saved
-        self.read_at = [*({*call.read_at.values()} for call in found.calls), None]
+        # positions of arguments that other calls made; the batch; saved tensors that no call made
+        self.read_at = [*({*call.read_at.values()} for call in trace.calls), None]
         self.batch: set[int] = set()
         self.constants: set[int] = set()
-        # calls of the Function that is running: call, storages that it took with their positions, and that it made
+        # calls of the running Function: call, storages of its arguments with their positions, storages of its results
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
@@ -122,25 +127,25 @@ class MemoryWatch(Handler):
             with kept_activations():
                 return run(*args, **kwargs)
         stop = inputs_of((args, kwargs))
-        taken = list(tensors((args, kwargs)))
+        arguments = list(tensors((args, kwargs)))
         saved: list[torch.Tensor] = []
         keep = lambda t: saved.append(t.detach()) or t.detach()  # type: ignore[func-returns-value]  # noqa: E731
         with saved_tensors_hooks(keep, lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
-        self._classify(op, taken, list(tensors(outputs)), saved, module)
+        self._classify(op, arguments, list(tensors(outputs)), saved, module)
         if self.training:
-            for tensor in taken if not self.cuda else ():
+            for tensor in arguments if not self.cuda else ():
                 self._hook_views(tensor)
             for node in nodes_between(outputs, stop):
                 self._hook(node, op)
             self.owner.update((t.grad_fn, op) for t in tensors(outputs) if t.grad_fn is not None)
         return outputs
 
-    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A checkpointed region runs plainly; what another Function saves belongs to the calls in it."""
-        if recomputes(what, args):
+    def region(self, frame: Frame, region_kind: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a checkpointed region without checkpointing; what another Function saves belongs to the calls in it."""
+        if recomputes(region_kind, args):
             return plainly(run, args, kwargs)
-        if isinstance(what, str) or in_backward():
+        if isinstance(region_kind, str) or in_backward():
             with kept_activations():
                 return run(*args, **kwargs)
         outer, self.called = self.called, []
@@ -160,46 +165,57 @@ class MemoryWatch(Handler):
     def _share(
         self, calls: list[tuple[int, dict[int, int], set[int]]], saved: list[torch.Tensor], fixed: set[int]
     ) -> None:
-        """What a Function saves: for the last of its calls that took or made it, else for its last call."""
-        other: dict[int, int] = {}
+        """Assigns what a Function saves to the last of its calls that took or made it, else to its last call."""
+        other_bytes: dict[int, int] = {}
         for tensor in saved:
             storage = storage_key(tensor)
             if storage in fixed:
                 continue
-            op, given, made = next((c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set()))
-            if storage in made:
+            op, positions, results = next(
+                (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
+            )
+            if storage in results:
                 self.own[op] = True
-            elif storage in given:
-                self.inputs[op] = tuple(sorted({*self.inputs[op], given[storage]}))
+            elif storage in positions:
+                self.inputs[op] = tuple(sorted({*self.inputs[op], positions[storage]}))
             else:
-                other[storage] = storage_bytes(tensor)
-        self.saved_bytes[calls[-1][0]] += sum(other.values())
+                other_bytes[storage] = storage_bytes(tensor)
+        self.saved_bytes[calls[-1][0]] += sum(other_bytes.values())
 
-    def _classify(self, op: int, taken: Any, made: Any, saved: Any, module: nn.Module | None) -> None:
-        given = {storage_key(t): k for k, t in reversed(list(enumerate(taken))) if not isinstance(t, nn.Parameter)}
-        results = {storage_key(t) for t in made}
-        fixed = {storage_key(t) for t in taken if isinstance(t, nn.Parameter)}
+    def _classify(
+        self,
+        op: int,
+        arguments: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        saved: list[torch.Tensor],
+        module: nn.Module | None,
+    ) -> None:
+        positions = {
+            storage_key(t): k for k, t in reversed(list(enumerate(arguments))) if not isinstance(t, nn.Parameter)
+        }
+        results = {storage_key(t) for t in outputs}
+        fixed = {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
         if module is not None:
             fixed |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
         read, inputs = self.read_at[op], set()
-        other: dict[int, int] = {}
+        other_bytes: dict[int, int] = {}
         for tensor in saved:
             storage = storage_key(tensor)
             if storage in results:
                 self.own[op] = True
-            elif storage in given and (read is None or given[storage] in read or storage in self.batch):
-                inputs.add(given[storage])
-            elif storage in given:  # code between the calls made it: a mask, positions
+            elif storage in positions and (read is None or positions[storage] in read or storage in self.batch):
+                inputs.add(positions[storage])
+            elif storage in positions:  # code between the calls made it: a mask, positions
                 if storage not in {*fixed, *self.constants}:
-                    other[storage] = storage_bytes(tensor)
+                    other_bytes[storage] = storage_bytes(tensor)
                     self.constants.add(storage)
             elif storage not in fixed:
-                other[storage] = storage_bytes(tensor)
-        self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other.values())
-        self.called.append((op, given, results))
+                other_bytes[storage] = storage_bytes(tensor)
+        self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other_bytes.values())
+        self.called.append((op, positions, results))
 
     def _hook_views(self, tensor: torch.Tensor) -> None:
-        """A view that no call made has its gradient made where its base is."""
+        """Assigns the gradient of a view that no call made to the call of its base."""
         views, node = [], tensor.grad_fn
         while node is not None and node not in self.owner:
             views.append(node)
@@ -209,8 +225,8 @@ class MemoryWatch(Handler):
             self.owner[view] = self.owner[node]
             self._hook(view, self.owner[node], "v")
 
-    def _hook(self, node: Any, op: int, phase: str = "b") -> None:
-        """Backward temporaries: the node's execution is a window of the allocator's events, or of its peak counter."""
+    def _hook(self, node: Node, op: int, phase: str = "b") -> None:
+        """Measures backward temporaries: the node's execution is a window of the allocator's events or peak counter."""
         windows: list[Any] = []
 
         def before(gradients: Any) -> None:
@@ -225,9 +241,11 @@ class MemoryWatch(Handler):
 
     @contextmanager
     def window(self, phase: str, op: int) -> Iterator[None]:
-        """The length of time in which what is allocated belongs to an op, forward ("f"), backward ("b") or in the backward
-        pass of views of its outputs ("v")."""
-        self.between()
+        """Assigns allocations within the context to an op.
+
+        `phase` is forward ("f"), backward ("b"), or the backward pass of views of its outputs ("v").
+        """
+        self.record_peak_between_windows()
         before = self._before()
         with record_function(f"{_LABEL}{phase}{op}"):
             yield
@@ -236,51 +254,53 @@ class MemoryWatch(Handler):
         if phase == "b" and self.cuda:
             first = self.spans.setdefault(op, (before, 0))[0]
             self.last = op, first
-            self.between()
+            self.record_peak_between_windows()
 
-    def between(self) -> None:
-        """CUDA: what was held since the last window of the backward pass began belongs to its op."""
+    def record_peak_between_windows(self) -> None:
+        """CUDA: assigns what was held since the last window of the backward pass began to that window's op."""
         if self.last is not None:
             torch.cuda.synchronize()
             op, first = self.last
             self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
 
-    def spanned(self, phase: str, op: int, start: int, end: int) -> None:
-        """The next window of a call, in places of the list of changes: forward, of its backward pass, or of that of a view.
+    def add_window(self, phase: str, op: int, start: int, end: int) -> None:
+        """Adds the next window of a call, as positions in the list of changes; `phase` as in `window`.
 
-        What views of an output make just before counts: the gradient of the whole from those of its parts.
+        The windows of an output's views just before it are included: they make the whole gradient from those of its parts.
         """
         if phase == "f":
-            self.forward_begins.append((start, op))
+            self.forward_windows.append((start, op))
             return
         view = phase == "v"
-        earlier = takewhile(lambda window: window[1:] == (op, True), reversed(self.begins))
-        known = self.spans.get(op, (min((begin for begin, *_ in earlier), default=start), end))
-        self.begins.append((start, op, view))
+        earlier = takewhile(lambda window: window[1:] == (op, True), reversed(self.backward_windows))
+        span = self.spans.get(op, (min((window_start for window_start, *_ in earlier), default=start), end))
+        self.backward_windows.append((start, op, view))
         if view:
             return
-        self.spans[op] = min(known[0], start), max(known[1], end)
+        self.spans[op] = min(span[0], start), max(span[1], end)
 
     def read_spans(self, changes: list[int]) -> None:
-        """The peaks of backward passes: what lies between their first node and the next one after their last.
+        """Reads the peaks of backward passes, from their first node to the node after their last.
 
-        So the release of gradients counts, and adding up those of a parameter or a value that is used several times.
+        So they include the release of gradients, and the sums of gradients of a parameter or value with several uses.
         """
-        begins = sorted(self.begins)
+        windows = sorted(self.backward_windows)
         for op, (start, end) in self.spans.items():
-            later = (begin for begin, of, _ in begins[bisect_left(begins, (end, -1, False)) :] if of != op)
-            self.peaks[op] = max(0, *accumulate(changes[start : next(later, len(changes))], initial=0))
+            later_starts = (
+                window_start for window_start, of, _ in windows[bisect_left(windows, (end, -1, False)) :] if of != op
+            )
+            self.peaks[op] = max(0, *accumulate(changes[start : next(later_starts, len(changes))], initial=0))
         self._read_levels(changes)
 
     def _read_levels(self, changes: list[int]) -> None:
-        """What the step holds from the beginning of a window to that of the next one, at most."""
-        held = list(accumulate(changes, initial=self.held_before))
-        rows = [(begin, op, self.levels) for begin, op in self.forward_begins]
-        rows += [(begin, op, self.backward_levels) for begin, op, _ in self.begins]
+        """Reads the most that the step holds from the start of each window to the start of the next."""
+        held_bytes = list(accumulate(changes, initial=self.held_before))
+        rows = [(window_start, op, self.levels) for window_start, op in self.forward_windows]
+        rows += [(window_start, op, self.backward_levels) for window_start, op, _ in self.backward_windows]
         rows.sort(key=lambda row: row[0])
-        ends = [*(begin for begin, *_ in rows[1:]), len(changes)]
-        for (begin, op, column), end in zip(rows, ends, strict=True):
-            column[op] = max(column[op], *held[begin : end + 1])
+        window_ends = [*(window_start for window_start, *_ in rows[1:]), len(changes)]
+        for (window_start, op, column), window_end in zip(rows, window_ends, strict=True):
+            column[op] = max(column[op], *held_bytes[window_start : window_end + 1])
 
     def _before(self) -> int:
         if not self.cuda:
@@ -295,32 +315,41 @@ class MemoryWatch(Handler):
         torch.cuda.synchronize()
         return max(0, int(torch.cuda.max_memory_allocated()) - max(before, int(torch.cuda.memory_allocated())))
 
-    def read_events(self, profiler: Any) -> None:
-        """CPU: the peak of every window, from the allocator's events."""
-        changes, marked = marks(profiler, _LABEL)
+    def read_events(self, profiler: torch.profiler.profile) -> None:
+        """CPU: reads the peak of every window from the allocator's events."""
+        changes, marked = read_marked_changes(profiler, _LABEL)
         for label, start, end in marked:
             kind, op = label[0], int(label[1:])
             column = self.forward if kind == "f" else self.backward
             column[op] = max(column[op], temporary_peak(changes[start:end]))
-            self.spanned(kind, op, start, end)
+            self.add_window(kind, op, start, end)
         self.read_spans(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
-        """One record per call; the backward op of one that is recomputed has its forward temporaries too."""
-        self.owner = {}  # nodes have hooks that have this: they would keep each other, and the hooks of parameters
+        """Returns one record per call; the backward op of a recomputed call has its forward temporaries too."""
+        self.owner = {}  # breaks a reference cycle: nodes -> hooks -> this handler -> nodes
         backward = [
             max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
         ]
         rows = zip(
-            self.forward, backward, self.inputs, self.own, self.saved_bytes, self.peaks, self.levels, self.backward_levels,
+            self.forward,
+            backward,
+            self.inputs,
+            self.own,
+            self.saved_bytes,
+            self.peaks,
+            self.levels,
+            self.backward_levels,
             strict=True,
-        )  # fmt: skip
+        )
         return tuple(CallMemory(*row) for row in rows)
 
 
-def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:
-    """The CPU allocator's changes in bytes, and for each record under `label`, in time, the rest of its name and its part of
-    them."""
+def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:
+    """Returns the CPU allocator's changes in bytes, and the records under `label` in time.
+
+    A record is the rest of its name and its start and end in the list of changes.
+    """
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     times = [t for t, _ in changes]
@@ -337,7 +366,7 @@ def marks(profiler: Any, label: str) -> tuple[list[int], list[tuple[str, int, in
 
 
 def temporary_peak(changes: list[int]) -> int:
-    """The most that was held at once beyond what is held at the end (and at least what was held at the start).
+    """Returns the most that was held beyond what is held at the end (or at the start, if that is more).
 
     >>> temporary_peak([100, 40, -40])   # 100 is kept, 40 was temporary
     40

@@ -1,19 +1,21 @@
 """`granularity="operator"`: the graph of ATen operators of one step, forward, backward and update, with estimated costs.
 
-Every operator that a fake run calls is an op, named after the layer that was running; views are none, and what reads
-one depends on the op behind it. A backward op belongs to the forward op that made its autograd node (equal sequence
-numbers). A write in place comes after everything that read what it overwrites, and shares a colocation group with what
-made the tensor; so do all ops that read one parameter, and its update. Parameters are persistent bytes of the first op that reads
-them, the optimizer's states of the update (without one, of that op), gradients of the backward op that makes them, which
-`GROWS`. What gets no gradient in the step (frozen, under `no_grad`, detached, not used) has neither of the two. Activations
-that are kept for the backward pass are tensors that backward ops read.
+Every operator of a fake run is an op, named after the layer that was running. Views are not ops; a reader of a view depends on
+the op behind it. A backward op belongs to the forward op that created its autograd node (equal sequence numbers). A write in
+place comes after all ops that read the overwritten value, and shares a colocation group with the op that made the tensor. All
+ops that read one parameter, and its update, also share a group.
+
+Parameters are persistent bytes of the first op that reads them. Optimizer states are persistent bytes of the update, or of that
+op if there is no update. Gradients are persistent bytes of the backward op that makes them, whose reuse kind is `GROWS`. A
+parameter without a gradient (frozen, under `no_grad`, detached, unused) has neither. Activations that are saved for the
+backward pass are tensors that backward ops read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -30,17 +32,21 @@ from ...torch.runtime.storage import storage_bytes, storage_key
 from ...torch.runtime.tree import as_arguments, tensors
 from ...torch.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
-from .counting import Counter, WorkWatch, runs
-from .estimated import optimizer_states
-from .faking import faked, named_dtype, with_full_attention
+from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
+from .layer_estimate import optimizer_states
 from .layers import in_mode, mode_of, run_once
+from .operator_counter import Counter, WorkWatch, is_model_operator
 from .quantization import stored_bytes
-from .unread import warn_of_unread
+from .unused_parameters import warn_about_unused_parameters
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.autograd.graph import Node
 
 
 @dataclass
 class Operator:
-    """One call: its name and type, what it does, and the forward op that it belongs to (-1: none)."""
+    """One call: its name and type, its kernel, and the forward op that it belongs to (-1: none)."""
 
     name: str
     op_type: str
@@ -50,7 +56,7 @@ class Operator:
 
 @dataclass
 class _Memory:
-    """A piece of memory: who wrote it last (-1: it was there before), who has read it since, what it is a state of."""
+    """A memory block: its last writer (-1: none in the step), its readers since then, and the state that it holds."""
 
     writer: int = -1
     label: str = ""
@@ -79,50 +85,50 @@ class Recorder(Counter):
         self.groups: list[tuple[int, ...]] = []
         self.users: dict[str, list[int]] = {}
         self.of_node: dict[int, int] = {}  # sequence number of an autograd node -> forward op
-        self.of_view: dict[int, int] = {}  # the same of nodes of views -> the op behind
+        self.of_view: dict[int, int] = {}  # sequence number of a view's node -> the op behind the view
         self.keys: tuple[str, ...] = ()
         self.counts: dict[str, int] = {}
 
-    def know(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Parameters and buffers, by name."""
+    def register_states(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Registers parameters and buffers by name."""
         for name, tensor in states:
             self.memory.setdefault(storage_key(tensor), _Memory(state=name))
 
-    def saw(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
-        """Record it, while recording."""
-        if self.recording and runs(func):
+    def observe(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+        """Records the operator while recording is on."""
+        if self.recording and is_model_operator(func):
             self._record(func, args, kwargs, out)
 
-    def _record(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _record(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
         kernel = self.kernel_of(func, args, kwargs, out)
-        taken = {storage_key(t): t for t in tensors((args, kwargs))}
-        made = {storage_key(t): t for t in tensors(out)}
+        inputs = {storage_key(t): t for t in tensors((args, kwargs))}
+        outputs = {storage_key(t): t for t in tensors(out)}
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if kernel.metadata:
-            for key in made.keys() - taken.keys():
+            for key in outputs.keys() - inputs.keys():
                 self.memory[key] = _Memory()  # allocated, not written
-            behind = max((self.memory[key].writer for key in taken if key in self.memory), default=-1)
-            self._belongs(node, behind, self.of_view)
+            behind = max((self.memory[key].writer for key in inputs if key in self.memory), default=-1)
+            self._assign_node(node, behind, self.of_view)
             return
         index, kind = len(self.ops), func.overloadpacket.__name__
-        self._belongs(node, index, self.of_node)
+        self._assign_node(node, index, self.of_node)
         self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node)))
-        for key in taken:
+        for key in inputs:
             self._read(key, index)
-        written = made.keys() & taken.keys() if func._schema.is_mutable else set()
-        for key, tensor in made.items():
+        written = outputs.keys() & inputs.keys() if func._schema.is_mutable else set()
+        for key, tensor in outputs.items():
             if key in written:
                 self._overwrite(key, index)
-            elif key not in taken:
+            elif key not in inputs:
                 self.memory[key] = _Memory(index, f"{len(self.edges)}", storage_bytes(tensor))
                 self._tensor(self.memory[key])
 
-    def _belongs(self, node: Any, index: int, of: dict[int, int]) -> None:
-        """Forward: the node that was made last is this op's, unless another op has it already."""
+    def _assign_node(self, node: Node, index: int, of: dict[int, int]) -> None:
+        """Assigns the newest autograd node of the forward pass to this op, unless it belongs to another op."""
         if node is None and index >= 0:
             of.setdefault(int(torch._C._autograd._get_sequence_nr()) - 1, index)  # type: ignore[attr-defined]
 
-    def _forward_op(self, node: Any) -> int:
+    def _forward_op(self, node: Node) -> int:
         number = -1 if node is None else node._sequence_nr()
         return self.of_node.get(number, self.of_view.get(number, -1))
 
@@ -149,13 +155,13 @@ class Recorder(Counter):
             self.edges.setdefault((reader, "control"), (CONTROL_BYTES, set()))[1].add(index)
         if before.writer >= 0:
             self.groups.append((before.writer, index))
-        # The same memory under a new name: it counts again, as a value written in place does in a layer graph.
+        # A new name for the same memory: it counts again, like a value written in place in a layer graph.
         self.memory[key] = _Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
         if before.size:
             self._tensor(self.memory[key])
 
     def keep_gradient(self, gradient: torch.Tensor) -> _Gradient:
-        """A gradient of a parameter, whose bytes are persistent and no output of the op that makes it any more."""
+        """Records a parameter's gradient: its bytes are persistent, and no longer an output of the op that makes it."""
         memory = self.memory.get(storage_key(gradient), _Memory())
         edge = (memory.writer, memory.label)
         if edge in self.edges:
@@ -164,11 +170,18 @@ class Recorder(Counter):
 
 
 def profile_operators(
-    model: nn.Module, sample_inputs: Any, kinds: Mapping[str, Hardware], *, mode: str | None = None,
-    atomic: Collection[str | type] = (), dtype: Any = None, autocast: Any = None, optimizer: str | None = None,
+    model: nn.Module,
+    sample_inputs: Any,
+    kinds: Mapping[str, Hardware],
+    *,
+    mode: str | None = None,
+    atomic: Collection[str | type] = (),
+    dtype: Any = None,
+    autocast: Any = None,
+    optimizer: str | None = None,
     states: int = 0,
-) -> OpGraph:  # fmt: skip
-    """The graph of a step's ATen operators on hardware; parameters as in `bl.torch.profile`.
+) -> OpGraph:
+    """Builds the graph of a step's ATen operators on hardware; arguments as in `bl.torch.profile`.
 
     >>> from ...graph.hardware import by_kind
     >>> graph = profile_operators(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), by_kind("a100"), mode="inference")
@@ -181,32 +194,34 @@ def profile_operators(
     args, kwargs = as_arguments(sample_inputs, model)
     with (
         in_mode(model, training),
-        faked(model, (args, with_full_attention(kwargs)), watching=recorder, **types) as (args, kwargs),
+        use_fake_tensors(model, (args, with_full_attention(kwargs)), observer=recorder, **types) as (args, kwargs),
     ):
         recorder.know_quantized(model)
-        found = trace(model, (args, kwargs), atomic=atomic)
-        recorder.keys = tuple(call.key for call in found.calls)
-        recorder.know((*model.named_parameters(), *model.named_buffers()))
+        model_trace = trace(model, (args, kwargs), atomic=atomic)
+        recorder.keys = tuple(call.key for call in model_trace.calls)
+        recorder.register_states((*model.named_parameters(), *model.named_buffers()))
         gradients: dict[str, _Gradient] = {}
         size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_note(name, gradients, recorder))
-        interceptor = Interceptor(model, found.layers, WorkWatch(model, found, training, recorder)).install()
+                parameter.register_post_accumulate_grad_hook(_gradient_hook(name, gradients, recorder))
+        interceptor = Interceptor(
+            model, model_trace.layers, WorkWatch(model, model_trace, training, recorder)
+        ).install()
         recorder.recording = True
         try:
             run_once(model, args, kwargs, training)
         finally:
             recorder.recording = False
             interceptor.remove()
-    warn_of_unread(model, found)
+    warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
         _add_updates(recorder, gradients, states)
     return _graph(recorder, kinds, size, gradients, states, type(model).__name__.lower())
 
 
-def _note(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
+def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
     def hook(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             gradients[name] = recorder.keep_gradient(parameter.grad)
@@ -215,21 +230,25 @@ def _note(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any
 
 
 def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], states: int) -> None:
-    """An update per parameter with a gradient; of a sparse one it reads and writes the rows that the gradient has."""
+    """Adds an update per parameter with a gradient; for a sparse gradient it touches only the gradient's rows."""
     for name, gradient in gradients.items():
         index = len(recorder.ops)
         kernel = Kernel(moved_bytes=gradient.size * (3.0 + 2 * states))
         recorder.ops.append(Operator(f"{name}/update", UPDATE, kernel))
         users = recorder.users.setdefault(name, [])
         users.append(index)
-        for op in {gradient.maker, *users} - {-1, index}:  # a weight is overwritten when nobody reads it any more
+        for op in {gradient.maker, *users} - {-1, index}:  # a weight is overwritten after its last read
             recorder.edges.setdefault((op, "control"), (CONTROL_BYTES, set()))[1].add(index)
 
 
 def _graph(
-    recorder: Recorder, kinds: Mapping[str, Hardware], size: dict[str, int], gradients: Mapping[str, _Gradient],
-    states: int, name: str,
-) -> OpGraph:  # fmt: skip
+    recorder: Recorder,
+    kinds: Mapping[str, Hardware],
+    size: dict[str, int],
+    gradients: Mapping[str, _Gradient],
+    states: int,
+    name: str,
+) -> OpGraph:
     ops, n = recorder.ops, len(recorder.ops)
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():
@@ -244,13 +263,15 @@ def _graph(
             reuse[gradient.maker] = GROWS if gradient.maker >= 0 else reuse[gradient.maker]
             persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * states
     unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
-    persistent[:1] += sum(size[state] for state in unread)  # what no op reads lies with the first, as in a layer graph
+    persistent[:1] += sum(
+        size[state] for state in unread
+    )  # unread parameters belong to the first op, as in a layer graph
     groups = merge(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
     colocation = np.full(n, -1, dtype=np.int32)
     for k, group in enumerate(groups):
         colocation[list(group)] = k
-    done = work_of(n, ((i, op.kernel) for i, op in enumerate(ops)))
-    columns = {kind: estimated_us(done, hardware) for kind, hardware in kinds.items()}
+    work = work_of(n, ((i, op.kernel) for i, op in enumerate(ops)))
+    columns = {kind: estimated_us(work, hardware) for kind, hardware in kinds.items()}
     return OpGraph(
         names=tuple(op.name for op in ops),
         op_types=tuple(op.op_type for op in ops),

@@ -1,4 +1,4 @@
-"""`bl.torch.profile`: a PyTorch model becomes a graph with costs, measured layer by layer or estimated."""
+"""`bl.torch.profile`: turns a PyTorch model into a graph with costs, measured layer by layer or estimated."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...torch.step import TorchStep
-from .estimated import estimate_layers
-from .estimated import optimizer_states as state_count
+from .layer_estimate import estimate_layers
+from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers
 from .operators import profile_operators
 
@@ -20,17 +20,28 @@ GRANULARITIES = ("layer", "operator")
 
 
 def profile(
-    model: nn.Module | TorchStep, sample_inputs: Any = None, *, mode: str | None = None,
-    hardware: HardwareChoice | None = None, granularity: str = "layer", dtype: Any = None, autocast: Any = None,
-    optimizer: str | None = None, warmup: int = 2, runs: int = 5, atomic: Collection[str | type] = (),
-    optimizer_states: int = 0, device: str | None = None, split_backward: bool = False,
+    model: nn.Module | TorchStep,
+    sample_inputs: Any = None,
+    *,
+    mode: str | None = None,
+    hardware: HardwareChoice | None = None,
+    granularity: str = "layer",
+    dtype: Any = None,
+    autocast: Any = None,
+    optimizer: str | None = None,
+    warmup: int = 2,
+    runs: int = 5,
+    atomic: Collection[str | type] = (),
+    optimizer_states: int = 0,
+    device: str | None = None,
+    split_backward: bool = False,
     accumulate: bool = False,
-) -> OpGraph:  # fmt: skip
-    """Profile a model into an OpGraph: one op per layer call and per function between layers, and its backward op.
+) -> OpGraph:
+    """Profiles a model into an OpGraph: one op per layer call and per function between layers, with backward ops.
 
-    Measured where the model is or, with `hardware`, estimated by a roofline on fake tensors: nothing is computed and no
-    weights are held, so that a model made under `torch.device("meta")` may be of any size. Processors are estimated worst:
-    on the core that was measured by 50 % in the mean, 24 % when calibrated (docs/estimates.md).
+    Without `hardware`, the model is measured on its device. With `hardware`, a roofline on fake tensors estimates it: nothing
+    is computed and no weights are held, so a model made under `torch.device("meta")` may have any size. Estimates are worst
+    for processors: the mean error on the measured core is 50 %, or 24 % when calibrated (docs/estimates.md).
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer are taken).
@@ -81,25 +92,48 @@ def profile(
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
     if hardware is not None:
         states = states or (0 if step is None else step.kept_states)
-        return _estimate(model, sample_inputs, by_kind(hardware), granularity, optimizer, states,
-                         {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast}, step)  # fmt: skip
+        return _estimate(
+            model,
+            sample_inputs,
+            by_kind(hardware),
+            granularity,
+            optimizer,
+            states,
+            {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast},
+            step,
+        )
     for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
         if value:
             raise InvalidInput(f"{field} is for estimates; name the hardware that they are for")
     layers = profile_layers(
-        model, sample_inputs, mode=mode, warmup=warmup, runs=runs, atomic=atomic, device=device,
-        split_backward=split_backward, accumulate=accumulate, loss=loss, batch=batch,
+        model,
+        sample_inputs,
+        mode=mode,
+        warmup=warmup,
+        runs=runs,
+        atomic=atomic,
+        device=device,
+        split_backward=split_backward,
+        accumulate=accumulate,
+        loss=loss,
+        batch=batch,
         make=None if step is None else step.optimizer,
-    )  # fmt: skip
+    )
     if optimizer is not None:
         states = state_count(optimizer)
     return layers.graph(optimizer_states=states)
 
 
 def _estimate(
-    model: nn.Module, inputs: Any, kinds: dict[str, Hardware], granularity: str, optimizer: str | None, states: int,
-    options: dict[str, Any], step: TorchStep | None,
-) -> OpGraph:  # fmt: skip
+    model: nn.Module,
+    inputs: Any,
+    kinds: dict[str, Hardware],
+    granularity: str,
+    optimizer: str | None,
+    states: int,
+    options: dict[str, Any],
+    step: TorchStep | None,
+) -> OpGraph:
     if granularity == "layer":
         return estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
     return profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)

@@ -1,11 +1,10 @@
-"""Quantized weights of a Hugging Face configuration: which parameters are quantized, and what each takes with its scales.
+"""Quantized weights of a Hugging Face configuration: which parameters are quantized, and their bytes with scales.
 
-A `quantization_config` says how the weights of a checkpoint are stored. The model that is estimated has them in the type of
-its activations, which products run in; here every quantized parameter gets `stored_bytes`, what it takes in memory: the packed
-numbers, and scales, zero points and code books beside them. Kernels read that many bytes. Such parameters are not trained.
-
-Which modules are quantized and how they are packed is what `transformers` and the packages that it calls do
-(`transformers/quantizers`; bitsandbytes, GPTQModel, AutoAWQ, compressed-tensors).
+A `quantization_config` says how the weights of a checkpoint are stored. The estimated model has its weights in the type of its
+activations, in which products run. Every quantized parameter gets `stored_bytes`: the packed numbers with scales, zero points
+and code books. Kernels read that many bytes. Such parameters are not trained. The choice of modules and their packing follow
+`transformers` and the packages that it calls (`transformers/quantizers`; bitsandbytes, GPTQModel, AutoAWQ,
+compressed-tensors).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from ...errors import InvalidInput
 from ...torch.runtime.storage import tensor_bytes
 
 Size = Callable[[int, int], int]
-"""Rows (outputs) and columns (inputs) of a weight -> bytes."""
+"""Function from rows (outputs) and columns (inputs) of a weight to bytes."""
 
 _FLOAT32 = 4
 _BITSANDBYTES_BLOCK, _NESTED_BLOCK = 64, 256
@@ -34,7 +33,7 @@ _CODE_BYTES, _NESTED_CODE_BYTES = 16 * _FLOAT32, 256 * _FLOAT32
 
 @dataclass(frozen=True)
 class Scheme:
-    """How one kind of module is stored: `size` of a weight, whether fused experts are as well, and which modules it is for."""
+    """How one kind of module is stored: `size` of a weight, whether it covers fused experts, and which modules it applies to."""
 
     size: Size
     experts: bool = True
@@ -43,47 +42,47 @@ class Scheme:
 
 
 def stored_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor in memory: of a quantized parameter those that it is stored in."""
+    """Returns the bytes of a tensor in memory; for a quantized parameter its stored bytes."""
     stored: int | None = getattr(tensor, "stored_bytes", None)
     return tensor_bytes(tensor) if stored is None else stored
 
 
-def quantize(model: Any, fields: Mapping[str, Any], where: str) -> None:
-    """Note the stored bytes of all parameters that a configuration quantizes.
+def quantize(model: nn.Module, fields: Mapping[str, Any], source: str) -> None:
+    """Sets the stored bytes of all parameters that a configuration quantizes.
 
     Raises:
-        InvalidInput: a method whose bytes are not known, or settings of it that are not.
+        InvalidInput: the bytes of the method, or of its settings, are unknown.
     """
-    parts = [fields, *(part for part in fields.values() if isinstance(part, Mapping))]
-    config = next((part["quantization_config"] for part in parts if part.get("quantization_config")), None)
+    sections = [fields, *(section for section in fields.values() if isinstance(section, Mapping))]
+    config = next((section["quantization_config"] for section in sections if section.get("quantization_config")), None)
     if config is None:
         return
     if not isinstance(config, Mapping):
-        raise InvalidInput(f"quantization_config of {where} is {config!r:.60}; it must be an object")
+        raise InvalidInput(f"quantization_config of {source} is {config!r:.60}; it must be an object")
     method = _method(config)
     if method not in _SCHEMES:
         raise InvalidInput(
-            f"quantization_config of {where} names the method {method!r:.60}, whose bytes are not known; known are "
+            f"quantization_config of {source} names the method {method!r:.60}, whose bytes are not known; known are "
             f"{', '.join(_SCHEMES)} (without the field, weights count in the configuration's dtype)"
         )
     if config.get("dequantize"):
         return
     try:
         schemes = list(_SCHEMES[method](config, model.dtype))
-        kept = _modules_to_keep(model, config, method)
-        count = sum(_store(name, module, schemes, kept) for name, module in model.named_modules())
+        unquantized = _modules_to_keep(model, config, method)
+        count = sum(_store(name, module, schemes, unquantized) for name, module in model.named_modules())
     except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, re.error) as error:
         raise InvalidInput(
-            f"quantization_config of {where} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
+            f"quantization_config of {source} is no configuration of {method}: {type(error).__name__} at {str(error)!r:.80}"
         ) from error
     if not count:
-        raise InvalidInput(f"quantization_config of {where} ({method}) quantizes no weight of {type(model).__name__}")
+        raise InvalidInput(f"quantization_config of {source} ({method}) quantizes no weight of {type(model).__name__}")
 
 
-def _store(name: str, module: nn.Module, schemes: list[Scheme], kept: set[str]) -> int:
-    """Note what the weights of a module are stored in, by the first scheme that is for it; returns how many there are."""
+def _store(name: str, module: nn.Module, schemes: list[Scheme], unquantized: set[str]) -> int:
+    """Sets the stored bytes of a module's weights by the first scheme that applies; returns the number of weights."""
     scheme = next((s for s in schemes if s.applies(name)), None)
-    if scheme is None or any(_matches(name, key) for key in kept):
+    if scheme is None or any(_matches(name, key) for key in unquantized):
         return 0
     weights = list(_weights(name, module, scheme))
     for parameter, rows, columns in weights:
@@ -93,12 +92,12 @@ def _store(name: str, module: nn.Module, schemes: list[Scheme], kept: set[str]) 
 
 
 def quantization_facts(model: nn.Module) -> str | None:
-    """What is quantized, in words; None where nothing is."""
-    found = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
-    if not found:
+    """Describes what is quantized; None if nothing is."""
+    quantized = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
+    if not quantized:
         return None
-    bits = 8 * sum(map(stored_bytes, found)) / sum(p.numel() for p in found)
-    return f"{len(found)} weights of {bits:.3g} bits per number, scales among them"
+    bits = 8 * sum(map(stored_bytes, quantized)) / sum(p.numel() for p in quantized)
+    return f"{len(quantized)} weights of {bits:.3g} bits per number, scales among them"
 
 
 def _method(config: Mapping[str, Any]) -> str:
@@ -108,7 +107,7 @@ def _method(config: Mapping[str, Any]) -> str:
 
 
 def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.Parameter, int, int]]:
-    """The weights of a layer or of fused experts, each with its rows and columns."""
+    """Yields the weights of a layer or of fused experts, each with its rows and columns."""
     kind = type(module).__name__
     if scheme.linear and (type(module) is nn.Linear or kind == "Conv1D" or "GroupedLinear" in kind):
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
@@ -122,24 +121,24 @@ def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.
                 yield parameter, rows, columns
 
 
-def _modules_to_keep(model: Any, config: Mapping[str, Any], method: str) -> set[str]:
-    """Names, or patterns of names, of modules that are not quantized."""
+def _modules_to_keep(model: nn.Module, config: Mapping[str, Any], method: str) -> set[str]:
+    """Returns names, or patterns of names, of modules that are not quantized."""
     named = next(
         (config[k] for k in ("modules_to_not_convert", "llm_int8_skip_modules") if config.get(k) is not None), None
     )
-    kept = set(_renamed(model, named or ()))
-    kept |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+    unquantized = set(_renamed(model, named or ()))
+    unquantized |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if method == "compressed-tensors":  # it names all that it leaves out
-        return kept
+        return unquantized
     if named is None or method == "awq":  # the head and what comes last
         head = model.get_output_embeddings()
-        kept |= {name for name, module in model.named_modules() if module is head}
-        kept.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
-    return kept
+        unquantized |= {name for name, module in model.named_modules() if module is head}
+        unquantized.add([name for name, _ in model.named_parameters()][-1].removesuffix(".weight"))
+    return unquantized
 
 
-def _renamed(model: Any, names: Iterable[str]) -> list[str]:
-    """Names of modules in a checkpoint as the model has them, where it was rearranged since."""
+def _renamed(model: nn.Module, names: Iterable[str]) -> list[str]:
+    """Returns the model's names for names of modules in a checkpoint, if `transformers` has rearranged it since."""
     try:
         from transformers.conversion_mapping import get_model_conversion_mapping
     except ImportError:
@@ -154,16 +153,16 @@ def _renamed(model: Any, names: Iterable[str]) -> list[str]:
 
 
 def _matches(name: str, pattern: str) -> bool:
-    """Whether a name begins with a pattern, up to the end of a part, or ends with it; as `transformers` reads such lists."""
+    """Whether a pattern matches the start of a name up to the end of a part, or is its end; as `transformers` matches lists."""
     try:
-        begins = re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) is not None
+        matches_start = re.match(rf"(?:{pattern})(?:(?<=\.)|(?=\.|$))", name) is not None
     except re.error:
-        begins = False
-    return begins or name.endswith(pattern)
+        matches_start = False
+    return matches_start or name.endswith(pattern)
 
 
 def _blocks(rows: int, columns: int, block: tuple[int, int] | None) -> int:
-    """Scales of a weight, one for each block; without blocks one."""
+    """Returns the number of scales of a weight, one per block; one if there are no blocks."""
     return 1 if block is None else ceil(rows / block[0]) * ceil(columns / block[1])
 
 
@@ -180,8 +179,11 @@ def _fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
     scale, static = 1 if fine else _FLOAT32, _FLOAT32 * (config.get("activation_scheme") == "static")
     blocks = None if block is None else (int(block[0]), int(block[1]))
     if config.get("expert_dtype", "fp8") == "fp4":
-        yield Scheme(lambda rows, columns: rows * ceil(columns / 2) + scale * rows * ceil(columns / 32), linear=False,
-                     applies=lambda name: name.endswith(".experts"))  # fmt: skip
+        yield Scheme(
+            lambda rows, columns: rows * ceil(columns / 2) + scale * rows * ceil(columns / 32),
+            linear=False,
+            applies=lambda name: name.endswith(".experts"),
+        )
     yield Scheme(lambda rows, columns: rows * columns + scale * _blocks(rows, columns, blocks) + static)
 
 
@@ -228,24 +230,26 @@ def _gptq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
     for rule, changes in (config.get("dynamic") or {}).items():
         converts, pattern = rule[:2] != "-:", re.compile(rule[2:] if rule[:2] in ("-:", "+:") else rule)
         size = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
-        yield Scheme(size, converts, converts, partial(_begins, pattern))
-    blocks, parts = config.get("block_name_to_quantize"), config.get("modules_in_block_to_quantize")
-    yield Scheme(_packed(bits, group, True, True), applies=partial(_inside, _flat(blocks), _flat(parts)))
+        yield Scheme(size, converts, converts, partial(_pattern_matches, pattern))
+    blocks, block_modules = config.get("block_name_to_quantize"), config.get("modules_in_block_to_quantize")
+    yield Scheme(
+        _packed(bits, group, True, True), applies=partial(_is_in_blocks, _flatten(blocks), _flatten(block_modules))
+    )
 
 
-def _begins(pattern: re.Pattern[str], name: str) -> bool:
+def _pattern_matches(pattern: re.Pattern[str], name: str) -> bool:
     return pattern.match(name) is not None
 
 
-def _inside(blocks: list[str], parts: list[str], name: str) -> bool:
-    """Whether a module is in a block that is quantized, and is one of the parts of it that are; no names stand for all."""
+def _is_in_blocks(blocks: list[str], modules: list[str], name: str) -> bool:
+    """Whether a module is in a quantized block and is one of its quantized parts; empty lists match everything."""
     within = not blocks or any(f"{block}." in name for block in blocks)
-    return within and (not parts or name.endswith((*parts, "experts")))
+    return within and (not modules or name.endswith((*modules, "experts")))
 
 
-def _flat(names: Any) -> list[str]:
-    """A text, or lists of texts, as one list."""
-    return [names] if isinstance(names, str) else [n for part in names or () for n in _flat(part)]
+def _flatten(names: Any) -> list[str]:
+    """Flattens a text or nested lists of texts."""
+    return [names] if isinstance(names, str) else [n for name in names or () for n in _flatten(name)]
 
 
 def _awq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
@@ -277,7 +281,7 @@ def _compressed_tensors(config: Mapping[str, Any], dtype: torch.dtype) -> Iterat
 
 
 def _targeted(targets: list[str], name: str) -> bool:
-    """Whether a module is meant by its class, by its name, or by `re:` and a pattern; checkpoints may leave out `model.`."""
+    """Whether `targets` include a module by class, name, or `re:` and a pattern; checkpoints may omit `model.`."""
     names = (name, name.removeprefix("model."))
     return "Linear" in targets or any(
         any(re.match(target[3:], n) for n in names) if target.startswith("re:") else target in names
@@ -313,6 +317,13 @@ def _compressed(weights: Mapping[str, Any], packing: str, scale_bytes: int, stat
 
 
 _SCHEMES: dict[str, Callable[[Mapping[str, Any], torch.dtype], Iterator[Scheme]]] = {
-    "mxfp4": _mxfp4, "fp8": _fp8, "mxfp8": _fp8, "fbgemm_fp8": _fbgemm_fp8, "nvfp4": _nvfp4, "bitsandbytes": _bitsandbytes,
-    "gptq": _gptq, "awq": _awq, "compressed-tensors": _compressed_tensors,
-}  # fmt: skip
+    "mxfp4": _mxfp4,
+    "fp8": _fp8,
+    "mxfp8": _fp8,
+    "fbgemm_fp8": _fbgemm_fp8,
+    "nvfp4": _nvfp4,
+    "bitsandbytes": _bitsandbytes,
+    "gptq": _gptq,
+    "awq": _awq,
+    "compressed-tensors": _compressed_tensors,
+}

@@ -1,20 +1,23 @@
 """Routers of mixtures of experts in an estimate: every expert gets the same share of the tokens.
 
-Which experts a token goes to depends on weights, which an estimate does not have. Where a router chooses - the largest of as
-many numbers as there are experts - token `t` of `k` experts each gets `t * k` to `t * k + k - 1`, counted round. That is the
-share that routers are trained for. So code that loops over experts runs with its expected number of tokens for each.
+The experts of a token depend on weights, which an estimate does not have. If a router chooses `k` experts (the largest of as
+many numbers as there are experts), token `t` gets the experts `t * k` to `t * k + k - 1`, modulo their number. Routers are
+trained for such equal shares. So code that loops over experts runs with the expected number of tokens for each.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from .values import Values
+from .known_values import KnownValues
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _aten = torch.ops.aten
 _FILL = (_aten.masked_fill.Scalar, _aten.masked_fill.Tensor)
@@ -23,7 +26,7 @@ _ROUTER = re.compile("Router|Gate$|Gating", re.IGNORECASE)
 
 
 def expert_counts(model: nn.Module) -> frozenset[int]:
-    """How many experts the layers of a model choose from.
+    """Returns the numbers of experts from which the layers of a model choose.
 
     >>> layer = nn.ModuleDict({"gate": nn.Linear(2, 3), "experts": nn.ModuleList(nn.Linear(2, 2) for _ in range(3))})
     >>> sorted(expert_counts(layer)), sorted(expert_counts(nn.Linear(2, 3)))
@@ -36,45 +39,45 @@ def expert_counts(model: nn.Module) -> frozenset[int]:
         if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
             counts.add(len(module))
         counts |= {p.shape[0] for p in module.parameters(recurse=False) if p.dim() == 3}
-    if counts:  # some routers choose from experts that do nothing as well
+    if counts:  # some routers also choose from experts that do nothing
         routers = (m for m in model.modules() if _ROUTER.search(type(m).__name__))
         counts |= {p.shape[0] for m in routers for p in m.parameters() if p.dim() == 2}
     return frozenset(counts - {0, 1})
 
 
 class EvenRouting:
-    """Gives the choices of routers values."""
+    """Gives values to the choices of routers."""
 
-    def __init__(self, counts: frozenset[int], values: Values):
+    def __init__(self, counts: frozenset[int], values: KnownValues):
         self.counts, self.values = counts, values
-        self.taken: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # logits -> experts that were chosen before
+        self.excluded: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # logits -> experts that are masked out
 
-    def ran(self, func: Any, args: Any, out: Any) -> None:
-        """An operator ran: if it is a router's choice, its result has values from here on."""
+    def observe(self, func: OpOverload, args: Any, out: Any) -> None:
+        """Stores values for an operator's result if the operator is a router's choice."""
         if func in _FILL and float(args[2]) == float("-inf") and (mask := self.values.of(args[1])) is not None:
-            self.taken[out] = mask
+            self.excluded[out] = mask
         if func not in _CHOICES or not args[0].is_floating_point() or self.values.of(args[0]) is not None:
             return
         logits, dim = args[0], _dimension(func, args)
         if dim is None or not logits.dim() or logits.shape[dim] not in self.counts:
             return
-        made = out if func is _aten.argmax.default else out[1]
+        choice_output = out if func is _aten.argmax.default else out[1]
         count = args[1] if func is _aten.topk.default else 1
         with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            choice = even_choice(logits.movedim(dim, -1).shape, count, self.taken.get(logits)).movedim(-1, dim)
-            choice = choice.reshape(made.shape)
-        self.values.put(made, choice)
+            choice = even_choice(logits.movedim(dim, -1).shape, count, self.excluded.get(logits)).movedim(-1, dim)
+            choice = choice.reshape(choice_output.shape)
+        self.values.store(choice_output, choice)
 
 
-def _dimension(func: Any, args: Any) -> int | None:
-    """Along which dimension an operator chooses; None for all at once."""
+def _dimension(func: OpOverload, args: Any) -> int | None:
+    """Returns the dimension along which an operator chooses; None for all at once."""
     if func is _aten.topk.default:
         return args[2] if len(args) > 2 else -1
     return args[1] if len(args) > 1 else None
 
 
-def even_choice(shape: tuple[int, ...], count: int, taken: torch.Tensor | None = None) -> torch.Tensor:
-    """The experts of every token, int64 of the last dimension `count`; those `taken` already come last.
+def even_choice(shape: tuple[int, ...], count: int, excluded: torch.Tensor | None = None) -> torch.Tensor:
+    """Returns the experts of every token, int64 with last dimension `count`; `excluded` experts come last.
 
     >>> even_choice((4, 3), 2).tolist()
     [[0, 1], [2, 0], [1, 2], [0, 1]]
@@ -82,6 +85,6 @@ def even_choice(shape: tuple[int, ...], count: int, taken: torch.Tensor | None =
     experts = shape[-1]
     tokens = torch.arange(torch.Size(shape[:-1]).numel()) * count
     rank = (torch.arange(experts) - tokens[:, None]) % experts
-    if taken is not None:
-        rank = rank + experts * taken.expand(shape).reshape(-1, experts)
+    if excluded is not None:
+        rank = rank + experts * excluded.expand(shape).reshape(-1, experts)
     return rank.argsort(dim=1)[:, :count].reshape(*shape[:-1], count)

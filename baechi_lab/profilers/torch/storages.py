@@ -1,14 +1,16 @@
-"""What is alive in memory while a step runs: storages, followed from the op that makes them to the last reference.
+"""Tracks the memory of a step: storages, from the op that makes them to their last reference.
 
-A dispatch mode sees every tensor that an operator of torch returns, in the backward pass too. Counted are the bytes of
-storages, each once however many views it has, not the allocator's rounding. When a storage goes is told by a weak reference,
-or by the events of the CPU's allocator (`from_events`). There a storage is known by its address alone: autograd adds up
-gradients in place only where nobody else refers to their storage, and Python's object of it does. The events also tell of
-scratch of kernels, which never becomes a tensor, and of what is allocated in the backward pass between two nodes, as sums of
-gradients are. A storage
-belongs to the device whose call runs in the thread that makes it. What is made outside of calls (the update of
-parameters) lies where what it is made from lies, as between devices with memory of their own; part by part where an operator
-takes a list and returns one; on `home` where nothing is known of what it is made from.
+A dispatch mode sees every tensor that an operator of torch returns, also in the backward pass. Bytes are those of storages,
+each once however many views it has, without the allocator's rounding. The end of a storage is known from a weak reference or
+from the events of the CPU's allocator (`from_events`). With events, a storage is identified by its address alone, because
+autograd sums gradients in place only if nothing else refers to their storage, and a Python object of it would. Events also show
+scratch memory of kernels, which never becomes a tensor, and allocations of the backward pass between two nodes, such as sums of
+gradients.
+
+A storage belongs to the device whose call runs in the thread that makes it. A storage made outside calls (by the update of
+parameters) belongs to the device of the tensors that it is made from, as if devices had memory of their own. If an operator
+takes a list and returns one, this holds for each pair of entries. If no argument is tracked, the storage belongs to
+`default_device`.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._C._profiler import _EventType
@@ -30,17 +32,20 @@ from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...torch.runtime.tree import tensors
-from .memory import marks
+from .memory import read_marked_changes
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
 _LABEL = "baechi operator "
 
 CLAIMED = -2
-"""Op of what no call made and a call has taken."""
+"""Op of a storage that no call made and that a call has taken."""
 
 
 @dataclass
-class Held:
-    """One storage: where, how many bytes, made by which op (-1 for none), and from when to when in nanoseconds of the host."""
+class StorageRecord:
+    """One storage: its device, bytes, the op that made it (-1: none), and its start and end in nanoseconds of the host clock."""
 
     device: int
     size: int
@@ -53,210 +58,224 @@ class Held:
     address: int = 0
 
 
-class Storages:
-    """Follows storages; `held` lists all that it has seen, in order.
+class StorageTracker:
+    """Tracks storages; `records` lists all of them in order.
 
-    >>> following = Storages()
-    >>> with following.mode():
+    >>> tracker = StorageTracker()
+    >>> with tracker.mode():
     ...     y = torch.ones(4) * 2
-    >>> [held.size for held in following.held]      # the ones are gone, the product is alive
+    >>> [record.size for record in tracker.records]      # the ones are freed, the product is alive
     [16, 16]
-    >>> [held.end_ns >= 0 for held in following.held]
+    >>> [record.end_ns >= 0 for record in tracker.records]
     [True, False]
     """
 
-    def __init__(self, home: int = 0):
-        self.home = home
-        self.held: list[Held] = []
+    def __init__(self, default_device: int = 0):
+        self.default_device = default_device
+        self.records: list[StorageRecord] = []
         self.lock = threading.RLock()
         self.local = threading.local()
-        self.alive: dict[int, tuple[Any, Held]] = {}
-        self.at: dict[int, Held] = {}
-        """By address, what was followed there last."""
-        self.ran: list[Held] = []
+        self.alive: dict[int, tuple[Any, StorageRecord]] = {}
+        self.at: dict[int, StorageRecord] = {}
+        """Address -> the last record at that address."""
+        self.operator_records: list[StorageRecord] = []
         self.between_nodes: list[tuple[int, int]] = []
-        """When a node of the backward pass ended, and its device."""
+        """End of each node of the backward pass, and its device."""
         self.by_events = False
 
     @contextmanager
     def from_events(self) -> Iterator[None]:
-        """Around what is to be followed on CPUs: the allocator's events say when storages go and what else there is."""
+        """Tracks CPU memory by the allocator's events: ends of storages, scratch memory, and untracked allocations."""
         self.by_events = True
         # acc_events avoids a warning of recent versions about dropping events between cycles
         with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as profiler:
             yield
         self.by_events = False
-        changes, marked = marks(profiler, _LABEL)
+        changes, marked = read_marked_changes(profiler, _LABEL)
         for label, start, end in marked:
             peak = max(0, *accumulate(changes[start:end], initial=0))
             if peak > max(sum(changes[start:end]), 0):
-                self.ran[int(label)].size = peak
-                self.held.append(self.ran[int(label)])
+                self.operator_records[int(label)].size = peak
+                self.records.append(self.operator_records[int(label)])
         self._read_blocks(profiler)
 
-    def _read_blocks(self, profiler: Any) -> None:
-        """The ends of what was followed, and what nobody has followed between two nodes."""
+    def _read_blocks(self, profiler: torch.profiler.profile) -> None:
+        """Reads the ends of tracked storages, and the untracked allocations between two nodes."""
         events = [e for e in profiler.profiler.kineto_results.events() if e.name().startswith(_LABEL)]
         running = sorted((e.start_ns(), e.start_ns() + e.duration_ns(), int(e.name()[len(_LABEL) :])) for e in events)
         if not running:
             return
-        # Both clocks count nanoseconds. An operator starts after its label, so that no end comes too early by this.
-        ahead = max(start - self.ran[label].start_ns for start, _, label in running)
+        # Both clocks count nanoseconds. An operator starts after its label, so this offset makes no end too early.
+        ahead = max(start - self.operator_records[label].start_ns for start, _, label in running)
         blocks = _blocks(profiler)
-        known: set[int] = set()
-        rows, self.held = self.held, []
-        for held in rows:
+        matched: set[int] = set()
+        rows, self.records = self.records, []
+        for record in rows:
             block = None
-            if held.address:
-                there = blocks.get(held.address, [])
-                k = bisect_right(there, held.start_ns + ahead, key=lambda block: block.start_ns) - 1
-                block = there[k] if k >= 0 else None
-                if block is None or id(block) in known:  # it was there before the step, or it is followed already
+            if record.address:
+                allocations = blocks.get(record.address, [])
+                k = bisect_right(allocations, record.start_ns + ahead, key=lambda block: block.start_ns) - 1
+                block = allocations[k] if k >= 0 else None
+                if block is None or id(block) in matched:  # it is older than the step, or tracked already
                     continue
-                known.add(id(block))
-                held.size, held.end_ns = block.size, block.end_ns - ahead if block.end_ns >= 0 else -1
-            self.held.append(held)
+                matched.add(id(block))
+                record.size, record.end_ns = block.size, block.end_ns - ahead if block.end_ns >= 0 else -1
+            self.records.append(record)
         nodes = sorted(self.between_nodes)
-        for block in (block for there in blocks.values() for block in there if id(block) not in known):
+        for block in (block for allocations in blocks.values() for block in allocations if id(block) not in matched):
             at = bisect_right(running, block.start_ns, key=lambda row: row[0]) - 1
             node = bisect_right(nodes, block.start_ns - ahead, key=lambda row: row[0]) - 1
             if node >= 0 and (at < 0 or block.start_ns > running[at][1]):
                 ended = block.end_ns - ahead if block.end_ns >= 0 else -1
-                sums = Held(nodes[node][1], block.size, -1, block.start_ns - ahead, ended, persistent=ended < 0)
-                self.held.append(sums)
+                sums = StorageRecord(
+                    nodes[node][1], block.size, -1, block.start_ns - ahead, ended, persistent=ended < 0
+                )
+                self.records.append(sums)
 
-    def keep(self, kept: Iterable[torch.Tensor]) -> None:
-        """What is followed and alive becomes persistent, from when it was made."""
-        for tensor in kept:
-            if (known := self._known(tensor)) is not None:
-                known.persistent = True
+    def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
+        """Marks tracked tensors that are alive as persistent from their start."""
+        for tensor in persistent_tensors:
+            if (record := self._record_of(tensor)) is not None:
+                record.persistent = True
 
-    def claim(self, taken: Iterable[torch.Tensor], device: int) -> None:
-        """What no call made (masks, positions) is on the device whose call takes it first."""
-        for tensor in taken:
-            known = self._known(tensor)
-            if known is not None and known.op < 0 and not (known.persistent or known.received):
-                known.device, known.op = device, CLAIMED
+    def claim(self, arguments: Iterable[torch.Tensor], device: int) -> None:
+        """Assigns storages that no call made (masks, positions) to the device of the first call that takes them."""
+        for tensor in arguments:
+            record = self._record_of(tensor)
+            if record is not None and record.op < 0 and not (record.persistent or record.received):
+                record.device, record.op = device, CLAIMED
 
-    def running(self, taken: Any) -> Held:
-        """An operator that starts now with some arguments; its place in `ran` is its label."""
+    def start_operator(self, arguments: Any) -> StorageRecord:
+        """Records the start of an operator; its position in `operator_records` is its label."""
         op = getattr(self.local, "op", -1)
-        device = self.local.device if op >= 0 else self.lying(taken)
+        device = self.local.device if op >= 0 else self.device_of(arguments)
         with self.lock:
-            self.ran.append(Held(device, 0, op, time.perf_counter_ns(), label=len(self.ran)))
-            return self.ran[-1]
+            self.operator_records.append(
+                StorageRecord(device, 0, op, time.perf_counter_ns(), label=len(self.operator_records))
+            )
+            return self.operator_records[-1]
 
     def mode(self) -> TorchDispatchMode:
-        """A mode to enter around what is to be followed, once per thread."""
-        return _Following(self)
+        """Returns a mode that tracks what runs in it; each thread enters it once."""
+        return _TrackingMode(self)
 
     def call(self, op: int, device: int) -> None:
-        """Calls of `op` on `device` run in this thread from now on; -1 for none."""
+        """Sets the op and device of calls in this thread from now on; op -1 for none."""
         self.local.op, self.local.device = op, device
 
-    def lying(self, taken: Any) -> int:
-        """The device of the largest followed storage among what is taken; `home` where none is."""
-        held = [known for t in tensors(taken) if (known := self._known(t)) is not None]
-        return max(held, key=lambda row: row.size).device if held else self.home
+    def device_of(self, arguments: Any) -> int:
+        """Returns the device of the largest tracked storage among the arguments; `default_device` if there is none."""
+        records = [record for t in tensors(arguments) if (record := self._record_of(t)) is not None]
+        return max(records, key=lambda row: row.size).device if records else self.default_device
 
-    def ran_to(self, outputs: Any, taken: Any) -> None:
-        """Follow what an operator made."""
+    def track_outputs(self, outputs: Any, arguments: Any) -> None:
+        """Tracks the results of an operator."""
         if getattr(self.local, "op", -1) >= 0:
-            self.add(tensors(outputs), taken=taken)
+            self.add(tensors(outputs), arguments=arguments)
             return
-        lists = [part for part in taken if isinstance(part, (tuple, list)) and any(True for _ in tensors(part))]
+        lists = [
+            argument
+            for argument in arguments
+            if isinstance(argument, (tuple, list)) and any(True for _ in tensors(argument))
+        ]
         if isinstance(outputs, (tuple, list)) and lists and len(lists[0]) == len(outputs):
-            for made, given in zip(outputs, lists[0], strict=True):
-                self.add(tensors(made), self.lying(given), taken=taken)
+            for output, argument_list in zip(outputs, lists[0], strict=True):
+                self.add(tensors(output), self.device_of(argument_list), arguments=arguments)
         else:
-            self.add(tensors(outputs), self.lying(taken), taken=taken)
+            self.add(tensors(outputs), self.device_of(arguments), arguments=arguments)
 
     def add(
         self,
-        made: Iterable[torch.Tensor],
+        outputs: Iterable[torch.Tensor],
         device: int | None = None,
         persistent: bool = False,
         received: bool = False,
-        taken: Any = (),
+        arguments: Any = (),
     ) -> None:
-        """Follow the storages of tensors that are not followed yet, nor were `taken` by what made them."""
-        op, here = getattr(self.local, "op", -1), getattr(self.local, "device", self.home)
-        given = {_address(t) for t in tensors(taken) if _has_storage(t)} if self.by_events else set()
-        for tensor in made:
-            if not _has_storage(tensor) or (address := _address(tensor)) in given:
+        """Tracks the storages of tensors that are not tracked yet and are not among `arguments` of their operator."""
+        op, current_device = getattr(self.local, "op", -1), getattr(self.local, "device", self.default_device)
+        argument_addresses = {_address(t) for t in tensors(arguments) if _has_storage(t)} if self.by_events else set()
+        for tensor in outputs:
+            if not _has_storage(tensor) or (address := _address(tensor)) in argument_addresses:
                 continue
             with self.lock:
-                if not self.by_events and self._known(tensor) is not None:
+                if not self.by_events and self._record_of(tensor) is not None:
                     continue
-                held = Held(
-                    here if device is None else device, tensor.nbytes, op, time.perf_counter_ns(), -1, persistent, received,
-                )  # fmt: skip
-                self.held.append(held)
-                self.at[address] = held
+                record = StorageRecord(
+                    current_device if device is None else device,
+                    tensor.nbytes,
+                    op,
+                    time.perf_counter_ns(),
+                    -1,
+                    persistent,
+                    received,
+                )
+                self.records.append(record)
+                self.at[address] = record
                 if self.by_events:
-                    held.address = address
+                    record.address = address
                 else:
                     storage = tensor.untyped_storage()
-                    held.size = storage.nbytes()
-                    self.alive[storage._cdata] = weakref.ref(storage, partial(_gone, held)), held
+                    record.size = storage.nbytes()
+                    self.alive[storage._cdata] = weakref.ref(storage, partial(_mark_freed, record)), record
 
-    def _known(self, tensor: torch.Tensor) -> Held | None:
-        """The storage of a tensor, where it is followed and alive."""
+    def _record_of(self, tensor: torch.Tensor) -> StorageRecord | None:
+        """Returns the record of a tensor's storage if it is tracked and alive."""
         if not _has_storage(tensor):
             return None
         if self.by_events:
             return self.at.get(_address(tensor))
-        reference, held = self.alive.get(tensor.untyped_storage()._cdata, (None, None))
-        return None if reference is None or reference() is None else held
+        reference, record = self.alive.get(tensor.untyped_storage()._cdata, (None, None))
+        return None if reference is None or reference() is None else record
 
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
 
 
-def _gone(held: Held, _: Any) -> None:
-    held.end_ns = time.perf_counter_ns()
+def _mark_freed(record: StorageRecord, _: Any) -> None:
+    record.end_ns = time.perf_counter_ns()
 
 
 @dataclass(eq=False)
 class _Block:
-    """What the allocator gave, from when to when (-1: to the end)."""
+    """An allocation, with its start and end (-1: not freed)."""
 
     size: int
     start_ns: int
     end_ns: int = -1
 
 
-def _blocks(profiler: Any) -> dict[int, list[_Block]]:
-    """Address -> what was allocated there, in time."""
+def _blocks(profiler: torch.profiler.profile) -> dict[int, list[_Block]]:
+    """Returns address -> allocations at that address, in time."""
     events, changes = list(profiler.profiler.kineto_results.experimental_event_tree()), []
     while events:
         event = events.pop()
         events += event.children
         if event.tag == _EventType.Allocation:
             changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
-    found: dict[int, list[_Block]] = {}
+    blocks: dict[int, list[_Block]] = {}
     for at, size, address in sorted(changes):
-        there = found.setdefault(address, [])
+        allocations = blocks.setdefault(address, [])
         if size > 0:
-            there.append(_Block(size, at))
-        elif there:
-            there[-1].end_ns = at
-    return found
+            allocations.append(_Block(size, at))
+        elif allocations:
+            allocations[-1].end_ns = at
+    return blocks
 
 
-class _Following(TorchDispatchMode):
-    def __init__(self, storages: Storages):
+class _TrackingMode(TorchDispatchMode):
+    def __init__(self, storages: StorageTracker):
         super().__init__()
         self.storages = storages
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        held = self.storages.running((args, kwargs))
-        with record_function(f"{_LABEL}{held.label}"):
-            held.start_ns = time.perf_counter_ns()
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        record = self.storages.start_operator((args, kwargs))
+        with record_function(f"{_LABEL}{record.label}"):
+            record.start_ns = time.perf_counter_ns()
             outputs = func(*args, **(kwargs or {}))
-        held.end_ns = time.perf_counter_ns()
-        self.storages.ran_to(outputs, args)
+        record.end_ns = time.perf_counter_ns()
+        self.storages.track_outputs(outputs, args)
         return outputs
 
 

@@ -1,4 +1,4 @@
-"""Sizes that torch writes as expressions of symbols (`2*s0 + 1`, `Mul(Integer(2), Symbol('s0'))`), read as arithmetic only."""
+"""Evaluates sizes that torch writes as expressions of symbols (`2*s0 + 1`, `Mul(Integer(2), Symbol('s0'))`)."""
 
 from __future__ import annotations
 
@@ -6,25 +6,34 @@ import ast
 import operator
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 from ...errors import FormatError
 
 _OPERATORS: dict[type, Callable[[int, int], int]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod,
-}  # fmt: skip
+}
 _CALLS: dict[str, Callable[..., int]] = {
-    "Add": lambda *x: sum(x), "Mul": lambda *x: prod(x), "Integer": lambda x: x, "Max": max, "Min": min, "Mod": operator.mod,
-    "FloorDiv": operator.floordiv, "CleanDiv": operator.floordiv, "PythonMod": operator.mod,
-}  # fmt: skip
+    "Add": lambda *x: sum(x),
+    "Mul": lambda *x: prod(x),
+    "Integer": lambda x: x,
+    "Max": max,
+    "Min": min,
+    "Mod": operator.mod,
+    "FloorDiv": operator.floordiv,
+    "CleanDiv": operator.floordiv,
+    "PythonMod": operator.mod,
+}
 
 
 def evaluated(text: str, size_of: Callable[[str], int]) -> int:
-    """The value of an expression, symbols replaced by `size_of`.
+    """Evaluates an expression; `size_of` returns the value of a symbol.
 
     Raises:
-        FormatError: anything but symbols, whole numbers and arithmetic.
+        FormatError: the text has anything but symbols, whole numbers and arithmetic.
 
     >>> evaluated("2*s0 + 1", {"s0": 4}.get), evaluated("Mul(Integer(2), Symbol('s1', positive=True))", {"s1": 3}.get)
     (9, 6)
@@ -35,7 +44,7 @@ def evaluated(text: str, size_of: Callable[[str], int]) -> int:
         raise FormatError(f"the size {text!r:.80} is no expression of symbols that is read") from error
 
 
-def _value(node: Any, size_of: Callable[[str], int]) -> int:
+def _value(node: ast.AST, size_of: Callable[[str], int]) -> int:
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return node.value
     if isinstance(node, ast.Name):

@@ -7,7 +7,7 @@ import html
 import ipywidgets
 
 from ...graph.units import format_bytes, format_us
-from ...profilers.machine_load import in_words as repeats_in_words
+from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
 from ..compute import Outcome
 from ..glossary import explained
@@ -80,7 +80,7 @@ class Header:
         why += f'<div class="bl-note">{explained(won)}</div>' if won else ""
         measured = outcome.graph.info.get("measured", {})
         if measured.get("busy"):
-            why += f'<div class="bl-bad">{html.escape(f"profile measured on a busy machine: {repeats_in_words(measured)}")}</div>'
+            why += f'<div class="bl-bad">{html.escape(f"profile measured on a busy machine: {describe_repeats(measured)}")}</div>'
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
 

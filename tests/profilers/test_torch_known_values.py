@@ -6,9 +6,9 @@ torch = pytest.importorskip("torch")
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import InvalidInput  # noqa: E402
-from baechi_lab.profilers.torch.estimated import estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.known_values import MOST_ELEMENTS  # noqa: E402
+from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
 from baechi_lab.profilers.torch.routing import even_choice  # noqa: E402
-from baechi_lab.profilers.torch.values import MOST_ELEMENTS  # noqa: E402
 
 
 class Model(torch.nn.Module):
@@ -120,11 +120,11 @@ def test_values_of_inputs_that_share_memory(tokens, rows):
 
 
 def test_real_memory_that_a_model_writes_is_not_known():
-    kept = torch.zeros(2)
+    buffer = torch.zeros(2)
 
     def count(x, tokens):
-        kept.add_(1)
-        return kept.sum()
+        buffer.add_(1)
+        return buffer.sum()
 
     with pytest.raises(InvalidInput, match="looks at the values of tensors"):
         bl.torch.profile(Model(count), (X, TOKENS), hardware="a100")
@@ -139,10 +139,10 @@ class Mixture(torch.nn.Module):
         self.experts = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(3))
 
     def forward(self, x):
-        weights, chosen = self.gate(x).softmax(-1).topk(2)
+        weights, experts = self.gate(x).softmax(-1).topk(2)
         out = torch.zeros_like(x)
         for k, expert in enumerate(self.experts):
-            rows, place = torch.where(chosen == k)
+            rows, place = torch.where(experts == k)
             if len(rows):
                 out = out.index_add(0, rows, expert(x[rows]) * weights[rows, place, None])
         return out

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.profilers.tensorflow import isolated
-from baechi_lab.profilers.tensorflow.measured import collect, read_traces, step_session
+from baechi_lab.profilers.tensorflow import worker_measurement
+from baechi_lab.profilers.tensorflow.measurement import collect_traces, read_traces, step_session
 from baechi_lab.profilers.tensorflow.structure import read_structure
 from baechi_lab.workers.client import Worker
 
@@ -49,7 +49,7 @@ def test_profile_is_measured_in_another_process(step, monkeypatch):
             super().__init__()
             started.append(self.pid)
 
-    monkeypatch.setattr(isolated, "Worker", Seen)
+    monkeypatch.setattr(worker_measurement, "Worker", Seen)
     graph = bl.profile(step, mode="measured", device="/device:CPU:0", warmup=1, runs=2, progress=False)
     assert len(started) == 1 and started[0] != os.getpid() and not psutil.pid_exists(started[0])
     product = graph.names.index(next(n for n, t in zip(graph.names, graph.op_types, strict=True) if t == "MatMul"))
@@ -61,14 +61,18 @@ def test_profile_is_measured_in_another_process(step, monkeypatch):
 
 def test_another_process_sees_what_this_one_sees(step):
     """Same ops, same bytes; durations are measured anew and only have to be there."""
-    where, kind, there = isolated.measure(step, "/device:CPU:0", warmup=1, runs=2, timeout=120)
+    device_name, kind, in_worker = worker_measurement.measure(step, "/device:CPU:0", warmup=1, runs=2, timeout=120)
     structure = read_structure(step)
     with step_session(step, "/device:CPU:0") as run:
-        here = read_traces(structure, collect(run, 1, 2, progress=False))
-    assert (where, kind) == ("/device:CPU:0", "cpu")
-    assert there.output_bytes == here.output_bytes and np.array_equal(there.seen, here.seen)
-    assert np.array_equal(there.temp_bytes, here.temp_bytes) and np.array_equal(there.kept_bytes, here.kept_bytes)
-    assert there.duration_us.shape == (structure.n,) and np.all(there.duration_us[there.seen] > 0)
+        in_this_process = read_traces(structure, collect_traces(run, 1, 2, progress=False))
+    assert (device_name, kind) == ("/device:CPU:0", "cpu")
+    assert in_worker.output_bytes == in_this_process.output_bytes and np.array_equal(
+        in_worker.in_trace, in_this_process.in_trace
+    )
+    assert np.array_equal(in_worker.temp_bytes, in_this_process.temp_bytes) and np.array_equal(
+        in_worker.persistent_bytes, in_this_process.persistent_bytes
+    )
+    assert in_worker.duration_us.shape == (structure.n,) and np.all(in_worker.duration_us[in_worker.in_trace] > 0)
 
 
 @pytest.mark.parametrize(
@@ -84,12 +88,12 @@ def test_another_process_sees_what_this_one_sees(step):
 )
 def test_worker_that_fails(step, code, message):
     with pytest.raises(bl.ExecutionError, match=message):
-        isolated.measure(step, worker=fake(code))
+        worker_measurement.measure(step, worker=fake(code))
 
 
 def test_worker_that_hangs(step):
     with pytest.raises(bl.ExecutionError, match=r"step 'product' was not measured: no result within 0\.5 s"):
-        isolated.measure(step, worker=fake("import time; time.sleep(600)"), timeout=0.5)
+        worker_measurement.measure(step, worker=fake("import time; time.sleep(600)"), timeout=0.5)
 
 
 def test_worker_killed_while_it_measures(step):
@@ -97,7 +101,7 @@ def test_worker_killed_while_it_measures(step):
     worker = Worker()
     threading.Timer(0.2, lambda: os.kill(worker.pid, signal.SIGKILL)).start()
     with pytest.raises(bl.ExecutionError, match="killed by signal 9"):
-        isolated.measure(step, "/device:CPU:0", runs=10**6, worker=worker)
+        worker_measurement.measure(step, "/device:CPU:0", runs=10**6, worker=worker)
 
 
 def test_ctrl_c_ends_the_worker(step):
@@ -106,7 +110,7 @@ def test_ctrl_c_ends_the_worker(step):
     threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     try:
         with pytest.raises(KeyboardInterrupt):
-            isolated.measure(step, worker=worker)
+            worker_measurement.measure(step, worker=worker)
             time.sleep(5)
     finally:
         signal.signal(signal.SIGINT, before)

@@ -1,4 +1,4 @@
-"""No network while a model is made of its configuration: what would be downloaded is an error that says so."""
+"""Blocks the network while a model is built from its configuration: a download raises an error."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any
 
 
 class NetworkUse(OSError):
-    """Code that must not use the network has tried to."""
+    """Code has tried to use the network although it must not."""
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """The calling thread opens no connection and looks no name up; huggingface_hub does not try to.
+    """Lets the calling thread open no connection and look up no name; huggingface_hub does not try to.
 
     >>> with offline():
     ...     socket.getaddrinfo("localhost", 80)
     Traceback (most recent call last):
-    baechi_lab.profilers.torch.offline.NetworkUse: getaddrinfo: nothing is downloaded here
+    baechi_lab.profilers.torch.network_guard.NetworkUse: getaddrinfo: nothing is downloaded here
     """
     thread = threading.get_ident()
 
@@ -53,12 +53,12 @@ def offline() -> Iterator[None]:
 
 
 def used_network(error: BaseException) -> bool:
-    """Whether an error comes of an attempt to use the network."""
+    """Whether an error was caused by an attempt to use the network."""
     return any(isinstance(e, NetworkUse) or type(e).__name__ == "OfflineModeIsEnabled" for e in causes(error))
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
-    """An error, and those during whose handling it was raised."""
+    """Yields an error, and those during whose handling it was raised."""
     current: BaseException | None = error
     while current is not None:
         yield current

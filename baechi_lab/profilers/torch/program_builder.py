@@ -1,10 +1,10 @@
-"""What the readers of `torch.export` programs share: ops while they are read, and open dimensions."""
+"""Shared parts of the readers of `torch.export` programs: a builder of programs, and open dimensions."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -15,40 +15,45 @@ from ..programs.records import Program, ProgramOp
 from ..roofline import Kernel
 from .kernels import kernel_of
 
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
 
-class _Counting(TorchDispatchMode):
-    """Notes the kernel of every operator that runs under it."""
+
+class _KernelRecorder(TorchDispatchMode):
+    """Records the kernel of every operator that runs under it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.kernels: list[Kernel] = []
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         self.kernels.append(kernel_of(func, args, kwargs or {}, out))
         return out
 
 
-def _kernels(func: Any, args: Any, kwargs: Any, made: Sequence[torch.Tensor]) -> tuple[tuple[Kernel, ...], str]:
-    """What a call computes, and why that is a guess, if it is one."""
+def _kernels(
+    func: OpOverload, args: Any, kwargs: Any, outputs: Sequence[torch.Tensor]
+) -> tuple[tuple[Kernel, ...], str]:
+    """Returns the kernels of a call, and why they are a guess (empty if they are none)."""
     if func is not None:
-        counting = _Counting()
+        counting = _KernelRecorder()
         with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), counting, torch.no_grad():
             func(*args, **kwargs)
             return tuple(k for k in counting.kernels if not k.metadata) or (Kernel(metadata=True),), ""
-    moved = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *made))
-    return (Kernel(moved_bytes=float(moved)),), "an operator that does not run on meta tensors"
+    moved_bytes = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *outputs))
+    return (Kernel(moved_bytes=float(moved_bytes)),), "an operator that does not run on meta tensors"
 
 
-class Collector:
-    """Ops while they are read."""
+class ProgramBuilder:
+    """Builds a program op by op."""
 
     def __init__(self, name: str):
         self.name = name
         self.ops: list[ProgramOp] = []
         self.size: dict[str, int] = {}
         self.guessed: dict[int, str] = {}
-        self.taken: dict[str, int] = {}
+        self.label_counts: dict[str, int] = {}
 
     def add(
         self,
@@ -57,50 +62,53 @@ class Collector:
         target: str,
         call: tuple[Any, Any, Any],
         reads: Sequence[str],
-        made: Mapping[str, Any],
+        outputs: Mapping[str, Any],
         detached: bool = False,
     ) -> None:
-        """One call: `call` is (function or None, arguments, keywords), `made` value -> meta tensor; see `ProgramOp`."""
-        if not made:  # a check of shapes or types
+        """Adds a call.
+
+        `call` is (function or None, arguments, keywords), `outputs` maps values to meta tensors; see `ProgramOp`.
+        """
+        if not outputs:  # a check of shapes or types
             return
-        kernels, why = _kernels(*call, list(made.values()))
+        kernels, why = _kernels(*call, list(outputs.values()))
         if why:
             self.guessed[len(self.ops)] = why
         label = f"{module}/{name}" if module else name
-        self.taken[label] = self.taken.get(label, 0) + 1
-        label = label if self.taken[label] == 1 else f"{label}#{self.taken[label]}"
+        self.label_counts[label] = self.label_counts.get(label, 0) + 1
+        label = label if self.label_counts[label] == 1 else f"{label}#{self.label_counts[label]}"
         op_type = target.removeprefix("torch.ops.")
-        self.ops.append(ProgramOp(label, op_type, kernels, tuple(reads), tuple(made), detached=detached))
-        self.size.update({v: t.numel() * t.element_size() for v, t in made.items()})
+        self.ops.append(ProgramOp(label, op_type, kernels, tuple(reads), tuple(outputs), detached=detached))
+        self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
-        """What was read."""
+        """Returns the program of the ops that were added."""
         return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
 
 
 WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
-"""Operators that run a graph of their own, the first graph among their arguments, on all arguments behind it."""
+"""Operators that run a graph of their own: the first graph among their arguments, on all arguments after it."""
 
 
 def without_gradients(target: str, arguments: Sequence[Any]) -> bool:
-    """Whether a wrapper turns gradients off, as `torch.no_grad` does."""
+    """Whether a wrapper disables gradients, as `torch.no_grad` does."""
     return target.endswith(WRAPPERS[0]) and arguments[0] is False
 
 
 def meta(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """A tensor without data."""
+    """Returns a tensor without data."""
     return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
 
 class OpenSizes:
-    """Open dimensions and what is put in their place."""
+    """Open dimensions and the sizes that replace them."""
 
     def __init__(self, batch_size: int | None, sizes: Mapping[str, int]):
         self.batch_size, self.sizes = batch_size, dict(sizes)
-        self.chosen: dict[str, int] = {}
+        self.size_of_symbol: dict[str, int] = {}
 
     def of(self, size: Any, value: str, position: int) -> int:
-        """A whole number for a size that may be a symbol or an expression of several."""
+        """Returns a whole number for a size that may be a symbol or an expression of several."""
         if isinstance(size, int):
             return size
         import sympy
@@ -109,12 +117,12 @@ class OpenSizes:
         return int(expression.subs({s: self.symbol(str(s), value, position) for s in expression.free_symbols}))
 
     def symbol(self, label: str, value: str, position: int) -> int:
-        """What stands for a symbol: as named, else the batch size where it is first met as a first dimension."""
-        if label not in self.chosen:
+        """Returns the size of a symbol: by name, else the batch size if its first occurrence is a first dimension."""
+        if label not in self.size_of_symbol:
             if label in self.sizes:
-                self.chosen[label] = self.sizes[label]
+                self.size_of_symbol[label] = self.sizes[label]
             elif position == 0 and self.batch_size is not None:
-                self.chosen[label] = self.batch_size
+                self.size_of_symbol[label] = self.batch_size
             else:
                 how = (
                     "give batch_size (--batch-size)"
@@ -124,11 +132,11 @@ class OpenSizes:
                 raise InvalidInput(
                     f"value {value!r:.80} has the open dimension {label!r:.80} at position {position}; {how}"
                 )
-        return self.chosen[label]
+        return self.size_of_symbol[label]
 
 
 def innermost(stack: Any) -> str:
-    """The innermost module of a call, by its path in the model."""
+    """Returns the innermost module of a call, by its path in the model."""
     if isinstance(stack, Mapping) and stack:
         return str(list(stack.values())[-1][0])
     if isinstance(stack, str) and stack:

@@ -1,9 +1,8 @@
-"""`mode="measured"`: run the step under TensorFlow's full trace and read what every op took.
+"""`mode="measured"`: runs the step under TensorFlow's full trace and reads the cost of every op.
 
-`step_session` runs a Step on one device in this process (`isolated` calls it in a worker process); `read_traces` turns
-RunMetadata, from this session or from any other that runs the same names, into per-op costs. One thread runs ops one
-after the other, so that times do not overlap; TensorFlow's graph rewriters are off, so that the ops are those of the
-step.
+`step_session` runs a Step on one device in this process (`worker_measurement` calls it in a worker process). `read_traces`
+turns RunMetadata, from this or any other session with the same op names, into costs per op. One thread runs the ops one after
+the other, so that times do not overlap. TensorFlow's graph rewriters are off, so that the ops are those of the step.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,66 +22,77 @@ from ...errors import ExecutionError, UnknownNameError
 from ...graph.kernels.csr import Ints
 from ...graph.step import Step
 from ...workers.failures import first_line
-from .apart import keep_apart
+from .prevent_fusion import prevent_fusion
 from .structure import HANDLE_BYTES, Structure, bytes_per_element
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
+    from tensorflow.core.protobuf.config_pb2 import RunMetadata
+
 PROBE = "baechi_lab_probe"
-"""Scope of ops that only measuring adds."""
+"""Scope of ops that are added for measuring only."""
 
 FEED_BYTES = 256 << 20
-"""Most bytes of variables that are fed in one run."""
+"""Largest number of bytes of variables that are fed in one run."""
 
 Runner = Callable[[bool], Any]
-"""Runs one step; given True, under a full trace, and returns its RunMetadata (else None)."""
+"""Runs one step. With True it runs under a full trace and returns the RunMetadata, else None."""
 
 
 @dataclass(frozen=True, eq=False)
 class Measurement:
-    """Per op, averaged over the traced steps: microseconds, temporary bytes, bytes it keeps after the step; and the
-    bytes of each (op, output). `seen` marks ops that the trace shows; the others took no measurable time. `run_us`
-    float64[runs, ops] are the microseconds of each traced step, `others_share` what other programs used meanwhile."""
+    """Costs per op, averaged over the traced steps.
+
+    They are microseconds, temporary bytes, bytes that stay allocated after the step, and the bytes of each (op, output).
+    `in_trace` marks ops that appear in the trace; the others took no measurable time. `run_us` float64[runs, ops] are the
+    microseconds of each traced step, `others_share` is the load by other programs.
+    """
 
     duration_us: NDArray[np.float64]
     temp_bytes: Ints
-    kept_bytes: Ints
+    persistent_bytes: Ints
     output_bytes: dict[tuple[int, int], int]
-    seen: NDArray[np.bool_]
+    in_trace: NDArray[np.bool_]
     run_us: NDArray[np.float64]
     others_share: float = 0.0
 
 
 def default_device() -> str:
-    """The first GPU that TensorFlow sees, else the CPU."""
+    """Returns the first GPU that TensorFlow sees, else the CPU."""
     import tensorflow as tf
 
     return "/device:GPU:0" if tf.config.list_physical_devices("GPU") else "/device:CPU:0"
 
 
 def device_kind(device: str) -> str:
-    """`/device:GPU:0` -> `gpu`.
+    """Returns the kind of a device: `gpu` for `/device:GPU:0`.
 
     Raises:
-        UnknownNameError: TensorFlow has no such device here.
+        UnknownNameError: TensorFlow does not have the device.
     """
     import tensorflow as tf
 
-    known = [f"/device:{d.device_type}:{k}" for t in ("CPU", "GPU", "TPU") for k, d in enumerate(_physical(tf, t))]
-    short = {name.replace("/device:", "/") for name in known}
-    if device not in known and device.upper() not in short:
-        raise UnknownNameError.of("device", device, known)
+    device_names = [
+        f"/device:{d.device_type}:{k}" for t in ("CPU", "GPU", "TPU") for k, d in enumerate(_physical(tf, t))
+    ]
+    short = {name.replace("/device:", "/") for name in device_names}
+    if device not in device_names and device.upper() not in short:
+        raise UnknownNameError.of("device", device, device_names)
     return device.rsplit(":", 2)[-2].rsplit("/", 1)[-1].lower()
 
 
-def _physical(tf: Any, kind: str) -> list[Any]:
+def _physical(tf: ModuleType, kind: str) -> list[Any]:
     return list(tf.config.list_physical_devices(kind))
 
 
 @contextmanager
 def step_session(step: Step, device: str) -> Iterator[Runner]:
-    """A session with the whole step on one device, its variables set to the step's values.
+    """Opens a session with the whole step on one device and its variables set to the step's values.
 
     Raises:
-        ExecutionError: TensorFlow cannot run the step there (out of memory, no kernel).
+        ExecutionError: TensorFlow cannot run the step on the device (out of memory, no kernel).
     """
     import tensorflow as tf
 
@@ -91,19 +101,19 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
         node.device = device
         if "_class" in node.attr:
             del node.attr["_class"]
-    keep_apart(graph_def, PROBE)
+    prevent_fusion(graph_def, PROBE)
     graph = tf.Graph()
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     try:
-        with tf.compat.v1.Session(graph=graph, config=_one_at_a_time(tf)) as session:
-            _initialize(tf, graph, session, step)
+        with tf.compat.v1.Session(graph=graph, config=_serial_config(tf)) as session:
+            _assign_variables(tf, graph, session, step)
             yield _runner(tf, session, step)
     except tf.errors.OpError as error:
         raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first_line(error)}") from error
 
 
-def _one_at_a_time(tf: Any) -> Any:
+def _serial_config(tf: ModuleType) -> Any:
     config = tf.compat.v1.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
     )
@@ -113,24 +123,26 @@ def _one_at_a_time(tf: Any) -> Any:
     return config
 
 
-def _initialize(tf: Any, graph: Any, session: Any, step: Step) -> None:
-    """Set the variables in a few runs of limited size: every run prunes the whole graph, every fed value is a copy."""
+def _assign_variables(tf: ModuleType, graph: Any, session: Any, step: Step) -> None:
+    """Assigns the variables in a few runs of limited size: every run prunes the whole graph, every fed value is a copy."""
     pending: list[tuple[Any, Any, NDArray[Any]]] = []
     with graph.as_default():
         for variable, value in zip(step.variables, step.initial_values, strict=True):
-            fed = tf.compat.v1.placeholder(variable.dtype, variable.shape)
-            assign = tf.raw_ops.AssignVariableOp(resource=graph.get_tensor_by_name(variable.name + ":0"), value=fed)
-            pending.append((assign, fed, value))
+            placeholder = tf.compat.v1.placeholder(variable.dtype, variable.shape)
+            assign = tf.raw_ops.AssignVariableOp(
+                resource=graph.get_tensor_by_name(variable.name + ":0"), value=placeholder
+            )
+            pending.append((assign, placeholder, value))
     while pending:
-        count, held = 0, 0
-        while count < len(pending) and (count == 0 or held + pending[count][2].nbytes <= FEED_BYTES):
-            held += pending[count][2].nbytes
+        count, fed_bytes = 0, 0
+        while count < len(pending) and (count == 0 or fed_bytes + pending[count][2].nbytes <= FEED_BYTES):
+            fed_bytes += pending[count][2].nbytes
             count += 1
         session.run([p[0] for p in pending[:count]], {p[1]: p[2] for p in pending[:count]})
         pending = pending[count:]
 
 
-def _runner(tf: Any, session: Any, step: Step) -> Runner:
+def _runner(tf: ModuleType, session: Any, step: Step) -> Runner:
     feeds = {spec.name: value for spec, value in zip(step.inputs, step.example_inputs, strict=True)}
     fetches = [[spec.name for spec in step.outputs], list(step.updates)]
 
@@ -145,56 +157,62 @@ def _runner(tf: Any, session: Any, step: Step) -> Runner:
     return run
 
 
-def collect(run: Runner, warmup: int, runs: int, progress: bool = True) -> list[Any]:
-    """`warmup` steps, then the RunMetadata of `runs` traced ones; a first trace, which loads the tracer, is dropped."""
+def collect_traces(run: Runner, warmup: int, runs: int, progress: bool = True) -> list[RunMetadata]:
+    """Returns the RunMetadata of `runs` traced steps after `warmup` steps; a first trace, which loads the tracer, is dropped."""
     from tqdm.auto import tqdm
 
     check_counts(warmup, runs)
-    found = []
+    traces = []
     for k in tqdm(range(warmup + 1 + runs), desc="profile", unit="step", disable=not progress, leave=False):
         metadata = run(k >= warmup)
         if k > warmup:
-            found.append(metadata)
-    return found
+            traces.append(metadata)
+    return traces
 
 
 def check_counts(warmup: int, runs: int) -> None:
-    """Raise `InvalidInput` unless both are whole numbers, `warmup` at least 0 and `runs` at least 1."""
+    """Raises `InvalidInput` unless `warmup` is a whole number of at least 0 and `runs` one of at least 1."""
     check_whole("warmup", warmup, low=0)
     check_whole("runs", runs)
 
 
-def read_traces(structure: Structure, traces: Sequence[Any], on_gpu: bool = False) -> Measurement:
-    """Average the traces of several steps into per-op costs; an op of several kernels counts their sum.
+def read_traces(structure: Structure, traces: Sequence[RunMetadata], on_gpu: bool = False) -> Measurement:
+    """Averages the traces of several steps into costs per op; the kernels of one op are summed.
 
     Raises:
-        ExecutionError: `on_gpu`, and the traces show no kernels: what the host took to launch them is not their cost.
+        ExecutionError: `on_gpu` is True and the traces show no kernels; the time to launch them is not their cost.
     """
     n = structure.n
-    run_us, temp, kept = np.zeros((len(traces), n)), np.zeros(n), np.zeros(n)
+    run_us, temp, persistent = np.zeros((len(traces), n)), np.zeros(n), np.zeros(n)
     sizes: dict[tuple[int, int], int] = {}
-    seen = np.zeros(n, dtype=np.bool_)
-    seen_kernels = False
+    in_trace = np.zeros(n, dtype=np.bool_)
+    has_kernels = False
     for k, metadata in enumerate(traces):
-        host, kernels = _one_trace(metadata, structure, temp, kept, sizes)
+        host, kernels = _add_trace(metadata, structure, temp, persistent, sizes)
         for i in host.keys() | kernels.keys():
             run_us[k, i] = kernels.get(i, host.get(i, 0.0))
-            seen[i] = True
-        seen_kernels = seen_kernels or bool(kernels)
-    if on_gpu and not seen_kernels:
+            in_trace[i] = True
+        has_kernels = has_kernels or bool(kernels)
+    if on_gpu and not has_kernels:
         raise ExecutionError(
             "the trace shows no GPU kernel (is CUPTI installed, and are its counters open to this user?), so op times on "
             'the GPU are unknown; use mode="estimated"'
         )
-    runs = max(len(traces), 1)
-    whole = lambda column: np.rint(column / runs).astype(np.int64)  # noqa: E731
-    return Measurement(run_us.sum(axis=0) / runs, whole(temp), whole(kept), sizes, seen, run_us)
+    trace_count = max(len(traces), 1)
+    mean_bytes = lambda column: np.rint(column / trace_count).astype(np.int64)  # noqa: E731
+    return Measurement(
+        run_us.sum(axis=0) / trace_count, mean_bytes(temp), mean_bytes(persistent), sizes, in_trace, run_us
+    )
 
 
-def _one_trace(
-    metadata: Any, structure: Structure, temp: NDArray[Any], kept: NDArray[Any], sizes: dict[tuple[int, int], int]
+def _add_trace(
+    metadata: RunMetadata,
+    structure: Structure,
+    temp: NDArray[np.float64],
+    persistent: NDArray[np.float64],
+    sizes: dict[tuple[int, int], int],
 ) -> tuple[dict[int, float], dict[int, float]]:
-    """Microseconds of each op where the executor ran it, and of its kernels on a GPU's streams."""
+    """Adds one trace to the columns; returns the microseconds of each op in the executor and of its GPU kernels."""
     host: dict[int, float] = defaultdict(float)
     kernels: dict[int, float] = defaultdict(float)
     for device in metadata.step_stats.dev_stats:
@@ -212,14 +230,14 @@ def _one_trace(
                 continue
             host[i] += _microseconds(stats)
             temp[i] += max(stats.memory_stats.temp_memory_size, 0)
-            kept[i] += max(stats.memory_stats.persistent_memory_size, 0)
+            persistent[i] += max(stats.memory_stats.persistent_memory_size, 0)
             for output in stats.output:
                 sizes[i, output.slot] = _tensor_bytes(output.tensor_description)
     return host, kernels
 
 
-def _microseconds(stats: Any) -> float:
-    """How long an entry ran; GPU entries may carry whole microseconds only."""
+def _microseconds(stats: NodeExecStats) -> float:
+    """Returns how long an entry ran; GPU entries may have whole microseconds only."""
     nanos = stats.op_end_rel_nanos - stats.op_start_rel_nanos
     return nanos / 1e3 if nanos > 0 else float(stats.op_end_rel_micros - stats.op_start_rel_micros)
 

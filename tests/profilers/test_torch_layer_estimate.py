@@ -13,7 +13,7 @@ import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.graph.hardware import HARDWARE, by_kind  # noqa: E402
 from baechi_lab.profilers.roofline import Kernel  # noqa: E402
-from baechi_lab.profilers.torch.estimated import OPTIMIZERS, estimate_layers  # noqa: E402
+from baechi_lab.profilers.torch.layer_estimate import OPTIMIZERS, estimate_layers  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32
 
@@ -227,10 +227,10 @@ def test_temporaries_as_allocated():
             return ((x * 2) @ x.T + 1).relu().sum() * x
 
     model, x = nn.Sequential(nn.Linear(64, 64), Layer()), torch.ones(64, 64)
-    found = estimate_layers(model, x).layers.memory[1]
+    memory = estimate_layers(model, x).layers.memory[1]
     measured = bl.torch.profile_layers(model, x, warmup=0, runs=1).memory[1]
-    assert found.saved_bytes == measured.saved_bytes
-    assert found.backward_temp == measured.backward_temp == 64 * 64 * 4
+    assert memory.saved_bytes == measured.saved_bytes
+    assert memory.backward_temp == measured.backward_temp == 64 * 64 * 4
 
 
 def test_roofline_of_a_layer_by_hand():
@@ -346,8 +346,12 @@ def test_writes_in_place_keep_their_order():
     )
     assert graph.names == ("0/mul", "0/add", "0/relu_", "0/add#1")
     assert {(int(a), int(b)) for a, b in zip(graph.edge_source, graph.consumers, strict=True)} == {
-        (0, 1), (0, 2), (1, 2), (1, 3), (2, 3),
-    }  # fmt: skip
+        (0, 1),
+        (0, 2),
+        (1, 2),
+        (1, 3),
+        (2, 3),
+    }
     assert graph.colocation[0] == graph.colocation[2] >= 0
 
 
@@ -379,9 +383,9 @@ def test_rnns_convolutions_and_batch_norms():
             return self.gru(self.lstm(self.norm(self.conv(x)))[0])[0]
 
     model, x = Mixed(), torch.ones(2, 8, 16)
-    found = estimate_layers(model, x, mode="inference")
+    estimate = estimate_layers(model, x, mode="inference")
     per_call = dict.fromkeys(range(4), 0.0)
-    for (_, call), kernel in found.kernels:
+    for (_, call), kernel in estimate.kernels:
         per_call[call] += kernel.flops if kernel.matrix else 0.0
     assert per_call[0] == 2 * 2 * 8 * 16 * 8 * 3
     assert per_call[2] == 2 * 2 * 8 * 2 * 4 * 16 * 16, "16 steps x samples, input and state, four gates"
@@ -429,11 +433,15 @@ class Looks(nn.Module):
         ({"hardware": "a100", "dtype": "int4"}, InvalidInput, "dtype is 'int4'; it must be one of fp32"),
         ({"hardware": "a100", "autocast": 8}, InvalidInput, "autocast is 8"),
         ({"hardware": "a100", "optimizer": "adm"}, UnknownNameError, "unknown optimizer 'adm'; did you mean 'adam'"),
-        ({"hardware": "a100", "granularity": "kernel"}, InvalidInput, "granularity is 'kernel'; it must be one of layer"),
+        (
+            {"hardware": "a100", "granularity": "kernel"},
+            InvalidInput,
+            "granularity is 'kernel'; it must be one of layer",
+        ),
         ({"hardware": "a100", "mode": "estimated"}, InvalidInput, "mode is 'estimated'"),
         ({"dtype": "bf16"}, InvalidInput, "dtype is for estimates; name the hardware"),
     ],
-)  # fmt: skip
+)
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         bl.torch.profile(nn.Linear(2, 2), torch.ones(1, 2), **options)
@@ -515,14 +523,14 @@ class Clamped(nn.Module):
         infinite = torch.isinf(x) | torch.isnan(x)
         if self.way == 4:
             infinite |= x > 0
-        asked = (
+        is_infinite = (
             not torch.isfinite(x).all(),
             x.isinf().any() or x.isnan().any(),
             infinite.any(),
             x.mean() > 0,
             infinite.any(),
         )
-        return x.clamp(-1, 1) if asked[self.way] else x
+        return x.clamp(-1, 1) if is_infinite[self.way] else x
 
 
 @pytest.mark.parametrize("way", range(5))

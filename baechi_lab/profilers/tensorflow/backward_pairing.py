@@ -1,17 +1,17 @@
-"""Which forward op does a backward op belong to?
+"""Pairs each backward op with its forward op.
 
-TensorFlow names gradient ops `gradient_tape/<name scope of the forward op>/...`, and in the gradient of a called
-function `gradients/<forward op>_grad/...`. The longest prefix of that path which is a forward op, or a scope with
-forward ops in it, is the place to look; within a scope the forward op whose data the gradient op reads wins, then the
-one whose type fits (`Relu` for `ReluGrad`), then the last. What has no place by name (sums of gradients, constants)
-follows the backward op that reads it, or that it reads. O(ops x depth of names), plus the ops of each scope once.
+TensorFlow names gradient ops `gradient_tape/<name scope of the forward op>/...`, and in the gradient of a called function
+`gradients/<forward op>_grad/...`. The search starts at the longest prefix of that path that is a forward op or a scope of
+forward ops. Within a scope, the best candidate is a forward op of fitting type (`Relu` for `ReluGrad`), then one whose data
+the gradient op reads, then the last one. Ops without such a name (sums of gradients, constants) take the pair of a backward
+op that reads them or that they read. O(ops x depth of names), plus the ops of each scope once.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,50 +20,53 @@ from ...graph.opgraph import OpGraph
 from .inlining import CONTROL_FLOW_OPS
 from .nodes import data_inputs
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+
 _TAPE = "gradient_tape/"
-_SEED = "gradients/grad_ys_"  # what a function's gradient starts from
+_SEED = "gradients/grad_ys_"  # start of a function's gradient
 _PLUMBING = frozenset({"Const", "VarHandleOp", "ReadVariableOp", "Placeholder", "NoOp"})
-_MAX_SCOPE = 200  # a larger scope says too little: only an op that shares data with the gradient op is taken from it
+_MAX_SCOPE = 200  # in a larger scope, only ops that share data with the gradient op are candidates
 
 
 def is_backward(name: str) -> bool:
-    """Does the name say that this op computes gradients?"""
+    """Whether the name marks an op that computes gradients."""
     return _TAPE in name or _SEED in name or _grad_target(name) is not None
 
 
 def paired_share(graph: OpGraph) -> float:
-    """Share of the backward ops (by name) that know their forward op; 1.0 when there are none."""
+    """Returns the share of backward ops (by name) that have a forward op; 1.0 if there are no backward ops."""
     backward = [i for i, name in enumerate(graph.names) if is_backward(name)]
     return float(np.mean(graph.forward_of[backward] >= 0)) if backward else 1.0
 
 
-def forward_ops(nodes: tuple[Any, ...]) -> NDArray[np.int32]:
-    """int32[n]: the forward op of every backward op, -1 for none. `nodes` are in topological order."""
+def forward_ops(nodes: tuple[NodeDef, ...]) -> NDArray[np.int32]:
+    """Returns int32[n], the forward op of every backward op, -1 for none. `nodes` are in topological order."""
     return _Pairing(nodes).run()
 
 
 def _grad_target(name: str) -> str | None:
-    """The forward op that a name of the second form means; None for other names.
+    """Returns the forward op that a name of the second form refers to; None for other names.
 
     A call within a call names both: `gradients/f_grad/PartitionedCall/gradients/MatMul_grad/MatMul_1` is `f/MatMul`.
     """
-    parts = name.split("/")
+    path = name.split("/")
     target: list[str] = []
     k = 0
-    while k < len(parts):
-        if parts[k] == "gradients":
-            end = next((e for e in range(k + 1, len(parts)) if parts[e].endswith("_grad")), None)
+    while k < len(path):
+        if path[k] == "gradients":
+            end = next((e for e in range(k + 1, len(path)) if path[e].endswith("_grad")), None)
             if end is not None:
-                target += [*parts[k + 1 : end], parts[end][: -len("_grad")]]
+                target += [*path[k + 1 : end], path[end][: -len("_grad")]]
                 k = end
         k += 1
     return "/".join(target) or None
 
 
 class _Pairing:
-    """Indexes of one graph; made and used once."""
+    """Indexes of one graph; built and used once."""
 
-    def __init__(self, nodes: tuple[Any, ...]) -> None:
+    def __init__(self, nodes: tuple[NodeDef, ...]) -> None:
         self.nodes = nodes
         self.index = {node.name: i for i, node in enumerate(nodes)}
         self.backward = [is_backward(node.name) for node in nodes]
@@ -78,32 +81,32 @@ class _Pairing:
             if not self.backward[i]:
                 self._register(i, node)
 
-    def _register(self, i: int, node: Any) -> None:
-        parts = node.name.split("/")
-        self.leaves[parts[-1]].append(i)
+    def _register(self, i: int, node: NodeDef) -> None:
+        path = node.name.split("/")
+        self.leaves[path[-1]].append(i)
         if node.op not in _PLUMBING:
-            for depth in range(1, len(parts)):
-                self.scopes["/".join(parts[:depth])].append(i)
+            for depth in range(1, len(path)):
+                self.scopes["/".join(path[:depth])].append(i)
 
     def run(self) -> NDArray[np.int32]:
-        found = np.full(len(self.nodes), -1, dtype=np.int32)
+        forward_of = np.full(len(self.nodes), -1, dtype=np.int32)
         for i, node in enumerate(self.nodes):
             if self.backward[i]:
                 target = _grad_target(node.name)
-                found[i] = -1 if target is None else self._by_suffix(i, target)
-                if found[i] < 0 and _TAPE in node.name:
-                    found[i] = self._by_tape(i)
-        self._follow_neighbours(found)
-        return found
+                forward_of[i] = -1 if target is None else self._by_suffix(i, target)
+                if forward_of[i] < 0 and _TAPE in node.name:
+                    forward_of[i] = self._by_tape(i)
+        self._follow_neighbours(forward_of)
+        return forward_of
 
     def _by_tape(self, i: int) -> int:
-        before, _, rest = self.nodes[i].name.partition(_TAPE)
-        parts = (before + rest.replace(_TAPE, "")).split("/")
+        before_tape, _, after_tape = self.nodes[i].name.partition(_TAPE)
+        path = (before_tape + after_tape.replace(_TAPE, "")).split("/")
         linked = self._linked(i)
-        for depth in range(len(parts), 0, -1):
-            prefix = "/".join(parts[:depth])
+        for depth in range(len(path), 0, -1):
+            prefix = "/".join(path[:depth])
             exact = self.index.get(prefix, -1)
-            if exact >= 0 and self._is_forward(exact) and (depth < len(parts) or self._fits(i, exact)):
+            if exact >= 0 and self._is_forward(exact) and (depth < len(path) or self._fits(i, exact)):
                 return exact
             inside = self.scopes.get(prefix)
             if inside:
@@ -115,18 +118,18 @@ class _Pairing:
         return self._best(i, near) if near else -1
 
     def _by_suffix(self, i: int, target: str) -> int:
-        """The forward op named `target` in whatever scope its function was inlined; the nearest such scope."""
+        """Returns the forward op named `target` in the nearest scope into which its function was inlined."""
         linked = set(self._linked(i))
-        own = self.nodes[i].name.replace(_TAPE, "")
+        gradient_name = self.nodes[i].name.replace(_TAPE, "")
         leaf = self.leaves.get(target.rsplit("/", 1)[-1], ())
         while True:
             same = [f for f in leaf if ("/" + self.nodes[f].name).endswith("/" + target)]
             if same or "/" not in target:
-                return max(same, key=lambda f: (_common(own, self.nodes[f].name), f in linked, f), default=-1)
+                return max(same, key=lambda f: (_common(gradient_name, self.nodes[f].name), f in linked, f), default=-1)
             target = target.partition("/")[2]
 
     def _linked(self, i: int) -> list[int]:
-        """Forward ops whose output this op reads, or that read what it reads."""
+        """Returns the forward ops whose output this op reads, or that read one of its inputs."""
         forward: dict[int, None] = {}
         for source in self.sources[i]:
             if self.backward[source]:
@@ -147,33 +150,37 @@ class _Pairing:
         sources = set(self.sources[i])
         return max(candidates, key=lambda f: (self._fits(i, f), f in sources, bool(sources & set(self.sources[f])), f))
 
-    def _follow_neighbours(self, found: NDArray[np.int32]) -> None:
-        """Unpaired backward ops, and sums of gradients outside any scope, take the pair of a neighbour.
+    def _follow_neighbours(self, forward_of: NDArray[np.int32]) -> None:
+        """Gives unpaired backward ops, and sums of gradients outside any scope, the pair of a neighbour.
 
         A loop that fills a list for its gradient is the pair of the list.
         """
-        unpaired = [i for i, b in enumerate(self.backward) if b and found[i] < 0]
-        sums = [i for i, node in enumerate(self.nodes) if node.op == "AddN" and not self.backward[i] and self._sums(i)]
+        unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
+        sums = [
+            i
+            for i, node in enumerate(self.nodes)
+            if node.op == "AddN" and not self.backward[i] and self._sums_gradients(i)
+        ]
         for i in unpaired:
             if _SEED not in self.nodes[i].name:
-                self._take(i, self.sources[i], found)
+                self._take_pair_of_neighbour(i, self.sources[i], forward_of)
         for i in sorted([*unpaired, *sums], reverse=True):
-            self._take(i, self.readers[i], found)
+            self._take_pair_of_neighbour(i, self.readers[i], forward_of)
         for i in sorted([*unpaired, *sums]):
-            self._take(i, self.sources[i], found)
+            self._take_pair_of_neighbour(i, self.sources[i], forward_of)
 
-    def _take(self, i: int, neighbours: list[int], found: NDArray[np.int32]) -> None:
-        if found[i] < 0:
-            pairs = (int(found[k]) for k in neighbours if found[k] >= 0 and found[k] != i)
+    def _take_pair_of_neighbour(self, i: int, neighbours: list[int], forward_of: NDArray[np.int32]) -> None:
+        if forward_of[i] < 0:
+            pairs = (int(forward_of[k]) for k in neighbours if forward_of[k] >= 0 and forward_of[k] != i)
             loops = (k for k in neighbours if self.nodes[k].op in CONTROL_FLOW_OPS and not self.backward[k])
-            found[i] = next(pairs, next(loops, -1))
+            forward_of[i] = next(pairs, next(loops, -1))
 
-    def _sums(self, i: int) -> bool:
+    def _sums_gradients(self, i: int) -> bool:
         return all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])
 
 
 def _common(a: str, b: str) -> int:
-    """Leading scopes that two names share."""
+    """Returns the number of leading scopes that two names share."""
     count = 0
     for x, y in zip(a.split("/"), b.split("/"), strict=False):
         if x != y:

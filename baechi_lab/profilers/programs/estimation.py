@@ -12,27 +12,32 @@ from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
-from .backward import with_training
-from .kinds import is_instance
+from .backward import add_backward_and_updates
+from .detection import is_instance
 from .records import UNKNOWN_SHAPES, Program
 
 
 class GuessedCosts(UserWarning):
-    """Operators of which only the bytes could be counted, if these; the message names them and their share of the work."""
+    """Warns of operators for which at most the bytes are known; the message names them and their share of the work."""
 
 
 def profile_program(
-    program: Any, *, hardware: HardwareChoice = "rtx2080", training: bool = True, batch_size: int | None = None,
-    sizes: Mapping[str, int] | None = None, optimizer_states: int = 0,
-) -> OpGraph:  # fmt: skip
-    """The operators of an exported program with estimated costs; nothing runs, and no weights are read.
+    program: Any,
+    *,
+    hardware: HardwareChoice = "rtx2080",
+    training: bool = True,
+    batch_size: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    optimizer_states: int = 0,
+) -> OpGraph:
+    """Estimates the costs of an exported program's operators without running it or reading its weights.
 
     Args:
-        program: a file `.onnx` or `.pt2`, an `onnx.ModelProto`, or an `ExportedProgram` of `torch.export`. Of a `.pt2` only the
-            JSON of the program is read: its weights and sample inputs may be pickles, which could run any code.
+        program: a file `.onnx` or `.pt2`, an `onnx.ModelProto`, or an `ExportedProgram` of `torch.export`. Of a `.pt2` file only
+            the JSON of the program is read: its weights and sample inputs may be pickles, which could run any code.
         hardware: as in `bl.profile`.
-        training: add a backward pass and updates (see `baechi_lab.profilers.programs.backward`); else the forward pass alone.
-        batch_size: for inputs whose first dimension the program leaves open.
+        training: True adds a backward pass and updates (see `baechi_lab.profilers.programs.backward`).
+        batch_size: size of the first dimension of inputs, if the program leaves it open.
         sizes: other open dimensions by name.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
 
@@ -40,12 +45,12 @@ def profile_program(
         one op per operator, and its backward ops; parameters are persistent bytes of the first op that reads them.
 
     Warns:
-        GuessedCosts: operators that are not known, which are estimated by their bytes; shapes that are not known; operators
-            of versions before ONNX Runtime's oldest.
+        GuessedCosts: an operator is unknown and estimated by its bytes, a shape is unknown, or the operators' version is
+            older than ONNX Runtime's oldest.
 
     Raises:
-        FormatError: unreadable, cut off, of another version, or weights in a file that is missing.
-        InvalidInput: open dimensions without a size, or a size for one that is not open.
+        FormatError: the file is unreadable, cut off or of an unsupported version, or its file of weights is missing.
+        InvalidInput: an open dimension has no size, or a size names a dimension that is not open.
         MissingPackage: `onnx` or `torch` is not installed.
 
     >>> from onnx import TensorProto, helper
@@ -61,16 +66,16 @@ def profile_program(
     check_whole("optimizer_states", optimizer_states, 0)
     if sizes is not None and not isinstance(sizes, Mapping):
         raise InvalidInput(f"sizes is {sizes!r:.60}; it must map names of dimensions to sizes")
-    named = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
-    found = _read(program, batch_size, named)
-    _warn(found, next(iter(kinds.values())))
-    return (with_training(found, optimizer_states) if training else found).graph(kinds)
+    checked_sizes = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
+    forward_program = _read_program(program, batch_size, checked_sizes)
+    _warn_about_guesses(forward_program, next(iter(kinds.values())))
+    return (add_backward_and_updates(forward_program, optimizer_states) if training else forward_program).graph(kinds)
 
 
-def _read(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Program:
+def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Program:
     path = isinstance(program, (str, bytes, os.PathLike))
     if (path and name_of(program).endswith(".pt2")) or is_instance(program, "torch.export", "ExportedProgram"):
-        from ..torch.exported import program_of
+        from ..torch.exported_program import program_of
 
         return program_of(program, batch_size, sizes)
     if (path and name_of(program).endswith(".onnx")) or is_instance(program, "onnx", "ModelProto"):
@@ -82,13 +87,13 @@ def _read(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Progra
     )
 
 
-def _warn(program: Program, hardware: Hardware) -> None:
-    for said in (*program.notes, *_guesses(program, hardware)):
-        warnings.warn(f"{program.name}: {said}", GuessedCosts, stacklevel=4)
+def _warn_about_guesses(program: Program, hardware: Hardware) -> None:
+    for message in (*program.notes, *_describe_guesses(program, hardware)):
+        warnings.warn(f"{program.name}: {message}", GuessedCosts, stacklevel=4)
 
 
-def _guesses(program: Program, hardware: Hardware) -> Iterator[str]:
-    """What is not known of the program, with its share of the time."""
+def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:
+    """Describes what is unknown about the program, with its share of the time."""
     us = program.microseconds(hardware) if program.guessed else []
     for unknown in (False, True):
         ops = [i for i, why in program.guessed.items() if (why == UNKNOWN_SHAPES) is unknown]

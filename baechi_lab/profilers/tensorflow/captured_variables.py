@@ -1,16 +1,20 @@
-"""What a traced function takes from outside: variables become handle ops, other values constants."""
+"""Values that a traced function captures: variables become handle ops, other values constants."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from .shapes import SHAPES
+
+if TYPE_CHECKING:
+    from tensorflow.core.framework.graph_pb2 import GraphDef
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
 @dataclass(frozen=True)
@@ -24,18 +28,18 @@ class CapturedVariable:
     variable: Any
 
 
-def bind_captures(graph_def: Any, concrete: Any, known: dict[int, str]) -> list[CapturedVariable]:
-    """Replace, in `graph_def`, the Placeholders of captured values; returns the variables in order of capture.
+def bind_captures(graph_def: GraphDef, concrete: Any, variable_names: dict[int, str]) -> list[CapturedVariable]:
+    """Replaces the Placeholders of captured values in `graph_def`; returns the variables in order of capture.
 
-    `known` names variables by the `id` of their handle. Handle ops are renamed to the variable's name, made
-    distinct; inputs that refer to them follow.
+    `variable_names` names variables by the `id` of their handle. Handle ops are renamed to the variable's unique name, and
+    inputs that refer to them follow.
 
     Raises:
-        InvalidInput: a captured resource that is no variable (a table, an iterator).
+        InvalidInput: a captured resource is not a variable (a table, an iterator).
     """
     by_handle = {id(v.handle): v for v in concrete.graph.variables}
     nodes = {n.name: n for n in graph_def.node}
-    taken = set(nodes)
+    used_names = set(nodes)
     renamed: dict[str, str] = {}
     variables: list[CapturedVariable] = []
     for outer, inner in zip(concrete.captured_inputs, concrete.graph.internal_captures, strict=True):
@@ -49,7 +53,7 @@ def bind_captures(graph_def: Any, concrete: Any, known: dict[int, str]) -> list[
                 f"the step uses the resource {inner.op.name!r}, which is not a variable; "
                 "look up tables and iterate over data before the step, and pass the results as inputs"
             )
-        name = _distinct(known.get(id(outer)) or variable.name.split(":")[0], taken)
+        name = _unique_name(variable_names.get(id(outer)) or variable.name.split(":")[0], used_names)
         renamed[node.name] = name
         variables.append(_captured(variable, name))
         _make_handle(node, variables[-1], variable.dtype.as_datatype_enum)
@@ -65,7 +69,7 @@ def _captured(variable: Any, name: str) -> CapturedVariable:
     return CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable)
 
 
-def _make_handle(node: Any, variable: CapturedVariable, dtype: int) -> None:
+def _make_handle(node: NodeDef, variable: CapturedVariable, dtype: int) -> None:
     node.Clear()
     node.name, node.op = variable.name, "VarHandleOp"
     node.attr["dtype"].type = dtype
@@ -77,7 +81,7 @@ def _make_handle(node: Any, variable: CapturedVariable, dtype: int) -> None:
     node.attr[SHAPES].list.shape.add()
 
 
-def _make_constant(node: Any, value: Any) -> None:
+def _make_constant(node: NodeDef, value: Any) -> None:
     import tensorflow as tf
 
     name = node.name
@@ -90,13 +94,13 @@ def _make_constant(node: Any, value: Any) -> None:
     node.attr[SHAPES].list.shape.add().CopyFrom(value.shape.as_proto())
 
 
-def _distinct(name: str, taken: set[str]) -> str:
-    """A legal op name that nobody has, and that no other op has as its scope."""
+def _unique_name(name: str, used_names: set[str]) -> str:
+    """Returns a legal op name that is unused, and that no other op has as its scope."""
     legal = re.sub(r"[^A-Za-z0-9_.\-/]", "_", name).strip("/")
     legal = legal if re.match(r"[A-Za-z0-9.]", legal) else "variable" + legal
     candidate, k = legal, 0
-    while candidate in taken:
+    while candidate in used_names:
         k += 1
         candidate = f"{legal}_{k}"
-    taken.add(candidate)
+    used_names.add(candidate)
     return candidate

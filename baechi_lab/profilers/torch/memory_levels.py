@@ -1,12 +1,11 @@
-"""What a step was measured to hold while each call runs, beside what its graph accounts for.
+"""Corrects a graph's temporaries by the memory that a step was measured to hold while each call runs.
 
-Idea: a graph says for how long tensors live by who reads them. What it cannot say is also held in a real step: tensors that a
-forward has given a name, parts of gradients that are added up, what objects between the layers keep. The profiled step ran on one
-device in the order of the code, and so can its graph. Where the step held more while an op ran than the graph accounts for,
-the difference belongs to that op's temporaries. So one device is never simulated below what was measured, under any optimizer.
-A device that runs ops in the order of readiness (`fifo`) may have its peak elsewhere; where that is lower than the measured one,
-one op has the difference as well.
-
+Idea: a graph derives the lifetime of tensors from their readers. A real step also holds other memory: tensors that the
+forward code has named, parts of gradients that are summed, objects between the layers. The profiled step ran on one device
+in code order, and the graph can be simulated in that order. If the step held more while an op ran than the graph accounts
+for, the difference is added to that op's temporaries. So the simulated peak of one device is never below the measured one,
+with any optimizer. A device that runs ops in order of readiness (`fifo`) may have its peak elsewhere; if that peak is below
+the measured one, one op gets the difference as well.
 Complexity: O(ops log ops + edges).
 """
 
@@ -25,9 +24,9 @@ from ...torch.records import PARTS_TYPE
 
 
 def code_order(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: of the ops whose inputs are there the first one by index, parts before all others, as PyTorch runs them.
+    """Returns int64[n], PyTorch's order: the first ready op by index, and ops that produce parts before all others.
 
-    Autograd goes through the backward ops by their index, too. Parts of a tensor are there as soon as the tensor is.
+    Autograd also runs backward ops by index. Parts of a tensor are available as soon as the tensor is.
 
     >>> graph = OpGraph.from_edges([1] * 5, [(0, 1, 30), (2, 3, 30), (1, 4, 1), (3, 4, 1)])    # two branches
     >>> code_order(graph).tolist()
@@ -49,9 +48,9 @@ def code_order(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph:
-    """The graph whose ops have what else was held while they ran as temporary bytes.
+    """Returns the graph with temporary bytes increased to the measured levels.
 
-    `measured` is op -> bytes that were held at most, without the persistent bytes that are there before the step.
+    `measured` is op -> most bytes held while it ran, without the persistent bytes from before the step.
 
     >>> graph = OpGraph.from_edges([1, 1], [(0, 1, 30)], persistent_bytes=[5, 0], reuse=[0, 0])
     >>> with_measured_levels(graph, {0: 40, 1: 20}).temp_bytes.tolist()
@@ -59,15 +58,15 @@ def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph
     """
     if not measured:
         return graph
-    ops, held = np.array(list(measured)), np.array(list(measured.values()), dtype=np.int64)
+    ops, held_bytes = np.array(list(measured)), np.array(list(measured.values()), dtype=np.int64)
     temporary = graph.temp_bytes.copy()
     in_code_order = live_bytes_per_op(graph, code_order(graph))
-    temporary[ops] += np.maximum(held - in_code_order[ops], 0)
+    temporary[ops] += np.maximum(held_bytes - in_code_order[ops], 0)
     graph = graph.replace(temp_bytes=temporary)
     in_order_of_readiness = live_bytes_per_op(graph, readiness_order(graph))
-    missing = int(held.max() - in_order_of_readiness.max())
+    missing = int(held_bytes.max() - in_order_of_readiness.max())
     if missing > 0:
         earlier = np.maximum(live_bytes_per_op(graph, code_order(graph)) - in_order_of_readiness, 0)
         op = np.lexsort((-in_order_of_readiness, earlier))[0]
-        temporary[op] += held.max() - in_order_of_readiness[op]
+        temporary[op] += held_bytes.max() - in_order_of_readiness[op]
     return graph.replace(temp_bytes=temporary)

@@ -1,8 +1,8 @@
-"""Tensors that the code of a forward holds by a name, a list or a closure after their last reader: skips of a U-Net, `q = ...`.
+"""Finds tensors that the forward code holds by a name, a list or a closure after their last reader.
 
-Python holds them until the name goes, at the latest when the forward returns. In a plain training step the backward pass needs
-most of them anyway; but a step that computes them again holds them all the same. One forward pass, in which autograd keeps
-nothing, shows what is alive when each call begins.
+Examples are skip connections of a U-Net, or `q = ...`. Python holds them until the name is gone, at the latest when the forward
+pass returns. In a plain training step the backward pass needs most of them anyway, but a step that recomputes them still holds
+them all. One forward pass, in which autograd retains nothing, shows which are alive when each call begins.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ...torch.runtime.storage import is_plain, storage_key
 from ...torch.runtime.tree import tensors
 
 Named = dict[tuple[int, int], int]
-"""A call and the position of one of its outputs -> the last call at whose start that tensor is alive."""
+"""(call, position of one of its outputs) -> the last call at whose start that tensor is alive."""
 
 
-def named_tensors(found: Trace, interceptor: Interceptor, forward: Callable[[], Any]) -> Named:
-    """Run `forward` once more; empty where its code needs what autograd keeps."""
-    before, watch = interceptor.handler, _Watch(found)
+def named_tensors(trace: Trace, interceptor: Interceptor, forward: Callable[[], Any]) -> Named:
+    """Runs `forward` once more; returns an empty dict if its code needs what autograd retains."""
+    before, watch = interceptor.handler, _Watch(trace)
     interceptor.handler = watch
     try:
         with saved_tensors_hooks(lambda tensor: None, _refuse):
@@ -44,10 +44,10 @@ def _refuse(packed: None) -> Any:
 
 
 class _Watch(Handler):
-    """Looks at each call which tensors of earlier ones are still alive."""
+    """Checks at each call which outputs of earlier calls are still alive."""
 
-    def __init__(self, found: Trace):
-        self.index = found.index
+    def __init__(self, trace: Trace):
+        self.index = trace.index
         self.alive: dict[tuple[int, int], StorageWeakRef] = {}
         self.last: Named = {}
 
@@ -55,17 +55,17 @@ class _Watch(Handler):
         self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
     ) -> Any:
         op = self.index.get(key, -1)
-        self.alive = {made: storage for made, storage in self.alive.items() if not storage.expired()}
+        self.alive = {key_of_output: storage for key_of_output, storage in self.alive.items() if not storage.expired()}
         if op >= 0:
             self.last.update(dict.fromkeys(self.alive, op))
         with kept_activations():
             outputs = run(*args, **kwargs)
-        old = {storage_key(t) for t in tensors((args, kwargs))}
+        input_storages = {storage_key(t) for t in tensors((args, kwargs))}
         for position, tensor in enumerate(tensors(outputs)) if op >= 0 else ():
-            if is_plain(tensor) and storage_key(tensor) not in old:
+            if is_plain(tensor) and storage_key(tensor) not in input_storages:
                 self.alive[op, position] = StorageWeakRef(tensor.untyped_storage())
         return outputs
 
-    def region(self, frame: Frame, what: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A checkpointed region runs plainly."""
-        return plainly(run, args, kwargs) if recomputes(what, args) else run(*args, **kwargs)
+    def region(self, frame: Frame, region_kind: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Runs a checkpointed region without checkpointing."""
+        return plainly(run, args, kwargs) if recomputes(region_kind, args) else run(*args, **kwargs)

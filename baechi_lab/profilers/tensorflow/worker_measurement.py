@@ -1,6 +1,6 @@
-"""Measuring in a worker process: whatever becomes of TensorFlow there, the caller gets a result or one clear error.
+"""Measures in a worker process: if TensorFlow crashes or hangs there, the caller gets one clear error.
 
-What is measured, and how, is in `measured`; here is only the way there and back.
+`measurement` does the measuring; this module sends the request and reads the answer.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ...graph.step import Step
 from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message, Send
 from ...workers.transport import read_step, step_arrays, step_header
-from ..machine_load import Others
-from .measured import (
+from ..machine_load import OtherPrograms
+from .measurement import (
     Measurement,
     Runner,
     check_counts,
-    collect,
+    collect_traces,
     default_device,
     device_kind,
     read_traces,
@@ -39,12 +39,14 @@ def measure(
     progress: bool = False,
     worker: Worker | None = None,
 ) -> tuple[str, str, Measurement]:
-    """The device that was measured (default: the first GPU, else the CPU), its kind, and what each op costs on it.
+    """Returns the measured device (default: the first GPU, else the CPU), its kind, and the cost of each op on it.
 
-    Raises `InvalidInput` for bad counts, `UnknownNameError` for a device that TensorFlow lacks, `ExecutionError` when
-    the worker process dies, hangs beyond `timeout` seconds, or TensorFlow cannot run the step.
+    Raises:
+        InvalidInput: a count is invalid.
+        UnknownNameError: TensorFlow does not have the device.
+        ExecutionError: the worker process died or took longer than `timeout` seconds, or TensorFlow cannot run the step.
 
-    >>> where, kind, costs = measure(step)  # doctest: +SKIP
+    >>> device_name, kind, costs = measure(step)  # doctest: +SKIP
     """
     from tqdm.auto import tqdm
 
@@ -66,34 +68,43 @@ def measure(
 
 
 def _measurement(answer: Message) -> Measurement:
-    duration, temp, kept, seen, outputs, run_us = answer.arrays
+    duration_us, temp_bytes, persistent_bytes, in_trace, outputs, run_us = answer.arrays
     sizes = {(op, slot): size for op, slot, size in outputs.tolist()}
-    return Measurement(duration, temp, kept, sizes, seen, run_us, answer.header["others_share"])
+    return Measurement(
+        duration_us, temp_bytes, persistent_bytes, sizes, in_trace, run_us, answer.header["others_share"]
+    )
 
 
 def serve(request: Message, send: Send) -> None:
-    """Measure the step of a `profile` request; sends `progress` per step, then `profile`."""
+    """Measures the step of a `profile` request; sends `progress` after each step, then `profile`."""
     header = request.header
     step = read_step(header, request.arrays)[0]
     device = header["device"] or default_device()
     kind = device_kind(device)
-    others = Others(time.process_time)  # the whole time counts, since the system's clocks are coarse
+    other_programs = OtherPrograms(time.process_time)  # covers the whole time, because the system's clocks are coarse
     with step_session(step, device) as run:
-        traces = collect(_telling(run, send), header["warmup"], header["runs"], progress=False)
-        others_share = others.share()
-    found = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
-    rows = [(op, slot, size) for (op, slot), size in sorted(found.output_bytes.items())]
+        traces = collect_traces(_report_each_step(run, send), header["warmup"], header["runs"], progress=False)
+        others_share = other_programs.share()
+    measurement = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
+    rows = [(op, slot, size) for (op, slot), size in sorted(measurement.output_bytes.items())]
     outputs = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    costs = (found.duration_us, found.temp_bytes, found.kept_bytes, found.seen, outputs, found.run_us)
+    costs = (
+        measurement.duration_us,
+        measurement.temp_bytes,
+        measurement.persistent_bytes,
+        measurement.in_trace,
+        outputs,
+        measurement.run_us,
+    )
     send("profile", {"device": device, "device_kind": kind, "others_share": others_share}, costs)
 
 
-def _telling(run: Runner, send: Send) -> Runner:
-    """`run`, which says after each step that it has ended."""
+def _report_each_step(run: Runner, send: Send) -> Runner:
+    """Wraps `run` so that it sends `progress` after each step."""
 
-    def told(traced: bool) -> Any:
+    def run_and_report(traced: bool) -> Any:
         metadata = run(traced)
         send("progress")
         return metadata
 
-    return told
+    return run_and_report

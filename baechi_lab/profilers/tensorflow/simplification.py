@@ -1,14 +1,14 @@
-"""Take from a traced graph what only tracing put there, so that what is left can be spread over devices.
+"""Removes ops that only tracing added, so that the remaining graph can be distributed over devices.
 
-A traced function ends in a barrier: its outputs wait for every side effect, and Keras passes all gradients
-through one `IdentityN`. On one device that costs nothing; on several it would pull every gradient through one of
-them. The rewrites below keep every value and every order between reads and writes of one variable:
+A traced function ends in a barrier: its outputs wait for every side effect, and Keras passes all gradients through one
+`IdentityN`. On one device that costs nothing; on several devices it would pull every gradient through one of them. The
+rewrites below preserve every value and every order between reads and writes of one variable:
 
-* data flows past IdentityN and past the arguments and results of inlined calls, handles past any Identity;
+* data bypasses IdentityN and the arguments and results of inlined calls, handles bypass any Identity;
 * the barrier of the outputs becomes the list of side effects that must run (`updates`);
-* NoOps that join control dependencies are dissolved where that adds no edges;
-* control dependencies of and on constants go;
-* reads of one variable that must see the same value are one read.
+* NoOps that join control dependencies are dissolved if that adds no edges;
+* control dependencies of and on constants are removed;
+* reads of one variable that must see the same value are merged.
 
 Each pass is linear in nodes and edges.
 """
@@ -16,7 +16,7 @@ Each pass is linear in nodes and edges.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -24,34 +24,37 @@ from ...errors import InvalidInput
 from ...graph.kernels.csr import topological_order
 from .nodes import READ_ONLY, control_inputs, data_inputs, has_side_effect, join, reachable, split
 
+if TYPE_CHECKING:
+    from tensorflow.core.framework.node_def_pb2 import NodeDef
+
 INLINER_SCOPE = "Func/"
-"""Where TensorFlow's inliner puts the arguments and results of a call."""
+"""Scope of the arguments and results of calls that TensorFlow's inliner has replaced."""
 
 _ALWAYS_READY = frozenset({"Const", "VarHandleOp", "Placeholder"})
 
 
 def simplify(
-    nodes: list[Any], inputs: list[str], outputs: list[str], effects: list[str]
-) -> tuple[list[Any], list[str], list[str]]:
-    """Nodes in topological order, the outputs' references, and the ops that must run besides them.
+    nodes: list[NodeDef], inputs: list[str], outputs: list[str], effects: list[str]
+) -> tuple[list[NodeDef], list[str], list[str]]:
+    """Returns the nodes in topological order, the outputs' references, and the ops that must run besides them.
 
-    `nodes` are NodeDefs (changed in place), `inputs` names of Placeholders that are kept in any case, `outputs`
-    references like `"Identity:0"`, `effects` ops that the function runs for their side effects.
+    `nodes` are NodeDefs (changed in place), `inputs` are names of Placeholders that always stay, `outputs` are references
+    like `"Identity:0"`, `effects` are ops that the function runs for their side effects.
     """
     table = {n.name: n for n in nodes}
-    ran = reachable(table, [*effects, *(split(r)[0] for r in outputs)])
-    updates = [n.name for n in nodes if n.name in ran and has_side_effect(n.op)]
+    executed_ops = reachable(table, [*effects, *(split(r)[0] for r in outputs)])
+    updates = [n.name for n in nodes if n.name in executed_ops and has_side_effect(n.op)]
     _release_outputs(table, outputs)
     outputs = _bypass_identities(nodes, outputs)
     _drop_constant_controls(table)
     _merge_reads(table)
     _dissolve_barriers(table)
-    kept = reachable(table, [*inputs, *updates, *(split(r)[0] for r in outputs)])
-    return _in_topological_order([n for n in nodes if n.name in kept]), outputs, updates
+    remaining_ops = reachable(table, [*inputs, *updates, *(split(r)[0] for r in outputs)])
+    return _in_topological_order([n for n in nodes if n.name in remaining_ops]), outputs, updates
 
 
-def _set_inputs(node: Any, references: list[str]) -> None:
-    """Data inputs first and in order, then each control dependency once, none on an op that is read anyway."""
+def _set_inputs(node: NodeDef, references: list[str]) -> None:
+    """Sets data inputs in order, then each control dependency once, without those on ops that are read anyway."""
     data = [r for r in references if not r.startswith("^")]
     read = {split(r)[0] for r in data}
     controls = [r for r in dict.fromkeys(references) if r.startswith("^") and r[1:] not in read and r[1:] != node.name]
@@ -59,18 +62,18 @@ def _set_inputs(node: Any, references: list[str]) -> None:
     node.input.extend(data + controls)
 
 
-def _release_outputs(table: dict[str, Any], outputs: list[str]) -> None:
-    """An output's final Identity need not wait for side effects that are run in their own right."""
+def _release_outputs(table: dict[str, NodeDef], outputs: list[str]) -> None:
+    """Removes the control inputs of an output's final Identity: side effects run in their own right."""
     for reference in outputs:
         node = table[split(reference)[0]]
         if node.op == "Identity":
             _set_inputs(node, [join(*r) for r in data_inputs(node)])
 
 
-def _bypass_identities(nodes: list[Any], outputs: list[str]) -> list[str]:
-    """Consumers read what an IdentityN or a call's argument reads, and a handle from its source.
+def _bypass_identities(nodes: list[NodeDef], outputs: list[str]) -> list[str]:
+    """Makes consumers read the inputs of an IdentityN or a call's argument, and handles from their source.
 
-    What the bypassed op waited for, its consumers wait for. Returns the outputs' new references.
+    Consumers also wait for the ops that the bypassed op waited for. Returns the outputs' new references.
     """
     import tensorflow as tf
 
@@ -96,13 +99,13 @@ def _bypass_identities(nodes: list[Any], outputs: list[str]) -> list[str]:
 
 
 def join_output(reference: str) -> str:
-    """A tensor's full name, `"op:0"`."""
+    """Returns a tensor's full name, `"op:0"`."""
     name, output = split(reference)
     return f"{name}:{output}"
 
 
-def _drop_constant_controls(table: dict[str, Any]) -> None:
-    """A constant need not wait, and waiting for one is no wait."""
+def _drop_constant_controls(table: dict[str, NodeDef]) -> None:
+    """Removes control dependencies of constants and on constants."""
     for node in table.values():
         if control_inputs(node):
             keep = (
@@ -113,8 +116,8 @@ def _drop_constant_controls(table: dict[str, Any]) -> None:
             _set_inputs(node, [*(join(*r) for r in data_inputs(node)), *("^" + c for c in keep)])
 
 
-def _merge_reads(table: dict[str, Any]) -> None:
-    """One ReadVariableOp for all that wait for the same ops; for a variable that nobody writes, one in all.
+def _merge_reads(table: dict[str, NodeDef]) -> None:
+    """Merges the reads of a variable that wait for the same ops; all reads of a variable that is never written.
 
     Reads that wait for the same ops see the same value: the traced function orders every write after each of them.
     """
@@ -122,7 +125,7 @@ def _merge_reads(table: dict[str, Any]) -> None:
     for node in table.values():
         if node.op not in READ_ONLY:
             written.update(name for name, _ in data_inputs(node) if table[name].op == "VarHandleOp")
-    first: dict[tuple[Any, ...], str] = {}
+    first: dict[tuple[object, ...], str] = {}
     same: dict[str, str] = {}
     for node in table.values():
         if node.op != "ReadVariableOp":
@@ -135,13 +138,13 @@ def _merge_reads(table: dict[str, Any]) -> None:
             _set_inputs(node, [join(*handle)])
         same[node.name] = first.setdefault((handle, node.attr["dtype"].type, waits), node.name)
     for node in table.values():
-        moved = [join(same.get(p, p), k) for p, k in map(split, node.input)]
-        if moved != list(node.input):
-            _set_inputs(node, moved)
+        references = [join(same.get(p, p), k) for p, k in map(split, node.input)]
+        if references != list(node.input):
+            _set_inputs(node, references)
 
 
-def _dissolve_barriers(table: dict[str, Any]) -> None:
-    """Connect the two sides of a NoOp directly where that needs no more edges than the NoOp."""
+def _dissolve_barriers(table: dict[str, NodeDef]) -> None:
+    """Connects both sides of a NoOp directly if that needs no more edges than the NoOp."""
     waiting: dict[str, set[str]] = defaultdict(set)
     for node in table.values():
         for control in control_inputs(node):
@@ -161,7 +164,7 @@ def _dissolve_barriers(table: dict[str, Any]) -> None:
             waiting[b].discard(name)
 
 
-def _in_topological_order(nodes: list[Any]) -> list[Any]:
+def _in_topological_order(nodes: list[NodeDef]) -> list[NodeDef]:
     index = {n.name: i for i, n in enumerate(nodes)}
     pairs = [(index[split(r)[0]], i) for i, n in enumerate(nodes) for r in n.input]
     source, target = np.array(pairs, dtype=np.int32).reshape(-1, 2).T

@@ -1,0 +1,62 @@
+"""How TensorFlow's ops get the memory of their outputs (`OpGraph.reuse`), mostly by op type.
+
+Views pass on their input or parts of it, and `ReadVariableOp` passes on the variable itself. Most elementwise kernels
+overwrite an input that has no other reference (`forward_input_or_allocate_output` in their source). All other kernels and
+unknown types allocate. Cross entropy writes its gradient over the logits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ...graph.opgraph import OVERWRITES, OWN, VIEW
+from .structure import Structure
+
+VIEWS = frozenset(
+    str.split("""
+        Bitcast CheckNumerics DebugIdentity EnsureShape ExpandDims GuaranteeConst Identity IdentityN
+        PlaceholderWithDefault PreventGradient ReadVariableOp Reshape Snapshot Squeeze StopGradient
+    """)
+)
+IN_PLACE = frozenset(
+    str.split("""
+        Abs Acos Acosh AccumulateNV2 Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr
+        BitwiseXor Ceil ClipByValue Conj Cos Cosh Digamma Div DivNoNan Elu EluGrad Equal Erf Erfc Erfinv Exp Expm1
+        Floor FloorDiv FloorMod Inv InvGrad Invert LeakyRelu LeakyReluGrad Lgamma Log Log1p LogSoftmax LogicalAnd
+        LogicalNot LogicalOr Maximum Minimum Mod Mul MulNoNan Neg NextAfter Pow RealDiv Reciprocal ReciprocalGrad Relu
+        Relu6 Relu6Grad ReluGrad Rint Round Rsqrt RsqrtGrad Select SelectV2 Selu SeluGrad Sigmoid SigmoidGrad Sign Sin
+        Sinh SparseSoftmaxCrossEntropyWithLogits Softmax SoftmaxCrossEntropyWithLogits Softplus SoftplusGrad Softsign
+        SoftsignGrad Sqrt SqrtGrad Square SquaredDifference Sub Tan Tanh TanhGrad TruncateDiv TruncateMod Xdivy
+        Xlog1py Xlogy ZerosLike
+    """)
+)
+
+
+ALIGNED = 64
+"""Bytes to which TensorFlow's tensors are aligned (`EIGEN_MAX_ALIGN_BYTES`)."""
+
+
+def reuse_of(structure: Structure) -> NDArray[np.int8]:
+    """Returns int8[n], the `OpGraph.reuse` of a step's ops.
+
+    >>> from types import SimpleNamespace
+    >>> nodes = [SimpleNamespace(op=kind) for kind in ("MatMul", "Relu", "Reshape")]
+    >>> reuse_of(SimpleNamespace(nodes=nodes)).tolist() == [OWN, OVERWRITES, VIEW]
+    True
+    """
+    return np.array([_reuse(structure, op) for op in range(len(structure.nodes))], dtype=np.int8)
+
+
+def _reuse(structure: Structure, op: int) -> int:
+    kind = structure.nodes[op].op
+    if kind in VIEWS or (kind == "Unpack" and _cuts(structure, op)):
+        return VIEW
+    return OVERWRITES if kind in IN_PLACE else OWN
+
+
+def _cuts(structure: Structure, op: int) -> bool:
+    """Whether an `Unpack` passes on slices of its input: along the first axis, each aligned (`UnpackOp::Compute`)."""
+    attributes, size = structure.nodes[op].attr, structure.tensor_bytes[list(structure.output_tensors[op])]
+    axis = attributes["axis"].i if "axis" in attributes else 0  # reading an absent key would add it
+    return bool(axis == 0 and len(size) and not (size % ALIGNED).any())

@@ -1,0 +1,144 @@
+"""Reads programs of `torch.export` as `Program`, from memory or from a `.pt2` file.
+
+Calls run on meta tensors, so that composite operators are counted by the operators that they run (`kernels`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ...graph.formats.reading import read, stem, with_file_name
+from ...torch.runtime.tree import map_tensors, tensors
+from ..programs.records import Program, check_sizes
+from .exported_file import read_document, read_program
+from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, meta, without_gradients
+
+
+def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, int] | None = None) -> Program:
+    """Reads the operators of an `ExportedProgram` or a `.pt2` file.
+
+    Raises:
+        FormatError, InvalidInput: see `bl.profile_program`.
+    """
+    if isinstance(source, torch.export.ExportedProgram):
+        return _read_exported(source, batch_size, sizes or {})
+    document = with_file_name(source, lambda: read_document(read(source)))
+    return with_file_name(source, lambda: read_program(document, stem(source), batch_size, sizes or {}))
+
+
+def _read_exported(program: torch.export.ExportedProgram, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+    reader = _Reader(type(program.graph_module).__name__.lower(), OpenSizes(batch_size, sizes))
+    signature, trained = program.graph_signature, {}
+    for node in program.graph.nodes:
+        if node.op == "placeholder":
+            reader.input(node)
+            trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
+    reader.read(program.graph_module)
+    parameters = {name: trained[name] for name in signature.inputs_to_parameters}
+    outputs = [reader.name_of(n) for node in program.graph.nodes if node.op == "output" for n in node.all_input_nodes]
+    check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
+    return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
+
+
+def _is_item(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and str(node.target).startswith("<built-in function getitem>")
+
+
+class _Reader:
+    """Reads the graph of an `ExportedProgram` and its nested graphs."""
+
+    def __init__(self, name: str, open_sizes: OpenSizes):
+        self.builder, self.open_sizes = ProgramBuilder(name), open_sizes
+        self.value: dict[torch.fx.Node, Any] = {}
+        self.passed_for: dict[
+            torch.fx.Node, torch.fx.Node
+        ] = {}  # input of a nested graph -> the argument passed for it
+        self.returned: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # call of a nested graph -> what it returns
+        self.prefix: dict[torch.fx.Graph, str] = {}  # nested graph -> prefix of the names of its values
+        self.detached = False
+
+    def input(self, node: torch.fx.Node) -> None:
+        """Reads an input or a parameter."""
+        self.value[node] = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
+        self.builder.size[node.name] = sum(t.numel() * t.element_size() for t in tensors(self.value[node]))
+
+    def read(self, module: torch.fx.GraphModule) -> None:
+        """Reads all calls of a graph."""
+        for node in module.graph.nodes:
+            if node.op != "call_function" or _is_item(node):
+                continue
+            if str(node.target).endswith(WRAPPERS):
+                self._read_wrapped(node, module)
+            else:
+                self._call(node)
+
+    def _read_wrapped(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> None:
+        k = next(k for k, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and a.op == "get_attr")
+        inner = module.get_submodule(node.args[k].target)
+        inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
+        self.passed_for.update(zip(inputs, node.args[k + 1 :], strict=True))
+        self.prefix[inner.graph] = f"{self.name_of(node)}."
+        outer = self.detached
+        self.detached |= without_gradients(str(node.target), node.args)
+        self.read(inner)
+        self.detached = outer
+        (end,) = (n for n in inner.graph.nodes if n.op == "output")
+        self.returned[node] = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
+
+    def _call(self, node: torch.fx.Node) -> None:
+        value = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
+        self.value[node] = value
+        if not list(tensors(value)):  # arithmetic of sizes
+            return
+        args, kwargs = torch.fx.node.map_aggregate((node.args, dict(node.kwargs)), self._argument)
+        target = node.target if isinstance(node.target, torch._ops.OpOverload) else None
+        name, several = self.name_of(node), isinstance(value, (list, tuple))
+        outputs = {f"{name}.{k}" if several else name: t for k, t in enumerate(tensors(value))}
+        reads = [self.name_of(n) for n in node.all_input_nodes]
+        module = innermost(node.meta.get("nn_module_stack"))
+        self.builder.add(node.name, module, str(node.target), (target, args, kwargs), reads, outputs, self.detached)
+
+    def _source(self, node: torch.fx.Node) -> torch.fx.Node:
+        """Returns the node of the same value outside nested graphs, or in the nested graph that returns it."""
+        while True:
+            if node in self.passed_for:
+                node = self.passed_for[node]
+            elif _is_item(node) and node.args[0] in self.returned:
+                node = self.returned[node.args[0]][node.args[1]]
+            elif node in self.returned:
+                node = self.returned[node][0]
+            else:
+                return node
+
+    def name_of(self, node: torch.fx.Node) -> str:
+        """Returns the name of a node's value; an item of a result is named by its position in it."""
+        node = self._source(node)
+        if _is_item(node):
+            return f"{self.name_of(node.args[0])}.{node.args[1]}"
+        return self.prefix.get(node.graph, "") + str(node.name)
+
+    def _argument(self, argument: Any) -> Any:
+        """Returns an argument for a call on meta tensors."""
+        if isinstance(argument, torch.fx.Node):
+            return self._value_of(self._source(argument))
+        return torch.device("meta") if isinstance(argument, torch.device) else argument
+
+    def _value_of(self, node: torch.fx.Node) -> Any:
+        if node not in self.value:
+            source = self._source(node.args[0]) if _is_item(node) else None
+            self.value[node] = (
+                self.value[source][node.args[1]]
+                if source in self.value
+                else _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
+            )
+        return self.value[node]
+
+
+def _as_meta_tensors(value: Any, name: str, open_sizes: OpenSizes) -> Any:
+    """Replaces fake tensors by meta tensors and symbols by whole numbers."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
+        return open_sizes.of(value, name, 1)
+    return map_tensors(value, lambda t: meta([open_sizes.of(d, name, k) for k, d in enumerate(t.shape)], t.dtype))

@@ -1,0 +1,393 @@
+"""Runs a model on fake tensors: shapes and types without data, so that a model of any size runs anywhere.
+
+Every parameter, buffer and input is replaced by a fake tensor on the CPU, even if it was on the meta device, so that code
+that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use.
+Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are random.
+
+Operators that read values (`item()`, `nonzero()`) run if the values depend only on integer inputs and on tensors that the
+model creates itself (see `known_values`), or if they only ask whether all values are finite. Otherwise `InvalidInput` is
+raised. If such values are known, `transformers` takes the same path as with real tensors, so that it omits the same masks.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from types import CellType, FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedFakeTensorException,
+    UnsupportedOperatorException,
+)
+from torch.nn import functional
+from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ...errors import InvalidInput
+from ...torch.runtime.tree import map_tensors
+from ...torch.snapshot import ModelSnapshot
+from .known_values import KnownValues
+from .routing import EvenRouting, expert_counts
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+DTYPES = {
+    "fp32": torch.float32,
+    "float32": torch.float32,
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    "fp16": torch.float16,
+    "float16": torch.float16,
+    "half": torch.float16,
+}
+
+_SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+_GROUPED = torch.ops.aten._grouped_mm.default
+_DEVICE = torch.ops.prim.device.default
+_ITEM = torch.ops.aten._local_scalar_dense.default
+_KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
+"""Operators on sparse tensors whose shape functions lose the number of entries."""
+_NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+_UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
+
+
+def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
+    """Returns a floating-point type by its name, a type itself, or None for None."""
+    if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
+        return dtype
+    name = str(dtype).lower().removeprefix("torch.")
+    if name not in DTYPES:
+        raise InvalidInput(f"{field} is {dtype!r:.60}; it must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+@contextmanager
+def use_fake_tensors(
+    model: nn.Module,
+    inputs: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    autocast: torch.dtype | None = None,
+    observer: OperatorObserver | None = None,
+) -> Iterator[Any]:
+    """Runs the body with a fake model, under fake tensors and `observer`; yields the fake inputs.
+
+    Args:
+        model: restored afterwards, with everything that it holds besides parameters and buffers.
+        inputs: any structure of tensors.
+        dtype: type of floating-point parameters, buffers and inputs, as after `model.to(dtype)`.
+        autocast: type of matrix products, as under `torch.autocast`.
+        observer: a mode that sees every operator that runs.
+
+    Raises:
+        InvalidInput: the model reads values that fake tensors do not have, or has parameters without a shape.
+    """
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = _TwinMaker(mode, dtype)
+    observer = observer or OperatorObserver()
+    with ExitStack() as stack:
+        stack.callback(_clear_caches, model)
+        stack.enter_context(_swap_tensors(model, fake))
+        stack.enter_context(ModelSnapshot(model))  # enters before the fake mode, so that its copies of values are real
+        stack.enter_context(mode)
+        stack.enter_context(_use_fused_kernels())
+        stack.enter_context(_skip_value_checks())
+        stack.enter_context(_use_known_values(observer.values))
+        observer.routing = EvenRouting(expert_counts(model), observer.values)
+        stack.enter_context(observer)
+        if autocast is not None:
+            stack.enter_context(torch.autocast("cpu", dtype=autocast))
+        try:
+            yield map_tensors(inputs, functools.partial(_fake_input, observer, fake))
+        except _NEEDS_VALUES as error:
+            raise _refusal("the model", error) from error
+        except InvalidInput as error:
+            if isinstance(error.__cause__, _NEEDS_VALUES):
+                raise _refusal(str(error).partition(" failed on")[0], error.__cause__) from error.__cause__
+            raise
+        except _UNKNOWN as error:
+            raise InvalidInput(
+                f"the model cannot be estimated: {_first_line(error)} has no shape function in PyTorch"
+            ) from error
+
+
+def with_full_attention(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Replaces attention masks on the meta device, which have no values, by ones: no token is padding.
+
+    >>> with_full_attention({"attention_mask": torch.empty(1, 2, dtype=torch.long, device="meta")})
+    {'attention_mask': tensor([[1, 1]])}
+    """
+    masks = {k: v for k, v in kwargs.items() if k.endswith("attention_mask") and isinstance(v, torch.Tensor)}
+    return kwargs | {k: torch.ones_like(v, device="cpu") for k, v in masks.items() if v.is_meta and v.dim() == 2}
+
+
+def _fake_input(
+    observer: OperatorObserver, fake: Callable[[torch.Tensor], torch.Tensor], tensor: torch.Tensor
+) -> torch.Tensor:
+    """Returns the fake twin of an input; values of integer and boolean inputs are stored as known."""
+    fake_tensor = fake(tensor)
+    if not (tensor.is_meta or tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided:
+        observer.values.store(fake_tensor, tensor)
+    return fake_tensor
+
+
+def _clear_caches(model: nn.Module) -> None:
+    """Clears the caches (`functools.lru_cache`) of the model's classes, which would keep fake tensors of this run."""
+    classes = {c for m in model.modules() for c in type(m).__mro__ if not c.__module__.startswith("torch.")}
+    for attribute in (value for c in classes for value in vars(c).values()):
+        function = attribute.__func__ if isinstance(attribute, (staticmethod, classmethod)) else attribute
+        cells = (function.__closure__ or ()) if isinstance(function, FunctionType) else ()
+        for candidate in (function, *(cell.cell_contents for cell in cells if cell != CellType())):
+            if isinstance(candidate, _Cache):
+                candidate.cache_clear()
+
+
+_Cache = type(functools.lru_cache(int))
+
+
+class _TwinMaker:
+    """Creates one fake twin per tensor."""
+
+    def __init__(self, mode: FakeTensorMode, dtype: torch.dtype | None):
+        self.mode, self.dtype = mode, dtype
+        self.twins: dict[
+            int, tuple[torch.Tensor, torch.Tensor]
+        ] = {}  # keeps the originals alive, so that ids stay theirs
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        if id(tensor) not in self.twins:
+            self.twins[id(tensor)] = (tensor, self._make(tensor))
+        return self.twins[id(tensor)][1]
+
+    def _make(self, tensor: torch.Tensor) -> torch.Tensor:
+        dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
+        shape = tuple(tensor.shape)
+        dense = tensor.layout is torch.strided and not tensor.is_quantized
+        with self.mode, torch.no_grad():
+            data = (
+                torch.empty_strided(shape, tensor.stride(), dtype=dtype, device="cpu")
+                if dense
+                else torch.empty(shape, dtype=dtype, device="cpu")
+            )
+            if isinstance(tensor, nn.Parameter):
+                twin = nn.Parameter(data, requires_grad=tensor.requires_grad)
+                if hasattr(tensor, "stored_bytes"):  # see `quantization`
+                    twin.stored_bytes = tensor.stored_bytes
+                return twin
+        return data.requires_grad_(tensor.requires_grad)
+
+
+@contextmanager
+def _swap_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]) -> Iterator[None]:
+    """Swaps in fake parameters and buffers, by assignment, because some modules track the attributes that are set."""
+    before = [
+        (module, name, tensor)
+        for module in model.modules()
+        for name, tensor in (*module._parameters.items(), *module._buffers.items())
+        if tensor is not None
+    ]
+    try:
+        for module, name, tensor in before:
+            setattr(module, name, fake(tensor))
+        yield
+    finally:
+        for module, name, tensor in before:
+            setattr(module, name, tensor)
+
+
+@contextmanager
+def _use_fused_kernels() -> Iterator[None]:
+    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, and one for attention with dropout.
+
+    The latter is the kernel of attention without dropout, whose work is the same.
+    """
+    dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+
+    @functools.wraps(dropout)
+    def fused_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+        if has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
+            return dropout(input, p, training, inplace)
+        return torch.native_dropout(input, p, True)[0]
+
+    @functools.wraps(attention)
+    def fused_attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+    ) -> Any:
+        if has_torch_function((query, key, value)):  # an interceptor gets this function, with its draw
+            arguments = (query, key, value, attn_mask, dropout_p, *args)
+            return handle_torch_function(fused_attention, (query, key, value), *arguments, **kwargs)
+        if dropout_p > 0:
+            advance_random_generator()
+        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
+
+    functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
+
+
+@contextmanager
+def _skip_value_checks() -> Iterator[None]:
+    """Disables checks of values in transformers (as many image tokens as images), and PyTorch's own log of failures."""
+    log, before = logging.getLogger("torch._subclasses.fake_tensor"), os.environ.get(_SKIP_CHECKS_VARIABLE)
+    disabled, log.disabled, os.environ[_SKIP_CHECKS_VARIABLE] = log.disabled, True, "1"
+    swap, torch.utils.swap_tensors = torch.utils.swap_tensors, _replace_data  # within `module.to(...)`
+    try:
+        yield
+    finally:
+        log.disabled, torch.utils.swap_tensors = disabled, swap
+        if before is None:
+            del os.environ[_SKIP_CHECKS_VARIABLE]
+        else:
+            os.environ[_SKIP_CHECKS_VARIABLE] = before
+
+
+def _replace_data(parameter: torch.Tensor, converted: torch.Tensor) -> None:
+    """Replaces a parameter's data by the converted tensor, as for a real parameter."""
+    parameter.data = converted.data
+
+
+@contextmanager
+def _use_known_values(values: KnownValues) -> Iterator[None]:
+    """Makes fake tensors with known values real for `transformers`, and prints them as numbers (`f"expert_{index}"`).
+
+    Otherwise `transformers` creates the mask of padded or packed sequences whenever a mask or positions are fake, because it
+    must not read them.
+    """
+
+    def number(tensor: torch.Tensor, spec: str) -> str:
+        real = values.of(tensor) if tensor.dim() == 0 else None
+        return object.__format__(tensor, spec) if real is None else format(real.tolist(), spec)
+
+    library = sys.modules.get("transformers.utils.import_utils")
+    before = getattr(library, "is_fake_tensor", None)
+    FakeTensor.__format__ = number  # type: ignore[method-assign]
+    if before is not None:
+        library.is_fake_tensor = lambda x: before(x) and values.of(x) is None  # type: ignore[union-attr]
+    try:
+        yield
+    finally:
+        del FakeTensor.__format__
+        if before is not None:
+            library.is_fake_tensor = before  # type: ignore[union-attr]
+
+
+class OperatorObserver(TorchDispatchMode):
+    """Sees every operator that runs, and draws a real number whenever an operator would draw.
+
+    Code that asks whether all values are finite, for example to clamp those that are not, gets the answer yes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values = KnownValues()
+        self.routing = EvenRouting(frozenset(), self.values)
+        self.finite = WeakTensorKeyDictionary()  # tensors of that question -> the answer
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # nothing is compiled here, and skipping the check halves the time
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is _DEVICE:  # the answer of FakeTensorMode; the most frequent operator by far
+            return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
+        kwargs = kwargs or {}
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            advance_random_generator()
+        if func is _ITEM and args[0] in self.finite and self.values.of(args[0]) is None:
+            return self.finite[args[0]]
+        args = self.values.index(func, args)
+        try:
+            out = _grouped(*args, **kwargs) if func is _GROUPED else func(*args, **kwargs)
+        except _NEEDS_VALUES:
+            if (answer := self.values.answer(func, args, kwargs)) is None:
+                raise
+            out = answer[0]
+        else:
+            self.values.propagate(func, args, kwargs, out)
+            self.routing.observe(func, args, out)
+        if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
+            out = _with_all_entries(out, [t for t in args if isinstance(t, torch.Tensor)])
+        if self.finite and func._schema.is_mutable:
+            self.finite.pop(args[0], None)
+        if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:
+            self.finite[out] = finite
+        self.observe(func, args, kwargs, out)
+        return out
+
+    def observe(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+        """Handles an operator that has run."""
+
+
+def _common_answer(answers: Any, *args: Any) -> bool | None:
+    """Returns the answer that all arguments share, else None."""
+    argument_answers = {answers.get(a) if isinstance(a, torch.Tensor) else None for a in args}
+    return argument_answers.pop() if len(argument_answers) == 1 else None
+
+
+_ABOUT_FINITE: dict[OpOverload, Callable[..., bool | None]] = {
+    torch.ops.aten.isinf.default: lambda answers, *args: False,
+    torch.ops.aten.isnan.default: lambda answers, *args: False,
+    torch.ops.aten.ne.Scalar: lambda answers, a, b: True if b == float("inf") else None,
+    torch.ops.aten.eq.Scalar: lambda answers, a, b: False if b == float("inf") else None,
+    torch.ops.aten.eq.Tensor: lambda answers, a, b: True if a is b else None,
+    torch.ops.aten.mul.Tensor: _common_answer,
+    torch.ops.aten.logical_or.default: _common_answer,
+    torch.ops.aten.bitwise_or.Tensor: _common_answer,
+    torch.ops.aten.all.default: _common_answer,
+    torch.ops.aten.any.default: _common_answer,
+}
+"""Operators of `isfinite`, `isinf`, `isnan` and their combinations -> the answer, None if they ask more than that."""
+
+
+def _grouped(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+    """Multiplies per expert in any precision; PyTorch's own shape function supports only bfloat16."""
+    groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
+    return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype)
+
+
+def _with_all_entries(total: torch.Tensor, terms: list[torch.Tensor]) -> torch.Tensor:
+    """Returns a sparse sum with the entries of all terms, none of them merged, as in a real backward pass."""
+    indices, values = ([getattr(t, method)() for t in terms] for method in ("_indices", "_values"))
+    count = sum(term_values.shape[0] for term_values in values)
+    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+        total.sparse_dim(),
+        total.dense_dim(),
+        total.shape,
+        indices[0].new_empty(total.sparse_dim(), count),
+        values[0].new_empty(count, *values[0].shape[1:]),
+        layout=torch.sparse_coo,
+        dtype=total.dtype,
+        device=total.device,
+    )
+
+
+def advance_random_generator() -> None:
+    """Advances the random generator."""
+    with torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+        torch.rand(1)
+
+
+def _refusal(who: str, error: BaseException) -> InvalidInput:
+    return InvalidInput(
+        f"{who} looks at the values of tensors ({_first_line(error)}), which an estimate does not have: profile the model "
+        "measured, with weights (bl.torch.profile(model, inputs)), or without that part"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().splitlines()[0][:120] if str(error).strip() else type(error).__name__

@@ -1,0 +1,190 @@
+"""Values of small fake tensors, for code that reads them: masks of ones, positions, integer inputs.
+
+Fake tensors have only shapes. Yet many values that models read do not depend on weights: a padding mask that the model creates,
+the sizes of images, the tokens of the sample. The memory of such a tensor has a real twin on the CPU. If all tensor arguments
+of an operator have twins, its result gets one too. Views share the twin of their base, and writes in place are repeated on it.
+
+Random tensors, tensors larger than `MOST_ELEMENTS`, tensors that are not written yet, and results of arguments without a twin
+have none. Memory loses its twin when such a tensor is written to it. So a value is either that of the step with these inputs,
+or unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from ...torch.runtime.tree import map_tensors, tensors
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+
+MOST_ELEMENTS = 1 << 24
+"""Largest number of elements of a tensor with values, because computing them is real work."""
+
+_aten = torch.ops.aten
+_INDEX = _aten.index.Tensor
+_SELECT = _aten.masked_select.default
+_FILLED: dict[OpOverload, int | None] = {
+    _aten.zeros_like.default: 0,
+    _aten.ones_like.default: 1,
+    _aten.new_zeros.default: 0,
+    _aten.new_ones.default: 1,
+    _aten.full_like.default: None,
+    _aten.new_full.default: None,
+}
+"""Operators that only read a tensor's type -> the value that they fill in; None for their last argument."""
+_EMPTY = frozenset({"empty", "empty_strided", "empty_like", "new_empty", "new_empty_strided"})
+_FAILS = (RuntimeError, TypeError, ValueError, IndexError)
+
+
+class KnownValues:
+    """Maps the memory of fake tensors to its real twin."""
+
+    def __init__(self) -> None:
+        self.twins: dict[int, tuple[StorageWeakRef, torch.Tensor]] = {}
+        self.spoiled: set[int] = set()  # real memory that a fake write has made invalid
+        self.sweep_at = 1024
+
+    def store(self, fake: torch.Tensor, real: torch.Tensor) -> None:
+        """Stores the values of `real` for the memory of `fake`, which must fill all of its memory."""
+        fits = fake.shape == real.shape and fake.dtype == real.dtype and not fake.storage_offset()
+        if not fits or fake.layout is not torch.strided or fake.numel() > MOST_ELEMENTS:
+            return
+        with _without_modes():
+            for dim in (d for d, stride in enumerate(fake.stride()) if stride == 0 and real.shape[d]):
+                real = real.narrow(dim, 0, 1)  # an expanded input: all share one element
+            real_copy = torch.empty_strided(real.size(), fake.stride(), dtype=fake.dtype, device="cpu").copy_(real)
+        if len(self.twins) >= self.sweep_at:
+            self.twins = {key: twin for key, twin in self.twins.items() if not twin[0].expired()}
+            self.sweep_at = 1024 + 2 * len(self.twins)
+        storage = fake.untyped_storage()
+        self.twins[storage._cdata] = (StorageWeakRef(storage), real_copy)
+
+    def of(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """Returns a real tensor with the values of this one, None if they are unknown."""
+        if not isinstance(tensor, FakeTensor):
+            plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
+            has_values = (
+                plain and tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self.spoiled
+            )
+            return tensor if has_values else None
+        if tensor.layout is not torch.strided or isinstance(tensor, nn.Parameter):
+            return None
+        entry = self.twins.get(tensor.untyped_storage()._cdata)
+        if entry is None or entry[0].expired():
+            return None
+        with _without_modes():
+            empty = torch.empty(0, dtype=tensor.dtype)
+            return empty.set_(entry[1].untyped_storage(), tensor.storage_offset(), tensor.size(), tensor.stride())
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Marks the values of this memory as unknown."""
+        if tensor.layout is not torch.strided:
+            return
+        key = tensor.untyped_storage()._cdata
+        if isinstance(tensor, FakeTensor):
+            self.twins.pop(key, None)
+        else:
+            self.spoiled.add(key)
+
+    def propagate(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+        """Gives values to the results of an operator if all its arguments have values."""
+        written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
+        if func.overloadpacket.__name__ in _EMPTY:
+            return
+        if func in _FILLED:
+            self._fill(func, args, out)
+        elif not written and not any(isinstance(t, FakeTensor) and self._fresh(t, args, kwargs) for t in tensors(out)):
+            return  # views, and operators without tensor results
+        elif (
+            any(not isinstance(t, FakeTensor) for t in written)
+            or (real := self._computed(func, args, kwargs, out)) is None
+        ):
+            for tensor in written:
+                self.forget(tensor)
+        elif not written:
+            for output, value in zip(tensors(out), tensors(real), strict=True):
+                self.store(output, value)
+
+    def answer(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
+        """Returns the result of an operator that depends on values (numbers or fake tensors), None if it is unknown."""
+        if func is _SELECT and (mask := self.of(args[1])) is not None and self.of(args[0]) is None:
+            with _without_modes():
+                shape = torch.broadcast_shapes(args[0].shape, mask.shape)
+                count = int(mask.expand(shape).sum())
+            return (args[0].new_empty(count),)
+        real = self._computed(func, args, kwargs, None)
+        if real is None:
+            return None
+        return (map_tensors(real[0], self._fake),)
+
+    def index(self, func: OpOverload, args: Any) -> Any:
+        """Replaces boolean masks with known values, in arguments of indexing, by the positions that they select."""
+        if func is not _INDEX or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
+            return args
+        indices: list[Any] = []
+        for position in args[1]:
+            mask = self.of(position) if position is not None and position.dtype in (torch.bool, torch.uint8) else None
+            if mask is None:
+                indices.append(position)
+                continue
+            with _without_modes():
+                positions = mask.nonzero(as_tuple=True)
+            indices += [self._fake(p) for p in positions]
+        return (args[0], indices, *args[2:])
+
+    def _fake(self, real: torch.Tensor) -> torch.Tensor:
+        fake = torch.empty_strided(real.size(), real.stride(), dtype=real.dtype, device="cpu")
+        self.store(fake, real)
+        return fake
+
+    def _fresh(self, tensor: torch.Tensor, args: Any, kwargs: Any) -> bool:
+        if tensor.layout is not torch.strided:
+            return False
+        storage_id = tensor.untyped_storage()._cdata
+        return all(
+            t.layout is not torch.strided or t.untyped_storage()._cdata != storage_id for t in tensors((args, kwargs))
+        )
+
+    def _fill(self, func: OpOverload, args: Any, out: torch.Tensor) -> None:
+        value = args[-1] if _FILLED[func] is None else _FILLED[func]
+        if out.numel() <= MOST_ELEMENTS and not isinstance(value, torch.Tensor):
+            with _without_modes():
+                real = torch.full(out.shape, value, dtype=out.dtype)
+            self.store(out, real)
+
+    def _computed(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> tuple[Any] | None:
+        """Returns the operator's real result if all arguments have values and it is small; None otherwise."""
+        if torch.Tag.nondeterministic_seeded in func.tags or sum(t.numel() for t in tensors(out)) > MOST_ELEMENTS:
+            return None
+        real_tensors = [self.of(t) for t in tensors((args, kwargs))]
+        if any(t is None for t in real_tensors):
+            return None
+        twins = iter(real_tensors)
+        args, kwargs = map_tensors((args, kwargs), lambda _: next(twins))
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        try:
+            with _without_modes():
+                return (func(*args, **kwargs),)
+        except _FAILS:
+            return None
+
+
+def _without_modes() -> Any:
+    """Hides what runs within it from all modes: it is not part of the model."""
+    return torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
+
+
+def _written_tensors(func: OpOverload, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """Yields the tensors that an operator writes in place."""
+    for k, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            tensor_argument = args[k] if k < len(args) else kwargs.get(argument.name)
+            yield from tensors(tensor_argument)

@@ -1,0 +1,181 @@
+"""`bl.torch.profile(..., hardware=...)`: estimates the costs of a model's layers on hardware that need not be present.
+
+The model runs once on fake tensors (see `fake_tensors`), so that neither weights nor activations take memory. The roofline
+that all frameworks share turns FLOPs and bytes of every ATen operator (`kernels`) into time. Calls, dependencies and memory
+classes come from the same tracer and interception as those of a measured profile. With an optimizer, every call with
+parameters of its own gets an op that updates them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from ...errors import UnknownNameError
+from ...graph import OpGraph
+from ...graph.hardware import Hardware
+from ...torch.runtime.intercept import Interceptor
+from ...torch.runtime.storage import tensor_bytes
+from ...torch.runtime.tree import as_arguments, tensors
+from ...torch.step import TorchStep
+from ...torch.tracing import trace
+from ..roofline import Kernel, estimated_us, work_of
+from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
+from .layer_graph import LayerProfile, Loss, durations, layer_graph
+from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
+from .operator_counter import Counter, WorkWatch
+from .optimizer_update import Update
+from .unused_parameters import warn_about_unused_parameters
+
+OPTIMIZERS = {
+    "sgd": 0,
+    "momentum": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "lion": 1,
+    "adam": 2,
+    "adamw": 2,
+    "adamax": 2,
+    "nadam": 2,
+    "radam": 2,
+    "adadelta": 2,
+    "lamb": 2,
+}
+"""Number of tensors of a parameter's size that an optimizer keeps as state."""
+
+
+def optimizer_states(name: str) -> int:
+    """Returns the number of tensors of a parameter's size that an optimizer keeps as state.
+
+    >>> optimizer_states("AdamW"), optimizer_states("sgd")
+    (2, 0)
+    """
+    if str(name).lower() not in OPTIMIZERS:
+        raise UnknownNameError.of("optimizer", name, OPTIMIZERS)
+    return OPTIMIZERS[str(name).lower()]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEstimate:
+    """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.
+
+    `kernels` are ((phase, call), kernel) in the order in which they ran, with phase "f" or "b". Recomputed calls have their
+    forward kernels in both phases.
+    """
+
+    layers: LayerProfile
+    kernels: tuple[tuple[tuple[str, int], Kernel], ...]
+
+    @property
+    def flops(self) -> float:
+        """FLOPs of the matrix products of the whole step, comparable with `6ND`."""
+        return sum(kernel.flops for _, kernel in self.kernels if kernel.matrix)
+
+    def microseconds(self, hardware: Hardware) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+        """Returns forward and backward times, float64[calls + 1] each; the loss is last."""
+        n = len(self.layers.trace.calls) + 1  # the loss comes last
+        work = work_of(2 * n, ((n * (phase == "b") + call, kernel) for (phase, call), kernel in self.kernels))
+        total = estimated_us(work, hardware)
+        return total[:n], total[n:]
+
+    def graph(self, kinds: Mapping[str, Hardware], *, optimizer: str | None = None, states: int = 0) -> OpGraph:
+        """Builds the OpGraph with durations by device kind, the first being the reference; `optimizer` adds updates."""
+        if optimizer is not None:
+            states = optimizer_states(optimizer)
+        layers_by_kind = {
+            kind: self._layers_with_times(hardware, None if optimizer is None else states)
+            for kind, hardware in kinds.items()
+        }
+        graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states)
+        return graph.replace(duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()})
+
+    def _layers_with_times(self, hardware: Hardware, states: int | None) -> LayerProfile:
+        """Returns the layers with times.
+
+        An update reads parameters, gradients and states, and writes all but gradients; for a sparse gradient only the rows
+        that the gradient has.
+        """
+        forward, backward = self.microseconds(hardware)
+        loss = self.layers.loss
+        if loss is not None:
+            loss = replace(loss, forward_us=float(forward[-1]), backward_us=float(backward[-1]))
+        update = None
+        if states is not None:
+            moved_bytes = self.layers.parameter_gradients * (3.0 + 2 * states)
+            flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
+            rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
+            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware), self.layers.trained * states)
+        return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
+
+
+def estimate_layers(
+    model: nn.Module,
+    sample_inputs: Any,
+    *,
+    mode: str | None = None,
+    atomic: Collection[str | type] = (),
+    dtype: Any = None,
+    autocast: Any = None,
+    step: TorchStep | None = None,
+) -> LayerEstimate:
+    """Estimates a model's layers; arguments as in `bl.torch.profile`. `step` provides the loss and its targets.
+
+    >>> import torch
+    >>> estimate = estimate_layers(nn.Linear(16, 4, device="meta"), torch.empty(8, 16), mode="training")
+    >>> estimate.flops    # forward 2 * 8 * 16 * 4, as much for the weights' gradient; the input needs none
+    2048.0
+    """
+    training = mode_of(model, mode)
+    counter = Counter()
+    kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    args, kwargs = as_arguments(sample_inputs, model)
+    batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
+    with in_mode(model, training), use_fake_tensors(model, batch, observer=counter, **kinds) as batch:
+        args, kwargs, targets = batch
+        counter.know_quantized(model)
+        model_trace = trace(model, (args, kwargs), atomic=atomic)
+        watch = WorkWatch(model, model_trace, training, counter)
+        interceptor = Interceptor(model, model_trace.layers, watch).install()
+        try:
+            loss_of = None if step is None else replace(step, targets=targets).loss_of
+            run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
+        finally:
+            interceptor.remove()
+        counter.owner = None
+        watch.read_spans(counter.changes)
+        memory = watch.result()
+        loss = None
+        if watch.loss_of is not None and training and model_trace.results:
+            loss = Loss(model_trace.results[0], 0.0, 0.0, memory[-1], watch.loss_of)
+        columns = call_bytes(model, model_trace, training, gradient_bytes(model))
+    warn_about_unused_parameters(model, model_trace)
+    recomputed_kernels = [
+        (("b", call), kernel)
+        for (phase, call), kernel in counter.rows
+        if phase == "f" and call < len(model_trace.calls)
+        for _ in range(model_trace.calls[call].recomputed)
+    ]
+    zeros = np.zeros(len(model_trace.calls))
+    parameters, outputs, gradients, upstream, trained = columns
+    layers = LayerProfile(
+        model_trace,
+        "training" if training else "inference",
+        zeros,
+        zeros,
+        parameters,
+        outputs,
+        gradients,
+        upstream,
+        trained,
+        memory[:-1],
+        name=type(model).__name__.lower(),
+        loss=loss,
+        batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
+        outputs_named=step is not None,
+    )
+    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels))
