@@ -27,9 +27,9 @@ from ...graph.step import Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
 from ...passes.roles import UPDATE, roles
 from ...passes.unroll import ACCUMULATE
+from ...profilers.tensorflow.backward_pairing import is_backward
 from ...profilers.tensorflow.function_bodies import variable_writes
 from ...profilers.tensorflow.nodes import data_inputs, join, output_types, split
-from ...profilers.tensorflow.backward_pairing import is_backward
 from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
