@@ -39,7 +39,9 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
         sends = np.flatnonzero(transfers.source == device)
         if len(sends):
             end_us[sends] = _end_of_busy_time(timeline, device, end_us[sends])
-    delayed = dataclasses.replace(timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us))
+    delayed = dataclasses.replace(
+        timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us)
+    )
     return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
 
 
