@@ -121,7 +121,7 @@ def test_an_op_over_two_variables_joins_their_groups():
 
     graph = bl.profile(step, np.float32(1), mode="estimated")
     assert graph.colocation[graph.index["a"]] == graph.colocation[graph.index["b"]] >= 0
-    assert graph.colocation[op(graph, "While")] == graph.colocation[graph.index["a"]]
+    assert graph.colocation[op(graph, "WhileUpdate")] == graph.colocation[graph.index["a"]]
 
 
 def test_gradients_of_called_functions_find_the_right_call():
