@@ -51,6 +51,7 @@ CALLS = {
     "a sweep on no cluster": lambda: swept(cluster=True),
     "a sweep of no passes": lambda: swept(passes=None),
     "a sweep with odd parameters": lambda: swept(params=1.5),
+    "a sweep with an array of parameters": lambda: swept(params=np.ones(2)),
     "a sweep with odd parameters of a placer": lambda: swept(params={"single": None}),
     "a sweep of a placer that is a list": lambda: swept(placer=[[1]]),
     "a sweep to half a character": lambda: swept(path="\ud800"),

@@ -110,6 +110,9 @@ def sweep(
     """
     import pandas as pd
 
+    for field, value in (("params", params), ("model_params", model_params)):
+        if value is not None and not isinstance(value, Mapping):
+            raise InvalidInput(f"{field} is {value!r:.60}; it must be a mapping from names")
     template = Cluster.uniform(1) if cluster is None else cluster
     check_records(cluster=template)
     placing, steps = (

@@ -114,7 +114,7 @@ def calls_for(executor: Any) -> Calls:
 @contextmanager
 def open_calls(executor: Any, tasks: int) -> Iterator[Calls]:
     """Yields the `Calls` of the caller's executor; of a new pool, ended with the block, for None; of this thread for "here"."""
-    if executor == "here":
+    if isinstance(executor, str) and executor == "here":
         yield Calls(InlineExecutor())
     elif executor is not None:
         yield calls_for(executor)

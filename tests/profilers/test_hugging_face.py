@@ -842,3 +842,16 @@ def test_without_transformers(call, monkeypatch):
         and "needs the package 'transformers': pip install transformers (in a checkout: pip install '.[transformers]')"
         in error
     )
+
+
+def test_an_image_that_no_memory_could_hold_is_refused():
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "patch_size": 8,
+    }
+    config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], **sizes, "image_size": 2**32 + 1}
+    with pytest.raises(bl.InvalidInput, match="input of shape"):
+        bl.torch.hugging_face(config, batch_size=2)

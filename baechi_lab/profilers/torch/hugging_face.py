@@ -346,7 +346,7 @@ def _main_inputs(main: str, config: PretrainedConfig, kind: str, batch: int, len
     shape = _sound(config, length) if main in ("input_features", "input_values") else None
     if shape is None:
         raise InvalidInput(f"{kind} takes {main!r}, whose shape its configuration does not say; {GIVE_INPUTS}")
-    return {main: torch.zeros(batch, *shape, device="meta")}
+    return {main: _real_input(batch, *shape)}
 
 
 def _check_positions(config: PretrainedConfig, field: str, length: int) -> None:
@@ -367,7 +367,15 @@ def _images(config: PretrainedConfig, batch: int) -> torch.Tensor:
     side = getattr(vision_config, "image_size", getattr(vision_config, "input_size", IMAGE_SIZE))
     size = side if isinstance(side, (list, tuple)) else [side] * 2
     frames = [vision_config.num_frames] if hasattr(vision_config, "num_frames") else []
-    return torch.zeros(batch, *frames, getattr(vision_config, "num_channels", 3), *size, device="meta")
+    return _real_input(batch, *frames, getattr(vision_config, "num_channels", 3), *size)
+
+
+def _real_input(*shape: int) -> torch.Tensor:
+    """Returns an input of that shape on the meta device; `InvalidInput` for one that no memory could hold."""
+    try:
+        return torch.zeros(*shape, device="meta")
+    except RuntimeError as error:  # its bytes are no 64-bit number
+        raise InvalidInput(f"the configuration's sizes make an input of shape {shape}, which is too large") from error
 
 
 def _sound(config: PretrainedConfig, length: int) -> tuple[int, ...] | None:
