@@ -18,13 +18,13 @@ import numpy as np
 os.environ.setdefault("GRPC_FAIL_FAST", "true")  # or TensorFlow waits for ever for a worker that died
 import tensorflow as tf
 
-FOLDER = Path(__file__).resolve().parent
+HERE = Path(__file__).resolve().parent
 v1 = tf.compat.v1
 
 
 def batches(plan: dict) -> Iterator[tuple]:
     """Yield one tuple of arrays per step, shaped as `plan["inputs"]` says, or longer by micro-batches (see `divided`)."""
-    with np.load(FOLDER / "example_inputs.npz", allow_pickle=False) as stored:
+    with np.load(HERE / "example_inputs.npz", allow_pickle=False) as stored:
         example = tuple(typed(stored[f"input_{i}"], x["dtype"]) for i, x in enumerate(plan["inputs"]))
     # >>> PLUG IN YOUR INPUT ITERATOR HERE: replace the next line by your own source of batches <<<
     yield from itertools.repeat(example)
@@ -70,7 +70,7 @@ def config(plan: dict, counts: dict[str, int]) -> tf.compat.v1.ConfigProto:
 
 def placed_graph(plan: dict, names: list[str]) -> tf.Graph:
     """The step's graph, with this run's devices in place of the exported ones."""
-    definition = v1.GraphDef.FromString((FOLDER / "placed_graph.pb").read_bytes())
+    definition = v1.GraphDef.FromString((HERE / "placed_graph.pb").read_bytes())
     device_names = dict(zip(plan["devices"], names, strict=True))
     for node in definition.node:
         node.device = device_names.get(node.device, node.device)
@@ -85,7 +85,7 @@ def train(plan: dict, steps: int) -> None:
     names, counts = devices(plan)
     target = f"grpc://{plan['workers'][0]}" if plan["workers"] else ""
     with v1.Session(target, placed_graph(plan, names), config(plan, counts)) as session:
-        with np.load(FOLDER / "initial_values.npz", allow_pickle=False) as stored:
+        with np.load(HERE / "initial_values.npz", allow_pickle=False) as stored:
             for first in range(0, len(plan["variables"]), 50):
                 chunk = list(enumerate(plan["variables"]))[first : first + 50]
                 values = {v["value"]: typed(stored[f"variable_{i}"], v["dtype"]) for i, v in chunk}
@@ -103,8 +103,8 @@ def train(plan: dict, steps: int) -> None:
 def save(plan: dict, session: tf.compat.v1.Session) -> None:
     """Write the trained variables; the same keys as in initial_values.npz."""
     values = session.run([v["read"] for v in plan["variables"]])
-    np.savez(FOLDER / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
-    os.replace(FOLDER / "trained_values.partial.npz", FOLDER / "trained_values.npz")
+    np.savez(HERE / "trained_values.partial.npz", **{f"variable_{i}": value for i, value in enumerate(values)})
+    os.replace(HERE / "trained_values.partial.npz", HERE / "trained_values.npz")
 
 
 def main() -> None:
@@ -116,12 +116,12 @@ def main() -> None:
     parser.add_argument("--trusted-network", action="store_true", help="let everyone on the network run code as you")
     parser.add_argument("--trusted-users", action="store_true", help="let all users of this machine run code as you")
     arguments = parser.parse_args()
-    plan = json.loads((FOLDER / "placement.json").read_text())
+    plan = json.loads((HERE / "placement.json").read_text())
     if not plan["workers"] and (arguments.worker or arguments.secret or arguments.trusted_network):
         parser.error(
             "this step was exported for the devices of one machine, without workers; run it with --steps alone"
         )
-    sys.path.append(str(FOLDER))  # not there under `python -I`
+    sys.path.append(str(HERE))  # not there under `python -I`
     if arguments.secret and not arguments.worker:
         from tunnel import go_through
 

@@ -6,7 +6,7 @@ import threading
 import tensorflow as tf
 import tunnel
 from heap import keep_freed_memory
-from loopback import REFUSAL, USERS, is_loopback, keep_to_loopback
+from loopback import REFUSAL, USERS_REFUSAL, is_loopback, keep_to_loopback
 from network import leave_network
 
 
@@ -21,7 +21,7 @@ def serve(
     if not secret and not trusted_network and not is_loopback(host):
         raise SystemExit(f"{address}: {REFUSAL}")
     if not secret and not trusted_network and not trusted_users:
-        raise SystemExit(f"{address}: {USERS}")
+        raise SystemExit(f"{address}: {USERS_REFUSAL}")
     keep_freed_memory()
     inside, listener = int(port), None
     if secret:
