@@ -33,8 +33,8 @@ os._exit(7)
 LISTEN = """
 import os, socket, sys
 sys.path.insert(0, sys.argv[1])
-from network import NEW, enter
-enter(NEW)
+from network import CREATE_NETWORK, enter
+enter(CREATE_NETWORK)
 with socket.create_server(("127.0.0.1", 0)) as inside:
     print(os.getpid(), inside.getsockname()[1], flush=True)
     sys.stdin.read()
@@ -102,7 +102,7 @@ def test_a_user_joins_a_network_of_his_own(folder, rights):
 def test_a_program_starts_in_a_network_of_its_own():
     """Before the modules of the program are imported, which may start threads."""
     needs_networks()
-    done = subprocess.run(isolated("platform", network=network.NEW_NETWORK), capture_output=True, text=True)
+    done = subprocess.run(isolated("platform", network=network.CREATE_NETWORK), capture_output=True, text=True)
     assert done.returncode == 0 and done.stdout
 
 
@@ -116,7 +116,7 @@ def test_a_program_does_not_start_in_another_network_than_it_should(pid, message
 def test_a_system_without_networks_says_so(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(SystemExit, match=f"{network.REFUSED}: this system has no network namespaces"):
-        network.enter(network.NEW_NETWORK)
+        network.enter(network.CREATE_NETWORK)
 
 
 def test_a_system_that_allows_none_says_so():
@@ -127,6 +127,6 @@ def test_a_system_that_allows_none_says_so():
     if subprocess.run([*limited, "true"], capture_output=True).returncode:
         pytest.skip("this system lets its users make no namespaces")
     done = subprocess.run(
-        [*limited, *isolated("platform", network=network.NEW_NETWORK)], capture_output=True, text=True
+        [*limited, *isolated("platform", network=network.CREATE_NETWORK)], capture_output=True, text=True
     )
     assert done.returncode == 1 and done.stderr.startswith(f"{network.REFUSED}: "), done.stderr
