@@ -323,13 +323,13 @@ def winner_of(placement: Placement) -> str:
 
 def note_on_late_sends(label: str, row: Mapping[str, Any], cluster: Cluster) -> list[str]:
     """Says which device may exceed its memory on TensorFlow's workers, although the simulated step fits it."""
-    late = np.array(row["late_peak_bytes"], dtype=np.float64)
-    over = np.flatnonzero(late > cluster.memory_bytes)
-    if not len(over):
+    peaks = np.array(row["late_peak_bytes"], dtype=np.float64)
+    exceeding = np.flatnonzero(peaks > cluster.memory_bytes)
+    if not len(exceeding):
         return []
-    d = int(over[0])
+    d = int(exceeding[0])
     return [
-        f"{label}: on TensorFlow's workers {cluster.names[d]} may hold {format_bytes(int(late[d]))} of its "
+        f"{label}: on TensorFlow's workers {cluster.names[d]} may need {format_bytes(int(peaks[d]))} and has "
         f"{format_bytes(int(cluster.memory_bytes[d]))}, because a busy worker sends late"
     ]
 

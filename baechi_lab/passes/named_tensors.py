@@ -26,7 +26,7 @@ def without_name_waits(graph: OpGraph) -> OpGraph:
     named = np.array([kind == NAMED for kind in graph.op_types], dtype=np.bool_)
     if not named.any():
         return graph
-    kept = ~named[graph.consumers] | (graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES)
+    remaining = ~named[graph.consumers] | (graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES)
     return graph.replace(
-        consumer_ptr=offsets(graph.edge_tensor[kept], graph.tensor_count), consumers=graph.consumers[kept]
+        consumer_ptr=offsets(graph.edge_tensor[remaining], graph.tensor_count), consumers=graph.consumers[remaining]
     )
