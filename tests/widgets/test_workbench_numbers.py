@@ -69,6 +69,32 @@ def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
     assert first_setting(diamond, pair, {"placer": "m-etf"}).placer == "m-etf"
 
 
+@pytest.mark.parametrize("objective", ["step", "throughput"])
+def test_bug_auto_with_micro_batches_left_old_numbers_in_the_header(objective):
+    """Its table has `step_us` or `period_us` instead of `makespan_us`."""
+    graph, cluster = bl.generators.pipeline([4.0, 4.0], [8.0, 8.0], output_bytes=4), bl.Cluster.uniform(2)
+    bench = bl.Workbench(graph, cluster, placer="auto", passes=())
+    bench.model.inline = True
+    params = {"placers": ("single", "contiguous"), "objective": objective}
+    bench.model.change(micro_batches=4, schedule="1f1b", params=params)
+    outcome = bench.outcome
+    assert outcome.setting.micro_batches == 4 and bench.model.problem is None
+    assert f"step <b>{format_us(outcome.timeline.makespan_us)}" in bench.header.facts.value
+    assert "the fastest of 4 that fit; next:" in why_won(outcome)  # two placers on two graphs
+
+
+def test_a_header_that_fails_shows_no_older_numbers(diamond, pair, monkeypatch):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+
+    def fail(*_):
+        raise ValueError("no facts")
+
+    monkeypatch.setattr("baechi_lab.widgets.panels.header.facts_of", fail)
+    bench.model.change(placer="m-topo")
+    assert bench.header.facts.value == "" and "no facts" in bench.header.problem.value
+
+
 def test_groups_that_leave_nothing_to_divide_are_mended_by_one_click(forked, two):
     bench = bl.Workbench(forked, two, placer="m-etf", passes=GROUPING)
     bench.model.inline = True

@@ -17,6 +17,9 @@ from ..remedies import Remedy
 from ..tasks import Tasks
 from .parts import WIDE, button, row, say
 
+GOALS = ("makespan_us", "step_us", "period_us")
+"""The column of `auto`'s table that its objective fills."""
+
 
 class Header:
     """Facts of the outcome, and problems that unfold; `buttons` for the history, and progress with cancel, stand elsewhere."""
@@ -70,7 +73,8 @@ class Header:
         self.tasks.cancel()
 
     def show(self, outcome: Outcome) -> None:
-        """The numbers of an outcome."""
+        """The numbers of an outcome. Those of the one before go first: whatever fails here leaves none beside a new timeline."""
+        self.text = self.facts.value = ""
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
         spans = [f"<span>{explained(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
@@ -194,13 +198,14 @@ def why_won(outcome: Outcome) -> str:
     if not winner:
         return ""
     winner = winner.replace(" on the given graph", "")  # the only one that was asked about
-    fits = sorted((r for r in table if r["feasible"]), key=lambda row: row["makespan_us"])
-    if not fits:
+    if not any(row["feasible"] for row in table):
         return f"auto took the answer of {winner}: no placer's answer fits"
+    goal = next(key for key in GOALS if key in table[0])
+    fits = sorted((row for row in table if row["feasible"]), key=lambda row: row[goal])
     sentence = f"auto took the answer of {winner}, the fastest of {len(fits)} that fit"
     best = fits[0]
     runner_up = next((r for r in fits if r["placer"] != best["placer"]), None)
     if runner_up is None:
         return sentence
-    behind = change_in_words(runner_up["makespan_us"], best["makespan_us"])
+    behind = change_in_words(runner_up[goal], best[goal])
     return f"{sentence}; next: {runner_up['placer']} ({'the same' if behind == 'no change' else behind})"
