@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns } = load(
+const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns"],
+  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars"],
 );
 
 // Lane 0 has bars 0-4, 5-6, 9-12, lane 1 none, lane 2 one bar 3-10.
@@ -66,6 +66,19 @@ test("bars have the colour of their class, or of their device where there are no
   assert.deepEqual([[...devices.shade], devices.palette], [[0, 1, 1], ["blue", "orange"]]);
   const classes = readShades(model({ kinds: bytes("u1", [1, 0, 2]), legend: [{ color: "x" }, { color: "y" }, { color: "z" }] }), own, []);
   assert.deepEqual([[...classes.shade], classes.palette], [[2, 1, 0], ["x", "y", "z"]]);
+});
+
+test("of a critical op's transfers just the critical one has the colour of the path", () => {
+  // Op 0 is critical; of its two sends (lane 1) the second is what the next critical op waited for.
+  const own = readBars(model({ bars: {
+    start: bytes("f8", [0, 4, 4]), pointer: bytes("i4", [0, 1, 3]), label: bytes("i4", [0, 0, 0]), critical: bytes("u1", [1, 0, 1]),
+  } }));
+  const legend = [{ color: "grey" }, { color: "red" }];
+  const by = (name) => readShades(model({ kinds: bytes("u1", [1]), legend, color_by: name }), own, []).shade;
+  assert.deepEqual([...by("critical path")], [1, 0, 1]);
+  assert.deepEqual([...by("op type")], [1, 1, 1]); // elsewhere a transfer has the colour of its producer
+  const lanes = [{ kind: "ops" }, { kind: "transfers" }];
+  assert.deepEqual(["ops", "transfers"].map((kind) => criticalBars(own, lanes, by("critical path"), kind)), [1, 1]);
 });
 
 test("bars of one micro-batch that follow each other are one stretch", () => {

@@ -391,6 +391,14 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
         arg=[TIMELINE, int(x), int(y), wanted],
     )
     shot(page, "14-colours")
+    # On the critical path are the ops and transfers of the chain: other transfers of its ops are not.
+    page.select_option('select[aria-label="Colour"]', "critical path")
+    chain = critical_chain(graph, line)
+    assert len(chain.transfers) < np.isin(graph.tensor_producer[line.transfers.tensor], chain.ops).sum()
+    page.wait_for_function(
+        "(told) => document.querySelector('canvas[aria-label=\"Timeline\"]').dataset.critical === told",
+        arg=f"{len(chain.ops)} {2 * len(chain.transfers)}",  # each transfer has a bar on both devices
+    )
     page.select_option('select[aria-label="Colour"]', "device")
 
 

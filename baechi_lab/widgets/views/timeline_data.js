@@ -55,14 +55,25 @@ function reason(kind, source, op) {
   return op ? `${what}; next here: ${op}` : what;
 }
 
-/** Colours of the bars: a class per label, or the device. @param {Model} model @param {Bars} bars @param {string[]} colours
+/** Colours of the bars: a class per label, or the device. On the critical path is a bar, not an op: of the transfers of a
+ * critical op perhaps one. @param {Model} model @param {Bars} bars @param {string[]} colours
  * @returns {{shade: Uint8Array, palette: string[]}} */
 function readShades(model, bars, colours) {
   const view = model.get("kinds");
   if (!view || !view.byteLength) return { shade: bars.color, palette: colours };
   const kinds = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
-  const shade = Uint8Array.from(bars.label, (label) => kinds[label]);
+  const shade = model.get("color_by") === "critical path" ? bars.critical : Uint8Array.from(bars.label, (label) => kinds[label]);
   return { shade, palette: model.get("legend").map((/** @type {{color: string}} */ one) => one.color) };
+}
+
+/** How many bars of one kind of lane have the colour of the critical path, when that is what colours mean.
+ * @param {Bars} bars @param {{kind: string}[]} lanes @param {ArrayLike<number>} shade @param {string} kind */
+function criticalBars(bars, lanes, shade, kind) {
+  let count = 0;
+  lanes.forEach((lane, k) => {
+    for (let b = bars.pointer[k]; lane.kind === kind && b < bars.pointer[k + 1]; b += 1) count += shade[b] === 1 ? 1 : 0;
+  });
+  return count;
 }
 
 /** The name of an op in its micro-batch's graph. @param {string} name */

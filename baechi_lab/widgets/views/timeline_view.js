@@ -209,6 +209,7 @@ function render({ model, el }) {
     s.bars.elsewhere.forEach((other, b) => { if (other) moved.add(s.bars.label[b]); });
     legend.replaceChildren(...legendOf(model, told ? told[1] : "", moved.size));
     view.canvas.dataset.moved = String(moved.size);
+    view.canvas.dataset.critical = ["ops", "transfers"].map((kind) => criticalBars(s.bars, s.lanes, s.shade, kind)).join(" ");
     view.redraw();
   }
 
