@@ -15,7 +15,7 @@ from .params import Params
 
 if TYPE_CHECKING:
     from .simulator import Bounds
-    from .torch.step import TorchStep
+    from .torch_steps.step import TorchStep
 
 SLOTS = ("profile", "optimize", "place", "simulate", "execute")
 

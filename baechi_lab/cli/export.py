@@ -14,7 +14,7 @@ from ..graph import Cluster, OpGraph, Placement, Step
 from . import console, files, options, output, step_placement
 
 if TYPE_CHECKING:
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
 
 FOLDER = "folder"
 

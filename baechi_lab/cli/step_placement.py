@@ -11,7 +11,7 @@ from . import console, options, steps
 
 if TYPE_CHECKING:
     from ..stages import Place
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
 
 
 def add_placing(parser: argparse.ArgumentParser) -> None:

@@ -15,7 +15,7 @@ from ..graph import Step
 from . import options
 
 if TYPE_CHECKING:
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -123,7 +123,7 @@ def _traced(returned: Any, spec: str, function: Callable[[], Any]) -> Step | Tor
         return returned  # type: ignore[no-any-return]
     first = returned[0] if isinstance(returned, tuple) and returned else returned
     if _is_module(first):
-        from ..torch.step import ReturnedModel, TorchStep
+        from ..torch_steps.step import ReturnedModel, TorchStep
 
         inputs = returned[1:] if isinstance(returned, tuple) else ()
         if not inputs:

@@ -19,7 +19,7 @@ from .native import native_runners
 from .native_runner import NativeRunner, Stop
 
 if TYPE_CHECKING:
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
     from ..workers.client import Worker
     from .tensorflow.cluster import LocalCluster
     from .tensorflow.execution import StepResult

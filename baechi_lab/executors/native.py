@@ -12,7 +12,7 @@ from ..graph.step import Step
 from .native_runner import NativeRunner
 
 if TYPE_CHECKING:
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
 
 
 def native_runners(

@@ -15,7 +15,7 @@ from ..graph.step import Step
 
 if TYPE_CHECKING:
     from ..executors.tensorflow.cluster import LocalCluster
-    from ..torch.step import TorchStep
+    from ..torch_steps.step import TorchStep
 
 __all__ = ["export"]
 

@@ -135,7 +135,7 @@ class Cluster:
 
     @classmethod
     def from_torch(cls, **options: Any) -> Cluster:
-        """The devices that PyTorch sees here; options as of `baechi_lab.torch.devices.attached_cluster`."""
+        """The devices that PyTorch sees here; options as of `baechi_lab.torch_steps.devices.attached_cluster`."""
         return framework("torch").attached_cluster(**options)
 
     # -- views ---------------------------------------------------------------------------------------

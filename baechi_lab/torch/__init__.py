@@ -6,9 +6,9 @@
 
 PyTorch itself is loaded on first use of a name.
 
-This room keeps what distributes a model (plan, runtime, models, tracing), because profiler, executor and export all build
-on it: each points here once, and only `distribute`, which profiles and places, points back. Mirrored into their rooms it
-would need as many arrows, and two that imports must not have: profilers to executors, and executors to placers.
+This room names what is public for PyTorch, wherever it lives, and has what builds on all stages: `distribute` profiles,
+places and assigns a model, `references` compares with PyTorch's own tools. The stages' PyTorch parts build on `torch_steps`
+and `torch_runtime`.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from ..profilers.torch.layer_estimate import estimate_layers
     from ..profilers.torch.layers import profile_layers
     from ..profilers.torch.profile import profile
+    from ..torch_steps.assigner import distribution, gather
+    from ..torch_steps.optimizer_offload import lend_state, offload_optimizer_state
+    from ..torch_steps.step import TorchStep
+    from ..torch_steps.tracing import trace
     from . import models, references
-    from .assigner import distribution, gather
     from .distribute_model import distribute
-    from .optimizer_offload import lend_state, offload_optimizer_state
-    from .step import TorchStep
-    from .tracing import trace
 else:
     __getattr__, __dir__ = lazy_names(__name__, needs=("torch",), extra="torch")
 

@@ -9,10 +9,10 @@ from torch import nn
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
-from .assigner import assign
-from .devices import attached_cluster
-from .plan import torch_devices
-from .tracing import trace
+from ..torch_steps.assigner import assign
+from ..torch_steps.devices import attached_cluster
+from ..torch_steps.plan import torch_devices
+from ..torch_steps.tracing import trace
 
 if TYPE_CHECKING:
     from ..placers.base import Placer

@@ -22,8 +22,8 @@ from torch import nn
 from ..errors import ExecutionError, InfeasiblePlacement, MissingPackage
 from ..graph import Cluster, OpGraph, Placement
 from ..placers.base import Placer
-from .records import UPDATE
-from .step import TorchStep
+from ..torch_steps.records import UPDATE
+from ..torch_steps.step import TorchStep
 
 
 @dataclass(frozen=True)

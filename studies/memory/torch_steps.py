@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from baechi_lab.torch.models.registry import build
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_steps.step import TorchStep
 
 OWN: dict[str, dict[str, Any]] = {
     "inception_v3": {"batch_size": 4, "image_size": 96, "classes": 100},

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_steps.step import TorchStep
 
 
 class Block(nn.Module):

@@ -14,8 +14,8 @@ torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.torch.assigner import distribution  # noqa: E402
-from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
+from baechi_lab.torch_runtime.intercept import Interceptor  # noqa: E402
+from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
 
 
 @pytest.mark.parametrize("width", [8, 256])

@@ -22,8 +22,8 @@ from baechi_lab.graph import Cluster, Link, OpGraph, Placement
 from baechi_lab.profilers.torch.profile import profile
 from baechi_lab.torch.models import build, expert
 from baechi_lab.torch.references import Accelerate, Naive, Pipelining
-from baechi_lab.torch.runtime.transport import HostTransport
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_runtime.transport import HostTransport
+from baechi_lab.torch_steps.step import TorchStep
 
 CONFIG = {
     "inception_v3": {"batch_size": 32},

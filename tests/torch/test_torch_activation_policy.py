@@ -24,7 +24,7 @@ from baechi_lab.errors import ActivationsKept  # noqa: E402
 from baechi_lab.memory.peak import readiness_peak  # noqa: E402
 from baechi_lab.memory_saving.budget import plans_for  # noqa: E402
 from baechi_lab.memory_saving.training_graph import TrainingGraph  # noqa: E402
-from baechi_lab.torch.runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
+from baechi_lab.torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED  # noqa: E402
 
 
 class Whole(nn.Module):
@@ -325,7 +325,7 @@ class Fickle(nn.Module):
 
 
 def test_another_result_the_second_time_is_an_error_not_a_gradient():
-    from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
+    from baechi_lab.torch_runtime.activation_policy import ActivationPolicy, ActivationSources
 
     layer, rows = Fickle(), [(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)]
     output = ActivationPolicy(ActivationSources(rows)).call(0, layer.forward, layer, torch.ones(3, requires_grad=True))
@@ -334,7 +334,7 @@ def test_another_result_the_second_time_is_an_error_not_a_gradient():
 
 
 def test_an_input_that_was_written_over_is_an_error():
-    from baechi_lab.torch.runtime.activation_policy import ActivationPolicy, ActivationSources
+    from baechi_lab.torch_runtime.activation_policy import ActivationPolicy, ActivationSources
 
     x = torch.ones(3, requires_grad=True) * 1.0
     output = ActivationPolicy(ActivationSources([(0, BACKWARD, OUTPUT, 0, 1), (0, 1, OUTPUT, -5, 0)])).call(

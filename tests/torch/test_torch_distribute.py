@@ -19,10 +19,10 @@ from torch_cases import ODD, SMALL, Branches, random_placement, same, train  # n
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept  # noqa: E402
-from baechi_lab.torch.assigner import assign, distribution, move  # noqa: E402
-from baechi_lab.torch.runtime.transport import HostTransport  # noqa: E402
-from baechi_lab.torch.runtime.tree import map_tensors, tensors  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.transport import HostTransport  # noqa: E402
+from baechi_lab.torch_runtime.tree import map_tensors, tensors  # noqa: E402
+from baechi_lab.torch_steps.assigner import assign, distribution, move  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
 def cpus(n, **options):

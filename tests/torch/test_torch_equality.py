@@ -11,8 +11,8 @@ torch = pytest.importorskip("torch")
 from torch_cases import ODD, SMALL, random_placement, same, train  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_steps.assigner import assign, distribution, gather  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 pytestmark = [pytest.mark.slow]
 
@@ -51,8 +51,8 @@ def test_fifty_random_placements_are_bit_equal(name):
 @pytest.mark.parametrize("name", [*SMALL, *ODD])
 def test_copies_between_devices_change_only_rounding(name):
     """Where devices are really apart, a tensor that two devices read is two tensors whose gradients are summed."""
-    from baechi_lab.torch.runtime.transport import HostTransport
-    from baechi_lab.torch.runtime.tree import map_tensors
+    from baechi_lab.torch_runtime.transport import HostTransport
+    from baechi_lab.torch_runtime.tree import map_tensors
 
     class Copying(HostTransport):
         """Every input that is on another logical device is cloned."""
@@ -61,7 +61,7 @@ def test_copies_between_devices_change_only_rounding(name):
             self.where, self.kept = {}, []
 
         def home(self, state, value):
-            from baechi_lab.torch.runtime.tree import tensors
+            from baechi_lab.torch_runtime.tree import tensors
 
             return next((self.where[id(t)] for t in tensors(value) if id(t) in self.where), 0)
 

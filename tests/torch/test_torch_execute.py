@@ -331,9 +331,9 @@ def test_bug_class_methods_that_a_class_inherits_were_named_after_their_home():
 def test_a_plan_survives_json():
     import json
 
-    from baechi_lab.torch.plan import make_plan
-    from baechi_lab.torch.runtime.plan import Plan
-    from baechi_lab.torch.tracing import trace
+    from baechi_lab.torch_runtime.plan import Plan
+    from baechi_lab.torch_steps.plan import make_plan
+    from baechi_lab.torch_steps.tracing import trace
 
     torch.manual_seed(0)
     traced = trace(Branches(), torch.randn(6, 4))

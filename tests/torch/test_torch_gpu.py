@@ -12,11 +12,11 @@ from torch import nn  # noqa: E402
 from torch_cases import ODD, SMALL, random_placement, train  # noqa: E402
 
 from baechi_lab.graph import Cluster, Placement  # noqa: E402
-from baechi_lab.torch.assigner import assign, distribution, gather  # noqa: E402
 from baechi_lab.torch.models import build  # noqa: E402
-from baechi_lab.torch.runtime.optimizer_offload import OffloadedOptimizerState  # noqa: E402
-from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.optimizer_offload import OffloadedOptimizerState  # noqa: E402
+from baechi_lab.torch_runtime.transport import StreamTransport  # noqa: E402
+from baechi_lab.torch_steps.assigner import assign, distribution, gather  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 pytestmark = [
     pytest.mark.gpu,

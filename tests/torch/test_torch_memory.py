@@ -10,7 +10,7 @@ from torch import nn
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import GROWS, VIEW
 from baechi_lab.profilers.torch.storages import StorageTracker
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_steps.step import TorchStep
 from studies.memory.predicting import one_after_another
 
 

@@ -14,7 +14,7 @@ from torch_cases import said_by  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import StateAtOnce  # noqa: E402
-from baechi_lab.torch.runtime.optimizer_offload import OffloadedOptimizerState, offloaded_state_of  # noqa: E402
+from baechi_lab.torch_runtime.optimizer_offload import OffloadedOptimizerState, offloaded_state_of  # noqa: E402
 
 WITH_HOST = bl.Cluster.uniform(2, kind="cpu").with_host("1GB")
 OPTIMIZERS = {

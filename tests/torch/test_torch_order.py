@@ -14,10 +14,10 @@ from torch import nn  # noqa: E402
 from torch_cases import same, train  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.torch.assigner import assign, distribution  # noqa: E402
-from baechi_lab.torch.runtime.gate import Gate  # noqa: E402
-from baechi_lab.torch.runtime.order import Settled, make_order, submission_order  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.gate import Gate  # noqa: E402
+from baechi_lab.torch_runtime.order import Settled, make_order, submission_order  # noqa: E402
+from baechi_lab.torch_steps.assigner import assign, distribution  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
 def run_gate(order, *, seconds: float = 20.0):
@@ -150,7 +150,7 @@ def literal_is_not_waiting(op, reached, before, parents):
 
 def test_the_cached_check_is_the_papers_recursion():
     rng = np.random.default_rng(0)
-    from baechi_lab.torch.runtime.order import topo_parents
+    from baechi_lab.torch_runtime.order import topo_parents
 
     for _ in range(60):
         parents, rank, device = random_case(rng, int(rng.integers(1, 9)))

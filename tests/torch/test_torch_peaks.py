@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity
 from torch.utils.checkpoint import checkpoint
 
 import baechi_lab as bl
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_steps.step import TorchStep
 from studies.memory.predicting import one_after_another
 from studies.memory.report import TARGET_BELOW, TARGET_WORST
 

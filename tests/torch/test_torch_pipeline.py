@@ -28,12 +28,12 @@ from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, ru
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import layers as layers_module  # noqa: E402
 from baechi_lab.simulator.pipeline_stages import B, W, find_pipeline_stages  # noqa: E402
-from baechi_lab.torch.pipelines.cutting import cut  # noqa: E402
-from baechi_lab.torch.pipelines.recording import record  # noqa: E402
-from baechi_lab.torch.pipelines.worker import actions, rebuild_output, with_transfers  # noqa: E402
-from baechi_lab.torch.runtime.tree import as_arguments, tensors  # noqa: E402
-from baechi_lab.torch.step import TorchStep  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
+from baechi_lab.torch_steps.pipelines.cutting import cut  # noqa: E402
+from baechi_lab.torch_steps.pipelines.recording import record  # noqa: E402
+from baechi_lab.torch_steps.pipelines.worker import actions, rebuild_output, with_transfers  # noqa: E402
+from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 from baechi_lab.workers.pool import Pool  # noqa: E402
 
 

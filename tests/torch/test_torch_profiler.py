@@ -21,8 +21,8 @@ from baechi_lab.profilers.tensorflow.profiling import profile_with_report  # noq
 from baechi_lab.profilers.torch.layers import profile_layers  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
 from baechi_lab.profilers.torch.profile import profile  # noqa: E402
-from baechi_lab.torch.flow import merge  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_steps.flow import merge  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
 def case(name):

@@ -15,8 +15,8 @@ from torch import nn  # noqa: E402
 from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.torch.runtime.tree import map_tensors, outline, tensors  # noqa: E402
-from baechi_lab.torch.step import TorchStep  # noqa: E402
+from baechi_lab.torch_runtime.tree import map_tensors, outline, tensors  # noqa: E402
+from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
 
 
 @dataclass

@@ -18,10 +18,10 @@ from torch_cases import SMALL  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import InvalidInput  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
-from baechi_lab.torch.runtime.divisors import Divisor, replacements  # noqa: E402
-from baechi_lab.torch.runtime.tree import divided  # noqa: E402
-from baechi_lab.torch.step import TorchStep  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.divisors import Divisor, replacements  # noqa: E402
+from baechi_lab.torch_runtime.tree import divided  # noqa: E402
+from baechi_lab.torch_steps.step import TorchStep  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 ROWS, LENGTH, WORDS = 8, 4, 7
 GENERATOR = torch.Generator().manual_seed(0)

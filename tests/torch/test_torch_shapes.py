@@ -15,8 +15,8 @@ from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept  # noqa: E402
-from baechi_lab.torch.runtime.values_read import ValuesRead  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.values_read import ValuesRead  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
 class Positive(nn.Module):

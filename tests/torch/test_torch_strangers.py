@@ -17,8 +17,8 @@ from torch_cases import same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept  # noqa: E402
-from baechi_lab.torch.assigner import distribution  # noqa: E402
-from baechi_lab.torch.runtime.tree import as_arguments, tensors  # noqa: E402
+from baechi_lab.torch_runtime.tree import as_arguments, tensors  # noqa: E402
+from baechi_lab.torch_steps.assigner import distribution  # noqa: E402
 
 TWO = bl.Cluster.uniform(2, kind="cpu", link=bl.Link(1.0, 0.0001))
 
@@ -296,7 +296,7 @@ def test_device_map_and_a_repr_of_a_few_lines():
 
 
 def test_device_map_names_the_largest_modules_on_one_device():
-    from baechi_lab.torch.devices import device_map
+    from baechi_lab.torch_steps.devices import device_map
 
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
     model[1].to("meta")

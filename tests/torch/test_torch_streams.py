@@ -17,14 +17,14 @@ from torch._subclasses import FakeTensorMode  # noqa: E402
 from torch_cases import SMALL, Branches, random_placement  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.torch.plan import make_plan  # noqa: E402
-from baechi_lab.torch.runtime.forward_state import Observer  # noqa: E402
-from baechi_lab.torch.runtime.intercept import Interceptor  # noqa: E402
-from baechi_lab.torch.runtime.session import Session  # noqa: E402
-from baechi_lab.torch.runtime.transport import StreamTransport  # noqa: E402
-from baechi_lab.torch.runtime.tree import tensors  # noqa: E402
-from baechi_lab.torch.runtime.waiting_calls import WaitingCall  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_runtime.forward_state import Observer  # noqa: E402
+from baechi_lab.torch_runtime.intercept import Interceptor  # noqa: E402
+from baechi_lab.torch_runtime.session import Session  # noqa: E402
+from baechi_lab.torch_runtime.transport import StreamTransport  # noqa: E402
+from baechi_lab.torch_runtime.tree import tensors  # noqa: E402
+from baechi_lab.torch_runtime.waiting_calls import WaitingCall  # noqa: E402
+from baechi_lab.torch_steps.plan import make_plan  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
 class Fan(Branches):

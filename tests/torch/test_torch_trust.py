@@ -20,8 +20,8 @@ from torch_cases import random_placement  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CodeOrderKept  # noqa: E402
-from baechi_lab.torch.assigner import assign, distribution  # noqa: E402
-from baechi_lab.torch.tracing import trace  # noqa: E402
+from baechi_lab.torch_steps.assigner import assign, distribution  # noqa: E402
+from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 CASES = int(os.environ.get("BAECHI_TRUST_CASES", "30"))
 FIRST = int(os.environ.get("BAECHI_TRUST_FIRST", "0"))

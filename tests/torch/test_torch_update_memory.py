@@ -10,7 +10,7 @@ from torch import nn, optim
 import baechi_lab as bl
 from baechi_lab.profilers.torch.optimizer_update import split_into_phases
 from baechi_lab.profilers.torch.storages import StorageRecord, StorageTracker
-from baechi_lab.torch.step import TorchStep
+from baechi_lab.torch_steps.step import TorchStep
 
 WEIGHT = 128 * 128 * 4
 

@@ -15,11 +15,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from ...profilers.torch.storages import StorageTracker
-from ...torch.runtime.forward_state import ForwardState
-from ...torch.runtime.rerun import HostCopier
-from ...torch.runtime.storage import storage_key, version
-from ...torch.runtime.transport import Tag, TaggedTransport, tag_of
-from ...torch.runtime.tree import T, map_tensors, tensors
+from ...torch_runtime.forward_state import ForwardState
+from ...torch_runtime.rerun import HostCopier
+from ...torch_runtime.storage import storage_key, version
+from ...torch_runtime.transport import Tag, TaggedTransport, tag_of
+from ...torch_runtime.tree import T, map_tensors, tensors
 
 
 class CopyingTransport(TaggedTransport):

@@ -18,16 +18,16 @@ from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import StorageTracker
-from ...torch.activation_rows import recomputes_or_offloads
-from ...torch.assigner import assign, distribution
-from ...torch.plan import torch_devices
-from ...torch.records import Trace
-from ...torch.runtime.divisors import dividing
-from ...torch.runtime.optimizer_offload import offload_state_groups
-from ...torch.runtime.transport import HostTransport
-from ...torch.runtime.tree import map_tensors
-from ...torch.step import TorchStep
-from ...torch.tracing import trace
+from ...torch_runtime.divisors import dividing
+from ...torch_runtime.optimizer_offload import offload_state_groups
+from ...torch_runtime.transport import HostTransport
+from ...torch_runtime.tree import map_tensors
+from ...torch_steps.activation_rows import recomputes_or_offloads
+from ...torch_steps.assigner import assign, distribution
+from ...torch_steps.plan import torch_devices
+from ...torch_steps.records import Trace
+from ...torch_steps.step import TorchStep
+from ...torch_steps.tracing import trace
 from ..tensorflow.execution import StepResult
 from .pipelined import Cut, ScheduleOption, cut_step, run_pipeline
 from .reduction import Reduction, reduction_of

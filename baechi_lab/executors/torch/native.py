@@ -15,9 +15,9 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import Cluster, NativeRun, Placement
-from ...torch.plan import torch_devices
-from ...torch.snapshot import ModelSnapshot
-from ...torch.step import TorchStep
+from ...torch_steps.plan import torch_devices
+from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.step import TorchStep
 from ..native_runner import NativeRunner, Stop, timed_steps
 from .execution import default_cluster, synchronize
 

@@ -14,8 +14,8 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
-from ...torch.pipelines.worker import Marks, Pipeline, connect
-from ...torch.runtime.divisors import Replacements
+from ...torch_runtime.divisors import Replacements
+from ...torch_steps.pipelines.worker import Marks, Pipeline, connect
 
 
 @dataclass(frozen=True, eq=False)

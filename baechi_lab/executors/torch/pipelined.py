@@ -21,12 +21,12 @@ from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Tran
 from ...simulator.pipeline_stages import PipelineStages
 from ...simulator.pipelined_graph import make_pipelined_graph
 from ...simulator.schedules import Schedule
-from ...torch.models.losses import own_loss
-from ...torch.pipelines.cutting import StageModule, cut
-from ...torch.pipelines.recording import Program, record
-from ...torch.records import Trace
-from ...torch.runtime.tree import tensors
-from ...torch.step import TorchStep
+from ...torch_runtime.tree import tensors
+from ...torch_steps.default_loss import own_loss
+from ...torch_steps.pipelines.cutting import StageModule, cut
+from ...torch_steps.pipelines.recording import Program, record
+from ...torch_steps.records import Trace
+from ...torch_steps.step import TorchStep
 from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
 from .reduction import Reduction

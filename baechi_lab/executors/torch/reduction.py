@@ -1,6 +1,6 @@
 """How the loss of a batch follows from those of its micro-batches: their mean or sum, and what each has to divide by.
 
-The divisors of means come from a pass without data (`torch.runtime.divisors`). Then mean and sum are tried: the loss and the
+The divisors of means come from a pass without data (`torch_runtime.divisors`). Then mean and sum are tried: the loss and the
 gradients of a few parameters must be equal for the micro-batches and the batch. A large model is tried on two of the
 micro-batches.
 """
@@ -18,7 +18,7 @@ from torch import nn
 
 from ...errors import BaechiLabError
 from ...profilers.torch.layers import in_mode
-from ...torch.runtime.divisors import (
+from ...torch_runtime.divisors import (
     LOSS,
     DivisorHandler,
     Divisors,
@@ -29,11 +29,11 @@ from ...torch.runtime.divisors import (
     divisors_of,
     replacements,
 )
-from ...torch.runtime.intercept import Frame, Interceptor
-from ...torch.runtime.random import generator_states, same_states
-from ...torch.runtime.tree import Args, Function, Kwargs, map_tensors, tensors
-from ...torch.snapshot import ModelSnapshot
-from ...torch.step import TorchStep
+from ...torch_runtime.intercept import Frame, Interceptor
+from ...torch_runtime.random import generator_states, same_states
+from ...torch_runtime.tree import Args, Function, Kwargs, map_tensors, tensors
+from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.step import TorchStep
 
 NEAR, NEAR_IN_HALF = 1e-3, 5e-2
 """Relative difference up to which losses and gradients count as the same: in float32, and where 16 bits take part."""

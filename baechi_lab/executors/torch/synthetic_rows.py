@@ -8,7 +8,7 @@ import numpy as np
 
 from ...graph import OpGraph, Placement
 from ...passes.named_tensors import NAMED
-from ...torch.records import PARTS_TYPE, UPDATE
+from ...torch_steps.records import PARTS_TYPE, UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""

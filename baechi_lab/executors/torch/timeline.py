@@ -32,16 +32,16 @@ from ...memory_saving.offload import OFFLOADED
 from ...profilers.torch.layer_graph import LOSS, backward_ops
 from ...profilers.torch.optimizer_update import all_optimizer_tensors, optimizer_state_tensors
 from ...profilers.torch.storages import StorageTracker
-from ...torch.activation_rows import offloaded_state_groups, rerun_ops
-from ...torch.assigner import distribution
-from ...torch.records import Trace
-from ...torch.runtime.forward_state import Observer
-from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.optimizer_offload import offloaded_state_of
-from ...torch.runtime.rerun import HostCopier
-from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.transport import HostTransport, StreamTransport
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.forward_state import Observer
+from ...torch_runtime.intercept import Interceptor
+from ...torch_runtime.optimizer_offload import offloaded_state_of
+from ...torch_runtime.rerun import HostCopier
+from ...torch_runtime.sequence import inputs_of, nodes_between
+from ...torch_runtime.transport import HostTransport, StreamTransport
+from ...torch_runtime.tree import tensors
+from ...torch_steps.activation_rows import offloaded_state_groups, rerun_ops
+from ...torch_steps.assigner import distribution
+from ...torch_steps.records import Trace
 from .copying import CopyingTransport, SeparateMemoryCopier, copied
 from .synthetic_rows import parts_rows, update_rows
 

@@ -15,10 +15,10 @@ from ...executors.torch.pipelined import ScheduleOption
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
-from ...torch.models.losses import own_loss
-from ...torch.plan import make_plan, torch_devices
-from ...torch.step import TorchStep
-from ...torch.tracing import trace
+from ...torch_steps.default_loss import own_loss
+from ...torch_steps.plan import make_plan, torch_devices
+from ...torch_steps.step import TorchStep
+from ...torch_steps.tracing import trace
 from ..folder import write_folder
 from .pipelined import StepDivision, divide, pipeline_files
 from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT

@@ -20,12 +20,12 @@ from ...executors.torch.execution import counted_in_session, in_flight, in_sessi
 from ...executors.torch.pipelined import Cut, ScheduleOption, cut_step
 from ...executors.torch.reduction import Reduction, reduction_of
 from ...graph import Cluster, OpGraph, Placement
-from ...torch.activation_rows import recomputes_or_offloads
-from ...torch.models.losses import own_loss
-from ...torch.pipelines import worker
-from ...torch.runtime.tree import tensors
-from ...torch.step import TorchStep
-from ...torch.tracing import trace
+from ...torch_runtime.tree import tensors
+from ...torch_steps.activation_rows import recomputes_or_offloads
+from ...torch_steps.default_loss import own_loss
+from ...torch_steps.pipelines import worker
+from ...torch_steps.step import TorchStep
+from ...torch_steps.tracing import trace
 from .script import PIPELINE, PIPELINE_README
 from .sources import Sources, flat, runtime_files, saved
 

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from ... import errors
+from ... import torch_runtime as runtime
 from ...errors import InvalidInput
-from ...torch import runtime
-from ...torch.step import ReturnedModel
+from ...torch_steps.step import ReturnedModel
 
 
 def saved(value: object) -> bytes:

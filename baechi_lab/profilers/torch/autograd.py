@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...torch.runtime.intercept import Frame, Handler, Interceptor, layer_names
-from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.storage import storage_key
-from ...torch.runtime.tree import as_arguments, tensors
-from ...torch.snapshot import ModelSnapshot
-from ...torch.tracing import check_model
+from ...torch_runtime.intercept import Frame, Handler, Interceptor, layer_names
+from ...torch_runtime.sequence import inputs_of, nodes_between
+from ...torch_runtime.storage import storage_key
+from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.tracing import check_model
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

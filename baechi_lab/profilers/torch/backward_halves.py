@@ -15,10 +15,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from ...torch.records import Trace
-from ...torch.runtime.context import in_backward, kept_activations
-from ...torch.runtime.intercept import Frame, Handler
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.context import in_backward, kept_activations
+from ...torch_runtime.intercept import Frame, Handler
+from ...torch_runtime.tree import tensors
+from ...torch_steps.records import Trace
 
 
 class HalvesTimer(Handler):

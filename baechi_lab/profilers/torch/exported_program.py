@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ...graph.formats.reading import read, stem, with_file_name
-from ...torch.runtime.tree import map_tensors, tensors
+from ...torch_runtime.tree import map_tensors, tensors
 from ..programs.records import Program, check_sizes
 from .exported_file import read_document, read_program
 from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, meta, without_gradients

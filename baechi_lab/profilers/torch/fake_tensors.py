@@ -36,8 +36,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
-from ...torch.runtime.tree import map_tensors
-from ...torch.snapshot import ModelSnapshot
+from ...torch_runtime.tree import map_tensors
+from ...torch_steps.snapshot import ModelSnapshot
 from .known_values import KnownValues
 from .routing import EvenRouting, expert_counts
 

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
-from ...torch.runtime.storage import storage_bytes, storage_key
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.storage import storage_bytes, storage_key
+from ...torch_runtime.tree import tensors
 from ..arithmetic import per_element
 from ..roofline import Kernel
 

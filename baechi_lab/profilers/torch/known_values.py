@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...torch.runtime.tree import map_tensors, tensors
+from ...torch_runtime.tree import map_tensors, tensors
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload

@@ -19,11 +19,11 @@ from torch import nn
 from ...errors import UnknownNameError
 from ...graph import OpGraph
 from ...graph.hardware import Hardware
-from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.storage import tensor_bytes
-from ...torch.runtime.tree import as_arguments, tensors
-from ...torch.step import TorchStep
-from ...torch.tracing import trace
+from ...torch_runtime.intercept import Interceptor
+from ...torch_runtime.storage import tensor_bytes
+from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_steps.step import TorchStep
+from ...torch_steps.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
 from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph

@@ -38,7 +38,7 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ...passes.named_tensors import NAMED
-from ...torch.records import PARTS_TYPE, UPDATE, Trace
+from ...torch_steps.records import PARTS_TYPE, UPDATE, Trace
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
 from .named_tensors import Named

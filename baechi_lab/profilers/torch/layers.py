@@ -30,16 +30,16 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ...errors import InvalidInput
-from ...torch.pinned_calls import plainly, recomputes
-from ...torch.records import Trace
-from ...torch.runtime.context import in_backward, kept_activations
-from ...torch.runtime.intercept import Frame, Handler, Interceptor
-from ...torch.runtime.launch import move
-from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.storage import storage_bytes, storage_key, tensor_bytes
-from ...torch.runtime.tree import as_arguments, map_tensors, tensors
-from ...torch.snapshot import ModelSnapshot
-from ...torch.tracing import check_model, trace
+from ...torch_runtime.context import in_backward, kept_activations
+from ...torch_runtime.intercept import Frame, Handler, Interceptor
+from ...torch_runtime.launch import move
+from ...torch_runtime.sequence import inputs_of, nodes_between
+from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
+from ...torch_runtime.tree import as_arguments, map_tensors, tensors
+from ...torch_steps.pinned_calls import plainly, recomputes
+from ...torch_steps.records import Trace
+from ...torch_steps.snapshot import ModelSnapshot
+from ...torch_steps.tracing import check_model, trace
 from ..machine_load import OtherPrograms, summarize_repeats, warn_if_disturbed
 from .backward_halves import HalvesTimer
 from .layer_graph import Halves, LayerProfile, Loss

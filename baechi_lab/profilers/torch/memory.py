@@ -19,13 +19,13 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.profiler import ProfilerActivity, record_function
 
-from ...torch.pinned_calls import plainly, recomputes
-from ...torch.records import Trace
-from ...torch.runtime.context import in_backward, kept_activations
-from ...torch.runtime.intercept import Frame, Handler, Interceptor
-from ...torch.runtime.sequence import inputs_of, nodes_between
-from ...torch.runtime.storage import storage_bytes, storage_key
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.context import in_backward, kept_activations
+from ...torch_runtime.intercept import Frame, Handler, Interceptor
+from ...torch_runtime.sequence import inputs_of, nodes_between
+from ...torch_runtime.storage import storage_bytes, storage_key
+from ...torch_runtime.tree import tensors
+from ...torch_steps.pinned_calls import plainly, recomputes
+from ...torch_steps.records import Trace
 
 if TYPE_CHECKING:
     from torch.autograd.graph import Node

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 from ...memory.peak import readiness_order
 from ...memory.reuse_peak import live_bytes_per_op
-from ...torch.records import PARTS_TYPE
+from ...torch_steps.records import PARTS_TYPE
 
 
 def code_order(graph: OpGraph) -> NDArray[np.int64]:

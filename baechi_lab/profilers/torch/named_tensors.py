@@ -14,12 +14,12 @@ from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...torch.pinned_calls import plainly, recomputes
-from ...torch.records import Trace
-from ...torch.runtime.context import kept_activations
-from ...torch.runtime.intercept import Frame, Handler, Interceptor
-from ...torch.runtime.storage import is_plain, storage_key
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.context import kept_activations
+from ...torch_runtime.intercept import Frame, Handler, Interceptor
+from ...torch_runtime.storage import is_plain, storage_key
+from ...torch_runtime.tree import tensors
+from ...torch_steps.pinned_calls import plainly, recomputes
+from ...torch_steps.records import Trace
 
 Named = dict[tuple[int, int], int]
 """(call, position of one of its outputs) -> the last call at whose start that tensor is alive."""

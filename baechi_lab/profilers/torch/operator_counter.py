@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from ...torch.records import Trace
-from ...torch.runtime.intercept import Frame
-from ...torch.runtime.storage import storage_key, storages, tensor_bytes
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.intercept import Frame
+from ...torch_runtime.storage import storage_key, storages, tensor_bytes
+from ...torch_runtime.tree import tensors
+from ...torch_steps.records import Trace
 from ..roofline import Kernel
 from .fake_tensors import OperatorObserver
 from .kernels import kernel_bytes, kernel_of

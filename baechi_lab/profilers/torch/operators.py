@@ -25,12 +25,12 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
-from ...torch.flow import merge
-from ...torch.records import UPDATE
-from ...torch.runtime.intercept import Interceptor
-from ...torch.runtime.storage import storage_bytes, storage_key
-from ...torch.runtime.tree import as_arguments, tensors
-from ...torch.tracing import trace
+from ...torch_runtime.intercept import Interceptor
+from ...torch_runtime.storage import storage_bytes, storage_key
+from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_steps.flow import merge
+from ...torch_steps.records import UPDATE
+from ...torch_steps.tracing import trace
 from ..roofline import Kernel, estimated_us, work_of
 from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
 from .layer_estimate import optimizer_states

@@ -26,9 +26,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from ...torch.records import Trace
-from ...torch.runtime.tree import tensors
-from ...torch.step import FAILURES
+from ...torch_runtime.tree import tensors
+from ...torch_steps.records import Trace
+from ...torch_steps.step import FAILURES
 from .storages import StorageRecord, StorageTracker
 
 Ints = NDArray[np.int64]

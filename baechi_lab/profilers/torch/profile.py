@@ -10,7 +10,7 @@ from torch import nn
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
-from ...torch.step import TorchStep
+from ...torch_steps.step import TorchStep
 from .layer_estimate import estimate_layers
 from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers

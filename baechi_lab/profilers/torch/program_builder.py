@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InvalidInput
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.tree import tensors
 from ..programs.records import Program, ProgramOp
 from ..roofline import Kernel
 from .kernels import kernel_of

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from ...errors import InvalidInput
-from ...torch.runtime.storage import tensor_bytes
+from ...torch_runtime.storage import tensor_bytes
 
 Size = Callable[[int, int], int]
 """Function from rows (outputs) and columns (inputs) of a weight to bytes."""

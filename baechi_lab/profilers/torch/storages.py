@@ -31,7 +31,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch.runtime.tree import tensors
+from ...torch_runtime.tree import tensors
 from .memory import read_marked_changes
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ...graph.tensors import TensorTable
-from ...torch.records import Trace
+from ...torch_steps.records import Trace
 
 CallStorage = tuple[int, int]
 """A call and a storage that it made."""

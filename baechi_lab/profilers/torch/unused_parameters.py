@@ -8,7 +8,7 @@ from collections import Counter
 
 from torch import nn
 
-from ...torch.records import Trace
+from ...torch_steps.records import Trace
 
 LEAST_SHARE = 0.01
 """Smallest share of a model's parameters that is reported."""

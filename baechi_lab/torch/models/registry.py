@@ -13,7 +13,7 @@ from torch import nn
 from ...checks import check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...registry import Registry
-from ..step import TorchStep
+from ...torch_steps.step import TorchStep
 from .bert import BERT
 from .gnmt import GNMT
 from .inception import InceptionV3

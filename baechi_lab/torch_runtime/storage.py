@@ -6,7 +6,7 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...errors import InvalidInput
+from ..errors import InvalidInput
 from .tree import tensors
 
 _COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

@@ -10,14 +10,14 @@ from torch import nn
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..torch_runtime.intercept import Interceptor
+from ..torch_runtime.launch import launch, move
+from ..torch_runtime.plan import Plan
+from ..torch_runtime.session import Session
+from ..torch_runtime.transport import HostTransport
 from .devices import device_map
 from .plan import make_plan, torch_devices
 from .records import Trace
-from .runtime.intercept import Interceptor
-from .runtime.launch import launch, move
-from .runtime.plan import Plan
-from .runtime.session import Session
-from .runtime.transport import HostTransport
 from .tracing import check_model
 
 _SHOWN = 8

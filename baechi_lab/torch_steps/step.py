@@ -11,8 +11,8 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from .models.losses import own_loss
-from .runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
+from ..torch_runtime.tree import as_arguments, divided, lists_of_images, map_tensors, tensors
+from .default_loss import own_loss
 
 FAILURES = (TypeError, ValueError, LookupError, AttributeError, RuntimeError)
 """What an optimizer raises that cannot update parameters alone: it wants a closure, or their names."""

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ...errors import ExecutionError
+from ..errors import ExecutionError
 from .context import Context, Settings
 from .random import States, generator_states
 from .storage import is_plain, version, whole_storage

@@ -29,7 +29,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import InvalidInput
+from ..errors import InvalidInput
 from .intercept import Frame, Handler, Interceptor
 from .random import generator_states
 from .tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.optim import optimizer as of_all
 
-from ...errors import InvalidInput, StateAtOnce
+from ..errors import InvalidInput, StateAtOnce
 from .tree import map_tensors
 
 Copy = Callable[[torch.Tensor, nn.Parameter], torch.Tensor]

@@ -7,7 +7,7 @@ from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
-from ...errors import ExecutionError
+from ..errors import ExecutionError
 from .context import Context
 from .deferred import Future, resolve
 from .forward_state import ForwardState

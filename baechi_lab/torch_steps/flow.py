@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch import nn
 
+from ..torch_runtime.storage import offset_bytes, storage_key, tensor_bytes
 from .records import Value
-from .runtime.storage import offset_bytes, storage_key, tensor_bytes
 
 
 class Flow:

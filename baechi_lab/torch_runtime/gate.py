@@ -32,7 +32,7 @@ class _Waiter:
 class Gate:
     """The state of one forward.
 
-    >>> from baechi_lab.torch.runtime.order import make_order
+    >>> from baechi_lab.torch_runtime.order import make_order
     >>> gate = Gate(make_order([(), ()], None, [0, 0]))
     >>> gate.reach(0), gate.reach(1)
     (True, True)

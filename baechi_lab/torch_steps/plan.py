@@ -11,11 +11,11 @@ import torch
 from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameError
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
+from ..torch_runtime.order import CRITERIA
+from ..torch_runtime.plan import Plan, Send
 from .activation_rows import activation_rows, offloaded_state_groups
 from .pinned_calls import describe_pinned_calls
 from .records import Trace
-from .runtime.order import CRITERIA
-from .runtime.plan import Plan, Send
 
 
 def make_plan(

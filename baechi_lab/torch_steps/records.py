@@ -72,7 +72,7 @@ class Trace:
     returned: dict[int, int] = field(default_factory=dict)
     """Value that the model returns -> its first position among the tensors of the outputs."""
     fixed: dict[int, str] = field(default_factory=dict)
-    """Calls that keep their place in the code, with the reason; see `baechi_lab.torch.pinned_calls`."""
+    """Calls that keep their place in the code, with the reason; see `baechi_lab.torch_steps.pinned_calls`."""
     info: dict[str, Any] = field(default_factory=dict)
 
     def parents(self, index: int) -> tuple[int, ...]:

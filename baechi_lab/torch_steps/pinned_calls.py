@@ -29,9 +29,9 @@ from torch import nn
 from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
-from .runtime.context import ambient, function_modes, saved_tensor_hooks_active
-from .runtime.intercept import hooked
-from .runtime.tree import Args, Kwargs, outline, tensors, understood
+from ..torch_runtime.context import ambient, function_modes, saved_tensor_hooks_active
+from ..torch_runtime.intercept import hooked
+from ..torch_runtime.tree import Args, Kwargs, outline, tensors, understood
 from .snapshot import ContainerSnapshot, ModelSnapshot
 
 

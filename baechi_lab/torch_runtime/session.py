@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ...errors import CodeOrderKept, InvalidInput
+from ..errors import CodeOrderKept, InvalidInput
 from .activation_policy import ActivationPolicy, ActivationSources
 from .context import Context, ambient, autocast_state, casts_shared, function_modes, in_backward, ordinary
 from .deferred import METADATA_FUNCTIONS, Deferred, Future, defer, deferred, resolve, spec_of

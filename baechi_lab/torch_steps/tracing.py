@@ -26,15 +26,15 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidInput
+from ..torch_runtime.context import kept_activations
+from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
+from ..torch_runtime.random import States, generator_states, same_states
+from ..torch_runtime.storage import storage_bytes, storage_key, tensor_bytes, version
+from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
+from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow, merge
 from .pinned_calls import PinnedCalls, find_opaque_argument, function_name, plainly, recomputes
 from .records import Call, Trace
-from .runtime.context import kept_activations
-from .runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
-from .runtime.random import States, generator_states, same_states
-from .runtime.storage import storage_bytes, storage_key, tensor_bytes, version
-from .runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
-from .runtime.values_read import ValuesRead
 from .snapshot import ModelSnapshot, host_states, same_host_states
 from .state import State
 

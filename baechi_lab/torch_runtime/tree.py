@@ -16,7 +16,7 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from ...errors import InvalidInput
+from ..errors import InvalidInput
 
 Args = tuple[Any, ...]
 """Positional arguments of a call."""

@@ -29,13 +29,23 @@ from torch import fx, nn
 from torch.fx.node import _get_qualified_name
 
 from ...errors import InvalidInput
+from ...torch_runtime.context import ambient, autocast_state
+from ...torch_runtime.intercept import Frame, Handler, Interceptor, hooked
+from ...torch_runtime.random import generator_states, same_states
+from ...torch_runtime.storage import storage_key, version
+from ...torch_runtime.tree import (
+    Args,
+    Function,
+    Kwargs,
+    as_arguments,
+    is_record,
+    map_tensors,
+    parts_of,
+    tensors,
+    understood,
+)
+from ...torch_runtime.values_read import READERS
 from ..records import Trace
-from ..runtime.context import ambient, autocast_state
-from ..runtime.intercept import Frame, Handler, Interceptor, hooked
-from ..runtime.random import generator_states, same_states
-from ..runtime.storage import storage_key, version
-from ..runtime.tree import Args, Function, Kwargs, as_arguments, is_record, map_tensors, parts_of, tensors, understood
-from ..runtime.values_read import READERS
 from ..snapshot import ModelSnapshot
 
 SIZES_ONLY = {

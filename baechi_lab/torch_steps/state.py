@@ -7,8 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import nn
 
+from ..torch_runtime.storage import storage_key
 from .pinned_calls import PinnedCalls
-from .runtime.storage import storage_key
 
 
 class State:

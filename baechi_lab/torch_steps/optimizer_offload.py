@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from ..errors import InvalidInput
+from ..torch_runtime.optimizer_offload import offload_state_groups
 from .assigner import distribution
-from .runtime.optimizer_offload import offload_state_groups
 
 
 def offload_optimizer_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from ...errors import ExecutionError
+from ..errors import ExecutionError
 from .tree import Args, Function, Kwargs, T, map_tensors, tensors
 
 _PROPERTIES = "shape dtype device ndim is_cuda"

@@ -27,8 +27,8 @@ from torch.distributed.pipelining._backward import stage_backward_weight
 from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
 from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
 
-from ..runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
-from ..runtime.tree import Args
+from ...torch_runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
+from ...torch_runtime.tree import Args
 
 Marks = list[tuple[int, str, int, float, float]]
 """(stage, kind, micro-batch, start, end) of units; seconds of this machine's monotonic clock."""

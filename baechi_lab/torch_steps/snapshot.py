@@ -18,9 +18,9 @@ import torch
 from torch import nn
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
-from .runtime.intercept import Intercepted
-from .runtime.random import generator_states
-from .runtime.tree import PLAIN, outline
+from ..torch_runtime.intercept import Intercepted
+from ..torch_runtime.random import generator_states
+from ..torch_runtime.tree import PLAIN, outline
 
 DEPTH = 4
 """How many plain objects within each other are followed from an attribute."""

@@ -1,1 +1,0 @@
-"""What runs inside a distributed model: it imports only torch and the standard library, so that an export can copy it."""
