@@ -10,6 +10,7 @@ import random
 import shutil
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,14 @@ ROOT = Path(__file__).resolve().parents[1]
 MARKERS = {
     "notebooks": ("notebook", "slow"),
     "tests/executors": ("tensorflow", "subprocess", "slow"),
+    "tests/executors/torch": ("torch",),
     "tests/exporters": ("tensorflow", "subprocess", "slow"),
     "tests/models": ("tensorflow",),
     "tests/profilers": ("tensorflow",),
+    "tests/profilers/torch": ("torch",),
     "tests/torch": ("torch",),
+    "tests/torch_runtime": ("torch",),
+    "tests/torch_steps": ("torch",),
     "tests/ui": ("ui", "subprocess", "slow"),
 }
 """Folder -> markers of everything in it; single tests have theirs at the test."""
@@ -94,6 +99,19 @@ def local_clusters_start() -> None:
             start(*arguments, **{**options, "trusted_users": True})
 
         LocalCluster.__init__ = start_trusting
+
+
+@pytest.fixture(autouse=True)
+def one_torch_thread(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of PyTorch run on one thread: small models lose time to more, and machines are shared."""
+    if not request.node.get_closest_marker("torch"):
+        yield
+        return
+    torch = pytest.importorskip("torch")
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def pytest_collection_finish() -> None:

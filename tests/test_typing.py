@@ -41,7 +41,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     from baechi_lab import MissingPackage
 
     look_up, _ = lazy_names("baechi_lab.torch", needs=("torch",), extra="torch")
-    for name in [name for name in sys.modules if name.startswith("baechi_lab.torch.")]:
+    for name in [name for name in sys.modules if name.startswith(("baechi_lab.torch.", "baechi_lab.torch_"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(

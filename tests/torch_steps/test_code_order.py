@@ -1,6 +1,6 @@
 """Where waiting could change a result, code order is kept: random modules of dangerous parts under random orders.
 
-`BAECHI_TRUST_CASES=2000 pytest tests/torch/test_torch_trust.py` runs 2,000 of them.
+`BAECHI_TRUST_CASES=2000 pytest tests/torch_steps/test_code_order.py` runs 2,000 of them.
 """
 
 from __future__ import annotations
