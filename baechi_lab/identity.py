@@ -134,6 +134,7 @@ class _Digester:
             yield from ("Step", value.key, *self.each([value.initial_values, value.example_inputs]))
         elif isinstance(value, Placement):
             columns = [value.device, value.rank, value.group_of, value.replicas, value.graph_key, value.source_key]
+            columns += [] if value.member_order is None else [value.member_order]
             yield from ("Placement", *self.each(columns))
         elif isinstance(value, (np.ndarray, np.generic)) and kind.__module__ == "numpy":
             yield from self.array(np.asarray(value))

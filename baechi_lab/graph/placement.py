@@ -31,6 +31,8 @@ class Placement(Picklable):
         seconds: time the algorithm took, without compiling at its first use.
         graph_key: `OpGraph.key` of the graph it was made for; None fits any graph of that size.
         group_of, source_key: for a placement of a coarse graph, how to read it for the original one.
+        member_order: float64[len(group_of)], like `order` for each original op. The original graph is then run in this order;
+            by default all ops of a group have the position of the group.
         replicas: groups of devices, each a tuple: a pipeline stage placed on the first of them runs on all, each of which takes
             every r-th micro-batch. No op may be placed on the others by name.
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).
@@ -48,6 +50,7 @@ class Placement(Picklable):
     graph_key: str | None = None
     group_of: Integers | None = None
     source_key: str | None = None
+    member_order: NDArray[np.float64] | None = None
     replicas: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -71,6 +74,14 @@ class Placement(Picklable):
                 at = int(group_of.argmax())
                 raise InvalidInput(f"group_of[{at}] is {group_of[at]}; the placement has groups 0..{self.n - 1}")
             object.__setattr__(self, "group_of", group_of)
+        if self.member_order is not None:
+            member_order = numbers("member_order", self.member_order)
+            count = 0 if self.group_of is None else len(self.group_of)
+            if member_order.shape != (count,) or np.any(np.isnan(member_order)):
+                raise InvalidInput(
+                    f"member_order has shape {member_order.shape}; it must have one number per op of group_of, ({count},)"
+                )
+            object.__setattr__(self, "member_order", member_order)
         for key in ("params", "info"):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a mapping")
@@ -120,39 +131,46 @@ class Placement(Picklable):
     def on(self, graph: OpGraph) -> Placement:
         """This placement read for `graph`: itself, or a placement of groups spread over the original ops.
 
-        A placement of one micro-batch (or of its groups) is read for an unrolled graph as well. Members of a group, and
-        copies, keep the planned position; ties go by op index.
+        A placement of one micro-batch (or of its groups) is read for an unrolled graph as well. Members of a group have the
+        position that `member_order` plans, else that of the group; copies keep the planned position; ties go by op index.
         Raises `InvalidInput` when it was made for another graph.
         """
         record("graph", graph, OpGraph)
         if self.graph_key in (graph.key, None) and self.n == graph.n:
             return self
         if self.group_of is not None and self.source_key == graph.key and len(self.group_of) == graph.n:
-            return self._spread(self.group_of, graph)
+            return self._spread(self.group_of, graph, self.member_order)
         if graph.copy_of is not None:
             if self.graph_key == graph.copied_key or (
                 self.graph_key is None and self.n == graph.copy_of.max(initial=-1) + 1
             ):
                 return self._spread(graph.copy_of, graph)
             if self.group_of is not None and self.source_key == graph.copied_key:
-                return self._spread(self.group_of[graph.copy_of], graph)
+                member_order = None if self.member_order is None else self.member_order[graph.copy_of]
+                return self._spread(self.group_of[graph.copy_of], graph, member_order)
         made_for = f"{self.n} ops" + (f" (groups of {len(self.group_of)} ops)" if self.group_of is not None else "")
         raise InvalidInput(f"the placement was made for another graph, of {made_for}; this graph has {graph.n} ops")
 
-    def _spread(self, group_of: Integers, graph: OpGraph) -> Placement:
-        """Op `i` of `graph` is placed as op `over[i]` of this placement; in a step, each replica has what is its own."""
+    def _spread(self, group_of: Integers, graph: OpGraph, member_order: NDArray[np.float64] | None = None) -> Placement:
+        """Op `i` of `graph` is placed as op `group_of[i]` of this placement; in a step, each replica has what is its own.
+
+        `member_order` is the order of the ops of `graph`; None for that of the groups.
+        """
         device, groups = self.device[group_of], self.replicas
         if groups and graph.micro_batch is not None:
             device, groups = self._by_replica(device, graph), ()
+        group_order = None if self.order is None else self.order[group_of]
+        planned_by_op = member_order is not None
         return replace(
             self,
             device=device,
             replicas=groups,
-            order=None if self.order is None else self.order[group_of],
-            priority=None if self.priority is None else self.priority[group_of],
+            order=member_order if planned_by_op else group_order,
+            priority=None if planned_by_op or self.priority is None else self.priority[group_of],
             graph_key=graph.key,
             group_of=None,
             source_key=None,
+            member_order=None,
         )
 
     def _by_replica(self, device: Integers, graph: OpGraph) -> NDArray[np.int32]:
@@ -191,9 +209,7 @@ class Placement(Picklable):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Placement):
             return NotImplemented
-        same_rank = (self.rank is None) == (other.rank is None) and (
-            self.rank is None or other.rank is None or np.array_equal(self.rank, other.rank)
-        )
+        same_rank = _same_order(self.rank, other.rank) and _same_order(self.member_order, other.member_order)
         alike = self.graph_key == other.graph_key and self.replicas == other.replicas
         return same_rank and alike and np.array_equal(self.device, other.device)
 
@@ -204,6 +220,10 @@ class Placement(Picklable):
         # A foreign file may name device 2147483647: one count per device would fill the memory.
         used = [] if not self.n else np.bincount(self.device).tolist() if highest < MOST_DEVICES else f"0..{highest}"
         return f"<Placement by {self.placer}: {self.n} ops, per device {used}, {self.seconds:.3g} s>"
+
+
+def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) -> bool:
+    return a is b or (a is not None and b is not None and np.array_equal(a, b))
 
 
 def _checked_replicas(groups: Any, device: Integers) -> tuple[tuple[int, ...], ...]:

@@ -418,5 +418,11 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
     order = None if rank is None else np.concatenate([rank, np.zeros(added)])
     device = np.concatenate([placement.device, np.array(hosts, dtype=np.int32)])
     return placement.replace(
-        device=device, order=order, priority=None, graph_key=graph.key, group_of=None, source_key=None
+        device=device,
+        order=order,
+        priority=None,
+        graph_key=graph.key,
+        group_of=None,
+        source_key=None,
+        member_order=None,
     )

@@ -4,7 +4,8 @@ Idea: no placer wins everywhere (paper C compares six partitioners under three s
 is cheap. So every fast registered placer places the graph and its optimized form, and every scheduler simulates it. The
 fastest placement that keeps all rules wins; `auto` is never worse than any of these placers. The decisions of a dynamic
 scheduler become the placement's planned order, so the result needs no scheduler. Groups of `bl.optimize` are simulated as
-their ops, since the order of groups may differ.
+their ops, since the order of groups may differ: first in each order of the groups, then with a dynamic scheduler choosing among
+the ops themselves (`pct of ops`), whose choices become `Placement.member_order`.
 
 For a small graph all placements and orders are then searched (`evaluation.enumerate`). If that search is complete,
 `info["status"]` is "OPTIMAL", as for `exact`: no placement and no order has a shorter step.
@@ -20,14 +21,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..checks import check_whole
 from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.csr import inverse
 from ..graph.kernels.jit import HAS_NUMBA
@@ -121,6 +124,8 @@ class Auto(Placer):
                 graph, cluster, [a.makespan_us for a, placed in attempts if placed and a.feasible]
             )
             attempts += exhaustive_attempts
+        if self.objective == "latency" and graph.original is not None:
+            attempts += self._schedule_ops(attempts, graph.original, cluster)
         table = tuple(self._row(attempt) for attempt, _ in attempts)
         fits = [(attempt, placed) for attempt, placed in attempts if placed is not None and attempt.feasible]
         if not fits:
@@ -178,6 +183,47 @@ class Auto(Placer):
         finally:  # also when interrupted: what has not begun is left out
             pool.shutdown(cancel_futures=True)
         return answers
+
+    def _schedule_ops(
+        self, attempts: list[tuple[Attempt, Placement | None]], original: OpGraph, cluster: Cluster
+    ) -> list[tuple[Attempt, Placement | None]]:
+        """Lets dynamic schedulers choose among the ops of every placement of groups; the fastest has the choices as its order.
+
+        Left out are equal placements, and those whose busiest device alone works as long as the fastest step so far.
+        """
+        fastest_us = min((a.makespan_us for a, p in attempts if p is not None and a.feasible), default=np.inf)
+        duration_us, ops = durations(original, cluster), np.arange(original.n)
+        candidates: dict[bytes, tuple[Attempt, Placement]] = {}
+        for attempt, placed in attempts:
+            if placed is None:
+                continue
+            device = placed.on(original).device
+            loads_us = np.bincount(device, duration_us[ops, device], cluster.n)
+            if loads_us.max(initial=0.0) < fastest_us:
+                candidates.setdefault(placed.device.tobytes(), (attempt, placed))
+        jobs = [
+            lambda attempt=attempt, placed=placed, scheduler=scheduler: (  # type: ignore[misc]
+                attempt, placed, scheduler, *_simulate_ops(original, cluster, placed, scheduler)
+            )
+            for attempt, placed in candidates.values()
+            for scheduler in SCHEDULERS.names()
+            if scheduler not in ("fifo", "planned")
+        ]  # fmt: skip
+        with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
+            answers = list(pool.map(lambda job: job(), jobs))
+        rows: list[tuple[Attempt, Placement | None]] = []
+        for attempt, placed, scheduler, us, peak, feasible in answers:
+            planned = None
+            if feasible and us < fastest_us:
+                planned = placed.replace(member_order=_order_of_ops(original, cluster, placed, scheduler))
+                us, peak, feasible = _simulate_ops(original, cluster, planned)
+                fastest_us = min(fastest_us, us)
+            peak_bytes = int(peak.max(initial=0))
+            row = replace(
+                attempt, scheduler=f"{scheduler} of ops", makespan_us=us, peak_bytes=peak_bytes, feasible=feasible
+            )
+            rows.append((row, planned))
+        return rows
 
     def _repair_attempt(
         self, graph: OpGraph, cluster: Cluster, attempts: list[tuple[Attempt, Placement | None]]
@@ -272,6 +318,13 @@ def _run_attempts(
     return rows
 
 
+def _order_of_ops(original: OpGraph, cluster: Cluster, placed: Placement, scheduler: str) -> NDArray[np.float64] | None:
+    """The order in which a dynamic scheduler runs the ops of a placement of groups."""
+    ops_placement = placed.on(original)
+    timeline = simulate(original, cluster, ops_placement, scheduler)
+    return _freeze_order(original, ops_placement, scheduler, timeline).order
+
+
 def _try_every_schedule(
     graph: OpGraph, cluster: Cluster, known_us: list[float]
 ) -> tuple[list[tuple[Attempt, Placement | None]], dict[str, Any]]:
@@ -292,12 +345,14 @@ def _try_every_schedule(
     return rows, {"status": "OPTIMAL", "bound_us": us, "gap": 0.0} if proven else {}
 
 
-def _simulate_ops(graph: OpGraph, cluster: Cluster, placed: Placement) -> tuple[float, Any, bool]:
+def _simulate_ops(
+    graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: str | None = None
+) -> tuple[float, NDArray[np.int64], bool]:
     """Returns makespan, peaks and whether it fits. Shared buffers are slow to simulate: only where it does not fit without."""
-    us, peak = makespan_and_peak(graph, cluster, placed)
+    us, peak = makespan_and_peak(graph, cluster, placed, scheduler)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
         return us, peak, bool((peak <= cluster.memory_bytes).all())
-    timeline = simulate(graph, cluster, placed)
+    timeline = simulate(graph, cluster, placed, scheduler)
     return timeline.makespan_us, timeline.peak_bytes, timeline.feasible
 
 

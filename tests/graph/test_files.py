@@ -72,6 +72,7 @@ def test_placement_round_trip(tmp_path):
         seconds=0.25,
         graph_key="k",
         group_of=[0, 1, 2, 2],
+        member_order=[0.0, 1.0, 3.0, 2.0],
         source_key="s",
         info={"bound": np.float64(3.0), "dropped": np.array([1, 2]), "gap": float("nan")},
     )

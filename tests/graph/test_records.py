@@ -184,6 +184,26 @@ def test_a_placement_of_groups_is_a_placement_of_ops():
         placement.on(graph())
 
 
+def test_members_of_groups_may_have_an_order_of_their_own():
+    fine = graph(
+        duration=[1] * 4, edges=[(0, 1, 1), (1, 2, 1), (2, 3, 1)], colocation=[0, 0, 1, 1], colocation_names=("a", "b")
+    )
+    coarse = bl.optimize(fine, passes=("fusion",))
+    keys = {"graph_key": coarse.key, "group_of": coarse.group_of, "source_key": coarse.source_key}
+    placement = bl.Placement(device=[1, 0], priority=[2, 1], member_order=[3, 2, 1, 0], **keys)
+    on_ops = placement.on(fine)
+    assert on_ops.order.tolist() == [3, 2, 1, 0] and on_ops.priority is None and on_ops.member_order is None
+    assert placement.on(coarse).rank.tolist() == [-2, -1]
+    twice = bl.unroll(fine, micro_batches=2)
+    assert placement.on(twice).order.tolist() == [[3, 2, 1, 0][op] for op in twice.copy_of]
+    assert placement != placement.replace(member_order=None)
+    for wrong, message in (([1.0], "one number per op of group_of"), ([0, 1, 2, float("nan")], "member_order")):
+        with pytest.raises(bl.InvalidInput, match=message):
+            bl.Placement(device=[1, 0], member_order=wrong, **keys)
+    with pytest.raises(bl.InvalidInput, match="group_of"):
+        bl.Placement(device=[1, 0], member_order=[0, 1])
+
+
 def test_timeline_as_a_table():
     fine, cluster = graph(), bl.Cluster.uniform(2, link=bl.Link(3.0, 0.0))
     timeline = bl.simulate(fine, cluster, bl.Placement(device=[0, 1, 1]))

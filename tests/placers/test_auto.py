@@ -97,6 +97,44 @@ def test_bug_groups_were_judged_by_the_step_of_groups():
     assert differ
 
 
+def x_y_and_a_reader_of_y():
+    """s leads to x and y of 10 us in one colocation group, z of 10 us reads y; a tensor takes 1 us."""
+    graph = OpGraph.from_edges(
+        [0.0, 10.0, 10.0, 10.0], [(0, 1, 4), (0, 2, 4), (2, 3, 8)], names=["s", "x", "y", "z"],
+        colocation=[0, 0, 0, -1], colocation_names=("g",),
+    )  # fmt: skip
+    return graph, Cluster.uniform(2, link=Link(1.0, 0.0))
+
+
+def test_bug_schedulers_of_ops_were_never_tried_on_placements_of_groups():
+    """As groups, z waits for x and y: 20 + 1 + 10, or 30 us on one device. Op by op, y can run first, and z beside x: 10 + 1 + 10."""
+    graph, cluster = x_y_and_a_reader_of_y()
+    groups = optimize(graph, cluster, passes=("fusion",))
+    placed = place(groups, cluster, "auto")
+    assert simulate(graph, cluster, placed).makespan_us == 21.0
+    assert placed.info["winner"].endswith("pct of ops") and placed.on(groups) is placed
+    # Never worse than any scheduler that the simulator has on the same devices.
+    schedulers = {
+        s: simulate(graph, cluster, placed.replace(member_order=None), s).makespan_us for s in ("fifo", "pct", "msr")
+    }
+    assert schedulers["fifo"] == 31.0 and schedulers["pct"] == 21.0
+    # The groups themselves still have one place each: as groups, they take what they took.
+    assert simulate(groups, cluster, placed).makespan_us == 31.0
+    assert place(groups, cluster, "auto", workers=1) == placed
+
+
+def test_never_worse_than_any_scheduler_on_the_placements_of_groups():
+    for seed in range(4):
+        graph = generators.random_dag(60, colocation_groups=8, seed=seed)
+        cluster = Cluster.uniform(3, memory_bytes=1 << 40, link=Link(20.0, 0.001))
+        groups = optimize(graph, cluster)
+        best = simulate(graph, cluster, place(groups, cluster, "auto")).makespan_us
+        for name in ("m-etf", "heft", "m-topo", "single"):
+            placed = place(groups, cluster, name)
+            for scheduler in ("fifo", "pct", "msr"):
+                assert best <= simulate(graph, cluster, placed, scheduler).makespan_us * (1 + 1e-12)
+
+
 def test_parameters_and_degenerate_graphs():
     cluster = Cluster.uniform(2)
     assert place(OpGraph.from_edges([]), cluster, "auto").n == 0

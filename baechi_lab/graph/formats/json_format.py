@@ -242,10 +242,12 @@ def _read_object(fields: Any, cls: Callable[..., Any], path: str) -> Any:
 
 # -- placements --------------------------------------------------------------------------------------------------
 
+_ORDERS = ("order", "priority", "member_order")
+
 
 def _write_placement(placement: Placement) -> dict[str, Any]:
     out: dict[str, Any] = {"device": column(placement.device), "placer": placement.placer}
-    for key in ("order", "priority"):
+    for key in _ORDERS:
         if getattr(placement, key) is not None:
             out[key] = column(getattr(placement, key))
     out |= {"params": plain(placement.params), "seconds": placement.seconds, "info": plain(placement.info)}
@@ -257,7 +259,7 @@ def _write_placement(placement: Placement) -> dict[str, Any]:
 
 
 def _read_placement(document: Mapping[str, Any]) -> Placement:
-    planned: dict[str, Any] = {key: floats(document, key) for key in ("order", "priority") if key in document}
+    planned: dict[str, Any] = {key: floats(document, key) for key in _ORDERS if key in document}
     device = integers(document, "device")
     if len(device) and device.max() > 2**31 - 1:
         raise FormatError(f"device[{int(device.argmax())}] is {device.max()}; it must fit into 32 bits")
