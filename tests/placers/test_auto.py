@@ -107,7 +107,7 @@ def x_y_and_a_reader_of_y():
 
 
 def test_bug_schedulers_of_ops_were_never_tried_on_placements_of_groups():
-    """As groups, z waits for x and y: 20 + 1 + 10, or 30 us on one device. Op by op, y can run first, and z beside x: 10 + 1 + 10."""
+    """As groups z waits for x and y: 20 + 1 + 10, or 30 us on one device. Of ops, y can run first, z beside x: 10 + 1 + 10."""
     graph, cluster = x_y_and_a_reader_of_y()
     groups = optimize(graph, cluster, passes=("fusion",))
     placed = place(groups, cluster, "auto")
