@@ -31,6 +31,8 @@ GIVE_UP = {
     "offload": "offloading",
 }
 """Name of what may be given up -> kind of option."""
+LEAST_TIME = 0.0005
+"""A step that is longer by a smaller share takes the same time in a table."""
 
 
 def fit(
@@ -119,7 +121,19 @@ def fit(
                 else try_kind(subject, cluster, placing)
             )
     options += try_combinations(subject, cluster, placing, options, tell, proof, allowed)
+    options = [first, *(_with_time_given_up(option, first) for option in options[1:])]
     return Fit(tuple(options), missing, cluster, None if first.fits else proof)
+
+
+def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
+    """Adds to what an option gives up by how much its time per sample is longer than that of the step as it is."""
+    longer = (
+        option.time_per_sample_us / first.time_per_sample_us - 1.0 if first.time_per_sample_us > 0 else float("nan")
+    )
+    if not longer > LEAST_TIME:
+        return option
+    what = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
+    return replace(option, gives_up=", ".join(filter(None, (what, f"{longer:.1%} more time"))))
 
 
 def _allowed_kinds(give_up: Sequence[str]) -> set[str]:

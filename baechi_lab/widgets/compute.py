@@ -348,7 +348,8 @@ def _bounds(
 
 
 def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, Any]) -> Timeline | None:
-    """The step of one device; one stage alone cannot follow a schedule of several."""
-    return one_device(
-        graph, cluster, **{"micro_batches": pipeline["micro_batches"]} if "micro_batches" in pipeline else {}
-    )
+    """The step of one device in the schedule's order; without it, where one device alone cannot follow it."""
+    scheduled = one_device(graph, cluster, **pipeline)
+    if scheduled is not None or "schedule" not in pipeline:
+        return scheduled
+    return one_device(graph, cluster, **{key: value for key, value in pipeline.items() if key != "schedule"})

@@ -61,6 +61,25 @@ def test_every_way_is_what_its_simulation_says(devices, share):
     assert table.fits.tolist() == [option.fits for option in answer.options] and "gives_up" in table
 
 
+def test_bug_a_slower_option_gave_up_nothing():
+    """What an option gives up names the time: a step of 30 us beside one of 24 us is 25 % longer, per sample where batches differ."""
+    from baechi_lab.fitting.fit import _with_time_given_up
+    from baechi_lab.fitting.record import FitOption
+
+    def option(us, gives_up="nothing", batch_size=8):
+        graph = bl.OpGraph.from_edges([us])
+        timeline = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0]))
+        return FitOption("recomputation", gives_up=gives_up, batch_size=batch_size, timeline=timeline)
+
+    first = option(24.0)
+    assert _with_time_given_up(option(30.0), first).gives_up == "25.0% more time"
+    assert _with_time_given_up(option(30.0, "nothing but time"), first).gives_up == "25.0% more time"
+    assert _with_time_given_up(option(30.0, "1 more device"), first).gives_up == "1 more device, 25.0% more time"
+    assert _with_time_given_up(option(24.0), first).gives_up == "nothing"
+    assert _with_time_given_up(option(12.0, "a batch of 8", 4), first).gives_up == "a batch of 8"  # 3 us per sample
+    assert _with_time_given_up(option(30.0), FitOption("as it is")).gives_up == "nothing"  # unknown: nothing simulated
+
+
 def test_one_device_more_is_enough_and_no_fewer():
     """Four weights of 60 bytes; a device of 100 holds one of them."""
     graph = bl.OpGraph.from_edges([1] * 4, persistent_bytes=[60] * 4)

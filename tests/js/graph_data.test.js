@@ -12,7 +12,7 @@ const scene = readScene(model({
   nodes: {
     id: bytes("i4", [10, 11, 12]), kind: bytes("u1", [0, 1, 1]), x: bytes("f4", [0, 100, 0]), y: bytes("f4", [0, 0, 80]),
     width: bytes("f4", [40, 20, 20]), height: bytes("f4", [10, 10, 10]), time: bytes("f8", [1500, 2, 3]),
-    memory: bytes("f8", [2000, 10, 0]), size: bytes("i4", [3, 1, 1]), parent: bytes("i4", [0, 20, 0]),
+    persistent: bytes("f8", [2000, 10, 0]), made: bytes("f8", [500, 0, 20]), size: bytes("i4", [3, 1, 1]), parent: bytes("i4", [0, 20, 0]),
     frame: bytes("i4", [20]), frame_box: bytes("f4", [100, 0, 60, 40]), frame_parent: bytes("i4", [0]), frame_size: bytes("i4", [1]),
     source: bytes("i4", [10, 10]), target: bytes("i4", [20, 12]), bytes: bytes("f8", [4000, 8]), tensors: bytes("i4", [40, 1]),
     pointer: bytes("i4", [0, 2, 4]), points: bytes("f4", [20, 0, 70, 0, 0, 5, 0, 75]), upright: bytes("u1", [0, 1]),
@@ -82,6 +82,7 @@ test("a box is on a device, or shared", () => {
 test("what is said of a box", () => {
   const facts = Object.fromEntries(factsOf(scene, paint, devices, 1));
   assert.deepEqual([facts.type, facts.device, facts.time, facts.sends, facts.receives], ["MatMul", "gpu:1", "2.00 us", "8 B", ""]);
-  assert.equal(Object.fromEntries(factsOf(scene, paint, devices, 0)).holds, "3 ops");
+  const box = Object.fromEntries(factsOf(scene, paint, devices, 0));
+  assert.deepEqual([box.holds, box.keeps, box["makes in turn"]], ["3 ops", "2.00 kB all the time", "500 B, not all held at once"]);
   assert.equal(Object.fromEntries(factsOf(scene, paint, devices, 2))["backward of"], "net/a");
 });

@@ -162,6 +162,20 @@ def test_no_proof_where_outputs_lie_in_others():
     assert "no proof: every" not in str(plain.value)
 
 
+def test_what_an_op_needs_is_told_apart_from_what_is_tied_to_it():
+    """Op a keeps 10 and makes 5; two others of its colocation group keep 40 each: 95 on a device of 90."""
+    graph = bl.OpGraph.from_edges(
+        [1, 1, 1], [(0, 1, 5)], names=["a", "b", "c"], persistent_bytes=[10, 40, 40],
+        colocation=[0, 0, 0], colocation_names=("g",),
+    )  # fmt: skip
+    with pytest.raises(bl.InfeasiblePlacement) as error:
+        bl.place(graph, bl.Cluster.uniform(2, memory_bytes=90), "m-etf")
+    assert str(error.value).startswith(
+        "op 'a' needs 15 B while it runs (persistent bytes, inputs, outputs and temporaries), with 80 B that 2 other ops of its "
+        "colocation group keep persistently on its device: together 95 B, and the largest device that it may use has 90 B"
+    )
+
+
 @pytest.mark.parametrize("placer", ["m-sct", "post-adjusted", "ideals"])
 def test_two_chains_that_fit_only_because_they_write_over_their_outputs(placer):
     """Two chains of three ops of 5 us; the second op of each writes its 30 bytes over the 30 that it reads.

@@ -279,7 +279,11 @@ def arrow_bytes(scene):
 def test_scene_sums_members_and_counts_a_tensor_once(diamond):
     scene = build_scene(diamond, build_tree(diamond), ())
     at = {scene.tree.names[n]: k for k, n in enumerate(scene.nodes.tolist())}
-    assert scene.duration_us[at["s"]] == 10 + 10 and scene.memory_bytes[at["s"]] == 8 + 8
+    assert (
+        scene.duration_us[at["s"]] == 10 + 10
+        and scene.made_bytes[at["s"]] == 8 + 8
+        and scene.persistent_bytes[at["s"]] == 0
+    )
     # a's one tensor of 8 bytes is read by b and by c: 8, not 16. The two tensors into d: 8 + 8.
     assert arrow_bytes(scene) == {("a", "s"): (8, 1), ("s", "d"): (16, 2)}
 

@@ -60,6 +60,17 @@ def test_that_it_fits_is_no_good_news_beside_a_slower_step():
     assert any("on which it does not fit" in said for _, said in facts_of(made.outcome))
 
 
+def test_bug_one_device_was_judged_in_another_order_than_the_schedule_s():
+    """Outputs of 60 bytes per micro-batch: all forward first they are 4 x 60, under 1F1B one at a time."""
+    graph = bl.generators.pipeline([4.0], [8.0], activation_bytes=60)
+    cluster = bl.Cluster.uniform(1, memory_bytes=200)
+    made = computed(graph, cluster, placer="single", passes=(), micro_batches=4, schedule="1f1b")
+    alone = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"), micro_batches=4, schedule="1f1b")
+    assert alone.feasible and made.outcome.one_device.peak_bytes.tolist() == alone.peak_bytes.tolist()
+    assert made.outcome.timeline.makespan_us == made.outcome.one_device_us == alone.makespan_us
+    assert not any("does not fit" in text for _, text in facts_of(made.outcome))
+
+
 def test_it_starts_with_auto_and_says_whose_answer_it_took(diamond, pair):
     made = WorkbenchModel(diamond, first_setting(diamond, pair, {"passes": ()}), inline=True)
     outcome = made.compute_now()

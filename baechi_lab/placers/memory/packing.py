@@ -131,10 +131,12 @@ def _prove_op_too_large(
     worst = int(np.argmax(running - largest_memory))
     if running[worst] <= largest_memory[worst]:
         return None
+    total, limit = int(running[worst]), format_bytes(int(largest_memory[worst]))
+    tied_bytes = int(persistent_bytes[worst] - graph.persistent_bytes[worst])
     return (
-        f"{describe_op(graph, worst)} needs {format_bytes(int(running[worst]))} while it runs "
-        f"({_describe_persistent_bytes(graph, worst, int(persistent_bytes[worst]))}, inputs, outputs and temporaries) "
-        f"and the largest device that it may use has {format_bytes(int(largest_memory[worst]))}"
+        f"{describe_op(graph, worst)} needs {format_bytes(total - tied_bytes)} while it runs (persistent bytes, inputs, outputs "
+        f"and temporaries){_describe_tied_bytes(graph, worst, tied_bytes, total)} and the largest device that it may use has "
+        f"{limit}"
     )
 
 
@@ -148,14 +150,17 @@ def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.
     return group_bytes[group] + np.where(grows, graph.persistent_bytes, 0)
 
 
-def _describe_persistent_bytes(graph: OpGraph, op: int, persistent_bytes: int) -> str:
-    """Says in words which persistent bytes lie next to an op: its own, and those of its colocation group."""
-    group = int(graph.colocation[op])
-    count = 1 if group < 0 else int((graph.colocation == group).sum())
-    if count == 1:
-        return "persistent bytes"
-    noun = "ops" if graph.group_of is None else "parts"
-    return f"{format_bytes(persistent_bytes)} that the {count:,} {noun} of its colocation group keep persistently"
+def _describe_tied_bytes(graph: OpGraph, op: int, tied_bytes: int, total_bytes: int) -> str:
+    """Says in words which persistent bytes of others lie next to an op: those of its colocation group; empty for none."""
+    if tied_bytes == 0:
+        return ""
+    others = int((graph.colocation == graph.colocation[op]).sum()) - 1
+    noun = ("op" if graph.group_of is None else "part") + ("" if others == 1 else "s")
+    tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
+    return (
+        f", with {format_bytes(tied_bytes)} that {others:,} other {noun} of {tied_by} keep persistently on its device: together "
+        f"{format_bytes(total_bytes)},"
+    )
 
 
 def _prove_cluster_too_small(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_], shared: bool) -> str | None:

@@ -62,7 +62,8 @@ class Scene:
     height: NDArray[np.float64]
     frame_box: NDArray[np.float64]
     duration_us: NDArray[np.float64]
-    memory_bytes: NDArray[np.int64]
+    persistent_bytes: NDArray[np.int64]
+    made_bytes: NDArray[np.int64]
     notes: tuple[str, ...]
     arrows: Arrows
     size: tuple[float, float]
@@ -114,7 +115,10 @@ class _Builder:
         corner = {ROOT: (0.0, 0.0)}
         middle = self._places(corner)
         owner = self.tree.owner(self.nodes)
-        memory = np.bincount(owner, memory_per_op(self.graph), minlength=len(self.nodes)).astype(np.int64)
+        persistent_bytes, made_bytes = (
+            np.bincount(owner, column, minlength=len(self.nodes)).astype(np.int64)
+            for column in (self.graph.persistent_bytes, made_per_op(self.graph))
+        )
         size = np.array([self._size(n) for n in self.nodes.tolist()]).reshape(-1, 2)
         at = np.array([middle[n] for n in self.nodes.tolist()]).reshape(-1, 2)
         frames = np.array([(*middle[n], *self._size(n)) for n in self.frames.tolist()]).reshape(-1, 4)
@@ -129,7 +133,8 @@ class _Builder:
             size[:, 1],
             frames,
             self._duration(self.nodes),
-            memory,
+            persistent_bytes,
+            made_bytes,
             tuple(self._note(n) for n in self.nodes.tolist()),
             self._all_arrows(corner),
             (self.inside[ROOT].width, self.inside[ROOT].height),
@@ -260,10 +265,10 @@ class _Builder:
         )
 
 
-def memory_per_op(graph: OpGraph) -> NDArray[np.int64]:
-    """Persistent, temporary and output bytes of each op."""
+def made_per_op(graph: OpGraph) -> NDArray[np.int64]:
+    """Temporary and output bytes of each op: allocated when it starts. The sum over ops is never held at once."""
     outputs = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n).astype(np.int64)
-    return graph.persistent_bytes + graph.temp_bytes + outputs
+    return graph.temp_bytes + outputs
 
 
 @dataclass(frozen=True, eq=False)

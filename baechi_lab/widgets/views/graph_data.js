@@ -14,7 +14,7 @@ function readScene(model) {
   const scene = {
     id: column(c, "id", "i4"), kind: column(c, "kind", "u1"), x: column(c, "x", "f4"), y: column(c, "y", "f4"),
     width: column(c, "width", "f4"), height: column(c, "height", "f4"), time: column(c, "time", "f8"),
-    memory: column(c, "memory", "f8"), size: column(c, "size", "i4"), parent: column(c, "parent", "i4"),
+    persistent: column(c, "persistent", "f8"), made: column(c, "made", "f8"), size: column(c, "size", "i4"), parent: column(c, "parent", "i4"),
     names: texts(c.names), labels: texts(c.labels), notes: texts(c.notes), types: texts(c.types), forward: texts(c.forward),
     frame: column(c, "frame", "i4"), frameBox: column(c, "frame_box", "f4"), frameParent: column(c, "frame_parent", "i4"),
     frameSize: column(c, "frame_size", "i4"), frameNames: texts(c.frame_names), frameLabels: texts(c.frame_labels),
@@ -173,7 +173,9 @@ function factsOf(scene, paint, devices, i) {
   const group = scene.kind[i] !== OP_KIND;
   return [
     [group ? "holds" : "type", group ? `${scene.size[i].toLocaleString("en")} ops` : scene.types[i]],
-    ["device", devicesOf(paint, devices, i)], ["time", formatTime(scene.time[i])], ["memory", formatBytes(scene.memory[i])],
+    ["device", devicesOf(paint, devices, i)], ["time", formatTime(scene.time[i])], 
+    ["keeps", scene.persistent[i] > 0 ? `${formatBytes(scene.persistent[i])} all the time` : ""],
+    [group ? "makes in turn" : "makes", scene.made[i] > 0 ? `${formatBytes(scene.made[i])}${group ? ", not all held at once" : ""}` : ""],
     ["sends", paint.fits && paint.sent[i] > 0 ? formatBytes(paint.sent[i]) : ""],
     ["receives", paint.fits && paint.received[i] > 0 ? formatBytes(paint.received[i]) : ""],
     ["backward of", scene.forward[i] || ""],
