@@ -62,7 +62,7 @@ def test_every_way_is_what_its_simulation_says(devices, share):
 
 
 def test_bug_a_slower_option_gave_up_nothing():
-    """What an option gives up names the time: a step of 30 us beside one of 24 us is 25 % longer, per sample where batches differ."""
+    """A step of 30 us beside one of 24 us gives up 25 % more time; where batches differ, per sample."""
     from baechi_lab.fitting.fit import _with_time_given_up
     from baechi_lab.fitting.record import FitOption
 
