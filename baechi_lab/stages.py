@@ -32,31 +32,36 @@ class Profile(Stage):
     """Stage 1: a training step becomes a graph with costs, see `bl.profile`.
 
     Args:
-        mode: "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline).
+        mode: "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline); by default
+            estimated if hardware or a precision is named.
         hardware: for "estimated": a name, several, or a mapping from device kinds.
+        precision: for "estimated": as in `bl.profile`.
         device, warmup, runs, progress: for "measured", as in `bl.profile`.
 
-    >>> Profile(mode="estimated", hardware="v100").get_params()["hardware"]
+    >>> Profile(hardware="v100").get_params()["hardware"]
     'v100'
     """
 
     slot: ClassVar[str] = "profile"
-    mode: str = "measured"
-    hardware: Any = "rtx2080"
+    mode: str | None = None
+    hardware: Any = None
+    precision: str | None = None
     device: str | None = None
     warmup: int = 5
     runs: int = 5
     progress: bool = True
 
     def validate(self) -> None:
-        """Rejects an unknown mode or hardware, and counts out of range."""
-        check_text("mode", self.mode)
-        if self.mode not in ("measured", "estimated"):
-            raise UnknownNameError.of("profile mode", self.mode, ("measured", "estimated"))
+        """Rejects an unknown mode, hardware or precision, hardware of a measurement, and counts out of range."""
+        from .graph.hardware import Hardware
+        from .profilers.precision import Precision, profile_mode
+
+        if self.mode is not None:
+            check_text("mode", self.mode)
+        profile_mode(self.mode, self.hardware, self.precision)
+        Precision.of(self.precision)
         _check_counts(self, warmup=0, runs=1)
         if isinstance(self.hardware, str):
-            from .graph.hardware import Hardware
-
             Hardware.named(self.hardware)
 
     def __call__(self, step: Step) -> OpGraph:

@@ -59,6 +59,23 @@ def call(capsys, tmp_path, monkeypatch):
     return run
 
 
+def test_named_hardware_is_estimated_and_never_measured(call):
+    """Previously `--hardware h100` without --mode measured this machine."""
+    code, facts, _ = call("profile", "steps.py:small", "--hardware", "h100", "--precision", "tf32")
+    assert code == 0
+    assert (facts["mode"], facts["device"], facts["estimate"]["precision"]) == ("estimated", "h100", "tf32")
+    assert facts["estimate"]["hardware"]["gpu"] == "h100"
+    code, _, err = call("profile", "steps.py:small", "--mode", "measured", "--hardware", "h100")
+    assert code == 2
+    assert "mode is 'measured' and hardware is 'h100'; a measurement is of this machine" in err
+    code, _, err = call("run", "steps.py:small", "--mode", "measured", "--hardware", "h100")
+    assert code == 2
+    assert "mode is 'measured' and hardware is 'h100'" in err
+    code, _, err = call("profile", "steps.py:small", "--hardware", "h100", "--precision", "bf17")
+    assert code == 2
+    assert "unknown precision 'bf17'; did you mean 'bf16'?" in err
+
+
 def test_profile_place_run_export_by_files(call, tmp_path):
     code, facts, _ = call("profile", "steps.py:small", "--mode", "estimated", "--hardware", "v100", "-o", "graph.json")
     assert code == 0

@@ -8,6 +8,7 @@ from typing import Any
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.hardware import DEFAULT_HARDWARE
 from . import options
 from .step_placement import placer_of
 
@@ -16,13 +17,18 @@ TRACES = (".et", ".pb", ".pbtxt", ".json", ".json.gz")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """--inference, --optimizer-states, --execution-trace."""
+    """--inference, --optimizer-states, --gradients, --execution-trace."""
     group = parser.add_argument_group("exported programs, models by configuration and traces")
     group.add_argument("--inference", action="store_true", help="of a program or configuration: the forward pass alone")
     group.add_argument(
         "--optimizer-states",
         metavar="N",
         help="of a program or configuration: tensors that the optimizer keeps per parameter (0; Adam 2)",
+    )
+    group.add_argument(
+        "--gradients",
+        metavar="NAME",
+        help="of a program or configuration in mixed precision: the type of parameters' gradients (fp32 for mixed-bf16)",
     )
     group.add_argument(
         "--execution-trace", metavar="FILE", help="of a Kineto trace: what ExecutionTraceObserver wrote in the same run"
@@ -36,7 +42,7 @@ def is_file(model: str) -> bool:
 
 def refuse_options(arguments: argparse.Namespace) -> None:
     """Raises `InvalidInput` if options of files are given with another MODEL."""
-    for option in ("inference", "optimizer_states", "execution_trace"):
+    for option in ("inference", "optimizer_states", "gradients", "execution_trace"):
         if getattr(arguments, option):
             raise InvalidInput(
                 f"--{option.replace('_', '-')} is for programs and traces; {arguments.model:.80} is a step"
@@ -60,7 +66,7 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
         raise InvalidInput("--execution-trace goes with a Kineto trace, not with a program")
     if arguments.mode == "measured":
         raise InvalidInput(f"--mode is 'measured'; {arguments.model:.80} is a program, and is estimated")
-    hardware = hardware or "rtx2080"
+    hardware = hardware or DEFAULT_HARDWARE
     size, states = arguments.batch_size, arguments.optimizer_states
     graph = profile_program(
         arguments.model,
@@ -69,6 +75,8 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
         batch_size=None if size is None else options.whole_number(size, "--batch-size", lowest=1),
         sizes=options.parameters(arguments.param, exact=True),
         optimizer_states=0 if states is None else options.whole_number(states, "--optimizer-states", lowest=0),
+        precision=arguments.precision,
+        gradients=arguments.gradients,
     )
     return graph, {"mode": "estimated", "device": hardware if isinstance(hardware, str) else ", ".join(hardware)}
 
@@ -82,6 +90,8 @@ def _trace(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
         arguments.batch_size,
         arguments.param,
         arguments.hardware,
+        arguments.precision,
+        arguments.gradients,
     )
     if any(rejected) or arguments.mode == "estimated":
         raise InvalidInput(
@@ -113,7 +123,9 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
         )
         profile_options: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
         sizes = options.parameters(arguments.param, exact=True)
-        graph = profile_program(arguments.model, batch_size=size, sizes=sizes, **profile_options)
+        graph = profile_program(
+            arguments.model, batch_size=size, sizes=sizes, precision=arguments.precision, **profile_options
+        )
     else:
         graph = options.graph_from(arguments.model)
     if arguments.placement:

@@ -17,7 +17,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("models by configuration (hf:config.json)")
     group.add_argument("--sequence-length", metavar="N", help="tokens per sample (512)")
     group.add_argument(
-        "--dtype", metavar="NAME", help="bf16, fp16 or fp32 for all weights (what the configuration says)"
+        "--dtype",
+        metavar="NAME",
+        help="bf16, fp16 or fp32 for all weights, as --precision (what the configuration says)",
     )
     group.add_argument("--autocast", metavar="NAME", help="bf16 or fp16 for products, the weights staying as they are")
     group.add_argument("--optimizer", metavar="NAME", help="sgd, momentum, adam, ...: its states and its update")
@@ -67,6 +69,8 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
             hardware=hardware,
             mode="inference" if arguments.inference else "training",
             granularity=arguments.granularity or "layer",
+            precision=arguments.precision,
+            gradients=arguments.gradients,
             dtype=arguments.dtype,
             autocast=arguments.autocast,
             optimizer=arguments.optimizer,

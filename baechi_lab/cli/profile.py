@@ -3,10 +3,10 @@
 MODEL is a benchmark model, FILE.py:FUNCTION, a program (model.onnx, or model.pt2 of torch.export), or a trace of a step
 that ran elsewhere: of PyTorch (kineto.json with --execution-trace), Chakra (.et), TensorFlow (.xplane.pb, run.pb, .pbtxt).
 
---mode measured runs the step on the attached devices; --mode estimated computes a roofline for --hardware (rtx2080,
-rtx4090, a100, h100, b200, mi300x, cpu-core, ...) and runs nothing; processors are estimated worst, 50 % off in the mean
-on the one that was measured (docs/estimates.md). hf:config.json is a Hugging Face model by its
-configuration: no weights, no download, always estimated.
+A step is measured on the attached devices. With --hardware (rtx2080, rtx4090, a100, h100, b200, mi300x, cpu-core, ...), it is
+estimated for that hardware by a roofline, and nothing runs; docs/estimates.md says how far off estimates are. Float32 products
+are estimated in full float32, unless --precision says otherwise. hf:config.json is a Hugging Face model by its configuration:
+no weights, no download, always estimated.
 """
 
 from __future__ import annotations
@@ -16,16 +16,26 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..graph import OpGraph
+from ..graph.hardware import DEFAULT_HARDWARE
 from ..graph.units import format_bytes, format_us
+from ..profilers.estimate_record import describe_estimate
 from ..profilers.machine_load import describe_repeats
+from ..profilers.precision import MODES, NAMES, Precision, profile_mode
 from . import console, files, hugging_face, options, output, steps
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     steps.add_step(parser)
-    parser.add_argument("--mode", help="measured or estimated (measured; of a model by configuration: estimated)")
-    parser.add_argument("--hardware", metavar="NAME[,NAME...]", help="for estimated: the device, or several kinds")
+    parser.add_argument(
+        "--mode", help="measured or estimated (estimated with --hardware or --precision, else measured)"
+    )
+    parser.add_argument("--hardware", metavar="NAME[,NAME...]", help="estimate for this device, or for several kinds")
+    parser.add_argument(
+        "--precision",
+        metavar="NAME",
+        help=f"of an estimate: {', '.join(NAMES)} for all weights and activations (the types that the model has)",
+    )
     parser.add_argument("-o", "--output", metavar="FILE", help="write the graph (.json, .json.gz)")
     files.add_arguments(parser)
     hugging_face.add_arguments(parser)
@@ -37,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 
     options.check_output(arguments.output, (".json", ".json.gz"))
     if arguments.mode is not None:
-        options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
+        options.one_of(arguments.mode, "--mode", MODES)
+    Precision.of(arguments.precision, arguments.gradients)  # raises for a name that is not known
     graph, facts = _profiled(arguments)
     if arguments.output:
         save_graph(graph, arguments.output)
@@ -51,7 +62,7 @@ def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     hardware_names = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
         with console.progress("estimating"):
-            graph, facts = hugging_face.profile(arguments, hardware_names or "rtx2080")
+            graph, facts = hugging_face.profile(arguments, hardware_names or DEFAULT_HARDWARE)
     else:
         hugging_face.refuse_options(arguments)
         with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
@@ -64,9 +75,11 @@ def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph
 
     files.refuse_options(arguments)
     steps.check_model(arguments.model)
-    profile_options = {} if hardware_names is None else {"hardware": hardware_names}
+    mode = profile_mode(arguments.mode, hardware_names, arguments.precision)
     step = steps.step_from(arguments)
-    graph, report = profile_with_report(step, mode=arguments.mode or "measured", progress=False, **profile_options)
+    graph, report = profile_with_report(
+        step, mode=mode, hardware=hardware_names, precision=arguments.precision, progress=False
+    )
     return graph, {
         "mode": report.mode,
         "device": report.device,
@@ -92,6 +105,8 @@ def in_words(facts: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in facts.items():
         if name == "measured":
             lines["repeats"] = describe_repeats(value)
+        elif name == "estimate":
+            lines |= describe_estimate(value)
         elif name.endswith("_us"):
             lines[name.removesuffix("_us")] = format_us(value)
         elif name.endswith("_bytes"):
@@ -117,5 +132,5 @@ def graph_facts(graph: OpGraph) -> dict[str, object]:
         "work_us": float(graph.duration_us.sum()),
         "persistent_bytes": int(graph.persistent_bytes.sum()),
         "colocation_groups": len(graph.colocation_names),
-        **({"measured": graph.info["measured"]} if "measured" in graph.info else {}),
+        **{key: graph.info[key] for key in ("measured", "estimate") if key in graph.info},
     }

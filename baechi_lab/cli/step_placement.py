@@ -22,9 +22,10 @@ def add_placing(parser: argparse.ArgumentParser) -> None:
         "--placer", metavar="NAME", help="without --placement: place here (m-sct; contiguous for micro-batches)"
     )
     parser.add_argument(
-        "--mode", default="measured", help="how to profile for --placer: measured or estimated (measured)"
+        "--mode", help="how to profile for --placer: measured or estimated (estimated with --hardware, else measured)"
     )
-    parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated")
+    parser.add_argument("--hardware", metavar="NAME", help="for --placer: estimate for this device")
+    parser.add_argument("--precision", metavar="NAME", help="of that estimate, as for `baechi-lab profile`")
     options.add_pipeline(parser, batch_size=False)
     options.add_cluster(parser)
 
@@ -37,7 +38,7 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
     from ..graph.formats.files import load_placement
     from ..stages import Optimize, Profile
 
-    options.one_of(arguments.mode, "--mode", ("measured", "estimated"))
+    profile = Profile(mode=arguments.mode, hardware=arguments.hardware, precision=arguments.precision, progress=False)
     steps.check_model(arguments.model)
     cluster = options.cluster_from(arguments)
     if arguments.placement:
@@ -48,13 +49,10 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
         return steps.step_from(arguments), placement, cluster, None
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
-    profile_options: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
     count = pipeline(arguments).get("micro_batches")
     micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
-        result = (Profile(mode=arguments.mode, progress=False, **profile_options) | Optimize() | place).run(
-            micro_batch, cluster
-        )
+        result = (profile | Optimize() | place).run(micro_batch, cluster)
     if result.placement is None:
         raise InvalidInput(f"placer {place.placer!r} made no placement")
     return step, result.placement.on(result.graph), cluster, result.graph

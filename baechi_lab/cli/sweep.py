@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device (%(default)s)")
     parser.add_argument("--placers", default="m-etf", metavar="NAME[,NAME...]", help="(%(default)s)")
     parser.add_argument("--mode", default="estimated", help="profile a model estimated or measured (%(default)s)")
-    parser.add_argument("--hardware", default="rtx2080", metavar="NAME", help="for --mode estimated (%(default)s)")
+    parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated (rtx2080)")
     parser.add_argument("--jobs", metavar="N", help="processes (one per core); 1 computes in this one")
     parser.add_argument("-o", "--output", metavar="FILE", help="SQLite file to keep the rows in, and to resume from")
     options.add_time_limit(parser)

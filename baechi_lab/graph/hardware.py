@@ -32,6 +32,9 @@ FAMILIES = ("gpu", "cpu", "tpu", HOST)
 
 GPU_LAUNCH_US = 6.7
 HOST_OP_US = 0.25
+DEFAULT_HARDWARE = "rtx2080"
+"""Hardware of an estimate that names none."""
+
 PRECISIONS = ("fp32", "tf32", "fp16", "fp8", "int8")
 """Of the operands of matrix products; bfloat16 products run at the rate of float16 ones."""
 

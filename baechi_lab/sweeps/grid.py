@@ -10,7 +10,7 @@ from typing import Any
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
-from ..graph.hardware import by_kind
+from ..graph.hardware import DEFAULT_HARDWARE, by_kind
 from ..graph.units import parse_bytes
 from ..identity import content_digest
 from ..models.registry import model_class
@@ -24,8 +24,13 @@ class Profiling:
     """How a batch size becomes a graph with costs: see `bl.models.build` and `bl.profile`."""
 
     mode: str = "estimated"
-    hardware: str = "rtx2080"
+    hardware: str | None = None
     model_params: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of `bl.profile`."""
+        return {"mode": self.mode, "hardware": self.hardware}
 
 
 @dataclass(frozen=True)
@@ -111,7 +116,7 @@ def graph_key(subject: Subject, batch_size: int | None, profiling: Profiling) ->
         return content_digest(("graph", subject))
     if not isinstance(subject, (str, Step)):
         return content_digest((__version__, "function", subject, batch_size))
-    hardware = by_kind(profiling.hardware) if profiling.mode == "estimated" else None
+    hardware = by_kind(profiling.hardware or DEFAULT_HARDWARE) if profiling.mode == "estimated" else None
     costs = (profiling.mode, hardware, profiling.model_params)
     if isinstance(subject, Step):  # its costs do not depend on the values of its variables
         built_from = (subject.info.get("model"), subject.info.get("params"))

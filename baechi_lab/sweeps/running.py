@@ -22,6 +22,7 @@ from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..graph.hardware import by_kind
 from ..identity import Unidentified, content_digest
+from ..profilers.precision import profile_mode
 from ..workers.executors import Calls, open_calls
 from .grid import Cell, Placing, Profiling, Steps, Subject, as_list, cells, graph_key
 from .store import COLUMNS, ComputedAgain, Store, as_stored, as_text
@@ -53,7 +54,7 @@ def sweep(
     replicas: Iterable[int] | int = 1,
     params: Mapping[str, Mapping[str, Any]] | None = None,
     profile: str = "estimated",
-    hardware: str = "rtx2080",
+    hardware: str | None = None,
     model_params: Mapping[str, Any] | None = None,
     path: str | os.PathLike[str] | None = None,
     executor: Any = None,
@@ -123,7 +124,8 @@ def sweep(
     sizes = None if batch_size is None else as_list("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:
         sizes = _default_batch_sizes(subject, profiling)
-    if profile == "estimated":
+    profile_mode(profile, hardware)
+    if hardware is not None:
         by_kind(hardware)  # raises for a name that is not known
     _check_subject(subject, sizes, profiling, template)
     names = as_list("placer", placer)

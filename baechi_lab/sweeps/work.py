@@ -23,7 +23,7 @@ def model_graph(name: str, batch_size: int | None, profiling: Profiling) -> OpGr
 
     size = {} if batch_size is None else {"batch_size": batch_size}
     step = build(name, **{**dict(profiling.model_params), **size})
-    return profile(step, mode=profiling.mode, hardware=profiling.hardware, progress=False)
+    return profile(step, progress=False, **profiling.options)
 
 
 def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGraph:
@@ -32,7 +32,7 @@ def step_graph(step: Step, batch_size: int | None, profiling: Profiling) -> OpGr
 
     params = dict(step.info.get("params", {}))
     if batch_size is None or params.get("batch_size") == batch_size:
-        return profile(step, mode=profiling.mode, hardware=profiling.hardware, progress=False)
+        return profile(step, progress=False, **profiling.options)
     if "model" not in step.info:
         raise InvalidInput(
             f"step {step.name!r} was traced for one batch size; sweep over a model's name, or a function from batch "

@@ -10,6 +10,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
 from ..placers.registry import pipeline_parameters, placer_class
+from ..profilers.precision import profile_mode
 from ..simulator.pipelined_graph import pipeline_options
 from .setting import GIVEN_SUBJECT, Setting
 
@@ -56,7 +57,8 @@ def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = 
 
 
 def _source_lines(setting: Setting, variable: str, built: Built | None) -> list[str]:
-    profile = f"graph = bl.profile(step, mode={setting.profile!r}, hardware={setting.hardware!r})"
+    options = f"hardware={setting.hardware!r}" if setting.profile == "estimated" else "mode='measured'"
+    profile = f"graph = bl.profile(step, {options})"
     if setting.path:
         return [f"graph = bl.load_graph({setting.path!r})"]
     if setting.model or (variable == "step" and built is not None):
@@ -207,8 +209,10 @@ def _read_build(fields: dict[str, Any], args: list[Any], options: dict[str, Any]
 
 def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
     fields.setdefault("source", GIVEN_SUBJECT)
-    fields["profile"] = options.get("mode", "measured")
-    fields["hardware"] = options.get("hardware", "rtx2080")
+    hardware = options.get("hardware")
+    fields["profile"] = profile_mode(options.get("mode"), hardware)
+    if hardware is not None:
+        fields["hardware"] = hardware
 
 
 def _read_optimize(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:

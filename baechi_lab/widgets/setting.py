@@ -85,7 +85,8 @@ class Setting:
         if self.model:
             size = {} if self.batch_size is None else {"batch_size": self.batch_size}
             make_model(self.model, **{**self.model_params, **size})
-        Profile(mode=self.profile, hardware=self.hardware)
+        Profile(mode="estimated", hardware=self.hardware)
+        Profile(mode=self.profile)
         make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
 
     def _check_pipeline(self) -> None:

@@ -302,7 +302,7 @@ class Tasks:
             "scheduler": None if grid.get("schedule") else setting.scheduler,
             "params": {setting.placer: dict(setting.params)} if setting.placer in grid["placer"] else {},
             "profile": setting.profile,
-            "hardware": setting.hardware,
+            "hardware": setting.hardware if setting.profile == "estimated" else None,
             "model_params": dict(setting.model_params),
             "path": path,
             "cancel": stop,

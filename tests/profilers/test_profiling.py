@@ -56,7 +56,7 @@ def test_tensors_carry_real_bytes(product):
 
 def test_a_compute_bound_product_lasts_its_flops():
     w = tf.Variable(np.zeros((2048, 2048), np.float32))
-    graph = bl.profile(lambda x: x @ w, np.zeros((2048, 2048), np.float32), mode="estimated", hardware="a100")
+    graph = bl.profile(lambda x: x @ w, np.zeros((2048, 2048), np.float32), hardware="a100", precision="tf32")
     # 2 * 2048^3 FLOPs at 156 TFLOP/s (TF32) = 110.1 us; 3 * 2048^2 * 4 bytes at 2039 GB/s = 24.7 us
     assert graph.duration_us[op(graph, "MatMul")] == pytest.approx(GPU_LAUNCH_US + 2 * 2048**3 / 156e12 * 1e6)
 

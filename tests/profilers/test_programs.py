@@ -80,7 +80,7 @@ def test_a_forward_pass():
     assert graph.names == ("first", "relu", "second")
     assert graph.persistent_bytes.tolist() == [4 * (8 * 16 + 16), 0, 4 * 16 * 4]
     assert graph.tensor_bytes.tolist() == [4 * 4 * 16, 4 * 4 * 16]
-    first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "tf32", matrix=True)
+    first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "fp32", matrix=True)
     assert graph.duration_us[0] == pytest.approx(first.us(Hardware.named("a100")))
 
 
@@ -242,8 +242,9 @@ def test_files_of_onnx(tmp_path):
     assert bl.profile(path, mode="estimated", hardware="a100") == bl.profile_program(
         two_layers(4), hardware="a100"
     ).replace(name="two")
+    assert bl.profile(path) == bl.profile(path, hardware="rtx2080")
     with pytest.raises(InvalidInput, match="mode='estimated' alone"):
-        bl.profile(path)
+        bl.profile(path, mode="measured")
     path.write_bytes(path.read_bytes()[:-40])
     with pytest.raises(FormatError, match="cut off"):
         bl.profile_program(path)

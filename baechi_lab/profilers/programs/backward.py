@@ -28,6 +28,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
+from ..precision import Precision
 from ..roofline import Kernel
 from .records import Program, ProgramOp
 
@@ -63,12 +64,15 @@ def normalize_type(op_type: str) -> str:
     return (names[1] if len(names) > 1 else names[0]).lower().rstrip("_").lstrip("_")
 
 
-def add_backward_and_updates(program: Program, optimizer_states: int = 0) -> Program:
+def add_backward_and_updates(
+    program: Program, optimizer_states: int = 0, precision: Precision | None = None
+) -> Program:
     """Returns the program with its backward pass and an update of its trained parameters.
 
     Args:
         program: a forward pass.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
+        precision: of the program; mixed precision decides what gradients and the update's states take.
 
     >>> product = ProgramOp("mm", "MatMul", (Kernel(flops=8.0, matrix=True),), ("x", "w"), ("y",))
     >>> program = Program("one", (product,), {"x": 8, "w": 16, "y": 8}, {"w": True}, ("y",))
@@ -76,7 +80,7 @@ def add_backward_and_updates(program: Program, optimizer_states: int = 0) -> Pro
     ['mm', 'mm/backward/weight', 'mm/update']
     """
     needs = _needs_gradient(program)
-    builder = _BackwardBuilder(program, needs)
+    builder = _BackwardBuilder(program, needs, precision or Precision())
     for i in reversed(range(len(program.ops))):
         builder.add_backward(i)
     for i, values in _trained_parameters_by_op(program).items():
@@ -111,8 +115,8 @@ def _passes_gradients(op: ProgramOp) -> bool:
 class _BackwardBuilder:
     """Builds backward ops; `gradients` maps each value to the gradients that its readers have sent."""
 
-    def __init__(self, program: Program, needs: set[str]):
-        self.program, self.needs = program, needs
+    def __init__(self, program: Program, needs: set[str], precision: Precision):
+        self.program, self.needs, self.precision = program, needs, precision
         self.ops: list[ProgramOp] = []
         self.size_bytes = dict(program.size_bytes)
         self.gradients: dict[str, list[str]] = {value: [] for value in program.outputs if value in needs}
@@ -149,7 +153,9 @@ class _BackwardBuilder:
         read = [g for v in values for g in self.gradients[v]]
         if read:
             size = sum(self.program.size_bytes.get(v, 0) for v in values)
-            kernel = Kernel(flops=size / 2.0 * (1 + states), moved_bytes=float(size * (3 + 2 * states)))
+            kernel = Kernel(
+                flops=size / 2.0 * (1 + states), moved_bytes=float(size * self.precision.update_share(states))
+            )
             self.ops.append(
                 ProgramOp(
                     f"{op.name}/update",
@@ -158,7 +164,7 @@ class _BackwardBuilder:
                     tuple(read),
                     (),
                     owner=op.name,
-                    persistent_bytes=size * states,
+                    persistent_bytes=size * self.precision.state_share(states),
                 )
             )
 
@@ -195,7 +201,8 @@ class _BackwardBuilder:
             if value in weights and value in self.gradients:
                 kernels, temporary = (*kernels, Kernel(moved_bytes=3.0 * size)), temporary + 2 * size
             elif value in weights:
-                gradient_bytes += size
+                gradient_bytes += size * self.precision.gradient_share
+                temporary += size * (self.precision.gradient_share > 1)  # it is added to the gradient that is kept
             self.gradients.setdefault(value, []).append(gradient)
             makes.append(gradient)
         values = tuple(v for v in reads if v not in self.program.parameters)

@@ -11,7 +11,8 @@ from ...checks import check_whole
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.formats.reading import name_of
-from ...graph.hardware import Hardware, HardwareChoice, by_kind
+from ...graph.hardware import DEFAULT_HARDWARE, Hardware, HardwareChoice, by_kind
+from ..precision import Precision
 from .backward import add_backward_and_updates
 from .detection import is_instance
 from .records import UNKNOWN_SHAPES, Program
@@ -24,11 +25,13 @@ class GuessedCosts(UserWarning):
 def profile_program(
     program: Any,
     *,
-    hardware: HardwareChoice = "rtx2080",
+    hardware: HardwareChoice = DEFAULT_HARDWARE,
     training: bool = True,
     batch_size: int | None = None,
     sizes: Mapping[str, int] | None = None,
     optimizer_states: int = 0,
+    precision: str | Precision | None = None,
+    gradients: str | None = None,
 ) -> OpGraph:
     """Estimates the costs of an exported program's operators without running it or reading its weights.
 
@@ -40,6 +43,7 @@ def profile_program(
         batch_size: size of the first dimension of inputs, if the program leaves it open.
         sizes: other open dimensions by name.
         optimizer_states: tensors of a parameter's size that the optimizer keeps (SGD 0, momentum 1, Adam 2).
+        precision, gradients: as in `bl.torch.profile`; by default the types of the program.
 
     Returns:
         one op per operator, and its backward ops; parameters are persistent bytes of the first op that reads them.
@@ -67,21 +71,24 @@ def profile_program(
     if sizes is not None and not isinstance(sizes, Mapping):
         raise InvalidInput(f"sizes is {sizes!r:.60}; it must map names of dimensions to sizes")
     checked_sizes = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
-    forward_program = _read_program(program, batch_size, checked_sizes)
+    chosen = Precision.of(precision, gradients)
+    forward_program = _read_program(program, batch_size, checked_sizes, chosen).in_precision(chosen)
     _warn_about_guesses(forward_program, next(iter(kinds.values())))
-    return (add_backward_and_updates(forward_program, optimizer_states) if training else forward_program).graph(kinds)
+    if not training:
+        return forward_program.graph(kinds, chosen)
+    return add_backward_and_updates(forward_program, optimizer_states, chosen).graph(kinds, chosen)
 
 
-def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int]) -> Program:
+def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], precision: Precision) -> Program:
     path = isinstance(program, (str, bytes, os.PathLike))
     if (path and name_of(program).endswith(".pt2")) or is_instance(program, "torch.export", "ExportedProgram"):
         from ..torch.exported_program import program_of
 
-        return program_of(program, batch_size, sizes)
+        return program_of(program, batch_size, sizes, precision)
     if (path and name_of(program).endswith(".onnx")) or is_instance(program, "onnx", "ModelProto"):
         from .onnx_model import program_of as program_of_onnx
 
-        return program_of_onnx(program, batch_size, sizes)
+        return program_of_onnx(program, batch_size, sizes, precision)
     raise InvalidInput(
         f"program is {program!r:.80}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
     )

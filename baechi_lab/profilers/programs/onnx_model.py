@@ -1,6 +1,6 @@
 """Reads ONNX models as `Program`: shapes by ONNX's own inference, FLOPs by operator (`onnx_flops`).
 
-Weights are known by their shapes; their values are not read. Float products count as TF32, which ONNX Runtime uses on GPUs.
+Weights are known by their shapes; their values are not read. Float products count in full float32 (`profilers/precision.py`).
 Float initializers with more than one element are trained parameters, except the statistics of normalizations. Constants are
 not parameters.
 """
@@ -15,6 +15,7 @@ from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx_package, op_names, opset_version
 from ...graph.formats.reading import stem, with_file_name
 from ..arithmetic import per_element
+from ..precision import Precision
 from ..roofline import Kernel
 from .onnx_flops import SHAPE_OPS, product_flops
 from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
@@ -47,6 +48,7 @@ _WIDTH = {
 }
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
+_TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
@@ -55,20 +57,27 @@ _CONTROL_FLOW = ("If", "Loop", "Scan")
 Shape = tuple[int, ...]
 
 
-def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, int] | None = None) -> Program:
-    """Reads the operators of a model or file.
+def program_of(
+    source: Any,
+    batch_size: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    precision: Precision | None = None,
+) -> Program:
+    """Reads the operators of a model or file, with the floating-point types that `precision` chooses.
 
     Raises:
         FormatError, InvalidInput, MissingPackage: see `bl.profile_program`.
     """
     if isinstance(source, onnx.ModelProto):
         check_versions(source, "the model")
-        return _read_model(source, source.graph.name or "onnx", batch_size, sizes or {})
+        return _read_model(source, source.graph.name or "onnx", batch_size, sizes or {}, precision)
     model = load_model(source)
-    return with_file_name(source, lambda: _read_model(model, stem(source), batch_size, sizes or {}))
+    return with_file_name(source, lambda: _read_model(model, stem(source), batch_size, sizes or {}, precision))
 
 
-def _read_model(model: ModelProto, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+def _read_model(
+    model: ModelProto, name: str, batch_size: int | None, sizes: Mapping[str, int], precision: Precision | None
+) -> Program:
     version = opset_version(model)
     graph = _infer_shapes(model, batch_size, sizes).graph
     shapes, types = _shapes_and_types(graph)
@@ -77,6 +86,8 @@ def _read_model(model: ModelProto, name: str, batch_size: int | None, sizes: Map
     }
     for node in graph.node:
         _add_constant(node, shapes, types)
+    if precision is not None and precision.dtype is not None:
+        types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in _FLOATS}
     _check_reads(graph)
     nodes = [n for n in graph.node if n.op_type != "Constant"]
     parameters = {v: types[v] in _FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
@@ -228,7 +239,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         ), "shapes that do not fit the operator" if all_shapes_known else UNKNOWN_SHAPES
     if count is not None:
         kinds = {types.get(v, "") for v in node.input if v}
-        precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "tf32")
+        precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
         return Kernel(float(count), float(moved_bytes), precision, matrix=True, batched="Attention" in node.op_type), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""

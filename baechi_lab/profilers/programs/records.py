@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,6 +13,8 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
+from ..estimate_record import estimate_record
+from ..precision import Precision
 from ..roofline import Kernel, estimated_us, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"
@@ -100,8 +102,13 @@ class Program:
         rows = ((i, kernel) for i, op in enumerate(self.ops) for kernel in op.kernels)
         return [float(us) for us in estimated_us(work_of(len(self.ops), rows), hardware)]
 
-    def graph(self, kinds: Mapping[str, Hardware]) -> OpGraph:
-        """Builds the OpGraph with durations by device kind; the first kind is the reference."""
+    def in_precision(self, precision: Precision) -> Program:
+        """Returns the program with products of float32 numbers as `precision` says."""
+        ops = (replace(op, kernels=tuple(map(precision.kernel, op.kernels))) for op in self.ops)
+        return replace(self, ops=tuple(ops))
+
+    def graph(self, kinds: Mapping[str, Hardware], precision: Precision) -> OpGraph:
+        """Builds the OpGraph with durations by device kind, the first being the reference; `precision` is that of the program."""
         by_kind = {kind: self.microseconds(hardware) for kind, hardware in kinds.items()}
         table = TensorTable()
         for reader, maker, value in self._edges():
@@ -113,7 +120,8 @@ class Program:
         names = tuple(dict.fromkeys(group.values()))
         number = {name: k for k, name in enumerate(names)}
         persistent_bytes = [op.persistent_bytes for op in self.ops]
-        grows = [op.forward_of >= 0 and op.persistent_bytes > 0 for op in self.ops]
+        allocates_gradients = precision.gradient_share == 1  # else they are kept from step to step
+        grows = [allocates_gradients and op.forward_of >= 0 and op.persistent_bytes > 0 for op in self.ops]
         for value, i in self.first_reader.items():
             persistent_bytes[i] += self.size_bytes.get(value, 0)
         return OpGraph(
@@ -128,6 +136,7 @@ class Program:
             reuse=np.where(grows, GROWS, OWN) if any(grows) else None,
             forward_of=[op.forward_of for op in self.ops],  # type: ignore[arg-type]
             name=self.name,
+            info={"estimate": estimate_record(kinds, precision, (k for op in self.ops for k in op.kernels))},
             **table.columns(),
         )
 

@@ -29,7 +29,7 @@ _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
 
 Row = tuple[int, float, float, float, bool, int, bool, bool]
 
-TF32, FP16 = PRECISIONS.index("tf32"), PRECISIONS.index("fp16")
+FP32, FP16 = PRECISIONS.index("fp32"), PRECISIONS.index("fp16")
 
 
 def count_work(structure: Structure) -> Work:
@@ -68,8 +68,8 @@ def _row(
 ) -> Row:
     free, metadata = node.op in _TAKES_NO_TIME, node.op in METADATA_OPS
     if metadata:
-        return i, times, 0.0, 0.0, False, TF32, True, free
-    precision = FP16 if "T" in node.attr and node.attr["T"].type in halves else TF32
+        return i, times, 0.0, 0.0, False, FP32, True, free
+    precision = FP16 if "T" in node.attr and node.attr["T"].type in halves else FP32
     count, moved_bytes = flops(node, inputs, outputs), _moved_bytes(node.op, input_bytes, output_bytes)
     return i, times, count, moved_bytes, is_matrix_product(node.op), precision, False, free
 

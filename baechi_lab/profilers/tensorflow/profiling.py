@@ -5,21 +5,25 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import InvalidInput, UnknownNameError
-from ...graph.hardware import Hardware, HardwareChoice, by_kind
-from ...graph.opgraph import OpGraph
+from ...errors import InvalidInput
+from ...graph.hardware import DEFAULT_HARDWARE, PRECISIONS, Hardware, HardwareChoice, by_kind
+from ...graph.opgraph import OWN, OpGraph
 from ...graph.step import Step
+from ..estimate_record import estimate_record
 from ..machine_load import summarize_repeats, warn_if_disturbed
+from ..precision import Precision, profile_mode
 from ..programs.detection import is_program
-from ..roofline import estimated_us
+from ..roofline import Kernel, Work, estimated_us
 from .backward_pairing import forward_ops, is_backward
 from .colocation import colocation_groups
+from .float_types import FLOAT_NAMES
 from .function_bodies import op_types
 from .memory_reuse import reuse_of
 from .op_work import count_work
@@ -28,8 +32,6 @@ from .tracing import trace
 from .worker_measurement import measure
 
 _LOG = logging.getLogger(__name__)
-
-MODES = ("measured", "estimated")
 
 
 @dataclass(frozen=True)
@@ -59,8 +61,9 @@ class Report:
 def profile(
     step_or_fn: Any,
     *inputs: Any,
-    mode: str = "measured",
-    hardware: HardwareChoice = "rtx2080",
+    mode: str | None = None,
+    hardware: HardwareChoice | None = None,
+    precision: str | None = None,
     device: str | None = None,
     warmup: int = 5,
     runs: int = 5,
@@ -77,11 +80,14 @@ def profile(
         inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
-        hardware: for `estimated`, a name in any case (`rtx2080`, `a100`, `h100`, `mi300x`, `cpu-core`, ...: the
-            keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
+            By default `estimated` if `hardware` or `precision` is given, or the step is a program, else `measured`.
+        hardware: for `estimated` (by default `rtx2080`), a name in any case (`a100`, `h100`, `mi300x`, `cpu-core`, ...:
+            the keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
             name and under `gpu`, `cpu` or `tpu`; several names give each its own duration under that name as device
             kind; a mapping says which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The
             first is the reference.
+        precision: for `estimated`: "fp32", "tf32", "bf16", "fp16", "mixed-bf16" or "mixed-fp16"; by default the types of the
+            step, with float32 products in full float32 (`baechi_lab.profilers.precision`).
         device, warmup, runs: for `measured`, see there.
         timeout: seconds for measuring, starting the process included; None for no limit.
         progress: True shows a progress bar while measuring.
@@ -89,11 +95,12 @@ def profile(
 
     Returns:
         an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
-        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. The share of
-        paired backward ops is logged; `profile_with_report` returns it.
+        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. `graph.info` says
+        under "estimate" what an estimate was made for, and how far off it may be. The share of paired backward ops is logged;
+        `profile_with_report` returns it.
 
     Raises:
-        InvalidInput, UnknownNameError: options; whatever `bl.trace` raises.
+        InvalidInput, UnknownNameError: options; `hardware` or `precision` with `mode="measured"`; whatever `bl.trace` raises.
         ExecutionError: the step cannot run, or
             the process that measures it died or took longer than `timeout`.
 
@@ -108,6 +115,7 @@ def profile(
         *inputs,
         mode=mode,
         hardware=hardware,
+        precision=precision,
         device=device,
         warmup=warmup,
         runs=runs,
@@ -120,8 +128,9 @@ def profile(
 def profile_with_report(
     step_or_fn: Any,
     *inputs: Any,
-    mode: str = "measured",
-    hardware: HardwareChoice = "rtx2080",
+    mode: str | None = None,
+    hardware: HardwareChoice | None = None,
+    precision: str | None = None,
     device: str | None = None,
     warmup: int = 5,
     runs: int = 5,
@@ -131,12 +140,13 @@ def profile_with_report(
 ) -> tuple[OpGraph, Report]:
     """Returns the graph of `profile` and a `Report` on it."""
     started = time.perf_counter()
-    if mode not in MODES:
-        raise UnknownNameError.of("profile mode", mode, MODES)
+    mode = profile_mode(mode, hardware, precision, is_program=is_program(step_or_fn))
+    hardware = DEFAULT_HARDWARE if hardware is None else hardware
     if is_program(step_or_fn):
-        return _profile_program(step_or_fn, inputs, mode, hardware, started)
+        return _profile_program(step_or_fn, inputs, mode, {"hardware": hardware, "precision": precision}, started)
     if _is_torch_step(step_or_fn):
-        options |= {"hardware": hardware} if mode == "estimated" else {"device": device, "warmup": warmup, "runs": runs}
+        estimate = {"hardware": hardware, "precision": precision}
+        options |= estimate if mode == "estimated" else {"device": device, "warmup": warmup, "runs": runs}
         return _profile_torch(step_or_fn, inputs, mode, options, started)
     if options:
         raise InvalidInput(f"profile takes {next(iter(options))!r} for PyTorch modules and steps only")
@@ -144,11 +154,14 @@ def profile_with_report(
         raise InvalidInput(f"profile was given a traced step and {len(inputs)} inputs; a traced step has its inputs")
     kinds = by_kind(hardware)
     step = step_or_fn if isinstance(step_or_fn, Step) else trace(step_or_fn, *inputs)
-    structure = read_structure(step)
+    chosen = Precision.of(precision)
+    if chosen.is_mixed:  # gradients are tensors of the graph, like activations
+        chosen = Precision.of(chosen.name, chosen.dtype)
+    structure = read_structure(step, chosen.dtype)
     missing = 0
     if mode == "estimated":
         device_name = ", ".join(dict.fromkeys(h.name for h in kinds.values()))
-        columns = _estimate(structure, kinds)
+        columns = _estimate(step, structure, kinds, chosen)
     else:
         device_name, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
     graph = _graph(step, structure, columns)
@@ -184,7 +197,7 @@ def _profile_torch(
 
 
 def _profile_program(
-    program: Any, inputs: tuple[Any, ...], mode: str, hardware: HardwareChoice, started: float
+    program: Any, inputs: tuple[Any, ...], mode: str, options: dict[str, Any], started: float
 ) -> tuple[OpGraph, Report]:
     from ..programs.estimation import profile_program
 
@@ -192,15 +205,34 @@ def _profile_program(
         raise InvalidInput(
             f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
         )
-    graph = profile_program(program, hardware=hardware)
+    graph = profile_program(program, **options)
+    device_name = ", ".join(dict.fromkeys(h.name for h in by_kind(options["hardware"]).values()))
     backward = int(np.count_nonzero(graph.forward_of >= 0))
-    return graph, Report(mode, str(hardware), graph.n, backward, backward, 0, 0, time.perf_counter() - started)
+    return graph, Report(mode, device_name, graph.n, backward, backward, 0, 0, time.perf_counter() - started)
 
 
-def _estimate(structure: Structure, kinds: dict[str, Hardware]) -> dict[str, Any]:
-    op_work = count_work(structure)
-    duration_by_kind = {kind: estimated_us(op_work, kind_hardware) for kind, kind_hardware in kinds.items()}
-    return {"duration_us": next(iter(duration_by_kind.values())), "duration_by_kind": duration_by_kind}
+def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], precision: Precision) -> dict[str, Any]:
+    work = precision.work(count_work(structure))
+    duration_by_kind = {kind: estimated_us(work, kind_hardware) for kind, kind_hardware in kinds.items()}
+    columns: dict[str, Any] = {
+        "duration_us": next(iter(duration_by_kind.values())),
+        "duration_by_kind": duration_by_kind,
+        "persistent_bytes": _variable_bytes(step, structure, "fp32" if precision.is_mixed else precision.dtype),
+        "info": {"estimate": estimate_record(kinds, precision, _kernels(work))},
+    }
+    if (
+        precision.is_mixed
+    ):  # a variable is the float32 master weight, and reading it makes the weight that is computed with
+        reads = np.array([node.op == "ReadVariableOp" for node in structure.nodes], dtype=np.bool_)
+        columns["reuse"] = np.where(reads, OWN, reuse_of(structure))
+    return columns
+
+
+def _kernels(work: Work) -> Iterator[Kernel]:
+    """Yields the matrix products of a step."""
+    for row in np.flatnonzero(work.matrix).tolist():
+        flops = float(work.flops[row] * work.times[row])
+        yield Kernel(flops=flops, precision=PRECISIONS[work.precision[row]], matrix=True)
 
 
 def _measure(
@@ -239,9 +271,9 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
         colocation=colocation,
         colocation_names=groups,
         forward_of=forward_ops(structure.nodes),
-        reuse=reuse_of(structure),
         name=step.name,
         **{
+            "reuse": reuse_of(structure),
             "tensor_bytes": structure.tensor_bytes,
             "persistent_bytes": _variable_bytes(step, structure),
             **columns,
@@ -249,10 +281,12 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
     )
 
 
-def _variable_bytes(step: Step, structure: Structure) -> NDArray[np.int64]:
-    """Returns the bytes of each variable, on its handle op."""
+def _variable_bytes(step: Step, structure: Structure, dtype: str | None = None) -> NDArray[np.int64]:
+    """Returns the bytes of each variable, on its handle op; `dtype` replaces floating-point types."""
     size = np.zeros(structure.n, dtype=np.int64)
     for variable, value in zip(step.variables, step.initial_values, strict=True):
         if variable.name in structure.index:
-            size[structure.index[variable.name]] = value.nbytes
+            is_replaced = dtype is not None and str(value.dtype) in FLOAT_NAMES
+            width = (4 if dtype == "fp32" else 2) if is_replaced else value.itemsize
+            size[structure.index[variable.name]] = value.size * width
     return size

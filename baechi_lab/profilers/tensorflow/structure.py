@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import Ints, offsets
 from ...graph.opgraph import CONTROL_BYTES
 from ...graph.step import Step
+from .float_types import replace_float_types
 from .nodes import output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes
 
@@ -89,13 +90,15 @@ class Structure:
         return tuple(map(tuple, outputs))
 
 
-def read_structure(step: Step) -> Structure:
-    """Parses the GraphDef of a step, in which `trace` has stored the shapes."""
+def read_structure(step: Step, dtype: str | None = None) -> Structure:
+    """Parses the GraphDef of a step, in which `trace` has stored the shapes; `dtype` replaces its floating-point types."""
     import tensorflow as tf
 
     graph_def = tf.compat.v1.GraphDef.FromString(step.graph_def)
     if lacks_shapes(graph_def):
         graph_def = with_shapes(graph_def)
+    if dtype is not None:
+        graph_def = replace_float_types(graph_def, dtype)
     nodes = tuple(graph_def.node)
     index = {n.name: i for i, n in enumerate(nodes)}
     edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]

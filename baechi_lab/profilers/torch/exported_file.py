@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ import torch
 from ...errors import FormatError
 from ...graph.formats.reading import MOST_FILE_BYTES, parse
 from ..programs.records import Program, check_sizes
-from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, meta, without_gradients
+from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
 from .symbols import evaluated
 
 SCHEMA_VERSIONS = range(7, 9)
@@ -93,7 +93,7 @@ def _check_version(archive: zipfile.ZipFile) -> None:
                 raise FormatError(f"archive_version is {version.decode(errors='replace')!r}; version 0 is read")
 
 
-def read_program(document: Any, name: str, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
+def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
     """Reads the program in a document.
 
     Raises:
@@ -108,11 +108,10 @@ def read_program(document: Any, name: str, batch_size: int | None, sizes: Mappin
         )
     try:
         module = document["graph_module"]
-        open_sizes = OpenSizes(batch_size, sizes)
         program = _Reader(module["graph"], name, open_sizes).program(module["signature"])
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         raise FormatError(f"the program is damaged: {type(error).__name__} at {str(error)!r:.80}") from error
-    check_sizes(sizes, open_sizes.size_of_symbol)
+    check_sizes(open_sizes.sizes, open_sizes.size_of_symbol)
     return program
 
 
@@ -237,7 +236,7 @@ class _Reader:
                 elements *= d
             if any(d < 0 for d in shape) or elements > _MOST_ELEMENTS:
                 raise FormatError(f"value {label!r:.80} has the shape {shape!r:.120}; no tensor has it")
-            self.value[label] = meta(shape, getattr(torch, _TYPES[number]))  # type: ignore[arg-type]
+            self.value[label] = self.open_sizes.meta(shape, getattr(torch, _TYPES[number]))  # type: ignore[arg-type]
             self.builder.size[label] = self.value[label].numel() * self.value[label].element_size()
         return self.value[label]
 

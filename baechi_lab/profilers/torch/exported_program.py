@@ -12,25 +12,33 @@ import torch
 
 from ...graph.formats.reading import read, stem, with_file_name
 from ...torch_runtime.tree import map_tensors, tensors
+from ..precision import Precision
 from ..programs.records import Program, check_sizes
 from .exported_file import read_document, read_program
-from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, meta, without_gradients
+from .fake_tensors import named_dtype
+from .program_builder import WRAPPERS, OpenSizes, ProgramBuilder, innermost, without_gradients
 
 
-def program_of(source: Any, batch_size: int | None = None, sizes: Mapping[str, int] | None = None) -> Program:
-    """Reads the operators of an `ExportedProgram` or a `.pt2` file.
+def program_of(
+    source: Any,
+    batch_size: int | None = None,
+    sizes: Mapping[str, int] | None = None,
+    precision: Precision | None = None,
+) -> Program:
+    """Reads the operators of an `ExportedProgram` or a `.pt2` file, with the floating-point types that `precision` chooses.
 
     Raises:
         FormatError, InvalidInput: see `bl.profile_program`.
     """
+    open_sizes = OpenSizes(batch_size, sizes or {}, named_dtype(precision and precision.dtype))
     if isinstance(source, torch.export.ExportedProgram):
-        return _read_exported(source, batch_size, sizes or {})
+        return _read_exported(source, open_sizes)
     document = with_file_name(source, lambda: read_document(read(source)))
-    return with_file_name(source, lambda: read_program(document, stem(source), batch_size, sizes or {}))
+    return with_file_name(source, lambda: read_program(document, stem(source), open_sizes))
 
 
-def _read_exported(program: torch.export.ExportedProgram, batch_size: int | None, sizes: Mapping[str, int]) -> Program:
-    reader = _Reader(type(program.graph_module).__name__.lower(), OpenSizes(batch_size, sizes))
+def _read_exported(program: torch.export.ExportedProgram, open_sizes: OpenSizes) -> Program:
+    reader = _Reader(type(program.graph_module).__name__.lower(), open_sizes)
     signature, trained = program.graph_signature, {}
     for node in program.graph.nodes:
         if node.op == "placeholder":
@@ -141,4 +149,6 @@ def _as_meta_tensors(value: Any, name: str, open_sizes: OpenSizes) -> Any:
     """Replaces fake tensors by meta tensors and symbols by whole numbers."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return open_sizes.of(value, name, 1)
-    return map_tensors(value, lambda t: meta([open_sizes.of(d, name, k) for k, d in enumerate(t.shape)], t.dtype))
+    return map_tensors(
+        value, lambda t: open_sizes.meta([open_sizes.of(d, name, k) for k, d in enumerate(t.shape)], t.dtype)
+    )

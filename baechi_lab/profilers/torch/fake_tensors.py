@@ -38,6 +38,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ...errors import InvalidInput
 from ...torch_runtime.tree import map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
+from ..precision import Precision
 from .known_values import KnownValues
 from .routing import EvenRouting, expert_counts
 
@@ -72,6 +73,19 @@ def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
     if name not in DTYPES:
         raise InvalidInput(f"{field} is {dtype!r:.60}; it must be one of {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def types_of_estimate(precision: Precision, dtype: Any, autocast: Any) -> dict[str, torch.dtype | None]:
+    """Returns the options `dtype` and `autocast` of `use_fake_tensors` for those of an estimate.
+
+    Raises:
+        InvalidInput: an unknown type, or `precision` beside one of the two others.
+    """
+    types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    other = next((field for field, value in types.items() if value is not None), None)
+    if other is None or precision.dtype is None:
+        return types | ({"dtype": named_dtype(precision.dtype)} if other is None else {})
+    raise InvalidInput(f"precision is {precision.name!r} and {other} is given too; give one of them")
 
 
 @contextmanager

@@ -5,8 +5,8 @@ fixed number per element (`profilers/arithmetic.py`), reductions one per input e
 data movement none. Bytes are those of all tensors read and written, each once; for lookups only the part that is read. A call
 whose outputs share the memory of its inputs moves nothing.
 
-Fused attention counts its products without the mask, as torch's counter does. Products of float32 numbers run in full
-precision or TF32 as `torch.get_float32_matmul_precision()` says; convolutions run in TF32, the default of cuDNN.
+Fused attention counts its products without the mask, as torch's counter does. Products of float32 numbers and convolutions
+run in full float32, unless the option `precision` says otherwise (`profilers/precision.py`).
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def kernel_of(
     return Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=float(_moved_bytes(name, inputs, outputs, size)),
-        precision=_precision(inputs, "conv" in name),
+        precision=_precision(inputs),
         matrix=count is not None,
         batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
     )
@@ -201,7 +201,7 @@ def _moved_bytes(
     return written + sum(map(size, distinct.values()))
 
 
-def _precision(inputs: list[torch.Tensor], convolution: bool) -> str:
+def _precision(inputs: list[torch.Tensor]) -> str:
     kinds = {t.dtype for t in inputs if t.dim()}
     if any(kind.itemsize == 1 and kind.is_floating_point for kind in kinds):
         return "fp8"
@@ -209,7 +209,7 @@ def _precision(inputs: list[torch.Tensor], convolution: bool) -> str:
         return "fp16"
     if kinds and kinds <= {torch.int8, torch.uint8}:
         return "int8"
-    return "tf32" if convolution or torch.get_float32_matmul_precision() != "highest" else "fp32"
+    return "fp32"
 
 
 def _mutates(func: OpOverload) -> bool:

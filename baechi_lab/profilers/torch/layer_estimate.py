@@ -9,7 +9,7 @@ parameters of its own gets an op that updates them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -24,8 +24,10 @@ from ...torch_runtime.storage import tensor_bytes
 from ...torch_runtime.tree import as_arguments, tensors
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
+from ..estimate_record import estimate_record
+from ..precision import Precision
 from ..roofline import Kernel, estimated_us, work_of
-from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
+from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
 from .operator_counter import Counter, WorkWatch
@@ -65,11 +67,12 @@ class LayerEstimate:
     """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.
 
     `kernels` are ((phase, call), kernel) in the order in which they ran, with phase "f" or "b". Recomputed calls have their
-    forward kernels in both phases.
+    forward kernels in both phases. `precision` is that of the estimate.
     """
 
     layers: LayerProfile
     kernels: tuple[tuple[tuple[str, int], Kernel], ...]
+    precision: Precision = field(default_factory=Precision)
 
     @property
     def flops(self) -> float:
@@ -91,8 +94,12 @@ class LayerEstimate:
             kind: self._layers_with_times(hardware, None if optimizer is None else states)
             for kind, hardware in kinds.items()
         }
-        graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states)
-        return graph.replace(duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()})
+        graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
+        record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels))
+        return graph.replace(
+            duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()},
+            info={"estimate": record},
+        )
 
     def _layers_with_times(self, hardware: Hardware, states: int | None) -> LayerProfile:
         """Returns the layers with times.
@@ -106,10 +113,11 @@ class LayerEstimate:
             loss = replace(loss, forward_us=float(forward[-1]), backward_us=float(backward[-1]))
         update = None
         if states is not None:
-            moved_bytes = self.layers.parameter_gradients * (3.0 + 2 * states)
+            moved_bytes = self.layers.parameter_gradients * float(self.precision.update_share(states))
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
-            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware), self.layers.trained * states)
+            state_bytes = self.layers.trained * self.precision.state_share(states)
+            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware), state_bytes)
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 
 
@@ -122,6 +130,7 @@ def estimate_layers(
     dtype: Any = None,
     autocast: Any = None,
     step: TorchStep | None = None,
+    precision: Precision | str | None = None,
 ) -> LayerEstimate:
     """Estimates a model's layers; arguments as in `bl.torch.profile`. `step` provides the loss and its targets.
 
@@ -132,7 +141,8 @@ def estimate_layers(
     """
     training = mode_of(model, mode)
     counter = Counter()
-    kinds = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    precision = Precision.of(precision)
+    kinds = types_of_estimate(precision, dtype, autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
     with in_mode(model, training), use_fake_tensors(model, batch, observer=counter, **kinds) as batch:
@@ -178,4 +188,5 @@ def estimate_layers(
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
         outputs_named=step is not None,
     )
-    return LayerEstimate(layers, (*counter.rows, *recomputed_kernels))
+    kernels = tuple((owner, precision.kernel(kernel)) for owner, kernel in (*counter.rows, *recomputed_kernels))
+    return LayerEstimate(layers, kernels, precision)

@@ -39,6 +39,7 @@ from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import TensorTable
 from ...passes.named_tensors import NAMED
 from ...torch_steps.records import PARTS_TYPE, UPDATE, Trace
+from ..precision import Precision
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
 from .named_tensors import Named
@@ -131,12 +132,14 @@ class LayerProfile:
         return layer_graph(self, optimizer_states=optimizer_states).replace(info=self.info)
 
 
-def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -> OpGraph:
+def layer_graph(
+    profile: LayerProfile, *, optimizer_states: int | None = None, precision: Precision | None = None
+) -> OpGraph:
     """The graph of a profile; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps.
 
-    By default they take what the profile's update says.
+    By default they take what the profile's update says. `precision` is that of an estimate.
     """
-    trace, n = profile.trace, len(profile.trace.calls)
+    trace, n, precision = profile.trace, len(profile.trace.calls), precision or Precision()
     backward = backward_ops(trace) if profile.mode == "training" else {}
     weights = weight_ops(profile, backward)
     backward_calls = [*backward, *weights]
@@ -168,9 +171,9 @@ def layer_graph(profile: LayerProfile, *, optimizer_states: int | None = None) -
         named.items(),
     )
     colocation, groups = _groups(trace, [pair for pairs in companions for pair in pairs], len(forward_of), profile.loss)
-    temporary, persistent, reuse = _memory_columns(profile, backward, weights, table)
+    temporary, persistent, reuse = _memory_columns(profile, backward, weights, table, precision.gradient_share)
     while_updating, state_bytes = np.zeros(extra_count, dtype=np.int64), np.zeros(extra_count, dtype=np.int64)
-    states = _state_bytes(profile, optimizer_states)
+    states = _state_bytes(profile, None if optimizer_states is None else precision.state_share(optimizer_states))
     if profile.update is not None:
         while_updating[: len(updates)] = profile.update.temporary[list(updates)]
         state_bytes[: len(updates)] = states[list(updates)]
@@ -441,12 +444,17 @@ def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
 
 
 def _memory_columns(
-    profile: LayerProfile, backward: dict[int, int], weights: dict[int, int], table: TensorTable
+    profile: LayerProfile,
+    backward: dict[int, int],
+    weights: dict[int, int],
+    table: TensorTable,
+    gradient_share: int = 1,
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
     """Returns temporary and persistent bytes (without states), and `OpGraph.reuse`, of calls and their backward ops.
 
     Temporary bytes of a backward op are its peak minus its gradients. A call that allocates nothing returns a view, or an
-    input that it overwrote; a backward pass that allocates nothing passes its gradient on.
+    input that it overwrote; a backward pass that allocates nothing passes its gradient on. With a `gradient_share` above 1,
+    gradients are kept in a wider type for all steps, and those of a backward pass are temporary.
     """
     n, ops = len(profile.trace.calls), len(profile.trace.calls) + len(backward) + len(weights)
     persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
@@ -459,8 +467,8 @@ def _memory_columns(
     for i in np.flatnonzero(profile.parameter_gradients).tolist():
         user = max((users.get(name, -1) for name in profile.trace.calls[i].parameters), default=-1)
         op = weights.get(user, backward.get(user, i))
-        persistent[op] += profile.parameter_gradients[i]
-        if op != i:
+        persistent[op] += profile.parameter_gradients[i] * gradient_share
+        if op != i and gradient_share == 1:
             reuse[op] = GROWS
     output_bytes, temporary = _output_bytes(table), np.zeros(ops, dtype=np.int64)
     temporary[:n] = profile.temporaries
@@ -472,7 +480,7 @@ def _memory_columns(
             memory = profile.memory[i]
             temporary[op] = max(
                 0,
-                memory.backward_peak - output_bytes.get(op, 0) - persistent[op],
+                memory.backward_peak - output_bytes.get(op, 0) - persistent[op] * (gradient_share == 1),
                 memory.forward_temp * (profile.trace.calls[i].recomputed > 0),
             )
             if memory.backward_peak == 0 and reuse[op] == OWN and output_bytes.get(op, 0) > CONTROL_BYTES:

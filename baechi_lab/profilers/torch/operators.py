@@ -31,8 +31,10 @@ from ...torch_runtime.tree import as_arguments, tensors
 from ...torch_steps.flow import merge
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import trace
+from ..estimate_record import estimate_record
+from ..precision import Precision
 from ..roofline import Kernel, estimated_us, work_of
-from .fake_tensors import named_dtype, use_fake_tensors, with_full_attention
+from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_estimate import optimizer_states
 from .layers import in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
@@ -180,6 +182,7 @@ def profile_operators(
     autocast: Any = None,
     optimizer: str | None = None,
     states: int = 0,
+    precision: Precision | str | None = None,
 ) -> OpGraph:
     """Builds the graph of a step's ATen operators on hardware; arguments as in `bl.torch.profile`.
 
@@ -190,7 +193,8 @@ def profile_operators(
     """
     training = mode_of(model, mode)
     recorder = Recorder()
-    types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
+    precision = Precision.of(precision)
+    types = types_of_estimate(precision, dtype, autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     with (
         in_mode(model, training),
@@ -217,8 +221,8 @@ def profile_operators(
     warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        _add_updates(recorder, gradients, states)
-    return _graph(recorder, kinds, size, gradients, states, type(model).__name__.lower())
+        _add_updates(recorder, gradients, precision.update_share(states))
+    return _graph(recorder, kinds, size, gradients, states, type(model).__name__.lower(), precision)
 
 
 def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
@@ -229,11 +233,14 @@ def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorde
     return hook
 
 
-def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], states: int) -> None:
-    """Adds an update per parameter with a gradient; for a sparse gradient it touches only the gradient's rows."""
+def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], moved_share: int) -> None:
+    """Adds an update per parameter with a gradient, which moves `moved_share` times its bytes.
+
+    For a sparse gradient it touches only the gradient's rows.
+    """
     for name, gradient in gradients.items():
         index = len(recorder.ops)
-        kernel = Kernel(moved_bytes=gradient.size * (3.0 + 2 * states))
+        kernel = Kernel(moved_bytes=float(gradient.size * moved_share))
         recorder.ops.append(Operator(f"{name}/update", UPDATE, kernel))
         users = recorder.users.setdefault(name, [])
         users.append(index)
@@ -248,20 +255,24 @@ def _graph(
     gradients: Mapping[str, _Gradient],
     states: int,
     name: str,
+    precision: Precision,
 ) -> OpGraph:
     ops, n = recorder.ops, len(recorder.ops)
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():
         table.add(producer, label, nbytes, readers)
-    persistent = np.zeros(n, dtype=np.int64)
+    persistent, temporary = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
     reuse = np.full(n, OWN, dtype=np.int8)
     for state, users in recorder.users.items():
         persistent[users[0]] += size[state]
         if state in gradients:
             gradient, last = gradients[state], users[-1]
-            persistent[gradient.maker if gradient.maker >= 0 else users[0]] += gradient.size
-            reuse[gradient.maker] = GROWS if gradient.maker >= 0 else reuse[gradient.maker]
-            persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * states
+            persistent[gradient.maker if gradient.maker >= 0 else users[0]] += gradient.size * precision.gradient_share
+            if gradient.maker >= 0 and precision.gradient_share == 1:
+                reuse[gradient.maker] = GROWS
+            elif gradient.maker >= 0:  # the gradient of the backward pass is added to the one that is kept
+                temporary[gradient.maker] += gradient.size
+            persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * precision.state_share(states)
     unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
     persistent[:1] += sum(
         size[state] for state in unread
@@ -270,13 +281,15 @@ def _graph(
     colocation = np.full(n, -1, dtype=np.int32)
     for k, group in enumerate(groups):
         colocation[list(group)] = k
-    work = work_of(n, ((i, op.kernel) for i, op in enumerate(ops)))
+    kernels = [precision.kernel(op.kernel) for op in ops]
+    work = work_of(n, enumerate(kernels))
     columns = {kind: estimated_us(work, hardware) for kind, hardware in kinds.items()}
     return OpGraph(
         names=tuple(op.name for op in ops),
         op_types=tuple(op.op_type for op in ops),
         duration_us=next(iter(columns.values())),
         duration_by_kind=columns,
+        temp_bytes=temporary,
         persistent_bytes=persistent,
         reuse=reuse if gradients else None,
         **table.columns(),
@@ -284,4 +297,5 @@ def _graph(
         colocation_names=tuple(ops[group[0]].name for group in groups),
         forward_of=np.array([op.forward_of for op in ops]),
         name=name,
+        info={"estimate": estimate_record(kinds, precision, kernels)},
     )

@@ -11,6 +11,7 @@ from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...torch_steps.step import TorchStep
+from ..precision import Precision
 from .layer_estimate import estimate_layers
 from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers
@@ -26,6 +27,8 @@ def profile(
     mode: str | None = None,
     hardware: HardwareChoice | None = None,
     granularity: str = "layer",
+    precision: str | Precision | None = None,
+    gradients: str | None = None,
     dtype: Any = None,
     autocast: Any = None,
     optimizer: str | None = None,
@@ -51,7 +54,11 @@ def profile(
         hardware: estimate for this device, by name ("a100") or as `Hardware`; several give durations under their names as
             device kinds, a mapping says which kind is which, as in `bl.profile`.
         granularity: of an estimate: "layer", or "operator" for one op per call of an ATen operator.
-        dtype: of an estimate: "bf16", "fp16" or "fp32" for all floating-point weights and activations.
+        precision: of an estimate: "fp32", "tf32", "bf16", "fp16", "mixed-bf16" or "mixed-fp16" for all floating-point weights
+            and activations; by default the types of the model, with float32 products in full float32
+            (`baechi_lab.profilers.precision`). Mixed precision keeps float32 master weights and states.
+        gradients: with mixed precision: the type in which gradients of parameters are kept, "fp32" or that of the weights.
+        dtype: of an estimate: "bf16", "fp16" or "fp32", as `precision`, or a torch type.
         autocast: of an estimate: "bf16" or "fp16" for what `torch.autocast` runs in it, the weights staying as they are.
         optimizer: its name ("sgd", "momentum", "adam", "adamw", ...); an estimate has an update op for every call with
             trained parameters, and the states are persistent bytes.
@@ -70,7 +77,7 @@ def profile(
     Raises:
         InvalidInput: an unknown mode, counts below 1, a model that fails on the sample inputs (naming the layer), an
             estimate of a model that looks at the values of its tensors.
-        UnknownNameError: hardware or an optimizer of no known name.
+        UnknownNameError: hardware, a precision or an optimizer of no known name.
 
     >>> import torch
     >>> graph = profile(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), torch.ones(2, 4), runs=1)
@@ -99,11 +106,18 @@ def profile(
             granularity,
             optimizer,
             states,
-            {"mode": mode, "atomic": atomic, "dtype": dtype, "autocast": autocast},
+            {
+                "mode": mode,
+                "atomic": atomic,
+                "dtype": dtype,
+                "autocast": autocast,
+                "precision": Precision.of(precision, gradients),
+            },
             step,
         )
-    for field, value in (("granularity", granularity != "layer"), ("dtype", dtype), ("autocast", autocast)):
-        if value:
+    types = {"precision": precision, "gradients": gradients, "dtype": dtype, "autocast": autocast}
+    for field, value in (types | {"granularity": None if granularity == "layer" else granularity}).items():
+        if value is not None:
             raise InvalidInput(f"{field} is for estimates; name the hardware that they are for")
     layers = profile_layers(
         model,

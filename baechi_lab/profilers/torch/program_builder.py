@@ -95,17 +95,18 @@ def without_gradients(target: str, arguments: Sequence[Any]) -> bool:
     return target.endswith(WRAPPERS[0]) and arguments[0] is False
 
 
-def meta(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Returns a tensor without data."""
-    return torch.empty(tuple(shape), dtype=dtype, device="meta")
-
-
 class OpenSizes:
-    """Open dimensions and the sizes that replace them."""
+    """Open dimensions and the sizes that replace them, and the type that replaces floating-point types (None: as they are)."""
 
-    def __init__(self, batch_size: int | None, sizes: Mapping[str, int]):
-        self.batch_size, self.sizes = batch_size, dict(sizes)
+    def __init__(self, batch_size: int | None, sizes: Mapping[str, int], float_type: torch.dtype | None = None):
+        self.batch_size, self.sizes, self.float_type = batch_size, dict(sizes), float_type
         self.size_of_symbol: dict[str, int] = {}
+
+    def meta(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Returns a tensor without data."""
+        if self.float_type is not None and dtype.is_floating_point and dtype.itemsize > 1:
+            dtype = self.float_type
+        return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
     def of(self, size: Any, value: str, position: int) -> int:
         """Returns a whole number for a size that may be a symbol or an expression of several."""

@@ -99,10 +99,10 @@ def test_products(dtype, precision):
     assert (kernel.flops, kernel.precision, kernel.batched) == (2 * 2 * 8 * 16 * 4, precision, True)
 
 
-def test_convolution_in_tf32():
+def test_convolution_in_full_float32():
     """Batch 1, 3 -> 5 channels, 3 x 3 kernel, 6 x 6 outputs."""
     kernel = kernels(lambda: torch.nn.functional.conv2d(torch.ones(1, 3, 8, 8), torch.ones(5, 3, 3, 3)))["convolution"]
-    assert (kernel.flops, kernel.precision) == (2 * 5 * 36 * 3 * 9, "tf32")
+    assert (kernel.flops, kernel.precision) == (2 * 5 * 36 * 3 * 9, "fp32")
 
 
 def test_fused_attention_with_fewer_keys_than_queries():

@@ -1,0 +1,183 @@
+"""One layer has one cost, whatever reads it: the option `precision` and its rule."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.errors import InvalidInput, UnknownNameError
+from baechi_lab.graph.hardware import Hardware
+from baechi_lab.profilers.precision import NAMES, Precision, profile_mode
+from baechi_lab.profilers.roofline import Kernel
+
+torch = pytest.importorskip("torch")
+
+ROWS, WIDTH = 128, 256
+
+
+def layer_of_torch(precision, **options):
+    layer = torch.nn.Linear(WIDTH, WIDTH, bias=False, device="meta")
+    inputs = torch.empty(ROWS, WIDTH, device="meta")
+    return bl.torch.profile(layer, inputs, mode="inference", hardware="a100", precision=precision, **options)
+
+
+def layer_of_operators(precision):
+    return layer_of_torch(precision, granularity="operator")
+
+
+def layer_of_export(precision):
+    program = torch.export.export(torch.nn.Linear(WIDTH, WIDTH, bias=False), (torch.zeros(ROWS, WIDTH),))
+    return bl.profile_program(program, hardware="a100", training=False, precision=precision)
+
+
+def layer_of_onnx(precision):
+    onnx = pytest.importorskip("onnx")
+    x, y = (onnx.helper.make_tensor_value_info(n, onnx.TensorProto.FLOAT, [ROWS, WIDTH]) for n in "xy")
+    w = onnx.helper.make_tensor("w", onnx.TensorProto.FLOAT, [WIDTH, WIDTH], [0.0] * WIDTH**2)
+    node = onnx.helper.make_node("MatMul", ["x", "w"], ["y"], name="mm")
+    model = onnx.helper.make_model(onnx.helper.make_graph([node], "one", [x], [y], [w]))
+    return bl.profile_program(model, hardware="a100", training=False, precision=precision)
+
+
+def layer_of_tensorflow(precision):
+    tf = pytest.importorskip("tensorflow")
+    w = tf.Variable(np.zeros((WIDTH, WIDTH), np.float32))
+    return bl.profile(lambda x: x @ w, np.zeros((ROWS, WIDTH), np.float32), hardware="a100", precision=precision)
+
+
+READERS = (layer_of_torch, layer_of_operators, layer_of_export, layer_of_onnx, layer_of_tensorflow)
+
+
+@pytest.mark.parametrize("precision", [None, *NAMES])
+def test_every_reader_gives_one_layer_one_time(precision):
+    """All products take the same time; what is left are ops that move no data (reading a variable: 0.25 us)."""
+    graphs = [read(precision) for read in READERS]
+    longest = [float(graph.duration_us.max()) for graph in graphs]
+    assert longest == pytest.approx([longest[0]] * len(READERS), abs=0.3), (
+        "a layer of PyTorch includes a view of 0.25 us"
+    )
+    assert {graph.info["estimate"]["precision"] for graph in graphs} == {precision or "fp32"}
+    width = 4 if precision in (None, "fp32", "tf32") else 2
+    stored = [int(graph.persistent_bytes.sum()) for graph in graphs]
+    variable = 4 if precision in ("mixed-bf16", "mixed-fp16") else width  # of TensorFlow: the float32 master weight
+    assert stored == [width * WIDTH**2] * 4 + [variable * WIDTH**2]
+
+
+def test_float32_is_full_float32_whatever_pytorch_is_set_to():
+    before = torch.get_float32_matmul_precision()
+    plain = layer_of_torch(None)
+    try:
+        torch.set_float32_matmul_precision("high")
+        assert layer_of_torch(None) == plain == layer_of_torch("fp32") != layer_of_torch("tf32")
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def test_only_products_of_float32_become_tf32():
+    tf32, product = Precision.of("tf32"), Kernel(8.0, matrix=True)
+    assert tf32.kernel(product).precision == "tf32"
+    assert tf32.kernel(Kernel(8.0)).precision == "fp32"
+    assert tf32.kernel(Kernel(8.0, precision="fp16", matrix=True)).precision == "fp16"
+    assert Precision().kernel(product) is product
+
+
+@pytest.mark.parametrize("granularity", ["layer", "operator"])
+@pytest.mark.parametrize(
+    ("options", "bytes_per_parameter"),
+    [
+        ({}, 4 + 4 + 8),
+        ({"precision": "bf16"}, 2 + 2 + 4),
+        ({"precision": "mixed-bf16"}, 2 + 4 + 4 + 8),
+        ({"precision": "mixed-bf16", "gradients": "bf16"}, 2 + 2 + 4 + 8),
+        ({"precision": "mixed-fp16"}, 2 + 2 + 4 + 8),
+        ({"precision": "mixed-fp16", "gradients": "fp32"}, 2 + 4 + 4 + 8),
+    ],
+)
+def test_bytes_per_parameter_with_adam(granularity, options, bytes_per_parameter):
+    """Weight, gradient, master weight, two states."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 64))
+    graph = bl.torch.profile(
+        model, torch.ones(2, 64), hardware="h100", optimizer="adam", granularity=granularity, **options
+    )
+    assert int(graph.persistent_bytes.sum()) == bytes_per_parameter * sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.parametrize(("gradients", "bytes_per_parameter"), [(None, 18), ("bf16", 16)])
+def test_bytes_per_parameter_of_an_exported_program(gradients, bytes_per_parameter):
+    layer = torch.nn.Linear(64, 32, bias=False)
+    program = torch.export.export(layer, (torch.zeros(8, 64),))
+    options = {"optimizer_states": 2, "precision": "mixed-bf16", "gradients": gradients}
+    graph = bl.profile_program(program, hardware="h100", **options)
+    assert int(graph.persistent_bytes.sum()) == bytes_per_parameter * 64 * 32
+
+
+def test_float32_gradients_are_there_from_the_start():
+    """One layer of 64 x 64, by hand: 18 bytes per weight, its gradient of the backward pass (2), and what flows (2 x 64 each)."""
+    layer, inputs = torch.nn.Linear(64, 64, bias=False), torch.ones(2, 64)
+    graph = bl.torch.profile(layer, inputs, hardware="h100", optimizer="adam", precision="mixed-bf16")
+    cluster = bl.Cluster.uniform(1, memory_bytes="1GB")
+    timeline = bl.simulate(graph, cluster, bl.place(graph, cluster, "single"))
+    assert timeline.peak_bytes.tolist() == pytest.approx([(18 + 2) * 64 * 64], abs=4 * 2 * 2 * 64)
+
+
+def test_an_update_in_mixed_precision_moves_30_bytes_per_parameter():
+    """It reads the gradient (4) and reads and writes the master weight (8) and two states (16), and writes the weight (2)."""
+    layer = torch.nn.Linear(4096, 4096, bias=False, device="meta")
+    options = {"optimizer": "adam", "precision": "mixed-bf16", "granularity": "operator"}
+    graph = bl.torch.profile(layer, torch.empty(1, 4096, device="meta"), hardware="a100", **options)
+    update = next(us for us, name in zip(graph.duration_us, graph.names, strict=True) if name.endswith("update"))
+    assert update == pytest.approx(Kernel(moved_bytes=30.0 * 4096**2).us(Hardware.named("a100")))
+
+
+@pytest.mark.parametrize(
+    ("precision", "gradients", "message"),
+    [
+        ("bf17", None, "unknown precision 'bf17'"),
+        ("fp8", None, "unknown precision 'fp8'"),
+        ("mixed-bf16", "fp16", "with precision 'mixed-bf16' it must be fp32 or bf16"),
+        ("bf16", "fp32", "gradients have the type of the weights unless"),
+        (None, "fp32", "gradients have the type of the weights unless"),
+    ],
+)
+def test_precisions_that_do_not_exist(precision, gradients, message):
+    with pytest.raises((InvalidInput, UnknownNameError), match=message):
+        Precision.of(precision, gradients)
+
+
+def test_names_in_any_case_and_types_of_torch():
+    names = ("BF16", "bfloat16", torch.bfloat16, "Mixed_BF16", "mixed-bfloat16", "float32", "half")
+    assert [Precision.of(name).name for name in names] == ["bf16"] * 3 + ["mixed-bf16"] * 2 + ["fp32", "fp16"]
+
+
+@pytest.mark.parametrize("field", ["dtype", "autocast"])
+def test_two_choices_of_a_type_are_refused(field):
+    with pytest.raises(InvalidInput, match=f"precision is 'bf16' and {field} is given too"):
+        layer_of_torch("bf16", **{field: "bf16"})
+
+
+def test_named_hardware_is_estimated():
+    layer, inputs = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    graph = bl.profile(layer, inputs, hardware="h100")
+    assert graph == bl.torch.profile(layer, inputs, hardware="h100")
+    assert graph.info["estimate"]["hardware"] == {"gpu": "h100", "h100": "h100"}
+    assert set(graph.info["estimate"]["expected_error"]) == {"h100"}
+    assert "estimate" not in bl.profile(layer, inputs).info
+
+
+@pytest.mark.parametrize("option", [{"hardware": "h100"}, {"precision": "bf16"}])
+def test_a_measurement_of_other_hardware_is_refused(option):
+    layer, inputs = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    (field,) = option
+    for call in (
+        lambda: bl.profile(layer, inputs, mode="measured", **option),
+        lambda: bl.Profile("measured", **option),
+    ):
+        with pytest.raises(InvalidInput, match=f"mode is 'measured' and {field} is"):
+            call()
+    with pytest.raises(UnknownNameError, match="unknown profile mode 'guessed'"):
+        profile_mode("guessed", None)
+
+
+def test_the_record_outlives_a_file(tmp_path):
+    graph = layer_of_torch("tf32")
+    bl.save_graph(graph, tmp_path / "graph.json")
+    assert bl.load_graph(tmp_path / "graph.json").info["estimate"] == graph.info["estimate"]
