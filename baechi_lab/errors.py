@@ -88,12 +88,18 @@ class BusyMachine(UserWarning):
     """A profile was measured beside other programs, or its repeats differ widely; the message says by how much."""
 
 
+TESTED_VERSIONS = {"tensorflow": ">=2.17,<2.22", "torch": ">=2.13,<2.14"}
+"""Versions of the frameworks, of which private names are used too; as in pyproject.toml, which a test compares."""
+
+
 class MissingPackage(BaechiLabError, ImportError):
     """An optional package is not installed; the message says which `pip install` brings it."""
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
-        """The message names the package itself, and the extra of a checkout, which brings all that belongs to it."""
+        """The message names the package, and the extra of a checkout that brings it (empty: every installation does)."""
+        checkout = f"'.[{extra}]'" if extra else "."
+        requirement = f"'{package}{TESTED_VERSIONS[package]}'" if package in TESTED_VERSIONS else package
         return cls(
-            f"{purpose} needs the package {package!r}: pip install {package} (in a checkout: pip install '.[{extra}]')"
+            f"{purpose} needs the package {package!r}: pip install {requirement} (in a checkout: pip install {checkout})"
         )

@@ -14,50 +14,19 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from baechi_lab.errors import InvalidInput
-from baechi_lab.graph import Cluster, Device, Link, OpGraph
-from baechi_lab.placers import place
-from baechi_lab.simulator import simulate
+from baechi_lab.lessons.worst_cases import Instance, ratio
 from studies.results import store
 
 PLACERS = ("m-etf", "m-sct", "heft", "critical-path")
 # Durations and sizes are kept within a factor of five: with free choice the search only makes transfers ever dearer.
 OPS, SHORTEST, LONGEST, LARGEST = (4, 9), 4, 20, 20
 SPEEDS, US_PER_BYTE = (1.0, 2.0, 4.0), (0.25, 0.5, 1.0)
-
-
-@dataclass(frozen=True)
-class Instance:
-    """Durations of ops, `(producer, consumer) -> bytes` with producer < consumer, speeds of devices, us per byte."""
-
-    durations: tuple[int, ...]
-    edges: tuple[tuple[int, int, int], ...]
-    speeds: tuple[float, ...]
-    us_per_byte: float
-
-    def records(self) -> tuple[OpGraph, Cluster]:
-        """The graph and the cluster (transfers side by side, memory for everything)."""
-        devices = tuple(Device(f"device {i}", "device", 1 << 30, s) for i, s in enumerate(self.speeds))
-        return OpGraph.from_edges(self.durations, self.edges), Cluster(
-            devices, Link(0.0, self.us_per_byte), comm="parallel"
-        )
-
-
-def time_of(placer: str, graph: OpGraph, cluster: Cluster) -> float:
-    """Simulated microseconds of a step."""
-    scheduler = "pct" if placer == "critical-path" else None
-    return simulate(graph, cluster, place(graph, cluster, placer), scheduler).makespan_us
-
-
-def ratio(instance: Instance, attacked: str, other: str) -> float:
-    """How many times longer the step takes with `attacked`."""
-    graph, cluster = instance.records()
-    return time_of(attacked, graph, cluster) / time_of(other, graph, cluster)
 
 
 def random_instance(rng: np.random.Generator) -> Instance:

@@ -506,7 +506,7 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
     assert notebook.read_text() == "mine"
     assert opened[1][-1] == "--no-browser"
     monkeypatch.setattr(lab.importlib.util, "find_spec", lambda name: None)
-    check_refused(call("lab"), "pip install jupyterlab (in a checkout: pip install '.[lab]')")
+    check_refused(call("lab"), "pip install jupyterlab (in a checkout: pip install .)")
 
 
 def fetched(address: str) -> str:

@@ -46,7 +46,7 @@ def test_a_missing_package_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch", None)
     with pytest.raises(
         MissingPackage,
-        match=r"baechi_lab.torch.TorchStep needs .* pip install torch \(in a checkout: pip install '\.\[torch\]'\)",
+        match=r"baechi_lab.torch.TorchStep needs .* pip install 'torch>=2.13,<2.14' \(in a checkout: pip install '\.\[torch\]'\)",
     ):
         look_up("TorchStep")
 

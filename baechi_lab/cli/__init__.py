@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
 from .. import __version__
-from ..errors import BaechiLabError
+from ..errors import BaechiLabError, MissingPackage
 from ..workers.isolated import current_folder
 
 COMMANDS = {
@@ -34,6 +34,7 @@ COMMANDS = {
     "fidelity": "predicted against measured step times of placements on workers of this machine",
     "links": "measure the links and communication mode of a cluster, and keep the cluster in a file",
     "lab": "open JupyterLab on the quickstart notebook",
+    "doctor": "what is installed, what is missing, and what each missing part would add",
     "worker": "serve this machine's devices to a run on several machines",
     "secret": "make the file that the workers of several machines ask for",
 }
@@ -112,6 +113,17 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = before
 
 
+def _missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackage:
+    """Returns the sentence about an optional package that an import did not find. Raises `error` for any other module."""
+    from .doctor import part_of
+
+    package = (error.name or "").partition(".")[0]
+    part = part_of(package)
+    if part is None:
+        raise error
+    return MissingPackage.of(package, part.extra, purpose)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
@@ -131,6 +143,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return code
     except BaechiLabError as error:
         print(f"baechi-lab {command}: {_one_line(str(error))}", file=sys.stderr)
+        return 2
+    except ModuleNotFoundError as error:
+        print(f"baechi-lab {command}: {_missing_package(error, f'baechi-lab {command}')}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print(f"baechi-lab {command}: interrupted", file=sys.stderr)

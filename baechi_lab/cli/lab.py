@@ -39,7 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(facts) if arguments.json else print(facts["notebook"])
         return 0
     if importlib.util.find_spec("jupyterlab") is None:
-        raise MissingPackage.of("jupyterlab", "lab", "baechi-lab lab")
+        raise MissingPackage.of("jupyterlab", "", "baechi-lab lab")
     for name in FILES:
         if not (Path.cwd() / name).exists():
             _copy(name, Path.cwd())

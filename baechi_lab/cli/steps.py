@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
+from ..frameworks import require_framework
 from ..graph import Step
 from . import options
 
@@ -72,6 +73,7 @@ def check_model(name: str) -> None:
     from ..models.registry import model_class
 
     model_class(name)
+    require_framework("tensorflow", f"benchmark model {name!r}")
 
 
 def step_of_file(spec: str) -> Step | TorchStep:

@@ -2,19 +2,47 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
 import numpy as np
 
-from studies.attack import Instance, ratio
-
-from ..graph import Cluster, Link, OpGraph
+from ..graph import Cluster, Device, Link, OpGraph
 from ..placers import place
 from ..simulator import simulate
 from .exercise import Check, number
 
 DEVICES, MOST_OPS = 3, 8
+
+
+@dataclass(frozen=True)
+class Instance:
+    """Durations of ops, `(producer, consumer) -> bytes` with producer < consumer, speeds of devices, us per byte."""
+
+    durations: tuple[int, ...]
+    edges: tuple[tuple[int, int, int], ...]
+    speeds: tuple[float, ...]
+    us_per_byte: float
+
+    def records(self) -> tuple[OpGraph, Cluster]:
+        """The graph and the cluster (transfers side by side, memory for everything)."""
+        devices = tuple(Device(f"device {i}", "device", 1 << 30, s) for i, s in enumerate(self.speeds))
+        return OpGraph.from_edges(self.durations, self.edges), Cluster(
+            devices, Link(0.0, self.us_per_byte), comm="parallel"
+        )
+
+
+def time_of(placer: str, graph: OpGraph, cluster: Cluster) -> float:
+    """Simulated microseconds of a step; `critical-path` is scheduled with `pct`."""
+    scheduler = "pct" if placer == "critical-path" else None
+    return simulate(graph, cluster, place(graph, cluster, placer), scheduler).makespan_us
+
+
+def ratio(instance: Instance, attacked: str, other: str) -> float:
+    """How many times longer the step takes with `attacked`."""
+    graph, cluster = instance.records()
+    return time_of(attacked, graph, cluster) / time_of(other, graph, cluster)
 
 
 def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:

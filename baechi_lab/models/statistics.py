@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..frameworks import require_framework
 from ..graph import OpGraph
 from .registry import make_model
 
@@ -48,6 +49,7 @@ def describe(name: str, **params: Any) -> dict[str, Any]:
     >>> describe("mlp", layers=1, units=4, inputs=3, classes=2)["parameters"]  # 3*4+4 + 4*2+2
     26
     """
+    require_framework("tensorflow", "bl.models.describe")
     from ..profilers import profile, trace
     from ..profilers.tensorflow.op_work import count_work
     from ..profilers.tensorflow.structure import read_structure

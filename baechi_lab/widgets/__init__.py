@@ -1,4 +1,4 @@
-"""The workbench: thin views over records, in Jupyter. Needs the extra `lab` (ipywidgets, anywidget)."""
+"""The workbench: thin views over records, in Jupyter. Needs ipywidgets and anywidget."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ if TYPE_CHECKING:
     from .views import GraphView, MemoryView, TimelineView
     from .workbench import Workbench
 else:
-    __getattr__, __dir__ = lazy_names(__name__, needs=("anywidget", "ipywidgets", "traitlets"), extra="lab")
+    __getattr__, __dir__ = lazy_names(__name__, needs=("anywidget", "ipywidgets", "traitlets"))
 
 __all__ = ["FitView", "GraphView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]

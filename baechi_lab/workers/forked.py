@@ -20,6 +20,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import IO
 
+from ..frameworks import require_framework
 from .isolated import child_path, current_folder, isolated
 
 SERVER = "baechi_lab.workers.fork_server"
@@ -48,8 +49,9 @@ def start(
 ) -> subprocess.Popen[bytes] | Forked:
     """Runs `module` as `isolated` does, in a new session, with pipes for stdin and stdout (and stderr).
 
-    Raises `OSError` when no process can be started.
+    Raises `OSError` when no process can be started, and `MissingPackage` where TensorFlow is not installed.
     """
+    require_framework("tensorflow", "a process that measures or runs TensorFlow steps")
     server = _fork_server(environment)
     if server is not None:
         with contextlib.suppress(OSError):  # it has ended, or the request is too large

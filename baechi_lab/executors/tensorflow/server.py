@@ -20,6 +20,7 @@ import sys
 import threading
 
 from ...errors import ExecutionError, InvalidInput
+from ...frameworks import require_framework
 from ...workers.network import leave_network
 from ...workers.tensorflow_import import import_tensorflow
 from . import tunnel
@@ -70,6 +71,7 @@ def start(
         raise InvalidInput(f"bind names {host}: {REFUSAL}")
     if secret is None and not trusted_network and not trusted_users:
         raise InvalidInput(USERS_REFUSAL)
+    require_framework("tensorflow", "a worker")
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])
     if secret is None:

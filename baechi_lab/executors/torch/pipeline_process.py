@@ -14,8 +14,13 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import nn
 
+from ...errors import MissingPackage
 from ...torch_runtime.divisors import Replacements
-from ...torch_steps.pipelines.worker import Marks, Pipeline, connect
+
+try:
+    from ...torch_steps.pipelines.worker import Marks, Pipeline, connect
+except ImportError as error:  # another version of PyTorch; the message says which is needed
+    raise MissingPackage(str(error)) from error
 
 
 @dataclass(frozen=True, eq=False)

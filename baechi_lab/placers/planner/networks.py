@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...errors import MissingPackage
+from ...frameworks import require_framework
 from .layers import lstm, lstm_cell, make_scores, times
 
 Weights = dict[str, NDArray[np.float32]]
@@ -29,12 +29,9 @@ INITIAL_RANGE = 0.08
 
 def tensorflow() -> Any:
     """The module, or one sentence about how to install it."""
-    try:
-        import tensorflow as tf
-    except ImportError as error:
-        raise MissingPackage(
-            "the Hierarchical Planner needs the package 'tensorflow': pip install tensorflow"
-        ) from error
+    require_framework("tensorflow", "the Hierarchical Planner")
+    import tensorflow as tf
+
     return tf
 
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from ...frameworks import require_framework
 from ...importing import in_existing_folder, uncollected
 
 _NOTICE = re.compile(
@@ -24,8 +25,12 @@ _loaded = False
 
 
 def load_tensorflow() -> None:
-    """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails."""
+    """Imports TensorFlow and looks for GPUs; its notices are shown only where that fails.
+
+    Raises `MissingPackage` where it is not installed.
+    """
     global _loaded
+    require_framework("tensorflow", "a TensorFlow step")
     with _lock:  # two threads that redirect standard error would restore each other's redirection
         if _loaded:
             return

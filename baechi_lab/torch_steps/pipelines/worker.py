@@ -23,9 +23,16 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.pipelining._backward import stage_backward_weight
-from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
-from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
+
+try:
+    from torch.distributed.pipelining._backward import stage_backward_weight
+    from torch.distributed.pipelining.schedules import _Action, _PipelineScheduleRuntime
+    from torch.distributed.pipelining.stage import InferenceMode, PipelineStage
+except ImportError as error:
+    raise ImportError(
+        f"running a PyTorch step needs private names of torch.distributed.pipelining that torch {torch.__version__} lacks: "
+        "pip install 'torch>=2.13,<2.14'"
+    ) from error
 
 from ...torch_runtime.divisors import Divisors, Replacements, dividing, loss_divisors, replacements
 from ...torch_runtime.tree import Args
