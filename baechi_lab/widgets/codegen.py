@@ -43,9 +43,7 @@ def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = 
     if setting.passes:
         options = f"passes={setting.passes!r}, forward_only={setting.forward_only!r}"
         lines.append(f"coarse = bl.optimize(graph, {devices}, {options})")
-    lines.append(f"placed = bl.place({placed}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)})")
-    if setting.moves:
-        lines.append(f"placed = bl.move(placed, graph, {devices}, {list(setting.moves)!r})")
+    lines += _placing_lines(setting, placed, devices)
     if setting.replicas > 1:
         copies = f"tuple(range(d, {setting.cluster.n}, {setting.share.n}))"
         lines.append(f"placed = placed.replace(replicas=[{copies} for d in sorted(set(placed.device.tolist()))])")
@@ -54,6 +52,16 @@ def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = 
     if export:
         lines.append(f"bl.export(step, placed, {export!r}, graph=graph{pipeline})")
     return "\n".join(lines)
+
+
+def _placing_lines(setting: Setting, placed: str, devices: str) -> list[str]:
+    """Place and move; before that, what the placer starts from."""
+    lines = [] if setting.start is None else _placing_lines(setting.start, placed, devices)
+    start = "" if setting.start is None else ", start=placed"
+    lines.append(f"placed = bl.place({placed}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})")
+    if setting.moves:
+        lines.append(f"placed = bl.move(placed, graph, {devices}, {list(setting.moves)!r})")
+    return lines
 
 
 def _source_lines(setting: Setting, variable: str, built: Built | None) -> list[str]:
@@ -118,10 +126,24 @@ def from_code(text: str) -> Setting:
         raise InvalidInput("no line makes the cluster (cluster = bl.Cluster...)")
     if "placer" not in fields:
         raise InvalidInput("no line places the graph (placed = bl.place(...))")
-    placer_class(str(fields["placer"]))
+    starts = fields.pop("starts", [])
+    for placing in (*starts, fields):
+        placer_class(str(placing["placer"]))
     fields.setdefault("passes", ())
     _of_the_whole_batch(fields)
-    return Setting(**fields)
+    last = {key: fields[key] for key in ("placer", "params", "moves") if key in fields}
+    setting: Setting | None = None
+    for placing in (*starts, last):
+        setting = Setting(**{**fields, "moves": (), **_without_implied(placing, fields), "start": setting})
+    return setting  # type: ignore[return-value]
+
+
+def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of one `bl.place`, without parameters that follow from micro-batches."""
+    pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
+    implied = pipeline_parameters(placing["placer"], pipeline)
+    params = {key: value for key, value in placing["params"].items() if key not in implied or implied[key] != value}
+    return {**placing, "params": params}
 
 
 def _of_the_whole_batch(fields: dict[str, Any]) -> None:
@@ -129,9 +151,6 @@ def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
-    pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
-    pipeline_params = pipeline_parameters(fields["placer"], pipeline)
-    fields["params"] = {k: v for k, v in fields["params"].items() if pipeline_params.get(k) != v}
     share = fields.pop("share", None)
     if share is not None:
         fields["replicas"] = fields["cluster"].n // share.n
@@ -221,6 +240,9 @@ def _read_optimize(fields: dict[str, Any], args: list[Any], options: dict[str, A
 
 
 def _read_place(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    if "placer" in fields:  # what this one starts from
+        earlier = {key: fields.pop(key) for key in ("placer", "params", "moves") if key in fields}
+        fields.setdefault("starts", []).append(earlier)
     fields["placer"] = _first(args, line, "the placer")
     fields["params"] = options
 

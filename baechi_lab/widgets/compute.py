@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
-from ..errors import InfeasiblePlacement, InvalidInput
+from ..errors import InfeasiblePlacement, InvalidInput, UnknownOpError
 from ..graph import Cluster, OpGraph, Placement, Step, Timeline, load_graph
 from ..memo import Memo
 from ..passes.unroll import unroll
@@ -295,8 +295,18 @@ def time_limit(placer: str, params: Mapping[str, Any]) -> float | None:
 
 
 def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
-    """The placer's placement of the coarse graph."""
-    stage = Placing(Place(setting.placer, **setting.placer_params), report)
+    """The placer's placement of the coarse graph, from that of the setting's start where it has one."""
+    params = setting.placer_params
+    if setting.start is not None:
+        try:
+            start = placed(setting.start, coarse, memo, report)
+            moves = setting.start.moves
+            if moves:
+                start = move(start, coarse.original or coarse, setting.share, moves)
+            params = {**params, "start": start}
+        except (InfeasiblePlacement, UnknownOpError):  # not of these groups
+            pass
+    stage = Placing(Place(setting.placer, **params), report)
     return memo.recall("place", stage, coarse, setting.share)[0]  # type: ignore[no-any-return]
 
 

@@ -35,7 +35,7 @@ from .guard import Guard, Problem
 from .history import History
 from .moves import move, named_ops, shortest_names
 from .remedies import STAGES, Remedy, remedy_of
-from .setting import GIVEN_SUBJECT, Setting
+from .setting import GIVEN_SUBJECT, OWN, Setting
 
 DELAY = 0.25
 """Seconds that a change waits for the next one, so that a dragged slider computes once."""
@@ -108,8 +108,21 @@ class WorkbenchModel:
         return self.history.now
 
     def change(self, **changes: Any) -> None:
-        """Change fields of the setting; what depends on them is computed again, the rest is remembered."""
-        self.enter(self.setting.replace(**changes))
+        """Change fields of the setting; what depends on them is computed again, the rest is remembered.
+
+        A placer that can start from a placement starts from the one that is shown.
+        """
+        setting = self.setting.replace(**changes)
+        if setting.placer != self.setting.placer and self._can_start(setting):
+            others = {key: value for key, value in changes.items() if key not in OWN}
+            setting = setting.replace(start=self.setting.replace(**others))
+        self.enter(setting)
+
+    def _can_start(self, setting: Setting) -> bool:
+        """Whether the placer can start from what is shown, and is not told another start."""
+        shown = self.outcome
+        fits = shown is not None and shown.setting == self.setting and shown.timeline.feasible
+        return fits and "start" in placer_class(setting.placer).__dataclass_fields__ and "start" not in setting.params
 
     def enter(self, setting: Setting) -> None:
         """Put a whole setting in force.

@@ -48,6 +48,8 @@ class Setting:
         micro_batches, schedule: see `bl.simulate`; a model is then built with the batch of one micro-batch.
         replicas: so many copies of the placement side by side, each on its share of the devices, as in `bl.sweep`.
         moves: `(what, device name)` pairs: changes made by hand, in order, see `bl.move`.
+        start: the setting whose placement a placer with the parameter `start` goes on from; it differs in `placer`, `params`,
+            `moves` and `start` alone.
     """
 
     cluster: Cluster
@@ -65,6 +67,7 @@ class Setting:
     schedule: str | None = None
     replicas: int = 1
     moves: tuple[tuple[str, str], ...] = ()
+    start: Setting | None = None
 
     def __post_init__(self) -> None:
         for key in ("model_params", "params"):
@@ -150,13 +153,19 @@ class Setting:
         """Whether both are about the same ops."""
         return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
 
+    def _changed_start(self, changes: Mapping[str, Any]) -> Setting | None:
+        """Where to start from after changes: another placer starts anew, anything else is changed there as well."""
+        if self.start is None or changes.get("placer", self.placer) != self.placer:
+            return None
+        return self.start.replace(**{key: value for key, value in changes.items() if key not in OWN})
+
     def replace(self, **changes: Any) -> Setting:
         """The setting with some fields changed.
 
         Moves belong to the placement that they changed: another source, placer or pass drops them, and so does a
         cluster that lacks the device.
         """
-        changed = replace(self, **changes)
+        changed = replace(self, **{"start": self._changed_start(changes), **changes})
         if "moves" in changes or not changed.moves:
             return changed
         fresh = any(
@@ -164,6 +173,10 @@ class Setting:
             for k in ("source", "batch_size", "model_params", "passes", "forward_only", "placer", "params", "replicas")
         )
         return replace(changed, moves=() if fresh else tuple(m for m in changed.moves if m[1] in changed.cluster.names))
+
+
+OWN = ("placer", "params", "moves", "start")
+"""What a setting need not share with the one that it starts from."""
 
 
 def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:

@@ -323,3 +323,19 @@ def test_tight_memory_is_passed_through_on_the_way_to_the_optimum():
     placement = place(graph, cluster, "search", time_limit=None, evaluations=150_000)
     timeline = simulate(graph, cluster, placement)
     assert timeline.feasible and timeline.makespan_us == pytest.approx(45.0)
+
+
+def test_of_groups_the_step_of_the_ops_is_never_longer_than_under_the_start():
+    """What is best with every group as one op need not be for the ops; the start may be a placement of either."""
+    from baechi_lab import optimize
+
+    graph, cluster = generators.gnmt(length=4, layers=2), Cluster.uniform(2)
+    groups = optimize(graph, cluster, passes=("colocation", "fusion"))
+    for name in ("auto", "m-etf"):
+        start = place(groups, cluster, name)
+        start_us = simulate(graph, cluster, start).makespan_us
+        for placement in (start, start.on(graph)):
+            options = {"time_limit": None, "evaluations": 40, "workers": 1}
+            found = place(groups, cluster, "search", start=placement, **options)
+            assert simulate(graph, cluster, found).makespan_us <= start_us
+            assert check(graph, cluster, found, simulate(graph, cluster, found)) == ()

@@ -389,3 +389,27 @@ def test_whole_groups_are_written_with_one_name(diamond, pair):
     assert shortest_names(diamond, [1, 3], "", placed.group_of) == ("s/b", "d")
     assert move(placed, diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 1, 1, 0]
     assert move(bl.Placement(device=[0] * 4), diamond, pair, {"@s/c": "gpu:1"}).device.tolist() == [0, 0, 1, 0]
+
+
+def test_bug_a_search_started_from_a_worse_rule_than_what_was_shown(tmp_path):
+    """It starts from what is shown, moves by hand included, never returns a longer step of the ops, and is all in the code."""
+    graph, cluster = bl.generators.gnmt(length=4, layers=2), bl.Cluster.uniform(2)
+    made = WorkbenchModel(graph, Setting(cluster, placer="auto", passes=("colocation", "fusion")), inline=True)
+    before = made.compute_now().timeline.makespan_us
+    made.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
+    assert made.setting.start.placer == "auto" and made.outcome.timeline.makespan_us <= before
+    ran = {}
+    exec(made.code().replace("# graph: your graph", "graph = given  #"), {"given": graph}, ran)
+    assert ran["timeline"].makespan_us == made.outcome.timeline.makespan_us
+    assert made.code().count("bl.place(") == 2 and from_code(made.code()) == made.setting
+    # Another setting of the same search starts from the same rule there; another placer starts anew.
+    assert made.setting.replace(cluster=bl.Cluster.uniform(3)).start.cluster.n == 3
+    assert made.setting.replace(placer="m-etf").start is None
+    made.undo()
+    op = made.outcome.graph.names[0]
+    other = cluster.names[1 - int(made.outcome.placement.device[0])]
+    made.change(moves=((op, other),))
+    shown = made.outcome.timeline.makespan_us
+    made.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
+    assert made.setting.start.moves == ((op, other),)
+    assert made.outcome.timeline.makespan_us <= shown and from_code(made.code()) == made.setting

@@ -39,6 +39,7 @@ from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
 from ...graph.units import format_us
+from ...simulator import simulate
 from ..base import Placer
 from ..evaluation.cost import Samples
 from ..evaluation.orders import Candidate
@@ -83,7 +84,8 @@ class Search(Placer):
         time_limit: seconds, without those of compiling at the first use; 0 returns the start.
         evaluations: simulations; with `time_limit=None` the result does not depend on the machine, but on `workers`, each
             of which follows a chain of its own with its share of them.
-        start: a placement, a placer's name, or None for the best of the fast rules.
+        start: a placement, a placer's name, or None for the best of the fast rules. Of a coarse graph, the placement may be of
+            the original ops. The step of the ops is never longer than under a start that places the groups.
         schedulers: "fifo", "planned" (priorities are searched too), or both.
         objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
             (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
@@ -156,7 +158,10 @@ class Search(Placer):
             return search_on_islands(self, graph, cluster, start_placement, self._round_ended)
         if self.objective in PIPELINES:
             return self._pipeline(graph, cluster, budget, start_placement)
-        return _Run(self, graph, cluster, budget, start_placement).placement()
+        best = _Run(self, graph, cluster, budget, start_placement).placement()
+        if start_placement is None or self.objective == "p90" or graph.original is None:
+            return best
+        return _faster_for_ops(best, start_placement, graph, cluster)
 
     def _round_ended(self, budget: Budget, used: int, best: float) -> None:
         if self.callback is not None and self.callback(Progress(budget.elapsed, used, best, "the islands")) is True:
@@ -225,8 +230,36 @@ class Search(Placer):
         if isinstance(self.start, Placement):
             if not self.replicas:
                 refuse_replicas(self.start, "search without replicas=True")
-            return self.start.checked(graph, cluster.n)
+            return _of_groups(self.start, graph).checked(graph, cluster.n)
         return make_placer(self.start).assign(graph, cluster)
+
+
+def _of_groups(start: Placement, graph: OpGraph) -> Placement:
+    """A placement of the original ops read for their groups: each is where most of its work is, in the order of its first op."""
+    original = graph.original
+    if original is None or graph.group_of is None or start.n != original.n or start.n == graph.n:
+        return start
+    start = start.on(original)
+    work_us = np.zeros((graph.n, int(start.device.max(initial=0)) + 1))
+    np.add.at(work_us, (graph.group_of, start.device), original.duration_us + 1e-9)
+    order = None
+    if start.rank is not None:
+        order = np.full(graph.n, np.inf)
+        np.minimum.at(order, graph.group_of, start.rank)
+    device = work_us.argmax(axis=1).astype(np.int32)
+    groups = Placement(
+        device=device, order=order, placer=start.placer, graph_key=graph.key, group_of=graph.group_of,
+        source_key=graph.source_key, member_order=start.rank,
+    )  # fmt: skip
+    return groups
+
+
+def _faster_for_ops(best: Placement, start: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
+    """Of two placements of groups the one whose ops take less time: the search has compared groups that run as one op each."""
+    keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+    candidates = [best.replace(**keys), start.replace(**keys, info={**best.info, "returned": "the start"})]
+    steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
+    return candidates[1] if steps[1].feasible and steps[1].makespan_us < steps[0].makespan_us else candidates[0]
 
 
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
