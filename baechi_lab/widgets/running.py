@@ -14,14 +14,15 @@ from ..errors import InvalidInput
 from ..graph import NativeRun, Run
 from .background import Background, Ticket
 from .compute import Outcome
+from .setting import link_name
 
 
 @dataclass
 class LiveRun:
     """Step times so far, in seconds, and the Run once it is over; `simulated_seconds` is what was promised.
 
-    `costs` names other hardware that the promise was made for; empty if it was measured here. `planned` is how many steps
-    are to be measured.
+    `costs` names other hardware or another link that the promise was made for; empty if it was measured here. `planned` is how
+    many steps are to be measured.
     """
 
     simulated_seconds: float
@@ -64,7 +65,17 @@ class LiveRun:
 
 
 def _other_costs(outcome: Outcome) -> str:
-    return "" if outcome.setting.profile == "measured" else outcome.setting.hardware
+    if outcome.setting.profile != "measured":
+        return outcome.setting.hardware
+    return f"a link of {assumed_link(outcome)}" if assumed_link(outcome) else ""
+
+
+def assumed_link(outcome: Outcome) -> str:
+    """The preset that transfers of the step are simulated for; empty where it has none, or a link of its own, as measured here.
+
+    What somebody typed, and what was measured here, is taken as it is.
+    """
+    return link_name(outcome.setting.cluster) if len(outcome.timeline.transfers) else ""
 
 
 PAUSE_SECONDS = 0.25

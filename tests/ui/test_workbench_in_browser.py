@@ -267,6 +267,8 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     shot(page, "13-found")
     page.click(f'button.bl-row:text-is("{graph.names[target]}")')
     page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.chosen === n", arg=str(len(group)))
+    page.wait_for_selector(f'button.bl-row[aria-current="true"]:text-is("{graph.names[target]}")')
+    assert page.locator('button.bl-row[aria-current="true"]').count() == 1
     colocation = graph.colocation_names[graph.colocation[target]]
     what = f"{graph.names[target]} and its group of {len(group)} ops (colocation {colocation})"
     assert what in said(page) and page.locator(".bl-crumbs").inner_text().startswith("graph")

@@ -514,6 +514,27 @@ def test_the_run_panel_shows_the_run_of_the_placement_that_is_there(bench):
     assert bench.run.numbers.value == "" and "the placement before this one" in bench.run.state.value
 
 
+def test_bug_a_run_was_held_against_transfers_over_a_preset_link(diamond):
+    from baechi_lab.widgets.setting import LINKS
+
+    cluster = bl.Cluster.uniform(2, link=LINKS["PCIe 3.0 through host memory"])
+    bench = bl.Workbench(diamond, cluster, placer="single", passes=(), moves=(("s/c", "gpu:1"),))
+    step = bl.Step("s", b"", (), (), (), (), ())
+    here = replace(bench.outcome, step=step, setting=bench.outcome.setting.replace(profile="measured"))
+    run = bl.Run(replace(here.timeline, origin="measured"), np.array([0.002, 0.002]), (), "ok")
+    bench.model.outcome, bench.tasks.measured_runs = here, [(here, run)]
+    bench.model.emit("run", (here, run))
+    assert "simulated for a link of PCIe 3.0" in bench.run.numbers.value
+    assert "measured / simulated" not in bench.run.numbers.value
+    assert "before the link is measured" in bench.run.likeness.value
+    assert (bench.run.profile.layout.display, bench.run.link.layout.display) == ("none", "inline-flex")
+    measured_link = here.setting.cluster.replace(link=bl.Link(123.4, 0.001))
+    measured = replace(here, setting=here.setting.replace(cluster=measured_link))
+    bench.model.outcome, bench.tasks.measured_runs = measured, [(measured, run)]
+    bench.model.emit("run", (measured, run))
+    assert "measured / simulated" in bench.run.numbers.value and bench.run.likeness_row.layout.display == "none"
+
+
 # -- workbench ------------------------------------------------------------------------------------------
 
 

@@ -46,6 +46,32 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
     assert ("against the setting before", "+25 %") in facts_of(made.outcome, made.before)  # 30 / 24 - 1
 
 
+def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
+    from dataclasses import replace
+
+    made = computed(diamond, pair, placer="single", passes=())
+    made.change(placer="m-topo")
+    now, before = made.outcome, made.before
+    assert "against the setting before" in dict(facts_of(now, before))
+    larger = replace(now, setting=now.setting.replace(batch_size=64))
+    assert "against the setting before" not in dict(facts_of(larger, before))
+    assert "against the setting before" not in dict(facts_of(now, larger))
+
+
+def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):
+    """The default "rtx2080" was shown for graphs that were profiled for something else."""
+    estimate = {"hardware": {"gpu": "a100"}, "precision": "fp32", "expected_error": {}}
+    bench = bl.Workbench(diamond.replace(info={"estimate": estimate}), pair, placer="single", passes=())
+    assert dict(facts_of(bench.outcome))["costs"] == "estimated for a100"
+    assert bench.setting.hardware.layout.display == "none" and "stored in the graph" in bench.setting.costs_note.value
+    assert "costs" not in dict(facts_of(computed(diamond, pair, placer="single", passes=()).outcome))
+    measured = diamond.replace(
+        info={"measured": {"step_us": [30.0, 33.0], "others_share": 0.0, "cores": 2, "busy": False}}
+    )
+    facts = dict(facts_of(computed(measured, pair, placer="single", passes=()).outcome))
+    assert facts["costs"] == "measured here, 2 repeats of 30.00 us to 33.00 us"
+
+
 def test_that_it_fits_is_no_good_news_beside_a_slower_step():
     chain = bl.OpGraph.from_edges([10, 10], [(0, 1, 8)], names=["a", "b"])
     made = computed(chain, bl.Cluster.uniform(2, link=bl.Link(100.0, 0.0)), placer="single", passes=())

@@ -26,6 +26,11 @@ RATE, TIME = "samples per second", "step time (ms)"
 HINT = "Every combination of these values is placed and simulated."
 
 
+MEASURED_ANEW = (
+    " Ops are measured anew for each batch size, so that steps differ from those above by what a machine does."
+)
+
+
 class ExplorePanel:
     """Lists of values to combine, a chart that fills row by row, and a button that takes over the best."""
 
@@ -94,6 +99,8 @@ class ExplorePanel:
     def _ready(self) -> None:
         """Batch sizes can only be swept where there is a model to build; memory is offered as the setting has it, and half."""
         setting, subject = self.model.setting, self.model.subject
+        if self.table is None:
+            say(self.state, f"{HINT}{MEASURED_ANEW}" if setting.profile == "measured" else HINT)
         if self.memory.value == self.offered:  # else somebody wrote it
             largest_memory = int(setting.cluster.memory_bytes.max())
             self.memory.value = self.offered = f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}"

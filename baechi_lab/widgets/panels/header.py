@@ -6,6 +6,7 @@ import html
 
 import ipywidgets
 
+from ...graph import OpGraph
 from ...graph.units import format_bytes, format_us
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
@@ -137,7 +138,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     count, transfer_count = outcome.coarse.n, len(line.transfers)
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
-    same = before is not None and before.graph.name == outcome.graph.name
+    same = before is not None and same_work(before, outcome)
     facts = [
         ("step", format_us(step)),
         ("", _with_memory(against_one_device(step, outcome.one_device_us), outcome)),
@@ -153,9 +154,36 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
         ),
         ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
+        ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.info.get("finer_groups", "")),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def same_work(first: Outcome, second: Outcome) -> bool:
+    """Whether the steps of two outcomes do the same: one model or graph, and as many samples."""
+    a, b = first.setting, second.setting
+    return (
+        first.graph.name == second.graph.name
+        and (a.source, a.model_params) == (b.source, b.model_params)
+        and first.samples == second.samples
+    )
+
+
+def costs_in_words(graph: OpGraph) -> str:
+    """Where the times of ops come from; empty where the graph does not say.
+
+    >>> costs_in_words(OpGraph.from_edges([1.0])), costs_in_words(OpGraph.from_edges([1.0], info={"measured": {}}))
+    ('', 'measured here')
+    """
+    if "measured" in graph.info:
+        repeats = graph.info["measured"].get("step_us", ())
+        between = (
+            f", {len(repeats)} repeats of {format_us(min(repeats))} to {format_us(max(repeats))}" if repeats else ""
+        )
+        return f"measured here{between}"
+    hardware = graph.info.get("estimate", {}).get("hardware", {})
+    return f"estimated for {', '.join(dict.fromkeys(hardware.values()))}" if hardware else ""
 
 
 def _rate(per_second: float) -> str:

@@ -13,7 +13,7 @@ from ...step_summary import below_bound
 from ..charts import run_chart
 from ..compute import Outcome
 from ..guard import Guard, refused
-from ..running import LiveRun
+from ..running import LiveRun, assumed_link
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .parts import WIDE, button, count_up_to, hinted, note, row, say
@@ -52,7 +52,11 @@ class RunPanel:
             "Profile here first", "measure the ops on this machine, and simulate with that", self._profile
         )
         self.profile.button_style = "info"
-        self.likeness_row = row(self.likeness, self.profile)
+        self.link = button(
+            "Measure the link here", "time transfers on this machine, and simulate with that", self._link
+        )
+        self.link.button_style = "info"
+        self.likeness_row = row(self.likeness, self.profile, self.link)
         self.chart = ChartView(height=210)
         self.widget = ipywidgets.VBox(
             [
@@ -78,6 +82,9 @@ class RunPanel:
         reason = foreign(outcome) if runnable and outcome is not None else ""
         say(self.likeness, reason, "bad")
         self.likeness_row.layout.display = "flex" if reason else "none"
+        measured = outcome is not None and outcome.setting.profile == "measured"
+        self.profile.layout.display = "none" if measured else "inline-flex"
+        self.link.layout.display = "inline-flex" if measured else "none"
         self.start.disabled = not runnable or running
         if running:
             return
@@ -102,6 +109,10 @@ class RunPanel:
     def _profile(self) -> None:
         with Guard(self.model.fail):
             self.model.change(profile="measured")
+
+    def _link(self) -> None:
+        with Guard(self.model.fail):
+            self.tasks.measure_link()
 
     @property
     def _running(self) -> bool:
@@ -177,7 +188,7 @@ class RunPanel:
 
 def undercut(outcome: Outcome, run: Run) -> str:
     """Why the run is shorter than the lower bound in the header; empty where it is not, or was measured for other hardware."""
-    if outcome.setting.profile != "measured":
+    if foreign(outcome):
         return ""
     reason = below_bound(run.median_seconds * 1e6, outcome.lower_bound_us, outcome.graph)
     return f" The run {reason}." if reason else ""
@@ -186,7 +197,13 @@ def undercut(outcome: Outcome, run: Run) -> str:
 def foreign(outcome: Outcome) -> str:
     """Why the simulated step is not what a run here measures; empty if it is."""
     if outcome.setting.profile == "measured":
-        return ""
+        link = assumed_link(outcome)
+        return (
+            f"Ops have the times of this machine, transfers those of the preset {link}: simulated and measured steps are no "
+            "comparison before the link is measured, too."
+            if link
+            else ""
+        )
     return (
         f"The simulated step is an estimate for {outcome.setting.hardware}; a run measures this machine. "
         "The two are no comparison."

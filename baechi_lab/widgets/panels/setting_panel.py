@@ -41,7 +41,7 @@ class SettingPanel:
         self.model, self.tasks, self.quiet = model, tasks, Quiet()
         self._make_controls()
         self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
-        self.batch_note = note()
+        self.batch_note, self.costs_note = note(), note()
         self.widget = ipywidgets.VBox(
             self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px", flex="0 0 auto")
         )
@@ -150,7 +150,7 @@ class SettingPanel:
     def _layout(self) -> list[Any]:
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         return [
-            Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware]),
+            Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware, self.costs_note]),
             Fold(
                 "Cluster",
                 [
@@ -280,7 +280,8 @@ class SettingPanel:
         say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
         self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
         stepless = not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
-        self.hardware.disabled = stepless
+        self.hardware.layout.display = "none" if stepless else "flex"
+        say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
 
     def _progressed(self) -> None:
         """The curve of the best so far, which stays until something else is computed."""

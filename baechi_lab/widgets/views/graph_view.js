@@ -168,11 +168,11 @@ function render({ model, el }) {
     }
     head.append(button("×", "close the list", () => { search.value = ""; model.send({ type: "search", text: "" }); }));
     const rows = found.rows.map(([op, name], k) => element("button", {
-      type: "button", class: "bl-row", "aria-current": k === found.at, title: name, onclick: () => model.send({ type: "go", op }),
+      type: "button", class: "bl-row", "aria-current": String(k === found.at), title: name, onclick: () => model.send({ type: "go", op }),
     }, name));
     if (total > found.rows.length) rows.push(element("div", { class: "bl-row" }, `and ${(total - found.rows.length).toLocaleString("en")} more`));
     list.replaceChildren(head, element("div", { class: "bl-rows" }, ...rows));
-    list.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest" });
+    list.querySelector("[aria-current='true']")?.scrollIntoView({ block: "nearest" });
   }
 
   // -- selection and commands ----------------------------------------------------------------------
