@@ -98,6 +98,8 @@ def robustness(
     """
     check_records(graph=graph, cluster=cluster, placement=placement)
     errors = np.atleast_1d(numbers("error", error))
+    if errors.ndim > 1:
+        raise InvalidInput(f"error has {errors.ndim} dimensions; it must be a number or a list of numbers")
     check_whole("samples", samples)
     check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)

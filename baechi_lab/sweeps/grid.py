@@ -10,6 +10,7 @@ from typing import Any
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, OpGraph, Step
+from ..graph.device import device_count
 from ..graph.hardware import DEFAULT_HARDWARE, by_kind
 from ..graph.units import parse_bytes
 from ..identity import content_digest
@@ -147,7 +148,7 @@ class Steps:
         for field, values in (("micro_batches", counts), ("schedule", orders)):
             if not values:
                 raise InvalidInput(f"{field} is empty; give at least one value to sweep over")
-        width = [check_whole("replicas", r) for r in as_list("replicas", replicas)]
+        width = [device_count(r, "replicas") for r in as_list("replicas", replicas)]
         if not width:
             raise InvalidInput("replicas is empty; give at least one value to sweep over")
         return cls(tuple(counts), tuple(orders), tuple(width))
@@ -164,7 +165,7 @@ def cells(
     """Yields all combinations, batch sizes and micro-batches outermost, so that each graph is built once."""
     steps = Steps() if steps is None else steps
     sizes = [None] if batch_size is None else [check_whole("batch_size", b) for b in batch_size]
-    counts = [check_whole("devices", d) for d in devices]
+    counts = [device_count(d, "devices") for d in devices]
     memory = [parse_bytes(m) for m in memory_bytes]
     names = list(placer)
     for field, values in (("batch_size", sizes), ("devices", counts), ("memory_bytes", memory), ("placer", names)):

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from ..checks import is_list
+from ..checks import check_flag, is_list
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..graph.arguments import check_records
@@ -116,6 +116,7 @@ def sweep(
             raise InvalidInput(f"{field} is {value!r:.60}; it must be a mapping from names")
     template = Cluster.uniform(1) if cluster is None else cluster
     check_records(cluster=template)
+    check_flag("progress", progress)
     placing, steps = (
         _checked_placing(passes, forward_only, scheduler, params or {}),
         Steps.of(micro_batches, schedule, replicas),

@@ -262,6 +262,11 @@ def test_records_travel_to_other_processes():
         ("peak_bytes", [], "peak_bytes has 0 entries; device_names has 2"),
         ("tensor_bytes", [], "tensor_bytes has 0 entries; tensor_producer has 1"),
         ("info", {"micro_batch": [0]}, r"info\['micro_batch'\] has 1 entries; the graph has 2 ops"),
+        (
+            "memory",
+            MemoryLog([0], [0.0], [0], [8], [46]),
+            r"op of the memory log\[0\] is 46; it must be one of the 2 ops",
+        ),
         ("violations", (bl.Violation("memory", "full", 7),), "a violation is of device 7 and op -1"),
     ],
 )
