@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     import pandas
 
     from .executors import LocalCluster
+    from .simulator.schedulers import SchedulerOption
+    from .simulator.schedules import ScheduleOption
 
 DEFAULT_PLACERS = ("auto", "single", "m-topo", "m-etf", "m-sct")
 
@@ -63,9 +65,9 @@ def compare(
     *,
     passes: Sequence[Any] | None = None,
     forward_only: bool | str = "auto",
-    scheduler: Any = None,
+    scheduler: SchedulerOption | None = None,
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: ScheduleOption | None = None,
     batch_size: int | None = None,
     step: Step | None = None,
     measure: bool = False,
@@ -188,7 +190,7 @@ def compare(
     return table
 
 
-def _pipeline(micro_batches: Any, schedule: Any, batch_size: Any) -> dict[str, Any]:
+def _pipeline(micro_batches: Any, schedule: ScheduleOption | None, batch_size: Any) -> dict[str, Any]:
     """Returns the checked arguments for `bl.simulate`."""
     from .passes.unroll import micro_batch_size
     from .simulator.pipelined_graph import pipeline_options
@@ -261,7 +263,7 @@ def _lower_bound(
     graph: OpGraph,
     cluster: Cluster,
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: ScheduleOption | None = None,
     placement: Placement | None = None,
 ) -> float:
     from .simulator.bounds import bounds
@@ -285,7 +287,7 @@ def _simulate_row(
     prepared: OpGraph,
     cluster: Cluster,
     placer: Any,
-    scheduler: Any,
+    scheduler: SchedulerOption | None,
     pipeline: Mapping[str, Any],
     optimize: Optimize,
     memo: Memo,

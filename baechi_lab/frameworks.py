@@ -1,51 +1,50 @@
-"""The machine-learning frameworks, found by name: what the records ask of a framework without importing it.
+"""The machine-learning frameworks, found by name: what the rooms above ask of a framework without importing it.
 
-A framework is a module that follows `Framework`. It is imported when somebody asks for it, so that the records need
-neither TensorFlow nor PyTorch.
+Each stage has a module `framework` per framework, `executors/torch/framework.py` for one, that follows the stage's protocol
+(`Profiler`, `Executor`, `Exporter`). It is imported when somebody asks for it, so that the records need neither TensorFlow
+nor PyTorch.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from importlib.util import find_spec
-from typing import Any, Protocol, cast
+from typing import Any
 
-from .errors import MissingPackage, UnknownNameError
+from .errors import InvalidInput, MissingPackage, UnknownNameError
 
-
-class Framework(Protocol):
-    """What a framework's module provides."""
-
-    def attached_cluster(self, **options: Any) -> Any:
-        """A `Cluster` of the devices that the framework sees on this machine."""
-
-    def step_timer(self, step: Any, cluster: Any, steps: int, warmup: int) -> Callable[[Any], float]:
-        """A function that runs the step under a placement and returns its seconds."""
+FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
+"""Package -> the framework's name in messages."""
 
 
-_MODULES = {"tensorflow": "baechi_lab.executors.tensorflow.framework", "torch": "baechi_lab.executors.torch.framework"}
+def framework_of(subject: object) -> str:
+    """The framework of a step or a module; `tensorflow` where nothing says otherwise.
+
+    >>> import torch
+    >>> framework_of(torch.nn.Linear(2, 2)), framework_of(lambda x: x)
+    ('torch', 'tensorflow')
+    """
+    torch = sys.modules.get("torch")  # a module of it exists only if it is loaded
+    is_module = torch is not None and isinstance(subject, torch.nn.Module)
+    return "torch" if is_module else str(getattr(subject, "framework", "tensorflow"))
 
 
-def framework(name: str) -> Framework:
-    """The framework of that name, `tensorflow` or `torch`.
+def framework_part(room: str, framework: str) -> Any:
+    """What `framework` provides for `profilers`, `executors` or `exporters`.
 
     Raises:
-        UnknownNameError: for other names.
+        UnknownNameError: an unknown framework.
         MissingPackage: it is not installed.
 
-    >>> framework("tensorflow").attached_cluster(virtual=2, kind="cpu").n
+    >>> framework_part("executors", "tensorflow").attached_cluster(virtual=2, kind="cpu").n
     2
     """
-    if name not in _MODULES:
-        raise UnknownNameError.of("framework", name, _MODULES)
-    require_framework(name, f"a cluster or step of {TITLES[name]}")
-    return cast(Framework, import_module(_MODULES[name]))
-
-
-TITLES = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
-"""Package -> the framework's name in messages."""
+    if framework not in FRAMEWORKS:
+        raise UnknownNameError.of("framework", framework, FRAMEWORKS)
+    require_framework(framework, f"a cluster or step of {FRAMEWORKS[framework]}")
+    return import_module(f"baechi_lab.{room}.{framework}.framework")
 
 
 def require_framework(name: str, purpose: str) -> None:
@@ -61,3 +60,34 @@ def require_framework(name: str, purpose: str) -> None:
         installed = False
     if not installed:
         raise MissingPackage.of(name, name, purpose)
+
+
+def options_of(
+    framework: str, options: Mapping[str, Any], known: Mapping[str, Collection[str]], function: str
+) -> dict[str, Any]:
+    """The options of `function` that are set, all of them options of `framework`.
+
+    Args:
+        framework: `tensorflow` or `torch`.
+        options: by name; None and empty ones of the other framework are not set.
+        known: the names of each framework's options.
+        function: the public function, for messages.
+
+    Raises:
+        InvalidInput: an option of the other framework.
+        TypeError: an option that neither has.
+
+    >>> options_of("torch", {"virtual": 2}, {"tensorflow": ["virtual"], "torch": []}, "execute")
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: virtual is 2; that option is for TensorFlow steps, not for a PyTorch step
+    """
+    for name, value in options.items():
+        homes = [FRAMEWORKS[home] for home in known if name in known[home]]
+        if not homes:
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        if name not in known[framework] and value is not None and value != ():
+            text = " ".join(f"{value!r:.60}".split())
+            raise InvalidInput(
+                f"{name} is {text}; that option is for {homes[0]} steps, not for a {FRAMEWORKS[framework]} step"
+            )
+    return {name: value for name, value in options.items() if name in known[framework]}

@@ -16,12 +16,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .checks import check_text, check_whole, is_list
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
 from .pipeline import Stage
+
+if TYPE_CHECKING:
+    from .simulator.schedulers import SchedulerOption
+    from .simulator.schedules import ScheduleOption
 
 GROUPING = ("colocation", "coplacement", "fusion", "forward-only")
 """Passes that only join ops."""
@@ -199,10 +203,10 @@ class Simulate(Stage):
     """
 
     slot: ClassVar[str] = "simulate"
-    scheduler: Any = None
+    scheduler: SchedulerOption | None = None
     on: str = "graph"
     micro_batches: int | None = None
-    schedule: Any = None
+    schedule: ScheduleOption | None = None
 
     def get_params(self) -> dict[str, Any]:
         """Returns the parameters by name; those of micro-batches only where given."""
@@ -225,8 +229,9 @@ class Simulate(Stage):
     def __call__(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> Timeline:
         from .simulator import simulate
 
-        pipeline = {"micro_batches": self.micro_batches, "schedule": self.schedule}
-        return simulate(graph, cluster, placement, self.scheduler, **pipeline)
+        return simulate(
+            graph, cluster, placement, self.scheduler, micro_batches=self.micro_batches, schedule=self.schedule
+        )
 
 
 @dataclass(frozen=True)

@@ -74,7 +74,7 @@ MAY_NOT_KNOW = {
     "placers": FRONTS | PYTORCH | {"executors", "exporters", "profilers", "models"},
     "models": FRONTS | STAGES - {"models", "profilers", "placers", "simulator"},
     "executors": FRONTS | {"exporters", "placers", "models", "torch"},
-    "exporters": FRONTS | STAGES - {"exporters", "executors", "torch_steps", "torch_runtime"},
+    "exporters": FRONTS | STAGES - {"exporters", "executors", "simulator", "torch_steps", "torch_runtime"},
     "torch": FRONTS,
     "viz": STAGES | FRONTS - {"viz", "fitting"},  # it draws the record of bl.fit
     "fidelity": {"widgets", "cli", "lessons"},

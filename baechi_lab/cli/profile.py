@@ -71,7 +71,7 @@ def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
 
 
 def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, Any]]:
-    from ..profilers.tensorflow.profiling import profile_with_report
+    from ..profilers.dispatch import profile_with_report
 
     files.refuse_options(arguments)
     steps.check_model(arguments.model)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput, UnknownNameError
+from ..frameworks import framework_of, framework_part
 from ..graph.cluster import Cluster
 from ..graph.placement import Placement
 from ..graph.step import Step
@@ -41,25 +42,14 @@ def native_runners(
         return {}
     if not isinstance(native, (bool, str)):
         raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of one way")
-    runners: Mapping[str, NativeRunner]
-    if getattr(step, "framework", "tensorflow") == "torch":
-        from .torch.native import torch_ways
-
-        widest = max(placements, key=lambda placement: placement.devices, default=None)
-        runners = torch_ways(cast("TorchStep", step), widest, cluster)
-    else:
-        if not isinstance(step, Step):
-            raise InvalidInput(
-                f"step is a {type(step).__name__}; native= runs what bl.trace or bl.models.build returned"
-            )
-        if micro_batches is not None and micro_batches != 1:
-            raise InvalidInput(
-                f"native= runs a step undivided, and {step.name!r} is one of {micro_batches} micro-batches; trace the "
-                "whole batch and run that"
-            )
-        from .tensorflow.native import tensorflow_runners
-
-        runners = tensorflow_runners(step, inputs, kind)
+    if isinstance(step, Step) and micro_batches is not None and micro_batches != 1:
+        raise InvalidInput(
+            f"native= runs a step undivided, and {step.name!r} is one of {micro_batches} micro-batches; trace the "
+            "whole batch and run that"
+        )
+    widest = max(placements, key=lambda placement: placement.devices, default=None)
+    executor = framework_part("executors", framework_of(step))
+    runners: Mapping[str, NativeRunner] = executor.native_runners(step, widest, cluster, kind, inputs)
     if native is True:
         return runners
     if native not in runners:

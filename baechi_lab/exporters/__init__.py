@@ -5,19 +5,53 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
-from ..errors import InvalidInput
+from ..frameworks import framework_of, framework_part, options_of
 from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Step
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from ..executors.tensorflow.cluster import LocalCluster
+    from ..simulator.schedules import ScheduleOption
     from ..torch_steps.step import TorchStep
 
 __all__ = ["export"]
+
+
+class TensorFlowOptions(TypedDict, total=False):
+    """Options of `bl.export` for a TensorFlow step.
+
+    workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
+    """
+
+    workers: Sequence[str]
+
+
+class TorchOptions(TypedDict, total=False):
+    """Options of `bl.export` for a PyTorch step, as `bl.torch.export` explains them."""
+
+    reorder: str
+    devices: list[str] | None
+    pipeline: bool | None
+
+
+class ExportOptions(TensorFlowOptions, TorchOptions, total=False):
+    """Options of `bl.export` for either framework; each rejects those of the other."""
+
+
+OPTIONS = {"tensorflow": TensorFlowOptions.__annotations__, "torch": TorchOptions.__annotations__}
+
+
+class Exporter(Protocol):
+    """What a framework provides to export its steps: the function of `exporters/FRAMEWORK/framework.py`."""
+
+    def export(self, step: Any, placement: Placement, folder: str | os.PathLike[str], **options: Any) -> Path:
+        """Writes the folder; the options of `bl.export`, and those of the framework."""
 
 
 def export(
@@ -27,10 +61,10 @@ def export(
     *,
     cluster: Cluster | LocalCluster | None = None,
     graph: OpGraph | None = None,
-    workers: Sequence[str] = (),
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: ScheduleOption | None = None,
     reduction: str | None = None,
+    **options: Unpack[ExportOptions],
 ) -> Path:
     """Write a folder with the placed step and a `train.py` that imports only TensorFlow and NumPy, or only PyTorch.
 
@@ -42,72 +76,26 @@ def export(
         cluster: a `bl.LocalCluster` with `trusted_users=True`, whose workers the script is to use; a Cluster only checks
             the device indices.
         graph: the graph that the placement was made for, when it is not the one that `bl.profile(step)` makes.
-        workers: addresses (host:port) of a TensorFlow cluster, one per device; the README says how to start each.
         micro_batches, schedule, reduction: as in `bl.execute`: the script runs the step of so many micro-batches, in the
             schedule's order, and cuts its batches itself.
+        options: of the step's framework, by keyword: `workers`, the addresses (host:port) of a TensorFlow cluster, one per
+            device; or `reorder`, `devices` and `pipeline` of `bl.torch.export`.
 
     Returns:
         the folder's absolute path.
 
     Raises:
         InvalidInput: a placement for another graph, pipeline stages that form no chain for the schedule, a `bl.LocalCluster` with
-            a network of its own, a folder that holds something else, edited scripts and trained values included.
+            a network of its own, a folder that holds something else, edited scripts and trained values included; an option of the
+            other framework.
         ExecutionError: the disk is full or not writable; no half-written folder is left.
 
     >>> export(step, placement, "placed_training/")  # doctest: +SKIP
     PosixPath('.../placed_training')
     """
-    from ..executors.tensorflow.recomputed_step import step_to_run
-    from .folder import write_folder
-    from .tensorflow.export import folder_files
-
-    if getattr(step, "framework", "") == "torch":
-        return _export_torch(step, placement, folder, cluster, graph, workers, micro_batches, schedule, reduction)
-    if not isinstance(step, Step):
-        raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns, or a bl.torch.TorchStep")
-    if not isinstance(cluster, Cluster) and cluster is not None:
-        if cluster.network is not None:
-            raise InvalidInput(
-                f"cluster is {cluster!r}, whose network no script reaches; export for bl.LocalCluster(n, trusted_users=True), or "
-                "give the addresses of servers as workers"
-            )
-        workers, cluster = cluster.addresses, cluster.cluster
-    cut = None
-    if micro_batches is None and schedule is None:
-        step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.export")
-    else:
-        from ..executors.tensorflow.pipelined_step import pipelined_step
-
-        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
-        step, graph, placed = cut.step, cut.graph, cut.placement
-    needed = int(placed.device.max(initial=0)) + 1
-    if workers and needed > len(workers):
-        raise InvalidInput(f"the placement uses {needed} devices; workers has {len(workers)} addresses")
-    if workers:
-        names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
-    else:
-        names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
-    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))
-
-
-def _export_torch(
-    step: Any,
-    placement: Placement,
-    folder: str | os.PathLike[str],
-    cluster: Any,
-    graph: OpGraph | None,
-    workers: Sequence[str],
-    micro_batches: int | None,
-    schedule: Any,
-    reduction: str | None,
-) -> Path:
-    from .torch.export import export as export_torch
-
-    if workers or not (cluster is None or isinstance(cluster, Cluster)):
-        raise InvalidInput(
-            "workers are TensorFlow servers; the script of a PyTorch step runs on the devices of a bl.Cluster"
-        )
-    return export_torch(
+    framework = framework_of(step)
+    exporter: Exporter = framework_part("exporters", framework)
+    return exporter.export(
         step,
         placement,
         folder,
@@ -116,4 +104,5 @@ def _export_torch(
         micro_batches=micro_batches,
         schedule=schedule,
         reduction=reduction,
+        **options_of(framework, options, OPTIONS, "export"),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_position, check_whole, is_list
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
-from ..frameworks import framework
+from ..frameworks import framework_part
 from .device import Device, device_count
 from .hardware import HARDWARE, HOST, kind_named
 from .kernels.csr import frozen
@@ -131,12 +131,12 @@ class Cluster:
     @classmethod
     def from_tensorflow(cls, **options: Any) -> Cluster:
         """The devices that TensorFlow sees here; options as of `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
-        return framework("tensorflow").attached_cluster(**options)
+        return framework_part("executors", "tensorflow").attached_cluster(**options)
 
     @classmethod
     def from_torch(cls, **options: Any) -> Cluster:
         """The devices that PyTorch sees here; options as of `baechi_lab.torch_steps.devices.attached_cluster`."""
-        return framework("torch").attached_cluster(**options)
+        return framework_part("executors", "torch").attached_cluster(**options)
 
     # -- views ---------------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from ..graph.hardware import Hardware
+    from .dispatch import Report, profile, profile_with_report
     from .links import LinkFit
     from .programs.estimation import profile_program
     from .tensorflow.backward_pairing import paired_share
-    from .tensorflow.profiling import Report, profile, profile_with_report
     from .tensorflow.tracing import trace
 else:
     __getattr__, __dir__ = lazy_names(__name__)

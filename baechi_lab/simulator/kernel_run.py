@@ -9,10 +9,12 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
 from . import kernel
-from .schedulers import make_scheduler
+from .schedulers import SchedulerOption, make_scheduler
 
 
-def run_kernel(graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any, keep_log: bool) -> Any:
+def run_kernel(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: SchedulerOption | None, keep_log: bool
+) -> Any:
     """State, transfers and memory log of one step, as `baechi_lab.simulator.kernel` has them.
 
     The placement must be one of `graph` (`Placement.checked`). `scheduler` is a name, an object or None.
@@ -22,7 +24,9 @@ def run_kernel(graph: OpGraph, cluster: Cluster, placement: Placement, scheduler
     return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared, keep_log)
 
 
-def simulated_peak(graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any = None) -> NDArray[np.int64]:
+def simulated_peak(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: SchedulerOption | None = None
+) -> NDArray[np.int64]:
     """int64[devices]: the peak bytes of every device in one step."""
     state, _, _ = run_kernel(graph, cluster, placement, scheduler, keep_log=False)
     return state.devices["peak"].copy()

@@ -20,7 +20,18 @@ from . import kernel
 from .kernel_run import simulated_peak
 from .pipeline_stages import END, START, B, F, PipelineStages, W, find_pipeline_stages
 from .schedulers.base import NO_COLUMN, NO_DEVICES, NO_POINTERS
-from .schedules import KINDS, Schedule, ScheduleRule, Setting, Unit, ZbAuto, is_schedule_text, make_rule, make_schedule
+from .schedules import (
+    KINDS,
+    Schedule,
+    ScheduleOption,
+    ScheduleRule,
+    Setting,
+    Unit,
+    ZbAuto,
+    is_schedule_text,
+    make_rule,
+    make_schedule,
+)
 
 Ints = NDArray[np.int64]
 
@@ -57,7 +68,11 @@ class PipelinedGraph:
 
 
 def make_pipelined_graph(
-    graph: OpGraph, cluster: Cluster, placement: Placement, micro_batches: Any, schedule: Any = None
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    micro_batches: int,
+    schedule: ScheduleOption | None = None,
 ) -> PipelinedGraph:
     """Unrolls `graph`. With a schedule, also finds the pipeline stages of the placement and the unit of every op.
 
@@ -73,13 +88,12 @@ def make_pipelined_graph(
     graph, placed = _without_name_waits(graph, placed)
     step_graph = _unrolled(graph, micro_batches, placed)
     order_or_rule = _schedule_or_rule(schedule)
-    rule = None if isinstance(order_or_rule, Schedule) else order_or_rule
     stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
-    if rule is None:
-        order: Schedule = order_or_rule  # type: ignore[assignment]
+    if isinstance(order_or_rule, Schedule):
+        order = order_or_rule
         order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
-        order = _make_order(rule, graph, cluster, placed, stages, micro_batches)
+        order = _make_order(order_or_rule, graph, cluster, placed, stages, micro_batches)
     check_units(graph, stages, order)
     groups = {group[0]: group for group in placed.replicas}
     lines = tuple(d for first in _pipeline_devices(stages) for d in groups.get(first, (first,)))
@@ -115,7 +129,7 @@ def _unrolled(graph: OpGraph, micro_batches: int, placed: Placement) -> OpGraph:
     return step_graph
 
 
-def pipeline_options(micro_batches: Any, schedule: Any) -> dict[str, Any]:
+def pipeline_options(micro_batches: int | None, schedule: ScheduleOption | None) -> dict[str, Any]:
     """Returns those of both arguments that are not None, checked. Raises for a count below 1 or an unknown schedule.
 
     >>> pipeline_options(8, None)
@@ -143,14 +157,14 @@ def _replicas(placed: Placement, stages: PipelineStages) -> tuple[int, ...]:
     return tuple(width.get(d, 1) for d in _pipeline_devices(stages))
 
 
-def _schedule_or_rule(schedule: Any) -> Schedule | ScheduleRule:
+def _schedule_or_rule(schedule: ScheduleOption) -> Schedule | ScheduleRule:
     """A `Schedule`, from the record or its text, or the rule of that name."""
     if is_schedule_text(schedule):
         return Schedule.parse(schedule)
     return schedule if isinstance(schedule, Schedule) else make_rule(schedule)
 
 
-def schedule_shape(schedule: Any) -> str:
+def schedule_shape(schedule: ScheduleOption) -> str:
     """How a schedule lays stages on devices, one of `SHAPES`: as its rule says, or as a given order shows.
 
     Lines with the same stages are replicas. Raises `InvalidInput` for anything that is not a schedule.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from ..graph.arguments import check_records
 from ..graph.columns import numbers
 from ..graph.costs import message_overheads
 from . import kernel
-from .schedulers import make_scheduler
+from .schedulers import SchedulerOption, make_scheduler
 from .simulation import makespan_and_peak
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def robustness(
     error: float | Sequence[float] = ERRORS,
     samples: int = 100,
     seed: int = 0,
-    scheduler: Any = None,
+    scheduler: SchedulerOption | None = None,
 ) -> Robustness:
     """Makespan of `placement` when durations and links differ from the profile by up to `error`.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph import Cluster, MemoryLog, OpGraph, Placement, Timeline, Transfers, Violation
@@ -15,17 +16,19 @@ from .kernel_run import run_kernel
 from .late_sends import late_send_peaks
 from .memory_rules import MEMORY_RULES, edge_memory
 from .pipelined_graph import InUnits, PipelinedGraph, make_pipelined_graph
+from .schedulers import SchedulerOption
+from .schedules import ScheduleOption
 
 
 def simulate(
     graph: OpGraph,
     cluster: Cluster,
     placement: Placement,
-    scheduler: Any = None,
+    scheduler: SchedulerOption | None = None,
     *,
     memory_rule: str = "tensors",
     micro_batches: int | None = None,
-    schedule: Any = None,
+    schedule: ScheduleOption | None = None,
 ) -> Timeline:
     """Simulate one step of `graph` under `placement`.
 
@@ -92,7 +95,12 @@ def simulate(
 
 
 def _pipelined(
-    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: Any, micro_batches: Any, schedule: Any
+    graph: OpGraph,
+    cluster: Cluster,
+    placement: Placement,
+    scheduler: SchedulerOption | None,
+    micro_batches: int | None,
+    schedule: ScheduleOption | None,
 ) -> PipelinedGraph:
     if schedule is not None and scheduler is not None:
         raise InvalidInput(
@@ -105,11 +113,11 @@ def makespan_and_peak(
     graph: OpGraph,
     cluster: Cluster,
     placement: Placement,
-    scheduler: Any = None,
+    scheduler: SchedulerOption | None = None,
     *,
     micro_batches: int | None = None,
-    schedule: Any = None,
-) -> tuple[float, Any]:
+    schedule: ScheduleOption | None = None,
+) -> tuple[float, NDArray[np.int64]]:
     """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
     placed = placement
     if micro_batches is None and schedule is None:

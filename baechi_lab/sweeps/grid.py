@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..checks import check_whole, is_list
 from ..errors import InvalidInput
@@ -16,6 +16,9 @@ from ..graph.units import parse_bytes
 from ..identity import content_digest
 from ..models.registry import model_class
 from ..version import __version__
+
+if TYPE_CHECKING:
+    from ..simulator.schedules import Schedule
 
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
@@ -61,7 +64,7 @@ class Cell:
     placer: str
     samples: int | None = None
     micro_batches: int | None = None
-    schedule: Any = None
+    schedule: str | Schedule | None = None
     replicas: int = 1
     error: str = ""
 

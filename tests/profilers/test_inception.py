@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.profilers.dispatch import profile_with_report
 from baechi_lab.profilers.tensorflow.backward_pairing import is_backward, paired_share
-from baechi_lab.profilers.tensorflow.profiling import profile_with_report
 
 tf = pytest.importorskip("tensorflow")
 pytestmark = pytest.mark.slow

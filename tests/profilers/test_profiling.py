@@ -8,9 +8,9 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.graph.hardware import GPU_LAUNCH_US, HOST_OP_US, Hardware
 from baechi_lab.graph.opgraph import OWN, VIEW
+from baechi_lab.profilers.dispatch import profile_with_report
 from baechi_lab.profilers.tensorflow.backward_pairing import paired_share
 from baechi_lab.profilers.tensorflow.measurement import read_traces
-from baechi_lab.profilers.tensorflow.profiling import profile_with_report
 from baechi_lab.profilers.tensorflow.structure import read_structure
 
 tf = pytest.importorskip("tensorflow")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -12,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...checks import check_whole
-from ...errors import ExecutionError, InvalidInput
+from ...errors import ExecutionError, InvalidInput, UnknownNameError
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -21,13 +22,16 @@ from ...graph.timeline import Timeline
 from ...workers.client import Worker, WorkerEnded
 from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header
-from ..inputs import checked_batches
+from ..inputs import checked_batches, whole_batches
+from .devices import device_options
 from .peers import Peers
+from .pipelined_step import pipelined_step
 from .recomputed_step import step_to_run
 from .timeline import to_timeline
 from .trace import Trace
 
 if TYPE_CHECKING:
+    from ...simulator.schedules import ScheduleOption
     from .cluster import LocalCluster
 
 
@@ -55,57 +59,81 @@ class _Collected:
     variables: tuple[NDArray[Any], ...] = ()
 
 
+BACKENDS = ("tensorflow", "tensorflow-cluster")
+
+
 def execute(
     step: Step,
     placement: Placement,
-    *,
     steps: int = 20,
+    *,
     warmup: int = 3,
     traced: int = 3,
-    cluster: Cluster | None = None,
+    cluster: Cluster | LocalCluster | None = None,
     graph: OpGraph | None = None,
     inputs: Sequence[Any] | None = None,
     timeout: float | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     cancel: threading.Event | None = None,
+    backend: str | None = None,
+    workers: Sequence[str] = (),
+    secret: str | os.PathLike[str] | None = None,
+    virtual: int | None = None,
+    memory_limit: int | str | None = None,
+    kind: str = "auto",
+    threads: int | None = None,
     return_variables: bool = False,
-    options: dict[str, Any] | None = None,
     progress: bool = True,
     worker: Worker | None = None,
-    local: LocalCluster | None = None,
+    micro_batches: int | None = None,
+    schedule: ScheduleOption | None = None,
+    reduction: str | None = None,
 ) -> Run:
-    """See `baechi_lab.executors.execute`. `options` come from `device_options`; `worker` is reused.
-
-    `local` is the cluster whose addresses are in the options.
-    """
+    """Runs a placed TensorFlow step; arguments, options and errors as of `baechi_lab.executors.execute`."""
     from tqdm.auto import tqdm
 
     if not isinstance(step, Step):
         raise InvalidInput(
             f"step is a {type(step).__name__}; give what bl.trace returns (bl.torch.execute runs PyTorch)"
         )
+    local = None
+    if not (cluster is None or isinstance(cluster, Cluster)):
+        cluster.require_alive()
+        local, workers, cluster = cluster, cluster.addresses, cluster.cluster
+    backend_name = backend or ("tensorflow-cluster" if workers else "tensorflow")
+    if backend_name not in BACKENDS:
+        raise UnknownNameError.of("backend", backend_name, BACKENDS)
+    if (backend_name == "tensorflow-cluster") != bool(workers):
+        raise InvalidInput(
+            f"backend {backend_name!r} with workers={list(workers)!r}; 'tensorflow-cluster' needs the addresses of its "
+            "workers (or cluster=bl.LocalCluster(n)), 'tensorflow' takes none"
+        )
+    options = device_options(virtual, memory_limit, kind, threads, workers, secret)
+    unrolled = None
+    if micro_batches is not None or schedule is not None:
+        unrolled = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction, inputs)
+        inputs = whole_batches(step, unrolled.micro_batches, inputs)
+        step, placement, graph = unrolled.step, unrolled.placement, unrolled.graph
     for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
         check_whole(name, value, low=0)
     if timeout is not None and not timeout > 0:
         raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
     step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
-    names = None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices]
     header = {
         **step_header(step),
         "op_names": list(graph.names),
-        "devices": names,
+        "devices": None if cluster is None else [[d.name, d.memory_bytes] for d in cluster.devices],
         "steps": int(steps),
         "warmup": int(warmup),
         "traced": int(traced),
-        "options": options or {},
+        "options": options,
         "return_variables": return_variables,
     }
     fed = (array for batch in batches for array in batch)
     request = Message("execute", header, (placed.device, *step_arrays(step), *fed))
     collected = _Collected()
-    addresses = (options or {}).get("workers", ())
-    peers = Peers(addresses, secret=(options or {}).get("secret"), local=local)
+    peers = Peers(options["workers"], secret=options["secret"], local=local)
     # `disable=None`: no bar where stderr is neither a terminal nor a notebook.
     bar = tqdm(
         total=warmup + traced + steps, desc="execute", unit="step", leave=False, disable=None if progress else True
@@ -113,7 +141,7 @@ def execute(
     network = None if local is None else local.network
     used = worker or Worker(network=network)
     try:
-        if addresses:
+        if options["workers"]:
             used.enter(network)
         status, message = _collect_answers(used, request, collected, timeout, cancel, _advancing(bar, on_step), peers)
     except ExecutionError:
@@ -129,7 +157,8 @@ def execute(
             used.close()
     if status != "ok":
         used.close()
-    return _run(step, graph, placed, cluster, collected, status, message)
+    run = _run(step, graph, placed, cluster, collected, status, message)
+    return run if unrolled is None else unrolled.described(run)
 
 
 def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callable[[StepResult], None]:

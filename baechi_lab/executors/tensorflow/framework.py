@@ -1,6 +1,8 @@
-"""TensorFlow as `baechi_lab.frameworks` knows a framework."""
+"""What TensorFlow provides to run its steps; it follows `baechi_lab.executors.dispatch.Executor`."""
 
 from ..step_timer import step_timer
 from .devices import attached_cluster
+from .execution import execute
+from .native import native_runners
 
-__all__ = ["attached_cluster", "step_timer"]
+__all__ = ["attached_cluster", "execute", "native_runners", "step_timer"]

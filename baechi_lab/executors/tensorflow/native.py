@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 
 from ...errors import InvalidInput
+from ...graph.cluster import Cluster
+from ...graph.placement import Placement
 from ...graph.step import NativeRun, Source, Step
 from ...workers.failures import first_line
 from ..inputs import checked_batches
@@ -24,8 +26,15 @@ from ..native_runner import NativeRunner, Stop, timed_steps
 FUNCTION, KERAS = "tf.function", "Keras train_step"
 
 
-def tensorflow_runners(step: Step, inputs: Any = None, kind: str = "auto") -> Mapping[str, NativeRunner]:
-    """Returns the runner of this step: `Keras train_step` for a model, `tf.function` for any other function."""
+def native_runners(
+    step: Step, placement: Placement | None, cluster: Cluster | None, kind: str = "auto", inputs: Any = None
+) -> Mapping[str, NativeRunner]:
+    """Returns the runner of this step: `Keras train_step` for a model, `tf.function` for any other function.
+
+    It runs on the first device of `kind`, whatever the placement and the cluster.
+    """
+    if not isinstance(step, Step):
+        raise InvalidInput(f"step is a {type(step).__name__}; native= runs what bl.trace or bl.models.build returned")
     if step.source is None:
         raise InvalidInput(
             f"step {step.name!r} is without the function it was traced from (it was sent, loaded or made by hand); "

@@ -12,6 +12,7 @@ from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
 from ...graph.step import Run, Step
 from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
+from ...simulator.schedules import ScheduleOption
 from ..inputs import batch_axes
 from .unrolled_step import unrolled_step
 
@@ -47,7 +48,7 @@ def pipelined_step(
     cluster: Cluster | None,
     graph: OpGraph | None,
     micro_batches: int | None,
-    schedule: Any,
+    schedule: ScheduleOption | None,
     reduction: str | None,
     inputs: Sequence[Any] | None = None,
 ) -> PipelinedStep:
@@ -62,7 +63,7 @@ def pipelined_step(
     pipeline_options(micro_batches, schedule)
     count = 1 if micro_batches is None else int(micro_batches)
     if graph is None:
-        from ...profilers.tensorflow.profiling import profile
+        from ...profilers.dispatch import profile
 
         graph = profile(step, mode="estimated", hardware="cpu-core").replace(duration_by_kind={})
     placed = placement.on(graph) if cluster is None else placement.checked(graph, cluster.n)

@@ -18,6 +18,7 @@ from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import StorageTracker
+from ...simulator.schedules import ScheduleOption
 from ...torch_runtime.divisors import dividing
 from ...torch_runtime.optimizer_offload import offload_state_groups
 from ...torch_runtime.transport import HostTransport
@@ -29,7 +30,7 @@ from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..tensorflow.execution import StepResult
-from .pipelined import Cut, ScheduleOption, cut_step, run_pipeline
+from .pipelined import Cut, cut_step, run_pipeline
 from .reduction import Reduction, reduction_of
 from .timeline import Measurement
 
@@ -49,7 +50,7 @@ def execute(
     on_step: Callable[[StepResult], None] | None = None,
     transport: HostTransport | None = None,
     micro_batches: int | None = None,
-    schedule: ScheduleOption = None,
+    schedule: ScheduleOption | None = None,
     pipeline: bool | None = None,
     reduction: str | None = None,
     return_gradients: bool = False,
@@ -194,7 +195,7 @@ def execute(
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
 
 
-def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: ScheduleOption) -> bool:
+def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: ScheduleOption | None) -> bool:
     """Whether only a pipeline of processes can run a placement. Replicas of stages need one process each.
 
     >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
@@ -209,7 +210,7 @@ def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Schedul
     return pipeline is True or bool(placed.replicas)
 
 
-def in_flight(schedule: ScheduleOption, micro_batches: int, devices: int) -> int:
+def in_flight(schedule: ScheduleOption | None, micro_batches: int, devices: int) -> int:
     """How many micro-batches the session runs at once.
 
     >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
@@ -233,7 +234,9 @@ def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
     return False
 
 
-def counted_in_session(pipeline: bool | None, must: bool, schedule: ScheduleOption, adding: Reduction) -> bool | None:
+def counted_in_session(
+    pipeline: bool | None, must: bool, schedule: ScheduleOption | None, adding: Reduction
+) -> bool | None:
     """Whether to run a pipeline, for a loss with means inside the model. Only the session can replace their divisors."""
     if not adding.in_model:
         return pipeline
@@ -254,7 +257,7 @@ def _cut_if_possible(
     placed: Placement,
     cluster: Cluster,
     count: int,
-    schedule: ScheduleOption,
+    schedule: ScheduleOption | None,
     *,
     must: bool,
 ) -> Cut | None:

@@ -1,6 +1,24 @@
-"""PyTorch as `baechi_lab.frameworks` knows a framework."""
+"""What PyTorch provides to run its steps; it follows `baechi_lab.executors.dispatch.Executor`."""
 
+from __future__ import annotations
+
+from typing import Any
+
+from ...errors import InvalidInput
+from ...graph import Cluster, Placement, Run
 from ...torch_steps.devices import attached_cluster
+from ...torch_steps.step import TorchStep
+from ..dispatch import WITHOUT_EFFECT
 from ..step_timer import step_timer
+from . import execution
+from .native import native_runners
 
-__all__ = ["attached_cluster", "step_timer"]
+__all__ = ["attached_cluster", "execute", "native_runners", "step_timer"]
+
+
+def execute(step: TorchStep, placement: Placement, steps: int, *, cluster: Cluster | None, **options: Any) -> Run:
+    """`bl.torch.execute`, which needs no worker process, no trace and no progress bar."""
+    if not (cluster is None or isinstance(cluster, Cluster)):
+        raise InvalidInput(f"cluster is {cluster!r}; a PyTorch step runs on the devices of a bl.Cluster")
+    needed = {name: value for name, value in options.items() if name not in WITHOUT_EFFECT}
+    return execution.execute(step, placement, steps, cluster=cluster, **needed)

@@ -24,8 +24,13 @@ from .execution import default_cluster, synchronize
 EAGER, COMPILED = "eager", "torch.compile"
 
 
-def torch_ways(step: TorchStep, placement: Placement | None, cluster: Cluster | None) -> Mapping[str, NativeRunner]:
-    """Both runners, on the torch device of the placement's device 0. They share one model."""
+def native_runners(
+    step: TorchStep, placement: Placement | None, cluster: Cluster | None, kind: str = "auto", inputs: object = None
+) -> Mapping[str, NativeRunner]:
+    """Both runners, on the torch device of the placement's device 0. They share one model.
+
+    The step has its batch, and the cluster names its device: `kind` and `inputs` are TensorFlow's.
+    """
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")
     run_cluster = cluster or default_cluster(placement or Placement(device=np.zeros(1, dtype=np.int32)))

@@ -20,7 +20,7 @@ from ...errors import ExecutionError, InvalidInput
 from ...graph import Cluster, MemoryLog, OpGraph, Placement, Run, Timeline, Transfers
 from ...simulator.pipeline_stages import PipelineStages
 from ...simulator.pipelined_graph import make_pipelined_graph
-from ...simulator.schedules import Schedule
+from ...simulator.schedules import Schedule, ScheduleOption
 from ...torch_runtime.tree import tensors
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines.cutting import StageModule, cut
@@ -31,7 +31,6 @@ from ...workers.pool import Pool
 from .pipeline_process import Job, Report, run_process
 from .reduction import Reduction
 
-ScheduleOption = str | Schedule | None
 """A schedule's name, its text, or the record; None for the default."""
 
 _LOST_CONNECTION = re.compile(r"gloo|nccl|connection (closed|reset)", re.IGNORECASE)
@@ -72,7 +71,7 @@ def cut_step(
     placed: Placement,
     cluster: Cluster,
     micro_batches: int,
-    schedule: ScheduleOption,
+    schedule: ScheduleOption | None,
 ) -> Cut:
     """Make the pipeline for a placement of one micro-batch's calls.
 

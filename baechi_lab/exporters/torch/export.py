@@ -11,10 +11,10 @@ import os
 from pathlib import Path
 
 from ...errors import InvalidInput
-from ...executors.torch.pipelined import ScheduleOption
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
+from ...simulator.schedules import ScheduleOption
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.plan import make_plan, torch_devices
 from ...torch_steps.step import TorchStep
@@ -35,7 +35,7 @@ def export(
     reorder: str = "gpu",
     devices: list[str] | None = None,
     micro_batches: int | None = None,
-    schedule: ScheduleOption = None,
+    schedule: ScheduleOption | None = None,
     pipeline: bool | None = None,
     reduction: str | None = None,
 ) -> Path:

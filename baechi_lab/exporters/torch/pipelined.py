@@ -17,9 +17,10 @@ from torch.package import sys_importer
 
 from ...errors import InvalidInput, UnknownNameError
 from ...executors.torch.execution import counted_in_session, in_flight, in_session, known_graph, must_be_pipeline
-from ...executors.torch.pipelined import Cut, ScheduleOption, cut_step
+from ...executors.torch.pipelined import Cut, cut_step
 from ...executors.torch.reduction import Reduction, reduction_of
 from ...graph import Cluster, OpGraph, Placement
+from ...simulator.schedules import ScheduleOption
 from ...torch_runtime.tree import tensors
 from ...torch_steps.activation_rows import recomputes_or_offloads
 from ...torch_steps.default_loss import own_loss
@@ -53,7 +54,7 @@ def divide(
     graph: OpGraph | None,
     cluster: Cluster | None,
     micro_batches: int | None,
-    schedule: ScheduleOption,
+    schedule: ScheduleOption | None,
     pipeline: bool | None,
     reduction: str | None,
 ) -> StepDivision:

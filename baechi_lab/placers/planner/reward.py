@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
-from ...frameworks import framework
+from ...frameworks import framework_part
 from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.formats.json_format import from_document, to_document
 from ..evaluation.batch import Batch
@@ -124,7 +124,7 @@ def ask_here(graph: OpGraph, run: Callable[[Placement], float]) -> Reward:
 
 def execute_here(graph: OpGraph, step: Step, cluster: Cluster, steps: int, warmup: int) -> Reward:
     """For `Job`: real runs on the worker's machine."""
-    return MeasuredReward(graph, framework("tensorflow").step_timer(step, cluster, steps, warmup))
+    return MeasuredReward(graph, framework_part("executors", "tensorflow").step_timer(step, cluster, steps, warmup))
 
 
 class ExecutorReward:

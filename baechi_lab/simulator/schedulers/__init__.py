@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import InvalidInput
 from ...graph import Placement
 from ...registry import Registry
@@ -20,23 +18,27 @@ __all__ = [
     "Pct",
     "Planned",
     "SchedulerLike",
+    "SchedulerOption",
     "by_rank",
     "make_scheduler",
     "path_computation_time",
 ]
 
-SCHEDULERS: Registry[Any] = Registry(
+SCHEDULERS: Registry[SchedulerLike] = Registry(
     "scheduler", SchedulerLike, {"fifo": Fifo, "planned": Planned, "pct": Pct, "msr": Msr}
 )
 
 
-def make_scheduler(scheduler: Any, placement: Placement) -> SchedulerLike:
+SchedulerOption = str | SchedulerLike
+"""What a `scheduler` argument may be: a name, or an object."""
+
+
+def make_scheduler(scheduler: SchedulerOption | None, placement: Placement) -> SchedulerLike:
     """A scheduler object from a name, an object, or None (planned where there is a plan, else fifo)."""
     if scheduler is None:
         return Fifo() if placement.rank is None else Planned()
     if isinstance(scheduler, str):
-        scheduler_object: SchedulerLike = SCHEDULERS.find(scheduler)()
-        return scheduler_object
+        return SCHEDULERS.find(scheduler)()
     if not isinstance(scheduler, SchedulerLike):
         raise InvalidInput(
             f"scheduler is {scheduler!r}; it must be a name ({', '.join(SCHEDULERS.names())}) or a scheduler object"

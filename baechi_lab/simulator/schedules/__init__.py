@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ...errors import InvalidInput, UnknownNameError
 from .base import SHAPES, ScheduleRule, Setting
 from .gpipe import GPipe
@@ -23,6 +21,7 @@ __all__ = [
     "Interleaved",
     "OneFOneB",
     "Schedule",
+    "ScheduleOption",
     "ScheduleRule",
     "Setting",
     "Unit",
@@ -41,6 +40,10 @@ RULES: dict[str, type[ScheduleRule]] = {
 }
 
 
+ScheduleOption = str | Schedule | ScheduleRule
+"""What a `schedule` argument may be: the name of a rule, a rule, a `Schedule`, or the text of one."""
+
+
 def list_schedules() -> dict[str, str]:
     """Returns every schedule rule with its one-line description.
 
@@ -50,7 +53,7 @@ def list_schedules() -> dict[str, str]:
     return {name: (rule.__doc__ or "").strip().splitlines()[0] for name, rule in RULES.items()}
 
 
-def make_rule(schedule: Any) -> ScheduleRule:
+def make_rule(schedule: object) -> ScheduleRule:
     """Returns the rule of that name; a rule is returned as it is. `UnknownNameError` suggests the closest name."""
     if isinstance(schedule, ScheduleRule):
         return schedule

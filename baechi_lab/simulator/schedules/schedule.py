@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 from ...errors import FormatError, InvalidInput
 
@@ -136,7 +136,7 @@ class Schedule:
             )
 
 
-def is_schedule_text(schedule: object) -> bool:
+def is_schedule_text(schedule: object) -> TypeGuard[str]:
     """Whether `schedule` is the text of a `Schedule`, not the name of a rule. The text may be empty (a pipeline without units).
 
     >>> is_schedule_text("0F0 0B0"), is_schedule_text(""), is_schedule_text("zb-h1")

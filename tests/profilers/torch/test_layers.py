@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint  # noqa: E402
 from torch_cases import ODD, SMALL, same  # noqa: E402
 
 import baechi_lab as bl  # noqa: E402
-from baechi_lab.profilers.tensorflow.profiling import profile_with_report  # noqa: E402
+from baechi_lab.profilers.dispatch import profile_with_report  # noqa: E402
 from baechi_lab.profilers.torch.layers import profile_layers  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
 from baechi_lab.profilers.torch.profile import profile  # noqa: E402

@@ -1,0 +1,60 @@
+"""What TensorFlow provides to export its steps; it follows `baechi_lab.exporters.Exporter`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import InvalidInput
+from ...executors.tensorflow.pipelined_step import pipelined_step
+from ...executors.tensorflow.recomputed_step import step_to_run
+from ...graph.cluster import Cluster
+from ...graph.opgraph import OpGraph
+from ...graph.placement import Placement
+from ...graph.step import Step
+from ..folder import write_folder
+from .export import folder_files
+
+if TYPE_CHECKING:
+    from ...executors.tensorflow.cluster import LocalCluster
+    from ...simulator.schedules import ScheduleOption
+
+
+def export(
+    step: Step,
+    placement: Placement,
+    folder: str | os.PathLike[str],
+    *,
+    cluster: Cluster | LocalCluster | None,
+    graph: OpGraph | None,
+    micro_batches: int | None,
+    schedule: ScheduleOption | None,
+    reduction: str | None,
+    workers: Sequence[str] = (),
+) -> Path:
+    """Writes the placed TensorFlow step; arguments, options and errors as of `bl.export`."""
+    if not isinstance(step, Step):
+        raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns, or a bl.torch.TorchStep")
+    if not isinstance(cluster, Cluster) and cluster is not None:
+        if cluster.network is not None:
+            raise InvalidInput(
+                f"cluster is {cluster!r}, whose network no script reaches; export for bl.LocalCluster(n, trusted_users=True), or "
+                "give the addresses of servers as workers"
+            )
+        workers, cluster = cluster.addresses, cluster.cluster
+    cut = None
+    if micro_batches is None and schedule is None:
+        step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.export")
+    else:
+        cut = pipelined_step(step, placement, cluster, graph, micro_batches, schedule, reduction)
+        step, graph, placed = cut.step, cut.graph, cut.placement
+    needed = int(placed.device.max(initial=0)) + 1
+    if workers and needed > len(workers):
+        raise InvalidInput(f"the placement uses {needed} devices; workers has {len(workers)} addresses")
+    if workers:
+        names = [f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(len(workers))]
+    else:
+        names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
+    return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))

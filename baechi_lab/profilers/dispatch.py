@@ -1,0 +1,191 @@
+"""`bl.profile`: one front for the frameworks and programs whose steps become an `OpGraph` with op costs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..frameworks import framework_of, framework_part
+from ..graph.hardware import DEFAULT_HARDWARE, HardwareChoice, by_kind
+from ..graph.opgraph import OpGraph
+from .precision import profile_mode
+from .programs.detection import is_program
+
+
+@dataclass(frozen=True)
+class Report:
+    """Facts about a profile beside its graph.
+
+    `mode`; `device`, the measured device or the assumed hardware; `backward_ops`, and `paired_ops` of them with a forward op;
+    `open_shapes`, tensors whose size the graph leaves open (a measured profile takes sizes from the trace);
+    `unmeasured_ops`, ops that are not in the trace; `seconds`, the time of profiling.
+    """
+
+    mode: str
+    device: str
+    ops: int
+    backward_ops: int
+    paired_ops: int
+    open_shapes: int
+    unmeasured_ops: int
+    seconds: float
+
+    @property
+    def paired_share(self) -> float:
+        """Share of backward ops that have a forward op; 1.0 if there are no backward ops."""
+        return self.paired_ops / self.backward_ops if self.backward_ops else 1.0
+
+    @classmethod
+    def of_pairs(cls, graph: OpGraph, mode: str, device: str, started: float) -> Report:
+        """The report on a graph whose backward ops are all paired, profiled since `started` (`time.perf_counter`)."""
+        backward = int(np.count_nonzero(graph.forward_of >= 0))
+        return cls(mode, device, graph.n, backward, backward, 0, 0, time.perf_counter() - started)
+
+
+class Profiler(Protocol):
+    """What a framework provides to profile its steps: the function of `profilers/FRAMEWORK/framework.py`."""
+
+    def profile_with_report(
+        self,
+        subject: Any,
+        inputs: tuple[Any, ...],
+        *,
+        mode: str,
+        hardware: HardwareChoice,
+        precision: str | None,
+        device: str | None,
+        warmup: int,
+        runs: int,
+        timeout: float | None,
+        progress: bool,
+        **options: Any,
+    ) -> tuple[OpGraph, Report]:
+        """Profiles a step, or what the framework traces as one; the arguments of `bl.profile`."""
+
+
+def profile(
+    step_or_fn: Any,
+    *inputs: Any,
+    mode: str | None = None,
+    hardware: HardwareChoice | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    warmup: int = 5,
+    runs: int = 5,
+    timeout: float | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> OpGraph:
+    """Returns the operators of a training step, in topological order, with their costs.
+
+    Args:
+        step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
+            input, is given to `bl.torch.profile`: measured where it is, or estimated. A program (`.onnx`, `.pt2`, or in
+            memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
+        inputs: where it is a function or a model: one value per input, as in `bl.trace`.
+        mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
+            (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
+            By default `estimated` if `hardware` or `precision` is given, or the step is a program, else `measured`.
+        hardware: for `estimated` (by default `rtx2080`), a name in any case (`a100`, `h100`, `mi300x`, `cpu-core`, ...:
+            the keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that
+            name and under `gpu`, `cpu` or `tpu`; several names give each its own duration under that name as device
+            kind; a mapping says which device kind is which hardware, as in `{"gpu": "a100", "cpu": "cpu-core"}`. The
+            first is the reference.
+        precision: for `estimated`: "fp32", "tf32", "bf16", "fp16", "mixed-bf16" or "mixed-fp16"; by default the types of the
+            step, with float32 products in full float32 (`baechi_lab.profilers.precision`).
+        device, warmup, runs: for `measured`, see there.
+        timeout: seconds for measuring, starting the process included; None for no limit.
+        progress: True shows a progress bar while measuring.
+        options: for PyTorch, further options of `bl.torch.profile` (`optimizer`, `dtype`, ...).
+
+    Returns:
+        an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
+        of ops that share a variable, `forward_of`, persistent bytes of each variable on its handle op. `graph.info` says
+        under "estimate" what an estimate was made for, and how far off it may be. The share of paired backward ops is logged;
+        `profile_with_report` returns it.
+
+    Raises:
+        InvalidInput, UnknownNameError: options; `hardware` or `precision` with `mode="measured"`; whatever `bl.trace` raises.
+        ExecutionError: the step cannot run, or
+            the process that measures it died or took longer than `timeout`.
+
+    >>> import numpy as np, tensorflow as tf
+    >>> w = tf.Variable(np.ones((8, 4), np.float32), name="w")
+    >>> graph = profile(lambda x: x @ w, np.ones((2, 8), np.float32), mode="estimated", hardware="v100")
+    >>> int(graph.persistent_bytes.sum())
+    128
+    """
+    return profile_with_report(
+        step_or_fn,
+        *inputs,
+        mode=mode,
+        hardware=hardware,
+        precision=precision,
+        device=device,
+        warmup=warmup,
+        runs=runs,
+        timeout=timeout,
+        progress=progress,
+        **options,
+    )[0]
+
+
+def profile_with_report(
+    step_or_fn: Any,
+    *inputs: Any,
+    mode: str | None = None,
+    hardware: HardwareChoice | None = None,
+    precision: str | None = None,
+    device: str | None = None,
+    warmup: int = 5,
+    runs: int = 5,
+    timeout: float | None = None,
+    progress: bool = True,
+    **options: Any,
+) -> tuple[OpGraph, Report]:
+    """Returns the graph of `profile` and a `Report` on it."""
+    mode = profile_mode(mode, hardware, precision, is_program=is_program(step_or_fn))
+    hardware = DEFAULT_HARDWARE if hardware is None else hardware
+    if is_program(step_or_fn):
+        return _profile_program(step_or_fn, inputs, mode, hardware, precision)
+    profiler: Profiler = framework_part("profilers", framework_of(step_or_fn))
+    return profiler.profile_with_report(
+        step_or_fn,
+        inputs,
+        mode=mode,
+        hardware=hardware,
+        precision=precision,
+        device=device,
+        warmup=warmup,
+        runs=runs,
+        timeout=timeout,
+        progress=progress,
+        **options,
+    )
+
+
+def _profile_program(
+    program: Any, inputs: tuple[Any, ...], mode: str, hardware: HardwareChoice, precision: str | None
+) -> tuple[OpGraph, Report]:
+    from .programs.estimation import profile_program
+
+    started = time.perf_counter()
+    if mode != "estimated" or inputs:
+        raise InvalidInput(
+            f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
+        )
+    graph = profile_program(program, hardware=hardware, precision=precision)
+    return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
+
+
+def hardware_names(hardware: HardwareChoice) -> str:
+    """The names of the hardware of an estimate, as a report has them.
+
+    >>> hardware_names({"gpu": "a100", "cpu": "cpu-core"})
+    'a100, cpu-core'
+    """
+    return ", ".join(dict.fromkeys(kind_hardware.name for kind_hardware in by_kind(hardware).values()))

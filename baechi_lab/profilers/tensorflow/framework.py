@@ -1,0 +1,5 @@
+"""What TensorFlow provides to profile its steps; it follows `baechi_lab.profilers.dispatch.Profiler`."""
+
+from .profiling import profile_with_report
+
+__all__ = ["profile_with_report"]

@@ -1,0 +1,40 @@
+"""What PyTorch provides to profile its steps; it follows `baechi_lab.profilers.dispatch.Profiler`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch import nn
+
+from ...errors import InvalidInput
+from ...graph import OpGraph
+from ...graph.hardware import HardwareChoice
+from ...torch_steps.step import TorchStep
+from ..dispatch import Report, hardware_names
+from .profile import profile
+
+
+def profile_with_report(
+    subject: nn.Module | TorchStep,
+    inputs: tuple[Any, ...],
+    *,
+    mode: str,
+    hardware: HardwareChoice,
+    precision: str | None,
+    device: str | None,
+    warmup: int,
+    runs: int,
+    timeout: float | None,
+    progress: bool,
+    **options: Any,
+) -> tuple[OpGraph, Report]:
+    """`bl.torch.profile`, measured in this process, or estimated; `timeout` and `progress` are TensorFlow's."""
+    started = time.perf_counter()
+    if len(inputs) > 1:
+        raise InvalidInput(f"{len(inputs)} inputs were given with a PyTorch module; give one tensor, tuple or dict")
+    if mode == "estimated":
+        graph = profile(subject, *inputs, hardware=hardware, precision=precision, **options)
+        return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
+    graph = profile(subject, *inputs, device=device, warmup=warmup, runs=runs, **options)
+    return graph, Report.of_pairs(graph, mode, device or "where the model is", started)
