@@ -82,12 +82,12 @@ def change_in_words(step_us: float, before_us: float) -> str:
 def gap_in_words(gap: float) -> str:
     """Returns the gap to the lower bound as a rounded percentage.
 
-    >>> gap_in_words(0.0123), gap_in_words(1.05), gap_in_words(21.529), gap_in_words(float("nan"))
-    ('1.2%', '105.0%', '2,150%', 'unknown')
+    >>> gap_in_words(0.0123), gap_in_words(1.05), gap_in_words(21.529), gap_in_words(-1e-5), gap_in_words(float("nan"))
+    ('1.2%', '105.0%', '2,150%', '0.0%', 'unknown')
     """
     if math.isnan(gap):
         return "unknown"
-    return f"{gap:.1%}" if gap < 10 else f"{float(f'{100 * gap:.3g}'):,.0f}%"
+    return f"{gap:.1%}".replace("-0.0%", "0.0%") if gap < 10 else f"{float(f'{100 * gap:.3g}'):,.0f}%"
 
 
 def group_work(graph: OpGraph) -> NDArray[np.float64]:

@@ -501,6 +501,8 @@ def test_lab_copies_the_notebook_once_and_opens_it(call, tmp_path, monkeypatch):
     source = "".join("".join(cell["source"]) for cell in json.loads(notebook.read_text())["cells"])
     read = re.findall(r'load_graph\("(.+?)"\)', source)  # copied with it, where the notebook looks for it
     assert read and all((notebook.parent / path).is_file() for path in read)
+    # Links to notebooks and pages that were not copied are no links.
+    assert not re.findall(r"\]\([^)]*\.(?:ipynb|md)\)", source)
     notebook.write_text("mine")
     assert call("lab", "--", "--no-browser")[0] == 0
     assert notebook.read_text() == "mine"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from importlib import resources
@@ -63,4 +64,20 @@ def _copy(name: str, folder: Path) -> None:
     if source is None:
         raise FormatError(f"{name} is neither in {folder} nor part of this installation")
     (folder / name).parent.mkdir(exist_ok=True)
-    write_atomically(folder / name, source.read_bytes())
+    contents = source.read_bytes()
+    if name == NOTEBOOK:
+        contents = without_dead_links(contents.decode(), (folder / name).parent).encode()
+    write_atomically(folder / name, contents)
+
+
+def without_dead_links(text: str, folder: Path) -> str:
+    """Markdown in which links to files that `folder` does not have are plain text.
+
+    >>> without_dead_links("[Next](no-such.ipynb), [here](https://example.org)", Path())
+    'Next, [here](https://example.org)'
+    """
+
+    def kept(link: re.Match[str]) -> str:
+        return link[0] if ":" in link[2] or (folder / link[2]).exists() else link[1]
+
+    return re.sub(r"(?<!!)\[([^\][]+)\]\(([^()\s\\\"#]+\.(?:ipynb|md))\)", kept, text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import colorsys
 from collections.abc import Sequence
 
 OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#882255")
@@ -33,7 +34,7 @@ FONT = "Inter, Helvetica, Arial, sans-serif"
 def device_colors(devices: int | Sequence[str]) -> list[str]:
     """One `#RRGGBB` per device, by position, so that a device has the same colour in every view.
 
-    The ninth device and later ones take darker shades of the first eight.
+    The ninth device and later ones take shades of the first eight: darker, lighter, and those of hues beside them.
 
     >>> device_colors(2)
     ['#0072B2', '#E69F00']
@@ -60,7 +61,29 @@ def class_colors(count: int) -> list[str]:
 
 
 def _shades(base: Sequence[str], count: int) -> list[str]:
-    return [_darker(base[i % len(base)], 0.7 ** (i // len(base))) for i in range(count)]
+    return [_shade(base[i % len(base)], i // len(base)) for i in range(count)]
+
+
+def _shade(color: str, round_number: int) -> str:
+    """The shade of a colour in one round: its hue, that of a neighbour or of the other one, plain, darker or lighter."""
+    hue, tone = divmod(round_number % 9, 3)
+    again = 0.85 ** (round_number // 9)
+    turned = _turned(color, (0.0, 0.07, -0.07)[hue])
+    shaded = (turned, _darker(turned, 0.7), _lighter(turned, 0.4))[tone]
+    return _darker(shaded, again) if round_number >= 9 else shaded
+
+
+def _turned(color: str, by: float) -> str:
+    """The colour with its hue turned by a share of the circle."""
+    if by == 0.0:
+        return color
+    hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(color)))
+    turned = colorsys.hls_to_rgb((hue + by) % 1.0, lightness, saturation)
+    return "#" + "".join(f"{round(c * 255):02X}" for c in turned)
+
+
+def _lighter(color: str, share: float) -> str:
+    return "#" + "".join(f"{round(c + (255 - c) * share):02X}" for c in _channels(color))
 
 
 def faded(color: str, opacity: float) -> str:

@@ -42,6 +42,27 @@ class Ticket:
             raise Cancelled("cancelled")
 
 
+class Later:
+    """Calls a function some seconds after it was asked to for the last time; without an asyncio loop, at once.
+
+    >>> Later(1.0).call(lambda: print("now"))
+    now
+    """
+
+    def __init__(self, seconds: float):
+        self.seconds = seconds
+        self._timer: asyncio.TimerHandle | None = None
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Call `function` when nothing newer has been asked for."""
+        if self._timer is not None:
+            self._timer.cancel()
+        try:
+            self._timer = asyncio.get_running_loop().call_later(self.seconds, function)
+        except RuntimeError:
+            function()
+
+
 Work = Callable[[Ticket], Any]
 
 

@@ -112,7 +112,8 @@ def _elsewhere(
 ) -> dict[int, NDArray[np.int64]]:
     """For the first timeline and number `against`: per label, one more than the device in the other one, 0 for the same.
 
-    Devices are the same where their names are; an op that only one of the two has is nowhere else.
+    Devices are the same where their names are; an op that only one of the two has is nowhere else. Where equal devices have just
+    changed their names, nothing is elsewhere.
     """
     if against < 1:
         return {}
@@ -123,8 +124,33 @@ def _elsewhere(
         device = np.full(count, -1, dtype=np.int64)
         device[label[timeline.op]] = index[timeline.device]
         devices.append(device)
-    differs = (devices[0] != devices[1]) & (devices[0] >= 0) & (devices[1] >= 0)
+    both = (devices[0] >= 0) & (devices[1] >= 0)
+    differs = (devices[0] != devices[1]) & both
+    if only_renamed(devices[0][both], devices[1][both]) and _equal_devices(pair, (labels[0], labels[against]), count):
+        differs[:] = False
     return {0: np.where(differs, devices[1] + 1, 0), against: np.where(differs, devices[0] + 1, 0)}
+
+
+def only_renamed(first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
+    """Whether two placements differ by the names of devices alone: what shares a device in one does so in the other.
+
+    >>> only_renamed(np.array([0, 0, 1]), np.array([2, 2, 0])), only_renamed(np.array([0, 0]), np.array([0, 1]))
+    (True, False)
+    """
+    pairs = np.unique(np.stack([first, second], axis=1), axis=0)
+    return len(pairs) == len(np.unique(first)) == len(np.unique(second))
+
+
+def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]], count: int) -> bool:
+    """Whether every op takes as long on its device of one timeline as on that of the other, with as much memory."""
+    columns = []
+    for timeline, label in zip(pair, labels, strict=True):
+        column = np.full((count, 2), np.nan)
+        column[label[timeline.op], 0] = timeline.end_us - timeline.start_us
+        column[label[timeline.op], 1] = timeline.memory_bytes[timeline.device]
+        columns.append(column)
+    both = ~np.isnan(columns[0]).any(axis=1) & ~np.isnan(columns[1]).any(axis=1)
+    return bool(np.allclose(columns[0][both], columns[1][both], rtol=1e-9, atol=1e-9))
 
 
 def short_device(name: str) -> str:

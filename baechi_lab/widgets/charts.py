@@ -132,16 +132,16 @@ def fit_chart(answer: Fit) -> Any:
 
 
 MEASURES = {
-    "samples per second": ("samples_per_second", 1.0),
-    "step time (ms)": ("makespan_us", 1e-3),
-    "bubble (idle share)": ("bubble", 1.0),
-    "peak memory (GB)": ("peak_bytes", 1e-9),
+    "samples per second": "samples_per_second",
+    "step time": "makespan_us",
+    "bubble (idle share)": "bubble",
+    "peak memory": "peak_bytes",
 }
 AXES = {
     "batch size": "batch_size",
     "micro-batches": "micro_batches",
     "devices": "devices",
-    "memory (GB)": "memory_bytes",
+    "memory": "memory_bytes",
     "replicas": "replicas",
     "placer": "placer",
     "schedule": "schedule",
@@ -163,8 +163,9 @@ def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tu
     Returns:
         the chart, and a sentence on what is not drawn.
     """
-    column, factor = MEASURES[measure]
-    along, by_label = AXES[axis], AXES.get(by, "")
+    column, along, by_label = MEASURES[measure], AXES[axis], AXES.get(by, "")
+    (factor, unit), (along_factor, along_unit) = (_scale_of(table, key) for key in (column, along))
+    measure, axis_title = measure + unit, axis + along_unit
     points = _best_points(table, along, by_label, column)
     curves_of = [(_word(by_label, name), rows) for name, rows in points.groupby("_by", sort=False)]
     if along not in WORDS:
@@ -178,14 +179,23 @@ def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tu
         notes.append(
             f"{len(sorted_curves) - MOST_CURVES} curves that reach nothing better are left out; the table has every row."
         )
-    series_list = [_curve(rows, along, column, factor, name, k) for k, (name, rows) in enumerate(shown)]
+    series_list = [_curve(rows, along, column, (factor, along_factor), name, k) for k, (name, rows) in enumerate(shown)]
     if along in WORDS:
         labels = list(dict.fromkeys(points[along].astype(str)))
         series_list = [_on(labels, rows, along, curve) for (_, rows), curve in zip(shown, series_list, strict=True)]
         return bars(labels, measure, series_list), " ".join(notes)
     ticks = sorted({float(x) for curve in series_list for x in curve["x"]})
     marks: dict[str, Any] = {"ticks": ticks} if len(ticks) <= 12 else {}
-    return curves(axis, measure, series_list, **marks), " ".join(notes)
+    return curves(axis_title, measure, series_list, **marks), " ".join(notes)
+
+
+def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
+    """What values of a column are multiplied with, and their unit in brackets: the one that suits the largest."""
+    units = {"makespan_us": UNITS, "peak_bytes": BYTES, "memory_bytes": BYTES}.get(column)
+    if units is None:
+        return 1.0, ""
+    size, unit = scale(_largest(table[column]), units)
+    return 1.0 / size, f" ({unit})"
 
 
 def _once(curves: list[tuple[str, pandas.DataFrame]], along: str, column: str) -> list[tuple[str, pandas.DataFrame]]:
@@ -224,10 +234,14 @@ def _best_points(table: pandas.DataFrame, along: str, by_column: str, column: st
     return best if along in WORDS else best[best[along].notna()]
 
 
-def _curve(rows: pandas.DataFrame, along: str, column: str, factor: float, name: str, number: int) -> Any:
+def _curve(
+    rows: pandas.DataFrame, along: str, column: str, factors: tuple[float, float], name: str, number: int
+) -> Any:
+    """A curve; `factors` are those of the values, and of where they stand."""
+    factor, along_factor = factors
     shown = rows if along in WORDS else rows.sort_values(along, kind="stable")
-    x = range(len(shown)) if along in WORDS else shown[along].astype(float) * (1e-9 if along == "memory_bytes" else 1)
-    tips = [_tip(row, column, factor) for _, row in shown.iterrows()]
+    x = range(len(shown)) if along in WORDS else shown[along].astype(float) * along_factor
+    tips = [_tip(row, column) for _, row in shown.iterrows()]
     hollow = [not ok for ok in shown["feasible"].astype(bool)]
     values = shown[column].astype(float) * factor
     return series(values, name, CURVES[number % len(CURVES)], x, hollow, tips)
@@ -241,10 +255,11 @@ def _on(labels: list[str], rows: pandas.DataFrame, along: str, curve: Any) -> An
     return {**curve, **columns}
 
 
-def _tip(row: Any, column: str, factor: float) -> str:
+def _tip(row: Any, column: str) -> str:
     """A row of a sweep in words: its setting, its value, and why it does not fit."""
     setting = ", ".join(_word(c, row[c]) for c in AXES.values() if _is_known(row[c]))
-    value = f": {float(row[column]) * factor:.4g}" if _is_known(row[column]) else ""
+    words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes}.get(column, lambda v: f"{v:.4g}")
+    value = f": {words(float(row[column]))}" if _is_known(row[column]) else ""
     why = "" if row["feasible"] else f" (does not fit{': ' + str(row['error']) if row['error'] else ''})"
     return setting + value + why
 

@@ -13,6 +13,7 @@ from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_o
 from ..errors import BaechiLabError
 from ..memo import Memo
 from ..step_summary import notes_on
+from .bars import only_renamed
 from .compute import Outcome, Report, laid_out, optimized, placed_in_groups, silent, simulated
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ def difference(first: Outcome, second: Outcome) -> Difference | None:
     if first.graph.key != second.graph.key or names != second.setting.cluster.names:
         return None
     a, b = first.placement.device, second.placement.device
-    ops = np.flatnonzero(a != b)
+    equal = len({(d.kind, d.memory_bytes, d.speed) for d in first.setting.cluster.devices}) == 1
+    ops = np.flatnonzero(a != b) if not (equal and only_renamed(a, b)) else np.zeros(0, np.int64)
     group_of = np.arange(first.graph.n) if first.coarse.group_of is None else first.coarse.group_of
     groups: NDArray[np.int64]
     groups, first_op = np.unique(group_of[ops], return_index=True)

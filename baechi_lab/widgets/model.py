@@ -131,6 +131,7 @@ class WorkbenchModel:
             what reading its file raises, and what the placer says of its parameters; the setting before stays.
         """
         if setting == self.setting:
+            self.clear_problem()  # what was refused before is not wanted any more
             return
         make_placer(setting.placer, **setting.placer_params)
         if setting.path and setting.path != self.setting.path:
@@ -226,6 +227,7 @@ class WorkbenchModel:
         if self.outcome is not None and self.outcome.setting != outcome.setting:
             self.before = self.outcome
         self.outcome = outcome
+        self.clear_problem()
         if fresh:
             self.selection = ()
         self._set_stale(False)

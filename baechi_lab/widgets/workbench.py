@@ -10,6 +10,7 @@ import ipywidgets
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Step
 from ..graph.units import format_us
+from .background import Later
 from .comparing import name_of
 from .compute import Outcome, source
 from .explaining import Log
@@ -40,6 +41,8 @@ TABS = {
     "Fit": "will it fit, and the ways to make it fit",
     "Export": "the training script, and this state as code",
 }
+PICTURE_SECONDS = 1.0
+"""After the last change, before the picture of a saved notebook is drawn anew."""
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
@@ -127,7 +130,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     # -- wiring ----------------------------------------------------------------------------------------
 
     def _connect(self) -> None:
-        self._listening = True
+        self._listening, self._later = True, Later(PICTURE_SECONDS)
         self.model.on("outcome", self._show)
         self.model.on("selection", self._selected)
         self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
@@ -168,6 +171,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True
         self._selected(self.model.selection)
+        self._later.call(self.renew_picture)
 
     def timelines(self) -> list[Any]:
         """What the timeline view shows: the simulated one, and the measured one below it."""

@@ -1,11 +1,15 @@
 """What the workbench says first: numbers against one device and the setting before, what is wrong, and what mends it."""
 
+import html
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.widgets import remedies
+from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
@@ -47,8 +51,6 @@ def test_steps_stand_beside_one_device_and_the_setting_before(diamond, pair):
 
 
 def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
-    from dataclasses import replace
-
     made = computed(diamond, pair, placer="single", passes=())
     made.change(placer="m-topo")
     now, before = made.outcome, made.before
@@ -324,8 +326,9 @@ def test_a_sweep_s_chart_answers_one_question():
         placer=["a", "a", "b", "b", "b"], memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9], devices=[1, 1, 1, 1, 2],
         makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0], feasible=[False, True, True, True, True],
     )  # fmt: skip
-    assert varied_axes(rows) == ["devices", "memory (GB)", "placer"]
-    spec, said = sweep_chart(rows, "memory (GB)", "placer", "step time (ms)")
+    assert varied_axes(rows) == ["devices", "memory", "placer"]
+    spec, said = sweep_chart(rows, "memory", "placer", "step time")
+    assert (spec["x"], spec["y"]) == ("memory (GB)", "step time (ms)")
     curves = {s["name"]: (s["x"], s["y"], s["hollow"]) for s in spec["series"]}
     assert curves == {
         "a": ([2.0, 4.0], [None, 3.0], [True, False]),
@@ -337,8 +340,70 @@ def test_a_sweep_s_chart_answers_one_question():
         batch_size=[1, 2] * 8, memory_bytes=np.repeat([1e6, 2e6, 3e6, 4e6, 1e9, 2e9, 3e9, 4e9], 2),
         placer=["a"] * 16, makespan_us=[3.0, 4.0] * 8, feasible=[True] * 16,
     )  # fmt: skip
-    spec, said = sweep_chart(alike, "batch size", "memory (GB)", "step time (ms)")
+    spec, said = sweep_chart(alike, "batch size", "memory", "step time")
     assert [s["name"] for s in spec["series"]] == ["1 MB, 2 MB, 3 MB and 5 more"] and said == ""
+
+
+def test_bug_kilobytes_on_an_axis_of_gigabytes():
+    from baechi_lab.widgets.charts import sweep_chart
+
+    rows = sweep_rows(
+        placer=["a", "a"], memory_bytes=[75_000, 150_000], makespan_us=[0.5, 0.4], peak_bytes=[60_000, 60_000],
+        feasible=[True, True],
+    )  # fmt: skip
+    spec, _ = sweep_chart(rows, "memory", "", "peak memory")
+    assert (spec["x"], spec["y"], spec["series"][0]["x"], spec["series"][0]["y"]) == (
+        "memory (kB)", "peak memory (kB)", [75.0, 150.0], [60.0, 60.0],
+    )  # fmt: skip
+    assert spec["series"][0]["tips"][0].endswith(": 60.00 kB")
+
+
+def test_more_devices_than_the_setting_takes_are_no_sweep(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.explore.devices.value = "2, 999"
+    bench.explore.start.click()
+    assert "devices is '999'; it must be a whole number from 1 to 64" in html.unescape(bench.header.problem.value)
+
+
+def test_bug_refusals_outlived_their_cause(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+    bench.setting.memory.value = "nonsense"
+    assert bench.header.problem_row.layout.display == "flex"
+    bench.model.change(placer="single")  # what is there already is what is wanted
+    assert bench.header.problem_row.layout.display == "none"
+    bench.model.fail(bench.model.problem or Problem("the result is not there yet", ""))
+    bench.model.change(placer="m-topo")
+    assert bench.model.problem is None
+
+
+def test_bug_the_same_plan_on_another_equal_device_is_no_other_plan(diamond, pair):
+    from baechi_lab.widgets.bars import build_bars
+    from baechi_lab.widgets.comparing import difference
+
+    first, second = (
+        bl.simulate(diamond, pair, bl.Placement(device=[d] * 4)) for d in (0, 1)
+    )  # fmt: skip
+    assert not build_bars(diamond, [first, second], against=1).elsewhere.any()
+    slower = pair.replace(devices=(pair.devices[0], replace(pair.devices[1], speed=0.5)))
+    third = bl.simulate(diamond, slower, bl.Placement(device=[1] * 4))
+    assert build_bars(diamond, [first, third], against=1).elsewhere.any()
+    apart = bl.simulate(diamond, pair, bl.Placement(device=[0, 1, 0, 0]))
+    assert (build_bars(diamond, [first, apart], against=1).elsewhere > 0).sum() == 2  # b, in both
+    held = computed(diamond, pair, placer="single", passes=())
+    before = held.outcome
+    held.move([0, 1, 2, 3], 1 - int(before.placement.device[0]))
+    assert len(difference(before, held.outcome).ops) == 0
+
+
+def test_the_picture_of_a_saved_notebook_follows_the_setting(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+    told = []
+    bench._shown_picture = type("Handle", (), {"update": lambda self, output, raw: told.append(output)})()
+    bench.model.change(placer="m-topo")
+    (output,) = told
+    assert output["text/plain"] == bench.in_words() and "placed by m-topo" in output["image/svg+xml"].replace("  ", " ")
 
 
 def test_the_same_devices_in_another_order_are_not_called_the_same():

@@ -16,13 +16,13 @@ from ..setting import resized
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, Quiet, button, hinted, note, row, say, table
+from .parts import MOST_DEVICES, WIDE, Quiet, button, count_up_to, hinted, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
 STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
-RATE, TIME = "samples per second", "step time (ms)"
+RATE, TIME = "samples per second", "step time"
 HINT = "Every combination of these values is placed and simulated."
 
 
@@ -113,7 +113,10 @@ class ExplorePanel:
     def grid(self) -> dict[str, Any]:
         """What the texts say, as arguments of `bl.sweep`."""
         arguments: dict[str, Any] = {
-            "devices": _whole_numbers("devices", self.devices.value),
+            "devices": [
+                count_up_to("devices", count, max(MOST_DEVICES, self.model.setting.cluster.n))
+                for count in _whole_numbers("devices", self.devices.value)
+            ],
             "memory_bytes": _words("memory", self.memory.value),
             "placer": _words("placers", self.placers.value),
         }

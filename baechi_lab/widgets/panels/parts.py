@@ -14,6 +14,8 @@ from ..glossary import explained
 
 WIDE = {"width": "100%", "margin": "1px 0"}
 """A dict, not a Layout: every widget makes its own of it."""
+MOST_DEVICES = 64
+"""Devices that can be typed; a cluster that is given may have more."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
 """What notes say to those who write code."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
@@ -56,6 +58,25 @@ def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto"
         layout=ipywidgets.Layout(width=width, margin="1px 2px", flex="0 0 auto"),
     )
     widget.on_click(lambda _: call())
+    return widget
+
+
+def switch(text: str, tooltip: str, value: bool = False) -> ipywidgets.ToggleButton:
+    """A button that stays pressed, with a tick; unlike a checkbox, it shows its tooltip as text.
+
+    >>> switch("fusion", "merges neighbours", True).icon
+    'check'
+    """
+    widget = ipywidgets.ToggleButton(
+        value=value, description=text, tooltip=tooltip, layout=ipywidgets.Layout(width="auto", flex="0 0 auto")
+    )
+    widget.add_class("bl-switch")
+
+    def tick(_: Any = None) -> None:
+        widget.icon = "check" if widget.value else ""
+
+    widget.observe(tick, "value")
+    tick()
     return widget
 
 

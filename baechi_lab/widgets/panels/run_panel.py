@@ -16,7 +16,7 @@ from ..guard import Guard, refused
 from ..running import LiveRun, assumed_link
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
-from .parts import WIDE, button, count_up_to, hinted, note, row, say
+from .parts import WIDE, button, count_up_to, note, row, say, switch
 
 STYLE = {"description_width": "60px"}
 MOST_STEPS = 10_000
@@ -33,14 +33,10 @@ class RunPanel:
         self.steps = ipywidgets.IntText(value=20, description="steps", continuous_update=False, style=STYLE)
         self.steps.observe(self._counted, "value")
         self.steps.layout.width = "150px"
-        self.native = ipywidgets.Checkbox(
-            value=True,
-            description="and as the framework runs it",
-            indent=False,
-            layout={"width": "220px"},
-        )
-        hinted(
-            self.native, "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth"
+        self.native = switch(
+            "and as the framework runs it",
+            "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth",
+            True,
         )
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
         self.stop = button("Stop", "end the run; what was measured is kept", self._stop)

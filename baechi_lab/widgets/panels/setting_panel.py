@@ -20,12 +20,12 @@ from ..setting import GIVEN_SUBJECT, LINKS, Setting, link_name, resized, stored_
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
-from .parts import WIDE, Fold, Quiet, button, count_up_to, hinted, note, row, say, shortened
+from .parts import MOST_DEVICES, WIDE, Fold, Quiet, button, count_up_to, hinted, note, row, say, shortened, switch
 
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
-MOST_DEVICES, MOST_TYPED = 16, 64
-"""Devices that the slider reaches, and that can be typed beside it."""
+SLIDER_DEVICES = 16
+"""Devices that the slider reaches; more can be typed beside it."""
 PLANNED, FREE = "as planned", "what is ready first"
 PASS_HINTS = {
     "colocation": "ops that TensorFlow requires on one device become one group",
@@ -76,7 +76,7 @@ class SettingPanel:
         self.devices = ipywidgets.IntSlider(
             description="devices",
             min=1,
-            max=MOST_DEVICES,
+            max=SLIDER_DEVICES,
             continuous_update=False,
             layout=WIDE,
             style=STYLE,
@@ -92,10 +92,7 @@ class SettingPanel:
             "Measure the link here", "time transfers between two devices of this machine", self._measure
         )
         self.comm = drop("transfers", list(COMMUNICATION_MODES))
-        self.passes = {
-            name: ipywidgets.Checkbox(description=name, indent=False, layout=ipywidgets.Layout(width="auto"))
-            for name in PASSES
-        }
+        self.passes = {name: switch(name, PASS_HINTS[name]) for name in PASSES}
         self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
         self.placer = drop("placer", placer_names())
         self.placer_note, self.curve = note(), ChartView(height=130)
@@ -134,8 +131,6 @@ class SettingPanel:
         )
         for control, hint in hints:
             hinted(control, hint)
-        for name, box in self.passes.items():
-            hinted(box, PASS_HINTS[name])
         for control in (self.source, self.file, self.link):  # their texts are long
             control.add_class("bl-stacked")
 
@@ -213,7 +208,7 @@ class SettingPanel:
             self.model.change(**changes)
 
     def _typed(self, text: str) -> int:
-        return count_up_to("devices", text, max(MOST_TYPED, self.model.setting.cluster.n))
+        return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
 
     def _opened(self, path: str) -> dict[str, Any]:
         if not path.strip():
@@ -244,7 +239,7 @@ class SettingPanel:
         with self.quiet:
             self._show_source(setting)
             cluster = setting.cluster
-            self.devices.max = max(MOST_DEVICES, cluster.n)
+            self.devices.max = max(SLIDER_DEVICES, cluster.n)
             self.devices.value = cluster.n
             self.count.value = str(cluster.n)
             self.memory.value = _joined([exact_bytes(d.memory_bytes) for d in cluster.devices])

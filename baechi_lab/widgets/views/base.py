@@ -47,8 +47,18 @@ class Pictured(ipywidgets.DOMWidget):
         live = {kind: value for kind, value in data.items() if kind != PICTURE}
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if drawn := self.picture():
-            display({PICTURE: drawn, "text/plain": self.in_words()}, raw=True)
+            self._shown_picture = display(self._picture_output(drawn), raw=True, display_id=True)
             display({"text/html": STRAY, "text/plain": ""}, raw=True)
+
+    _shown_picture: Any = None
+
+    def _picture_output(self, drawn: str) -> dict[str, str]:
+        return {PICTURE: drawn, "text/plain": self.in_words()}
+
+    def renew_picture(self) -> None:
+        """Draw the picture behind the widget anew, where there is one: a saved notebook shows what was seen last."""
+        if self._shown_picture is not None and (drawn := self.picture()):
+            self._shown_picture.update(self._picture_output(drawn), raw=True)
 
 
 class CanvasView(Pictured, anywidget.AnyWidget):

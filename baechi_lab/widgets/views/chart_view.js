@@ -105,7 +105,8 @@ function drawChart(host, spec, width, height, clicked) {
   const most = Math.max(1e-12, ...heights(spec)) * 1.06;
   const marks = ticks(0, most, Math.max((height - 60) / 42, 2));
   let left = CHART.left + Math.max(...marks.map((mark) => textWidth(plainNumber(mark))));
-  const beside = { lines: named.map((s) => s.name), bars: spec.rules.map((r) => r.text), points: [] }[spec.kind] ?? [];
+  const ruled = spec.rules.map((r) => r.text);
+  const beside = { lines: [...named.map((s) => s.name), ...ruled], bars: ruled, points: [] }[spec.kind] ?? [];
   const longest = Math.max(0, ...beside.map(textWidth));
   const right = width - CHART.right - (longest ? Math.min(longest + 8, width * 0.45) : 0);
   const turn = turned(spec, (right - left) / Math.max(spec.labels.length, 1));
@@ -125,10 +126,11 @@ function drawChart(host, spec, width, height, clicked) {
   picture.append(svg("line", { x1: left, x2: right, y1: bottom, y2: bottom, class: "bl-chart-axis" }));
   const side = svg("text", { transform: `translate(12 ${(top + bottom) / 2}) rotate(-90)`, "text-anchor": "middle" }, spec.y);
   picture.append(side, svg("text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, spec.x));
+  const lines = !bars && setAxis(picture, spec, plot);
   if (bars) drawBars(picture, spec, plot, turn);
-  else if (setAxis(picture, spec, plot)) drawLines(picture, spec, plot, clicked);
+  else if (lines) drawLines(picture, spec, plot, clicked);
   drawKeys(picture, named, places, left, CHART.top + title + 4);
-  drawRules(picture, spec, plot);
+  drawRules(picture, spec, plot, lines && spec.kind === "lines");
 }
 
 /** @param {Element} picture @param {Series[]} named @param {number[][]} places @param {number} left @param {number} top */
@@ -148,8 +150,8 @@ function textEnd(told, end, y, text) {
   return free;
 }
 
-/** @param {Element} picture @param {Spec} spec @param {Plot} plot */
-function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }) {
+/** @param {Element} picture @param {Spec} spec @param {Plot} plot @param {boolean} named their names stand with those of lines */
+function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }, named) {
   /** @type {[number, number][]} y and left end of the texts on lines that are there already */
   const told = [];
   for (const { y, to, x, text, color, dash } of spec.rules) {
@@ -163,6 +165,7 @@ function drawRules(picture, spec, { left, right, top, bottom, xOf, yOf }) {
       picture.append(svg("text", { x: xOf(x) + (before ? -4 : 4), y: top + 8, "text-anchor": before ? "end" : "start", class: "bl-chart-rule" }, text));
     } else {
       picture.append(svg("line", { x1: left, x2: right, y1: yOf(y), y2: yOf(y), ...look }));
+      if (named) continue;
       /** @type {Record<string, string | number>} */
       const place = spec.kind === "bars" ? { x: right + 6, y: yOf(y) + 4 } : { x: textEnd(told, right - 4, yOf(y), text), y: yOf(y) - 4, "text-anchor": "end" };
       picture.append(svg("text", { ...place, class: "bl-chart-rule" }, text));
@@ -239,7 +242,9 @@ function drawLines(picture, spec, plot, clicked) {
     const named = spec.kind === "lines" ? [...there.slice(-1), ...nowhere] : there.slice().sort((a, b) => b.y - a.y).slice(0, 1);
     if (s.name) ends.push(...named.map((p) => ({ series: s, x: p.x, y: p.y })));
   }
-  drawNames(picture, spec, plot, ends);
+  const across = spec.rules.filter((r) => spec.kind === "lines" && r.x === undefined && r.text);
+  const ruleEnds = across.map(({ text, color, y }) => ({ series: { name: text, color }, x: plot.right, y: yOf(y) }));
+  drawNames(picture, spec, plot, [...ends, ...ruleEnds]);
   picture.append(...spots.map((spot) => hitArea(spots, spot, clicked))); // above names, whose lines begin in the marks
 }
 
@@ -270,7 +275,7 @@ function hitArea(spots, spot, clicked) {
 }
 
 /** Names at the ends of lines, right of the plot, or beside points; those that would overlap are moved apart.
- * @param {Element} picture @param {Spec} spec @param {Plot} plot @param {{series: Series, x: number, y: number}[]} ends */
+ * @param {Element} picture @param {Spec} spec @param {Plot} plot @param {{series: {name: string, color: string}, x: number, y: number}[]} ends */
 function drawNames(picture, spec, { right, top, bottom, width }, ends) {
   const placed = apart(ends.map((e) => e.y), 13, top + 4, bottom);
   ends.forEach(({ series, x, y }, k) => {

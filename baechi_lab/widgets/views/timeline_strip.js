@@ -23,6 +23,13 @@ function draggedWindow(part, [from, to], by, span) {
   return [from + kept, to + kept];
 }
 
+/** Which devices share a row of the strip, as `[first, last)`: those that work, each in a row of its own while a row has two
+ * pixels, else several next to each other. @param {number} count @returns {number[][]} */
+function stripBands(count) {
+  const rows = Math.min(count, (STRIP - 6) / 2);
+  return Array.from({ length: rows }, (_, row) => [Math.floor((row * count) / rows), Math.floor(((row + 1) * count) / rows)]);
+}
+
 /** The picture of the whole step, made anew only when what it shows changes.
  * @param {() => View} view @param {TimeAxis} axis */
 function overviewStrip(view, axis) {
@@ -39,22 +46,25 @@ function overviewStrip(view, axis) {
 
   /** @param {Bars} bars @param {any[]} lanes @param {ArrayLike<number>} shade @param {string[]} palette */
   function make(bars, lanes, shade, palette) {
-    const rows = lanes.map((lane, k) => [lane, k]).filter(([lane]) => lane.kind === "ops" && lane.origin === lanes[0].origin);
+    const all = lanes.map((lane, k) => [lane, k]).filter(([lane, k]) => lane.kind === "ops" && lane.origin === lanes[0].origin && bars.pointer[k + 1] > bars.pointer[k]);
+    const bands = stripBands(all.length);
     const wide = Math.ceil(width());
     image.width = wide;
     image.height = STRIP - 6;
     const context = /** @type {CanvasRenderingContext2D} */ (image.getContext("2d"));
-    const tall = (STRIP - 6) / Math.max(rows.length, 1);
+    const tall = (STRIP - 6) / Math.max(bands.length, 1);
     const scale = wide / axis.span();
-    rows.forEach(([, lane], row) => {
+    bands.forEach(([first, last], row) => {
       const filled = new Float32Array(wide + 1);
       const cover = new Int16Array(wide + 1).fill(-1);
-      for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1]; b += 1) {
-        const from = bars.start[b] * scale;
-        const to = bars.end[b] * scale;
-        for (let p = Math.floor(from); p <= to && p < wide; p += 1) {
-          filled[p] += Math.min(to, p + 1) - Math.max(from, p);
-          cover[p] = shade[b];
+      for (const [, lane] of all.slice(first, last)) {
+        for (let b = bars.pointer[lane]; b < bars.pointer[lane + 1]; b += 1) {
+          const from = bars.start[b] * scale;
+          const to = bars.end[b] * scale;
+          for (let p = Math.floor(from); p <= to && p < wide; p += 1) {
+            filled[p] += (Math.min(to, p + 1) - Math.max(from, p)) / (last - first);
+            cover[p] = shade[b];
+          }
         }
       }
       for (let p = 0; p < wide; p += 1) {
