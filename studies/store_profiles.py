@@ -108,6 +108,9 @@ says what `tests/placers/test_pipeline_stages.py` holds the dynamic programmes o
 `vtrain/a100_single_node_even.csv`: 720 measured iterations of GPT training on one to eight A100 (vTrain, MICRO 2024; MIT
 licence beside it), in ms; `studies.vtrain` predicts those without tensor parallelism.
 
+`vtrain/all_reduce_a100.csv`: microseconds of 336 all-reduces over two to eight A100 of one machine (vTrain, the same licence);
+`studies.links` fits a link to them.
+
 **Origin.** Made by this project from its own models (`baechi_lab.models`; Inception-V3 is Keras' own, random weights)
 with TensorFlow 2.21. No training data, weights or third-party measurements are in them.
 

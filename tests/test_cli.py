@@ -702,3 +702,67 @@ def test_hardware_kinds_are_taken_in_any_case(call, tmp_path):
     bl.save_graph(graph, tmp_path / "a100.json")
     words = ("place", str(tmp_path / "a100.json"), "--devices", "2", "--placer", "single", "--kind")
     assert call(*words, "A100")[0] == 0 and call(*words, "H100")[0] == 2
+
+
+@pytest.fixture
+def h100_graph(tmp_path):
+    """A file of a graph of two ops, 20 us each, estimated for an H100."""
+    us = [20.0, 20.0]
+    info = {"estimate": {"hardware": {"gpu": "h100", "h100": "h100"}}}
+    graph = bl.OpGraph.from_edges(us, [(0, 1, 370_000_000)])
+    graph = graph.replace(duration_by_kind={"gpu": us, "h100": us}, info=info)
+    path = tmp_path / "h100.json"
+    bl.save_graph(graph, path)
+    save(bl.Placement(device=[0, 1]), tmp_path / "placement.json")
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "transfer_us"),
+    [
+        ((), 7.26 + 1000.0),  # NVLink 4 reaches 370 GB/s
+        (("--kind", "h100"), 7.26 + 1000.0),
+        (("--kind", "H100", "--link", "pcie"), 9.56 + 370e3 / 48),
+        (("--link", "infiniband-ndr"), 13.46 + 370e3 / 48),
+        (("--link-latency", "5"), 5 + 1000.0),
+        (("--link-us-per-byte", "0"), 7.26),
+    ],
+)
+def test_named_hardware_has_its_link(call, h100_graph, options, transfer_us):
+    placement = str(Path(h100_graph).with_name("placement.json"))
+    code, out, _ = call("simulate", h100_graph, placement, "--devices", "2", *options, "--json")
+    assert code == 0
+    assert json.loads(out)["makespan_us"] == pytest.approx(40.0 + transfer_us, abs=0.01)
+
+
+def test_named_hardware_has_its_memory(call, tmp_path):
+    """An op of 20 GB fits an H100, not the 8 GB of devices of no named kind, nor the 10 GB that are asked for."""
+    graph = bl.OpGraph.from_edges([5.0], []).replace(persistent_bytes=[20 * 10**9])
+    bl.save_graph(graph, tmp_path / "large.json")
+    words = ("place", str(tmp_path / "large.json"), "--devices", "1", "--placer", "m-etf")
+    assert call(*words, "--kind", "h100")[0] == 0
+    assert call(*words)[0] == call(*words, "--kind", "h100", "--memory", "10GB")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--kind", "banana"), "unknown device kind 'banana'"),
+        (("--kind", "h10"), "unknown device kind 'h10'; did you mean 'h100'?"),
+        (("--kind", "a100"), "of kind 'a100' and the graph was estimated for gpu, h100"),
+        (("--link", "nvlnk"), "unknown link 'nvlnk'"),
+        (("--kind", "gpu", "--link", "nvlink"), "which nvlink devices of kind 'gpu' have is not known"),
+        (("--link", "nvlink", "--link-latency", "3"), "--link is 'nvlink' and --link-latency is given too"),
+    ],
+)
+def test_kinds_and_links_that_are_not_there(call, h100_graph, options, message):
+    """Previously `--kind banana` was accepted."""
+    for words in (("place", h100_graph, "--placer", "single"), ("compare", h100_graph, "--placers", "single")):
+        check_refused(call(*words, "--devices", "2", *options), message)
+
+
+def test_a_kind_that_only_the_graph_knows(call, tmp_path):
+    graph = bl.OpGraph.from_edges([5.0], []).replace(duration_by_kind={"fpga": [2.0]})
+    bl.save_graph(graph, tmp_path / "fpga.json")
+    code, out, _ = call("place", str(tmp_path / "fpga.json"), "--devices", "1", "--kind", "fpga", "--json")
+    assert (code, json.loads(out)["makespan_us"]) == (0, 2.0)

@@ -42,7 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
     from ..comparison import compare
 
-    cluster = options.cluster_from(arguments)
+    graph = options.graph_from(arguments.graph)
+    cluster = options.cluster_from(arguments, graph)
     if arguments.optimize is None:  # groups that a pipeline stage cannot split allow no pipeline
         arguments.optimize = arguments.micro_batches is None
     placers = options.distinct(arguments.placers, "--placers")
@@ -50,7 +51,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.time_limit is not None:
         common["time_limit"] = options.seconds(arguments.time_limit, "--time-limit")
     pipeline = options.pipeline_from(arguments)
-    graph = options.graph_from(arguments.graph)
     table = compare(
         graph,
         cluster,

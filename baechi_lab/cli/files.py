@@ -114,7 +114,6 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
     from ..profilers import profile_program
     from ..stages import Optimize
 
-    cluster = options.cluster_from(arguments)
     if arguments.model.endswith(PROGRAMS):
         size = (
             None
@@ -128,6 +127,7 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
         )
     else:
         graph = options.graph_from(arguments.model)
+    cluster = options.cluster_from(arguments, graph)
     if arguments.placement:
         return graph, load_placement(arguments.placement).checked(graph, cluster.n), cluster
     place = placer_of(arguments)

@@ -10,18 +10,20 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InvalidInput
+from ..graph.hardware import DEFAULT_HARDWARE
 from ..graph.units import format_bytes, parse_bytes
 from . import console, options, output
 
 if TYPE_CHECKING:
     from ..fitting.record import Fit
+    from ..graph import Cluster
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
     parser.add_argument("graph", nargs="?", metavar="GRAPH", help="graph file (.json, .json.gz, .stg)")
     parser.add_argument("--model", metavar="NAME", help="a benchmark model in place of a graph; it needs TensorFlow")
-    parser.add_argument("--hardware", default="rtx2080", metavar="NAME", help="for --model: costs of (%(default)s)")
+    parser.add_argument("--hardware", metavar="NAME", help="for --model: costs of (rtx2080)")
     parser.add_argument("--batch-size", metavar="N", help="samples of a step")
     parser.add_argument(
         "--host-memory", metavar="SIZE", help="a host of that size behind the devices' link, to offload to"
@@ -44,23 +46,25 @@ def run(arguments: argparse.Namespace) -> int:
 
     if (arguments.graph is None) == (arguments.model is None):
         raise InvalidInput("give a graph file or --model NAME, one of the two")
-    cluster = options.cluster_from(arguments)
+    graph = None if arguments.graph is None else options.graph_from(arguments.graph)
+    cluster = without_host = options.cluster_from(arguments, graph)
     if arguments.host_memory is not None:
         cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
     size = None if arguments.batch_size is None else options.whole_number(arguments.batch_size, "--batch-size", 1)
     settings: dict[str, Any] = {
         "batch_size": size,
-        "hardware": arguments.hardware,
+        "hardware": arguments.hardware or DEFAULT_HARDWARE,
         "every_way": arguments.all,
         "placers": FAST_PLACERS if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
         "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
         "give_up": _names_to_give_up(arguments.give_up, tuple(GIVE_UP)),
     }
-    subject = arguments.model if arguments.graph is None else options.graph_from(arguments.graph)
+    subject = arguments.model if graph is None else graph
     with console.progress("fitting") as status:
         answer = fit(
             subject, cluster, callback=lambda option: setattr(status, "detail", f"trying {option}"), **settings
         )
+    setup = _setup(arguments, without_host)
     if arguments.json:
         facts: dict[str, Any] = {
             "fits": answer.fits,
@@ -70,10 +74,10 @@ def run(arguments: argparse.Namespace) -> int:
         }
         if answer.proof is not None:
             facts |= {"proof": str(answer.proof), "least_bytes": answer.proof.least_bytes}
-        output.print_json({**facts, "setup": _setup(arguments), "ways": [option.row() for option in answer.options]})
+        output.print_json({**facts, "setup": setup, "ways": [option.row() for option in answer.options]})
     else:
         _print(answer)
-        print(*_setup(arguments), sep="\n")
+        print(*setup, sep="\n")
     return 0
 
 
@@ -103,11 +107,11 @@ def _peaks(peak_bytes: list[int]) -> str:
     return ", ".join(map(format_bytes, peak_bytes)) or "-"
 
 
-def _setup(arguments: argparse.Namespace) -> list[str]:
+def _setup(arguments: argparse.Namespace, cluster: Cluster) -> list[str]:
     """Returns code that defines `graph` and `cluster` for the code of the options."""
     host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
     graph = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
-    return [*graph, f"cluster = {options.cluster_code(arguments)}{host}"]
+    return [*graph, f"cluster = {options.cluster_code(arguments, cluster)}{host}"]
 
 
 def _names_to_give_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:

@@ -11,16 +11,21 @@ from typing import Any
 
 from ..errors import FormatError, InvalidInput, UnknownNameError
 from ..graph import COMMUNICATION_MODES, Cluster, Device, Link, OpGraph, load_cluster
-from ..graph.device import device_count
+from ..graph.costs import estimated_hardware
+from ..graph.device import default_memory, device_count
+from ..graph.hardware import FAMILIES, HARDWARE, kind_named, known_kind
+from ..graph.link_presets import default_link, named_link
 from ..graph.units import parse_bytes
 
 
 def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
-    """--devices, --memory, --speed, --kind, --link-latency, --link-us-per-byte, --comm."""
+    """--devices, --memory, --speed, --cluster, --kind, --link, --link-latency, --link-us-per-byte, --comm."""
     group = parser.add_argument_group("cluster")
     group.add_argument("--devices", default=str(devices), metavar="N", help="number of devices (default %(default)s)")
     group.add_argument(
-        "--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device, one for all or one each (8GB)"
+        "--memory",
+        metavar="SIZE[,SIZE...]",
+        help="memory per device, one for all or one each (that of the kind, 8GB for kinds that are no named hardware)",
     )
     group.add_argument(
         "--speed",
@@ -37,37 +42,42 @@ def add_cluster(parser: argparse.ArgumentParser, devices: int = 4) -> None:
 
 
 def add_transfers(parser: argparse.ArgumentParser) -> None:
-    """--kind, --link-latency, --link-us-per-byte, --comm."""
+    """--kind, --link, --link-latency, --link-us-per-byte, --comm."""
     group = parser.add_argument_group("devices and links")
-    group.add_argument("--kind", default="gpu", help="device kind, where the graph has durations per kind (gpu)")
     group.add_argument(
-        "--link-latency", default="134", metavar="US", help="latency of a transfer in microseconds (134, paper B)"
+        "--kind",
+        help="device kind: named hardware (h100, ...) or gpu, cpu, tpu (the hardware that the costs are estimated for, else gpu)",
     )
     group.add_argument(
-        "--link-us-per-byte", default="0.0001754", metavar="US", help="microseconds per byte (0.0001754, paper B)"
+        "--link",
+        metavar="NAME",
+        help="link by name: nvlink, pcie, nvlink4, pcie5, infiniband-ndr, ethernet-100g, ... (the fastest of the kind; PCIe "
+        "3.0 through host memory, 134 us and 0.0001754 us per byte, for kinds that are no named hardware)",
     )
+    group.add_argument("--link-latency", metavar="US", help="latency of a transfer in microseconds (that of the link)")
+    group.add_argument("--link-us-per-byte", metavar="US", help="microseconds per byte (those of the link)")
     group.add_argument(
         "--comm", default="sequential", metavar="MODE", help=f"one of {', '.join(COMMUNICATION_MODES)} (sequential)"
     )
 
 
-def cluster_from(arguments: argparse.Namespace) -> Cluster:
-    """Returns the cluster in the file of --cluster, else the cluster that the options describe."""
+def cluster_from(arguments: argparse.Namespace, graph: OpGraph | None = None) -> Cluster:
+    """Returns the cluster in the file of --cluster, else the cluster that the options describe for `graph`."""
     if arguments.cluster is not None:
         return load_cluster(arguments.cluster)
     count = device_count(whole_number(arguments.devices, "--devices", lowest=1), "--devices")
-    memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in arguments.memory.split(",")], count)
+    kind, link, comm = transfers_from(arguments, graph)
+    sizes = [str(memory_of(kind))] if arguments.memory is None else arguments.memory.split(",")
+    memory = _per_device("--memory", [parse_bytes(m, "--memory") for m in sizes], count)
     speed = _per_device("--speed", [number(s, "--speed") for s in arguments.speed.split(",")], count)
-    kind, link, comm = transfers_from(arguments)
     devices = tuple(Device(f"{kind}:{i}", kind, memory[i], speed[i]) for i in range(count))
     return Cluster(devices, link, comm)
 
 
-def cluster_code(arguments: argparse.Namespace) -> str:
-    """Returns Python code for the cluster of `cluster_from`."""
+def cluster_code(arguments: argparse.Namespace, cluster: Cluster) -> str:
+    """Returns Python code for the cluster that `cluster_from` has returned."""
     if arguments.cluster is not None:
         return f"bl.load_cluster({arguments.cluster!r})"
-    cluster = cluster_from(arguments)
     first, link = cluster.devices[0], f"link=bl.{cluster.link!r}, comm={cluster.comm!r}"
     if len({(d.memory_bytes, d.speed) for d in cluster.devices}) == 1:
         each = f"memory_bytes={first.memory_bytes}, kind={first.kind!r}, speed={first.speed!r}"
@@ -75,13 +85,41 @@ def cluster_code(arguments: argparse.Namespace) -> str:
     return f"bl.Cluster([{', '.join(f'bl.{device!r}' for device in cluster.devices)}], {link})"
 
 
-def transfers_from(arguments: argparse.Namespace) -> tuple[str, Link, str]:
-    """Returns device kind, link and communication mode."""
-    from ..graph.hardware import kind_named
+def transfers_from(arguments: argparse.Namespace, graph: OpGraph | None = None) -> tuple[str, Link, str]:
+    """Returns device kind, link and communication mode.
 
-    latency = number(arguments.link_latency, "--link-latency")
-    link = Link(latency, number(arguments.link_us_per_byte, "--link-us-per-byte"))
-    return kind_named(arguments.kind), link, arguments.comm
+    Raises:
+        UnknownNameError: a kind that is neither in the hardware table nor one that `graph` has costs or lists for.
+        InvalidInput: a link by name and by numbers.
+    """
+    kind = _default_kind(arguments, graph) if arguments.kind is None else kind_named(arguments.kind)
+    others = (
+        () if graph is None else (*graph.duration_by_kind, *(name for names in graph.allowed_sets for name in names))
+    )
+    if kind not in (*FAMILIES, *HARDWARE, *others):
+        raise UnknownNameError.of("device kind", kind, [*FAMILIES, *HARDWARE, *others])
+    numbers = {"--link-latency": arguments.link_latency, "--link-us-per-byte": arguments.link_us_per_byte}
+    option = next((option for option, text in numbers.items() if text is not None), None)
+    if arguments.link is not None and option is not None:
+        raise InvalidInput(f"--link is {arguments.link!r:.60} and {option} is given too; give the name or the numbers")
+    link = default_link(kind) if arguments.link is None else named_link(arguments.link, kind)
+    latency, us_per_byte = (
+        value if text is None else number(text, option)
+        for value, (option, text) in zip((link.latency_us, link.us_per_byte), numbers.items(), strict=True)
+    )
+    return kind, Link(latency, us_per_byte), arguments.comm
+
+
+def _default_kind(arguments: argparse.Namespace, graph: OpGraph | None) -> str:
+    """Returns the one kind of hardware that --hardware names or `graph` was estimated for, else "gpu"."""
+    named = getattr(arguments, "hardware", None)
+    hardware = {named} if named is not None else set(estimated_hardware(graph).values()) if graph is not None else set()
+    return next((known_kind(name) or "gpu" for name in hardware if len(hardware) == 1), "gpu")
+
+
+def memory_of(kind: str) -> int:
+    """Returns the bytes of a device without --memory: those of named hardware, else 8 GB."""
+    return default_memory(kind) if known_kind(kind) else parse_bytes("8GB")
 
 
 def _per_device(option: str, values: list[Any], count: int) -> list[Any]:

@@ -48,7 +48,8 @@ def _place(arguments: argparse.Namespace) -> int:
     seed = options.whole_number(arguments.seed, "--seed", lowest=0)
     params = options.with_time_limit(arguments.placer, arguments.time_limit, options.parameters(arguments.param))
     params = options.with_seed(arguments.placer, seed, params)
-    cluster = options.cluster_from(arguments)
+    graph = options.graph_from(arguments.graph)
+    cluster = options.cluster_from(arguments, graph)
     passes = options.passes_from(arguments)
     pipe = Pipeline(
         optimize=Optimize(passes) if passes else None,
@@ -56,7 +57,7 @@ def _place(arguments: argparse.Namespace) -> int:
         simulate=Simulate(),
     )
     with console.progress(f"placing with {arguments.placer}"):
-        result = pipe.run(options.graph_from(arguments.graph), cluster)
+        result = pipe.run(graph, cluster)
     placed = result.placement.on(result.graph)  # type: ignore[union-attr]
     facts = output.timeline_facts(result.timeline, result.bounds.best)  # type: ignore[arg-type]
     finer = placed.info.get("finer_groups", "")

@@ -34,7 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.figure, (".html",))
     outputs = [arguments.output, arguments.trace, arguments.figure]
     options.check_apart([arguments.graph, arguments.placement, arguments.cluster], outputs)
-    graph, cluster = options.graph_from(arguments.graph), options.cluster_from(arguments)
+    graph = options.graph_from(arguments.graph)
+    cluster = options.cluster_from(arguments, graph)
     pipeline = options.pipeline_from(arguments)
     size = pipeline.pop("batch_size")
     placement = load_placement(arguments.placement)

@@ -13,7 +13,7 @@ import os
 import sys
 from typing import Any
 
-from ..graph import Cluster
+from ..graph import Cluster, OpGraph
 from ..graph.device import device_count
 from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--replicas", default="1", metavar="R[,R...]", help="copies of the pipeline side by side (%(default)s)"
     )
     parser.add_argument("--devices", default="1,2,4", metavar="N[,N...]", help="device counts (%(default)s)")
-    parser.add_argument("--memory", default="8GB", metavar="SIZE[,SIZE...]", help="memory per device (%(default)s)")
+    parser.add_argument("--memory", metavar="SIZE[,SIZE...]", help="memory per device (that of --kind, else 8GB)")
     parser.add_argument("--placers", default="m-etf", metavar="NAME[,NAME...]", help="(%(default)s)")
     parser.add_argument("--mode", default="estimated", help="profile a model estimated or measured (%(default)s)")
     parser.add_argument("--hardware", metavar="NAME", help="for --mode estimated (rtx2080)")
@@ -50,14 +50,17 @@ def run(arguments: argparse.Namespace) -> int:
 
     sizes = _wholes(arguments.batch_size, "--batch-size")
     options.check_apart([arguments.subject], [arguments.output])
-    kind, link, comm = options.transfers_from(arguments)
+    from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
+    subject = options.graph_from(arguments.subject) if from_file else arguments.subject
+    kind, link, comm = options.transfers_from(arguments, subject if isinstance(subject, OpGraph) else None)
+    memory = str(options.memory_of(kind)) if arguments.memory is None else arguments.memory
     axes: dict[str, Any] = {
         "batch_size": sizes,
         "devices": [
             device_count(options.whole_number(n, "--devices", 1), "--devices")
             for n in options.distinct(arguments.devices, "--devices")
         ],
-        "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(arguments.memory, "--memory")],
+        "memory_bytes": [parse_bytes(m, "--memory") for m in options.distinct(memory, "--memory")],
         "placer": options.distinct(arguments.placers, "--placers"),
         "micro_batches": _wholes(arguments.micro_batches, "--micro-batches"),
         "schedule": arguments.schedule and options.distinct(arguments.schedule, "--schedule"),
@@ -69,8 +72,6 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.time_limit is not None:
         axes["params"] = _limits(axes["placer"], arguments.time_limit)
-    from_file = arguments.subject.endswith(GRAPH_FILES) or os.path.isfile(arguments.subject)
-    subject = options.graph_from(arguments.subject) if from_file else arguments.subject
     with _Jobs(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)
 

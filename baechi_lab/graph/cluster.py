@@ -15,11 +15,11 @@ from numpy.typing import NDArray
 from ..checks import check_position, check_whole, is_list
 from ..errors import DuplicateNameError, InvalidInput, UnknownNameError
 from ..frameworks import framework_part
-from .device import Device, device_count
-from .hardware import HARDWARE, HOST, kind_named
+from .device import Device, default_memory, device_count
+from .hardware import HOST, kind_named
 from .kernels.csr import frozen
-from .link import FREE, PCIE, Link
-from .link_presets import named_link
+from .link import FREE, Link
+from .link_presets import default_link, named_link
 from .units import format_bytes, parse_bytes
 
 MOST_MEMORY = 2**63 - 1
@@ -96,18 +96,20 @@ class Cluster:
         n: int,
         *,
         memory_bytes: int | str | None = None,
-        link: Link | str = PCIE,
+        link: Link | str | None = None,
         comm: str = "sequential",
         kind: str = "gpu",
         speed: float = 1.0,
     ) -> Cluster:
-        """`n` equal devices `kind:0 ..`; the default link is PCIe 3.0 through host memory (paper B, section 5.1).
+        """`n` equal devices `kind:0 ..`, with the memory and the fastest link that named hardware has.
 
         Args:
             n: how many devices.
             memory_bytes: of each; by default what the hardware table says of the kind, 8 GiB for kinds that it does not
                 have.
-            link: between any two, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g".
+            link: between any two, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g"; by default the
+                fastest that the hardware table says of the kind, PCIe 3.0 through host memory (paper B, section 5.1) for
+                kinds that it does not have.
             comm: `parallel`, `sequential` or `duplex`.
             kind: of the devices; "gpu", "cpu" and names of the hardware table ("a100") in any case.
             speed: relative to the reference device.
@@ -116,14 +118,16 @@ class Cluster:
             UnknownNameError: no link of that name.
             InvalidInput: a link that devices of this kind do not have; whatever `Device` refuses.
 
-        >>> Cluster.uniform(4, kind="A100", link="nvlink")
+        >>> Cluster.uniform(4, kind="A100")    # joined by NVLink 3
         <Cluster 4 x a100 of 80.00 GB, sequential transfers>
         """
         device_count(n)
         kind = kind_named(kind)
         if memory_bytes is None:
-            memory_bytes = HARDWARE[kind].memory_bytes if kind in HARDWARE else 8 << 30
-        if isinstance(link, str):
+            memory_bytes = default_memory(kind)
+        if link is None:
+            link = default_link(kind)
+        elif isinstance(link, str):
             link = named_link(link, kind)
         memory = parse_bytes(memory_bytes)
         return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)

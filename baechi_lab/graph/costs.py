@@ -25,7 +25,7 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     with np.errstate(over="ignore"):
         for d, device in enumerate(cluster.devices):
-            kind = _named(device.kind, graph.duration_by_kind)
+            kind = _named(device.kind, graph)
             table[:, d] = graph.duration_by_kind.get(kind, graph.duration_us) / device.speed
         _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
     return table
@@ -39,23 +39,40 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
     offloaded to it.
     """
     has = graph.duration_by_kind
-    if not any(known_kind(kind) == kind for kind in has):
+    estimated = estimated_hardware(graph)
+    if not (estimated or any(known_kind(kind) == kind for kind in has)):
         return
     one = bool({"gpu", "cpu", "tpu"} & has.keys())
     for device in cluster.devices:
-        if _named(device.kind, has) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
+        if _named(device.kind, graph) not in has and device.kind != HOST and not (one and device.kind == "gpu"):
             raise CostError(
-                f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for {', '.join(has)}; "
+                f"device {device.name!r} is of kind {device.kind!r:.60} and the graph was estimated for "
+                f"{', '.join(dict.fromkeys([*has, *estimated.values()]))}; "
                 "give the device one of these kinds, or profile with hardware= naming all kinds of the cluster"
             )
 
 
-def _named(kind: str, has: Mapping[str, object]) -> str:
-    """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either."""
+def _named(kind: str, graph: OpGraph) -> str:
+    """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either.
+
+    It may be one for which that hardware was estimated ({"gpu": "a100"}).
+    """
+    has = graph.duration_by_kind
     if not has or kind in has:
         return kind
     canonical = kind_named(kind)
-    return next((graph_kind for graph_kind in has if kind_named(graph_kind) == canonical), canonical)
+    hardware = estimated_hardware(graph)
+    same = (k for k in has if kind_named(k) == canonical or hardware.get(k) == canonical)
+    return next(same, canonical)
+
+
+def estimated_hardware(graph: OpGraph) -> Mapping[str, str]:
+    """Device kind -> the hardware that it was estimated for; empty for a graph that was not estimated."""
+    estimate = graph.info.get("estimate")
+    hardware = estimate.get("hardware") if isinstance(estimate, Mapping) else None
+    if not isinstance(hardware, Mapping):
+        return {}
+    return {kind: str(name) for kind, name in hardware.items() if kind in graph.duration_by_kind}
 
 
 def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:

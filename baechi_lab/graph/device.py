@@ -23,6 +23,20 @@ def device_count(n: Any, field: str = "number of devices") -> int:
     return int(n)
 
 
+DEFAULT_MEMORY = 8 << 30
+"""Bytes of a device whose kind is not in the hardware table, unless told otherwise."""
+
+
+def default_memory(kind: str) -> int:
+    """Returns the bytes of a device of that kind, unless told otherwise.
+
+    >>> default_memory("A100"), default_memory("gpu")
+    (80000000000, 8589934592)
+    """
+    hardware_name = known_kind(kind)
+    return HARDWARE[hardware_name].memory_bytes if hardware_name else DEFAULT_MEMORY
+
+
 @dataclass(frozen=True)
 class Device:
     """One device of a cluster.

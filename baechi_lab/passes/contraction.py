@@ -214,6 +214,7 @@ def coarse_graph(
         group_of=(label if graph.group_of is None else label[graph.group_of]).astype(np.int32),
         source_key=graph.key if graph.group_of is None else graph.source_key,
         copied_key=None,
+        info={key: graph.info[key] for key in graph.info if key == "estimate"},
         name=graph.name,
         **bytes_columns,
     )

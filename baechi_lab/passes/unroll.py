@@ -202,6 +202,7 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
         copy_of=origin,
         copied_key=graph.key,
         micro_batch=batch,
+        info={key: graph.info[key] for key in graph.info if key == "estimate"},
         name=f"{graph.name} x {at.count}",
         **_colocation(graph, at, origin, batch),
         reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),

@@ -13,6 +13,10 @@ import numpy as np
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link, Placement
+from ..graph.device import DEFAULT_MEMORY, default_memory
+from ..graph.link import FREE, PCIE
+from ..graph.link_presets import LINKS as PRESETS
+from ..graph.link_presets import default_link
 from ..passes.optimize import PASSES
 from ..stages import Optimize, Profile
 
@@ -21,16 +25,13 @@ GIVEN_SUBJECT = "given"
 
 LINKS: Mapping[str, Link] = MappingProxyType(
     {
-        "PCIe 3.0 through host memory": Link(134.0, 0.0001754),
-        "PCIe 3.0 x16, 10 us": Link(10.0, 1 / 15_750),
-        "NVLink 2.0, 10 us": Link(10.0, 1 / 25_000),
-        "Ethernet 100 Gbit/s, 30 us": Link(30.0, 1 / 12_500),
-        "Ethernet 10 Gbit/s, 50 us": Link(50.0, 1 / 1_250),
-        "free (no cost)": Link(0.0, 0.0),
+        "PCIe 3.0 through host memory": PCIE,
+        **{name: preset.link for name, preset in PRESETS.items()},
+        "free (no cost)": FREE,
     }
 )
-"""Link presets. The first is paper B's fit (section 5.1); the others are the nominal rates of one direction of a PCIe
-3.0 x16 slot (15.75 GB/s), one NVLink 2.0 brick (25 GB/s) and Ethernet, with the latency that the name states."""
+"""Links by the names in the list of the workbench: paper B's fit (section 5.1), those of `baechi_lab.graph.link_presets`, and
+one without cost."""
 
 
 @dataclass(frozen=True)
@@ -204,6 +205,23 @@ def resized(cluster: Cluster, count: int) -> Cluster:
     link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
     same = count == cluster.n
     return cluster.replace(devices=tuple(kept_devices), link=cluster.link if same else link)
+
+
+def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:
+    """The cluster with the memory and the link of hardware `after`, where it had those of `before` or of no hardware.
+
+    Memory and links that were chosen otherwise stay.
+
+    >>> with_hardware(Cluster.uniform(2), "rtx2080", "h100").link == LINKS["nvlink4"]
+    True
+    """
+    sizes = {DEFAULT_MEMORY, default_memory(before)}
+    devices = tuple(
+        replace(d, memory_bytes=default_memory(after) if d.memory_bytes in sizes else d.memory_bytes)
+        for d in cluster.devices
+    )
+    is_default = cluster.link in (PCIE, default_link(before))
+    return cluster.replace(devices=devices, link=default_link(after) if is_default else cluster.link)
 
 
 def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:

@@ -372,7 +372,8 @@ def test_stages_of_transformers_are_split_where_the_plan_says(name, atomic):
     model, inputs = stranger(name, tie_word_embeddings=False)
     atomic_classes = model._no_split_modules if atomic else ()
     graph = bl.torch.profile(model, inputs, mode="inference", hardware="h100", atomic=atomic_classes)
-    cluster = bl.Cluster.uniform(2, kind="h100", memory_bytes="10GB")
+    slow_link = bl.Link(134.0, 0.0001754)  # so that the fewest tensors are sent
+    cluster = bl.Cluster.uniform(2, kind="h100", memory_bytes="10GB", link=slow_link)
     plan = bl.write_plan(
         graph, bl.place(graph, cluster, "contiguous", objective="throughput"), "pipelining", model=model
     )

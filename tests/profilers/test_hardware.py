@@ -10,7 +10,7 @@ from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.exporters.plans.records import Request
 from baechi_lab.graph.costs import allowed_devices, durations
 from baechi_lab.graph.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, known_kind
-from baechi_lab.graph.link_presets import LINKS, named_link
+from baechi_lab.graph.link_presets import LINKS, default_link, named_link
 from baechi_lab.profilers.roofline import Kernel
 
 NAMES = (
@@ -88,12 +88,52 @@ def test_products_belong_to_a_family():
 
 
 def test_links_by_name():
-    """NVLink 4 moves 900 GB/s in both directions together: a gigabyte takes 1e9 / 450e9 s = 2222 us."""
+    """A ring of NCCL reaches 370 of 450 GB/s of NVLink 4: a gigabyte takes 1e9 / 370e9 s = 2703 us."""
     assert bl.Cluster.uniform(2, kind="H100", link="NVLink").link == named_link("nvlink4")
-    assert named_link("nvlink", "h100").cost_us(10**9) == pytest.approx(6.7 + 1e9 / 450e9 * 1e6)
+    assert named_link("nvlink", "h100").cost_us(10**9) == pytest.approx(7.26 + 1e9 / 370e9 * 1e6)
     assert named_link("pcie", "v100") == LINKS["pcie3"].link
     assert named_link("InfiniBand NDR") == named_link("infiniband") == LINKS["infiniband-ndr"].link
     assert all(len(preset.source) > 20 for preset in LINKS.values())
+    assert all(preset.specified / 2 < preset.bandwidth < preset.specified for preset in LINKS.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "link", "memory"),
+    [
+        ("H100", "nvlink4", 80),
+        ("a100", "nvlink3", 80),
+        ("v100", "nvlink2", 16),
+        ("b200", "nvlink5", 180),
+        ("l4", "pcie4", 24),
+    ],
+)
+def test_a_cluster_of_named_hardware_has_its_link_and_memory(kind, link, memory):
+    """Previously H100s were joined by PCIe 3.0 through host memory."""
+    cluster = bl.Cluster.uniform(2, kind=kind)
+    assert cluster.link == named_link(link) == default_link(kind)
+    assert cluster.memory_bytes.tolist() == [memory * 10**9] * 2
+    told_otherwise = bl.Cluster.uniform(2, kind=kind, link="pcie3", memory_bytes="1GB")
+    assert (told_otherwise.link, told_otherwise.memory_bytes[0]) == (LINKS["pcie3"].link, 10**9)
+
+
+def test_a_cluster_of_no_named_hardware():
+    for kind in ("gpu", "cpu", "fpga", "cpu-core"):
+        assert bl.Cluster.uniform(2, kind=kind).link == bl.Link(134.0, 0.0001754)
+
+
+def test_hardware_estimated_for_another_kind():
+    """The a100 has the durations of "gpu"; the h100 has none; the processor has those of "cpu", not of the reference."""
+    by_kind = {"gpu": [5.0], "cpu": [50.0]}
+    info = {"estimate": {"hardware": {"gpu": "a100", "cpu": "cpu-core"}}}
+    graph = bl.OpGraph.from_edges([5.0], []).replace(duration_by_kind=by_kind, info=info)
+    for coarse in (graph, bl.optimize(graph, bl.Cluster.uniform(1))):
+        assert durations(coarse, bl.Cluster.uniform(1, kind="a100")).tolist() == [[5.0]]
+        assert durations(coarse, bl.Cluster.uniform(1, kind="cpu-core")).tolist() == [[50.0]]
+        assert durations(coarse, bl.Cluster.uniform(1)).tolist() == [[5.0]]
+        with pytest.raises(
+            bl.CostError, match="of kind 'h100' and the graph was estimated for cpu, gpu, a100, cpu-core"
+        ):
+            durations(coarse, bl.Cluster.uniform(1, kind="h100"))
 
 
 @pytest.mark.parametrize(
@@ -123,4 +163,6 @@ def test_the_page_shows_the_table():
         peaks = (h.peak_flops, h.matmul_flops, h.half_flops, h.fp8_flops, h.int8_ops)
         cells = [f"`{h.name}`", *(f"{peak / 1e12:g}" if peak else "-" for peak in peaks), f"{h.bandwidth / 1e9:g}"]
         assert f"| {' | '.join(cells)} | {h.memory_bytes / 1e9:g} | {', '.join(h.links) or '-'} |" in page
-    assert all(f"`{name}` {preset.bandwidth / 1e9:g}" in page.replace("\n", " ") for name, preset in LINKS.items())
+    for name, preset in LINKS.items():
+        numbers = (preset.bandwidth / 1e9, preset.specified / 1e9, preset.latency_us)
+        assert f"| `{name}` | {' | '.join(f'{number:.4g}' for number in numbers)} |" in page

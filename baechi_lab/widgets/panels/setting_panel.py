@@ -16,7 +16,7 @@ from ..charts import progress_chart
 from ..compute import time_limit
 from ..guard import Guard, refused
 from ..model import WorkbenchModel
-from ..setting import GIVEN_SUBJECT, LINKS, Setting, link_name, resized, stored_graphs, with_speeds
+from ..setting import GIVEN_SUBJECT, LINKS, Setting, link_name, resized, stored_graphs, with_hardware, with_speeds
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
@@ -172,10 +172,7 @@ class SettingPanel:
         changes(self.source, lambda v: {"source": v, "batch_size": self._batch_for(v), "model_params": {}})
         changes(self.file, self._opened)
         changes(self.batch, lambda v: {"batch_size": v})
-        changes(
-            self.hardware,
-            lambda v: {"profile": "measured"} if v == "measured" else {"profile": "estimated", "hardware": v},
-        )
+        changes(self.hardware, self._costs_of)
         changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
         changes(self.count, lambda v: {"cluster": resized(cluster(), self._typed(v))})
         changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v, str))})
@@ -193,6 +190,13 @@ class SettingPanel:
         changes(self.micro, lambda v: {"micro_batches": _count("micro-batches", v)})
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
+
+    def _costs_of(self, hardware: str) -> dict[str, Any]:
+        if hardware == "measured":
+            return {"profile": "measured"}
+        setting = self.model.setting
+        cluster = with_hardware(setting.cluster, setting.hardware, hardware)
+        return {"profile": "estimated", "hardware": hardware, "cluster": cluster}
 
     def _changed(self, make: Any) -> None:
         if self.quiet.active:
