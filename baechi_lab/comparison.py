@@ -14,9 +14,9 @@ from .comparison_runs import execution_target, measure_rows, memory_of, split_cl
 from .errors import BaechiLabError, InfeasiblePlacement, InvalidInput, UnknownNameError
 from .graph import Cluster, OpGraph, Placement, Step, Timeline
 from .graph.arguments import check_records
-from .graph.units import format_bytes
 from .memo import Memo
 from .pipeline import place_in_groups
+from .simulator.runtime_peaks import notes_on_runtime_peaks
 from .stages import Optimize, Simulate
 from .step_summary import note_on_bound, note_on_native, notes_on, one_device
 
@@ -153,7 +153,7 @@ def compare(
     rows: list[dict[str, Any]] = []
     runnable: dict[int, Placement] = {}
     finer: list[str] = []
-    late_peaks: list[str] = []
+    runtime_notes: list[str] = []
     bar = tqdm(labelled_placers, disable=not progress, leave=False, unit="placer")
     for label, placer in bar:
         bar.set_description(f"placing with {label}"[:40])  # said at once: a search is one placer for a long time
@@ -163,7 +163,7 @@ def compare(
             finer.append(f"{label}: {placement.info['finer_groups']}")
         if placement is not None and row["feasible"]:
             runnable[len(rows)] = placement
-            late_peaks += note_on_late_sends(label, row, cluster)
+            runtime_notes += [f"{label}: {sentence}" for sentence in row["runtime_notes"]]
         rows.append({"placer": label, "lower_bound_us": bound, **row})
     placed = len(rows)
     if measure and step is not None:
@@ -182,7 +182,7 @@ def compare(
     table["one_device_us"] = float("nan") if alone is None else alone.makespan_us
     table["winner"] = [row.get("winner", "") for row in rows]
     notes = notes_on(table[:placed], graph, prepared, cluster)
-    table.attrs["notes"] = notes + (*finer, *late_peaks) + note_on_bound(table[:placed], graph)
+    table.attrs["notes"] = notes + (*finer, *runtime_notes) + note_on_bound(table[:placed], graph)
     if native:
         fastest = table["measured_us"][placed:].min()
         table["native_ratio"] = table["measured_us"] / fastest
@@ -323,19 +323,6 @@ def winner_of(placement: Placement) -> str:
     return str(placement.info.get("winner", ""))
 
 
-def note_on_late_sends(label: str, row: Mapping[str, Any], cluster: Cluster) -> list[str]:
-    """Says which device may exceed its memory on TensorFlow's workers, although the simulated step fits it."""
-    peaks = np.array(row["late_peak_bytes"], dtype=np.float64)
-    exceeding = np.flatnonzero(peaks > cluster.memory_bytes)
-    if not len(exceeding):
-        return []
-    d = int(exceeding[0])
-    return [
-        f"{label}: on TensorFlow's workers {cluster.names[d]} may need {format_bytes(int(peaks[d]))} and has "
-        f"{format_bytes(int(cluster.memory_bytes[d]))}, because a busy worker sends late"
-    ]
-
-
 def summary(timeline: Timeline) -> dict[str, Any]:
     """Returns the columns of a row that come from its timeline."""
     busiest = float(timeline.busy_us.max(initial=0.0))
@@ -345,7 +332,7 @@ def summary(timeline: Timeline) -> dict[str, Any]:
         **memory_of(timeline),
         "moved_bytes": timeline.moved_bytes,
         "peak_margin": float(timeline.peak_margin.max(initial=0.0)),
-        "late_peak_bytes": timeline.info.get("late_send_peak_bytes", timeline.peak_bytes),
+        "runtime_notes": notes_on_runtime_peaks(timeline),
         "transfers": len(timeline.transfers),
         "balance": float(np.mean(timeline.busy_us)) / busiest if busiest > 0 else 1.0,
         "error": timeline.violations[0].message if timeline.violations else "",

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.comparison import COLUMNS, note_on_late_sends, summary
+from baechi_lab.comparison import COLUMNS, summary
 from baechi_lab.placers.base import Placer
 
 
@@ -309,4 +309,4 @@ def test_a_device_that_may_exceed_its_memory_on_workers_is_named():
         cluster = bl.Cluster.uniform(2, memory_bytes=memory, link=bl.Link(1.0, 0.0))
         row = summary(bl.simulate(graph, cluster, placed))
         assert row["feasible"] and row["peak_margin"] == 74 / 44 - 1
-        assert len(note_on_late_sends("m-topo", row, cluster)) == notes
+        assert len(row["runtime_notes"]) == notes and all("gpu:0" in note for note in row["runtime_notes"])

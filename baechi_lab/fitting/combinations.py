@@ -91,7 +91,7 @@ def _recompute_micro_batches(subject: Subject, cluster: Cluster, placing: BestOf
         except BaechiLabError:
             continue
         if options:
-            yield min(options, key=lambda option: (not option.fits, option.time_per_sample_us))
+            yield min(options, key=lambda option: (not option.fits, *option.preference))
         if any(option.fits for option in options):
             return
 

@@ -65,11 +65,14 @@ def fit(
             theirs for other limits of memory counts too, so that more memory hardly ever gives a slower step.
         time_limit: seconds that `search` then improves the placement of the step as it is and of every way that fits.
         seed: of the search.
-        every_way: try all ways even if the step fits as it is.
+        every_way: try all ways even if the step fits as it is, with the margin of its peaks.
         give_up: names of what may be given up, by default all of "devices" (more of them are taken), "batch", "micro-batches",
             "recompute" and "offload"; other ways are not tried, nor two together of which one is another.
         placement: of the graph on the cluster, where there is one already: the step as it is takes no longer than under it.
         callback: called with the name of every way before it is tried.
+
+    Where a framework may hold more than a schedule does (`Timeline.peak_margin`), placements and options that fit with this
+    margin come first. Where the step as it is fits without it alone, the options are tried as well, and the answer says so.
 
     Returns:
         A `Fit` with `fits`, `best`, `missing_bytes`, `proof`, `options` and `to_pandas()`. Printed, it is a table, with the
@@ -102,7 +105,7 @@ def fit(
     tell = callback or (lambda _: None)
     tell("as it is")
     first, missing = _try_as_it_is(subject, cluster, placing, placement)
-    if first.fits and not every_way:
+    if first.fits_with_margin and not every_way:
         return Fit((first,), missing, cluster)
     proof, options = proof_of(subject.graph, cluster), [first]
     if "more devices" in allowed:

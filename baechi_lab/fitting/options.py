@@ -36,7 +36,7 @@ def try_smaller_batches(subject: Subject, cluster: Cluster, placing: BestOfPlace
         except BaechiLabError as error:
             option = replace(template, error=str(error))
         yield option
-        if option.fits:
+        if option.fits_with_margin:
             return
         size //= 2
 
@@ -49,7 +49,7 @@ def try_micro_batches(subject: Subject, cluster: Cluster, placing: BestOfPlacers
     for count in micro_batch_counts(subject.batch_size):
         option = try_micro_batch_count(subject, cluster, placing, count)
         yield option
-        if option.fits:
+        if option.fits_with_margin:
             return
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from ..graph import Cluster, OpGraph, Placement, Timeline
 from ..graph.units import format_bytes, format_us
 from ..simulator.bounds.bounds import bounds
+from ..simulator.runtime_peaks import notes_on_runtime_peaks
 from .proof import Proof
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ COLUMNS = (
     "gives_up",
     "command",
     "error",
+    "peak_margin",
 )
 HEAD = ("way", "choice", "fits", "step", "samples/s", "peak memory of each device", "gives up")
 
@@ -72,6 +74,21 @@ class FitOption:
         return self.timeline is not None and self.timeline.feasible
 
     @property
+    def fits_with_margin(self) -> bool:
+        """Whether it also fits with the peaks that the framework may reach (`Timeline.runtime_peak_bytes`)."""
+        return self.fits and not (self.timeline and self.timeline.devices_in_doubt)
+
+    @property
+    def peak_margin(self) -> float:
+        """By which share a device may hold more than simulated, 0.1 being a tenth (`Timeline.peak_margin`)."""
+        return 0.0 if self.timeline is None else float(self.timeline.peak_margin.max(initial=0.0))
+
+    @property
+    def preference(self) -> tuple[bool, float]:
+        """Sort key of options that fit: those that fit with their margin first, then the fastest."""
+        return not self.fits_with_margin, self.time_per_sample_us
+
+    @property
     def step_us(self) -> float:
         """Simulated microseconds of a step; NaN where nothing was simulated."""
         return float("nan") if self.timeline is None else self.timeline.makespan_us
@@ -103,6 +120,7 @@ class FitOption:
             self.gives_up,
             self.command,
             self.error,
+            self.peak_margin,
         )
         return dict(zip(COLUMNS, values, strict=True))
 
@@ -148,17 +166,20 @@ class Fit:
 
     @property
     def best(self) -> FitOption | None:
-        """The step as it is if that fits, else the option that fits with least time per sample; None if none fits."""
-        fitting = [option for option in self.options if option.fits]
-        return (
-            self.options[0] if self.fits else min(fitting, key=lambda option: option.time_per_sample_us, default=None)
-        )
+        """The step as it is if that fits, else the option that fits with least time per sample; None if none fits.
+
+        Options that fit with the margin of their peaks (`FitOption.fits_with_margin`) come before those that do not.
+        """
+        first, fitting = self.options[0], [option for option in self.options if option.fits]
+        if first.fits_with_margin or (first.fits and not any(option.fits_with_margin for option in fitting)):
+            return first
+        return min(fitting, key=lambda option: option.preference, default=None)
 
     @property
     def cheapest(self) -> tuple[FitOption, ...]:
-        """The fastest option that fits of every kind, the fastest first."""
+        """The fastest option that fits of every kind, those that fit with their margin first, then the fastest."""
         fastest_by_kind: dict[str, FitOption] = {}
-        for option in sorted((w for w in self.options if w.fits), key=lambda w: w.time_per_sample_us):
+        for option in sorted((w for w in self.options if w.fits), key=lambda w: w.preference):
             fastest_by_kind.setdefault(option.kind, option)
         return tuple(fastest_by_kind.values())
 
@@ -188,6 +209,11 @@ class Fit:
     def answer(self) -> str:
         """The answer in one sentence."""
         best = self.best
+        if best is not None and self.fits and best is not self.options[0]:
+            return (
+                f"By the simulation alone: {self.doubt} The fastest way that fits with this margin is {best.kind}: "
+                f"{_in_words(best.choice)}, {format_us(best.step_us)} per step."
+            )
         if self.fits and best is not None:
             peak = format_bytes(fullest_device_bytes(best))
             return f"Yes: {_in_words(best.choice)}, {format_us(best.step_us)} per step, at most {peak} per device."
@@ -196,11 +222,23 @@ class Fit:
             return f"{lacks} No way that was tried fits. {self.proof or ''}".rstrip()
         return f"{lacks} The fastest way that fits is {best.kind}: {_in_words(best.choice)}, {format_us(best.step_us)} per step."
 
+    @property
+    def doubt(self) -> str:
+        """Which devices may exceed their memory under the step as it is, or else under `best`; empty where none may."""
+        option = self.options[0] if self.fits else self.best
+        notes = notes_on_runtime_peaks(option.timeline) if option is not None and option.timeline is not None else []
+        return " ".join(f"{note}." for note in notes)
+
     @cached_property
     def caveat(self) -> str:
         """Says that a faster placement on several devices may exist; empty where none can, or the step does not fit."""
         first = self.options[0]
-        if not self.fits or first.cluster is None or np.count_nonzero(~first.cluster.is_host) == 1:
+        if (
+            not self.fits
+            or self.best is not first
+            or first.cluster is None
+            or np.count_nonzero(~first.cluster.is_host) == 1
+        ):
             return ""
         least = bounds(first.graph, first.cluster).best  # type: ignore[arg-type]
         if first.step_us <= least * (1 + 1e-9):
@@ -210,14 +248,16 @@ class Fit:
             "(time_limit= searches on from it, placement= counts one that is there already)."
         )
 
+    def _sentences(self) -> list[str]:
+        return [self.answer, "" if self.doubt in self.answer else self.doubt, self.caveat]
+
     def __str__(self) -> str:
         rows: list[Sequence[str]] = [HEAD, *(option.texts() for option in self.options)]
         widths = [min(max(len(r[k]) for r in rows), 60) for k in range(len(HEAD))]
         lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in rows]
         proof = ["", str(self.proof)] if self.proof is not None and self.best is not None else []
         commands = [f"{option.kind}, {option.choice}: {option.command}" for option in self.cheapest if option.command]
-        caveat = [self.caveat] if self.caveat else []
-        return "\n".join([self.answer, *caveat, "", *lines, *proof, *([""] if commands else []), *commands])
+        return "\n".join([*filter(None, self._sentences()), "", *lines, *proof, *([""] if commands else []), *commands])
 
     def __repr__(self) -> str:
         return f"<Fit: {self.answer}>"
@@ -230,9 +270,7 @@ class Fit:
             + "</tr>"
             for w in self.options
         )
-        return (
-            f"<p>{html.escape(' '.join([self.answer, self.caveat]).rstrip())}</p><table><tr>{head}</tr>{body}</table>"
-        )
+        return f"<p>{html.escape(' '.join(filter(None, self._sentences())))}</p><table><tr>{head}</tr>{body}</table>"
 
 
 def fullest_device_bytes(option: FitOption) -> int:

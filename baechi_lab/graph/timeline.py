@@ -221,12 +221,28 @@ class Timeline:
     def peak_margin(self) -> NDArray[np.float64]:
         """float64[devices]: by which share a device may hold more than `peak_bytes`, 0.1 being a tenth.
 
-        TensorFlow's workers send when they have nothing left to compute, and so hold longer what they send than a schedule
-        does (`baechi_lab.simulator.late_sends`). 0 where nothing is sent, for measured timelines, and for graphs that do not
-        say how outputs share memory.
+        See `runtime_peak_bytes`.
         """
-        late_send_peaks = np.asarray(self.info.get("late_send_peak_bytes", self.peak_bytes), dtype=np.float64)
-        return late_send_peaks / np.maximum(self.peak_bytes, 1) - np.where(self.peak_bytes > 0, 1.0, 0.0)
+        return self.runtime_peak_bytes / np.maximum(self.peak_bytes, 1) - np.where(self.peak_bytes > 0, 1.0, 0.0)
+
+    @property
+    def runtime_peak_bytes(self) -> NDArray[np.int64]:
+        """int64[devices]: peak bytes that the graph's framework may reach; at least `peak_bytes`.
+
+        TensorFlow's workers send when they have nothing left to compute, and so hold longer what they send than a schedule
+        does. PyTorch runs one op after another, in the order of the code, whichever device they are on
+        (`baechi_lab.simulator.runtime_peaks`). Equal to `peak_bytes` for measured timelines, and for graphs that do not say
+        how outputs share memory.
+        """
+        return np.maximum(
+            self.peak_bytes, np.asarray(self.info.get("runtime_peak_bytes", self.peak_bytes), dtype=np.int64)
+        )
+
+    @property
+    def devices_in_doubt(self) -> tuple[int, ...]:
+        """The devices whose memory `peak_bytes` fit and `runtime_peak_bytes` exceed."""
+        fits, exceeds = self.peak_bytes <= self.memory_bytes, self.runtime_peak_bytes > self.memory_bytes
+        return tuple(np.flatnonzero(fits & exceeds).tolist())
 
     def peak_parts(self, device: int) -> dict[str, int]:
         """Bytes by category (`MEMORY_CATEGORIES`) at the instant at which `device` held most; zeros without a log."""

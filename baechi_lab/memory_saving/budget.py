@@ -9,6 +9,7 @@ order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
 
 from __future__ import annotations
 
+import warnings
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -18,6 +19,7 @@ from ..errors import InfeasiblePlacement
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
+from ..memory.code_order import code_order, has_code_order
 from ..memory.peak import least_of_one_op, order_peak, readiness_order, readiness_peak
 from .chain import Chain, Table
 from .checkpoints import boundaries, segments
@@ -55,8 +57,14 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
         InfeasiblePlacement: no plan fits; `needed_bytes` is the least peak of those found.
     """
     plans = plans_for(graph)
+    if has_code_order(graph):
+        graph_within = plans_for(graph, in_code_order=True).best(budget, ordered, time_limit)
+        if graph_within is not None:
+            return graph_within
     graph_within = plans.best(budget, ordered, time_limit)
     if graph_within is not None:
+        if has_code_order(graph):
+            _warn_of_code_order(graph_within, budget)
         return graph_within
     least, proof = plans.least_bytes, plans.lower_bound
     reason = (
@@ -75,20 +83,36 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
     raise InfeasiblePlacement(sentence, least, [budget])
 
 
+def _warn_of_code_order(graph: OpGraph, budget: int) -> None:
+    peak = order_peak(graph, code_order(graph))
+    if peak <= budget * 1.001:
+        return
+    warnings.warn(
+        f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the order of the "
+        f"code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
+        stacklevel=4,
+    )
+
+
 def _work(plan: OpSequence) -> float:
     return plan.work_us
 
 
 @lru_cache(maxsize=4)
-def plans_for(graph: OpGraph) -> RecomputePlans:
+def plans_for(graph: OpGraph, in_code_order: bool = False) -> RecomputePlans:
     """The plans of a graph, cached for the next budget."""
-    return RecomputePlans(graph)
+    return RecomputePlans(graph, in_code_order)
 
 
 class RecomputePlans:
-    """All candidate plans for one graph."""
+    """All candidate plans for one graph.
 
-    def __init__(self, graph: OpGraph):
+    With `in_code_order`, a peak is the larger one of those in the order of readiness and in the order of the code, in which
+    PyTorch runs ops, whatever the order of the plan is.
+    """
+
+    def __init__(self, graph: OpGraph, in_code_order: bool = False):
+        self.in_code_order = in_code_order
         # One device runs the ops in topological order or in that of readiness, whichever takes less memory.
         candidates = [TrainingGraph(graph), TrainingGraph(graph, inverse(readiness_order(graph)))]
         self.graph, self.training = graph, min(candidates, key=lambda p: OpSequence(p, p.ordered).peak)
@@ -127,7 +151,10 @@ class RecomputePlans:
         """Peaks in the order of readiness and in the order of the plan."""
         if plan not in self._peaks_of_plan:
             graph = graph_with_copies(plan)
-            self._peaks_of_plan[plan] = readiness_peak(graph), order_peak(graph, plan.node)
+            peak, peak_in_plan_order = readiness_peak(graph), order_peak(graph, plan.node)
+            if self.in_code_order:
+                peak = peak_in_plan_order = max(peak, order_peak(graph, code_order(graph)))
+            self._peaks_of_plan[plan] = peak, peak_in_plan_order
         return self._peaks_of_plan[plan]
 
     @cached_property

@@ -13,9 +13,9 @@ from ..graph.arguments import check_records, refuse_replicas
 from ..graph.units import format_bytes, format_us
 from .buffer_reuse import apply_buffer_reuse
 from .kernel_run import run_kernel
-from .late_sends import late_send_peaks
 from .memory_rules import MEMORY_RULES, edge_memory
 from .pipelined_graph import InUnits, PipelinedGraph, make_pipelined_graph
+from .runtime_peaks import runtime_peaks
 from .schedulers import SchedulerOption
 from .schedules import ScheduleOption
 
@@ -52,8 +52,8 @@ def simulate(
         `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
         `info["schedule"]` its text and `info["unit"]` the position of every op's unit on its device. Where ops take no
         time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
-        outputs share memory, `info["late_send_peak_bytes"]` has the peaks where busy devices send late, see
-        `Timeline.peak_margin`.
+        outputs share memory, `info["runtime_peak_bytes"]` has the peaks that the framework may reach, where these are
+        higher, see `Timeline.peak_margin`.
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its pipeline stages
@@ -89,8 +89,8 @@ def simulate(
     if graph.reuse is None:
         return timeline
     timeline = apply_buffer_reuse(graph, cluster, timeline)
-    if len(timeline.transfers):
-        timeline.info["late_send_peak_bytes"] = late_send_peaks(graph, cluster, timeline).tolist()
+    if np.any((peaks := runtime_peaks(graph, cluster, timeline)) > timeline.peak_bytes):
+        timeline.info["runtime_peak_bytes"] = peaks.tolist()
     return timeline
 
 

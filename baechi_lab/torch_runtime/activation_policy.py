@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch.autograd.graph import Node, saved_tensors_hooks
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from .context import saved_tensor_hooks_active
 from .random import generator_states, same_states
 from .rerun import EMPTY, CallRecord, HostCopier, HostedStorage, ObserveRerun, RetainedArgument, StorageView
+from .sequence import inputs_of, nodes_between
 from .storage import is_plain, is_whole, storage_reference, version
 from .tree import Args, Function, Kwargs, map_tensors, tensors
 
@@ -108,9 +109,14 @@ class ActivationPolicy:
             for position, tensor in enumerate(output_tensors):
                 if (storage := storage_reference(tensor)) not in argument_storages:
                     self.producers[storage] = Producer(op, position, record)
+            in_python = (
+                any(map(_is_python_function, nodes_between(outputs, inputs_of((args, kwargs))))) if packs else False
+            )
             for index, saved in enumerate(packs):
                 if is_plain(saved.tensor) and (storage := storage_reference(saved.tensor)) not in state_storages:
                     self._drop_if_planned(op, saved, index, storage, storage in argument_storages, record)
+                if in_python and saved.view is not None and isinstance(saved.view.record, CallRecord):
+                    saved.view.record.keep_arguments()
             if record is not None:
                 record.packs = len(packs)
         return outputs
@@ -193,6 +199,11 @@ class ActivationPolicy:
             if record is not None:
                 pack.drop(StorageView(record, position, pack.tensor))
                 record.add_reader((id(pack), BACKWARD), position, source)
+
+
+def _is_python_function(node: Node) -> bool:
+    """Whether the node is a `torch.autograd.Function`, which unpacks its saved tensors whenever it reads one of them."""
+    return isinstance(node, torch._C._FunctionBase)
 
 
 @dataclass(frozen=True)

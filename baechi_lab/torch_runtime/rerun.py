@@ -105,11 +105,19 @@ class CallRecord:
         self.pending_readers: set[tuple[int, int]] = set()  # readers that have not read the last run's results
         self.results: dict[int, torch.Tensor] = {}  # by position or ~index
         self.runs_done = self.packs = 0
+        self.keeps_arguments = False  # after the last run too
 
     def add_reader(self, reader: tuple[int, int], position: int, run: int) -> None:
         """Register `reader`, which will read a result after run number `run`."""
         self.requested.add(position)
         self.readers.setdefault(run, set()).add(reader)
+
+    def keep_arguments(self) -> None:
+        """Keep the arguments after the last run, because a reader may read its results several times."""
+        self.keeps_arguments = True
+        for argument in self.inputs:
+            if isinstance(argument, StorageView) and isinstance(argument.record, CallRecord):
+                argument.record.keep_arguments()
 
     def take_result(self, position: int, reader: tuple[int, int]) -> torch.Tensor:
         """Return a result and note that `reader` has read it."""
@@ -143,7 +151,11 @@ class CallRecord:
         return [missing[number] for number in sorted(missing)]
 
     def rerun(self) -> None:
-        """Run the call again and hold the requested results."""
+        """Run the call again and hold the requested results. After the last run of a step the arguments are freed."""
+        if self.runs_done and not self.arguments:
+            raise ExecutionError(
+                f"{self.name} cannot run once more: a hook read what it saved, beside its backward call; keep its output"
+            )
         self.runs_done = self.runs_done % self.last_run + 1
         count, saved = itertools.count(), {}
 
@@ -172,6 +184,8 @@ class CallRecord:
         for argument in self.inputs:
             if isinstance(argument, StorageView):
                 argument.record.release((self.number, self.runs_done))
+        if self.runs_done == self.last_run and not self.keeps_arguments and not _graph_is_retained():
+            self.arguments, self.inputs = None, []
 
     @property
     def name(self) -> str:
@@ -237,6 +251,12 @@ class HostedStorage:
             elif self.sent_event is not None:  # another device sent it, and the host reads it now
                 self.sent_event.synchronize()
             return self.host_copier.to_device(self.host_copy, self.device, self.op)
+
+
+def _graph_is_retained() -> bool:
+    """Whether the backward pass may run again, or does not run. Versions of torch that do not tell count as retaining."""
+    keeps_graph = getattr(torch._C._autograd, "_get_current_graph_task_keep_graph", None)
+    return keeps_graph is None or bool(keeps_graph())
 
 
 def _refuse_backward(packed: object) -> torch.Tensor:

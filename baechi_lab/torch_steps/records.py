@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-PARTS_TYPE = "Parts"
-"""Type of the op of a graph that hands out parts of what a call made."""
+from ..memory.code_order import PARTS_TYPE as PARTS_TYPE
+
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
 STATE = "State"

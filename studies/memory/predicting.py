@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from baechi_lab.graph import CONTROL_BYTES, Cluster, OpGraph, Placement, Timeline
 from baechi_lab.graph.tensors import TensorTable
-from baechi_lab.profilers.torch.memory_levels import code_order
+from baechi_lab.memory.code_order import code_order
 from baechi_lab.simulator import simulate
 
 

@@ -241,7 +241,7 @@ def test_a_busy_sender_holds_what_it_sends_until_it_has_nothing_left_to_compute(
     cluster = bl.Cluster.uniform(2, link=bl.Link(1.0, 0.0))
     timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 0, 0, 1]))
     assert timeline.peak_bytes.tolist() == [4 + 40, 30]
-    assert timeline.info["late_send_peak_bytes"] == [30 + 4 + 40, 30]
+    assert timeline.runtime_peak_bytes.tolist() == [30 + 4 + 40, 30]
     assert timeline.peak_margin.tolist() == [74 / 44 - 1, 0.0]
 
 
@@ -251,7 +251,7 @@ def test_a_copy_counts_from_when_its_tensor_is_produced():
     cluster = bl.Cluster.uniform(2, link=bl.Link(4.0, 0.0), comm="sequential")
     timeline = bl.simulate(graph, cluster, bl.Placement(device=[0, 0, 1, 1]))
     assert (timeline.peak_margin >= 0).all()
-    assert timeline.info["late_send_peak_bytes"][1] >= timeline.peak_bytes[1]
+    assert timeline.runtime_peak_bytes[1] >= timeline.peak_bytes[1]
 
 
 def test_one_device_has_no_margin():

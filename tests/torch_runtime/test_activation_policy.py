@@ -589,3 +589,50 @@ def test_weights_that_were_written_in_place_between_are_an_error():
         bl.ExecutionError, match=r"\(Linear\) cannot run again: a tensor of shape \[4, 4\] .* written in place"
     ):
         loss.backward()
+
+
+class Product(torch.autograd.Function):
+    """A Function that unpacks what it saved whenever it reads one of its tensors."""
+
+    @staticmethod
+    def forward(ctx, a, b):
+        ctx.save_for_backward(a, b)
+        return a * b
+
+    @staticmethod
+    def backward(ctx, gradient):
+        a = ctx.saved_tensors[0]
+        return gradient * ctx.saved_tensors[1], gradient * a
+
+
+class Multiply(nn.Module):
+    def forward(self, a, b):
+        return Product.apply(a, b)
+
+
+class Gate(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.multiply, self.last = nn.Linear(4, 4), Multiply(), nn.Linear(4, 3)
+
+    def forward(self, x):
+        y = torch.tanh(self.first(x))
+        return self.last(self.multiply(y, torch.sigmoid(y)))
+
+
+@pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_call_that_ran_for_the_last_time_frees_its_arguments_only_if_nobody_reads_again(passes):
+    """Backward twice with `retain_graph`, and a Function that reads its saved tensors one by one."""
+    for make in (Gate, stack):
+        torch.manual_seed(0)
+        model, x = make(), torch.randn(2, 4)
+        graph, plain = profiled(model, x, atomic=(Multiply,)), copy.deepcopy(model)
+        placed = distributed(model, (x,), bl.recompute(graph, drop=repeatable(graph)), atomic=(Multiply,))
+        assert len(bl.torch.distribution(placed).plan.activation_rows) > 0
+        for one in (plain, placed):
+            loss = one(x).square().sum()
+            for k in range(passes):
+                loss.backward(retain_graph=k + 1 < passes)
+        for a, b in zip(plain.parameters(), placed.parameters(), strict=True):
+            assert torch.equal(a.grad, b.grad)

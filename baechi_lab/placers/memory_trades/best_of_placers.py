@@ -55,6 +55,7 @@ class BestOfPlacers:
     ) -> tuple[tuple[Placement, Timeline] | None, str]:
         """Returns the fastest feasible placement with its timeline, or None with the reason of the last placer.
 
+        Placements that fit with the margin of their peaks (`Timeline.runtime_peak_bytes`) come first.
         `known_placement` is one more candidate and wins ties. With `other_limits`, so are the placements of
         `memory_trades.memory_ladder`, except for large graphs.
         """
@@ -63,7 +64,7 @@ class BestOfPlacers:
         if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = order_on_one_device(graph, cluster)
             pairs += [alone] if alone else []
-            return min(pairs, key=lambda pair: pair[1].makespan_us, default=None), "" if pairs else why
+            return min(pairs, key=preference, default=None), "" if pairs else why
         proposals, why = self._ask_placers(graph, cluster)
         pairs += proposals
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
@@ -74,7 +75,7 @@ class BestOfPlacers:
             ]
         if not pairs:
             return None, why
-        best = min(pairs, key=lambda pair: pair[1].makespan_us)
+        best = min(pairs, key=preference)
         return self._improve_by_search(graph, cluster, best), ""
 
     def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[tuple[Placement, Timeline]], str]:
@@ -118,7 +119,7 @@ class BestOfPlacers:
             return best
         placed = place_directly(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
         timeline = simulate(graph, cluster, placed)
-        return (placed, timeline) if timeline.feasible and timeline.makespan_us < best[1].makespan_us else best
+        return (placed, timeline) if timeline.feasible and preference((placed, timeline)) < preference(best) else best
 
     def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
         """Returns the placement with the smallest `missing_bytes`, among those made for devices with ample memory."""
@@ -148,7 +149,12 @@ def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placeme
             tried.append((placed, timeline))
         elif not words:
             why = timeline.violations[0].message
-    return (min(tried, key=lambda pair: pair[1].makespan_us), "") if tried else (None, why)
+    return (min(tried, key=preference), "") if tried else (None, why)
+
+
+def preference(placed: tuple[Placement, Timeline]) -> tuple[bool, float]:
+    """Sort key: placements that fit with the margin of their peaks first, then the fastest."""
+    return bool(placed[1].devices_in_doubt), placed[1].makespan_us
 
 
 def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:

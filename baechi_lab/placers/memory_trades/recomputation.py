@@ -26,7 +26,7 @@ from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...memory.peak import readiness_peak
 from ...memory_saving.recompute import recompute
 from ...simulator import simulate
-from .best_of_placers import BestOfPlacers
+from .best_of_placers import BestOfPlacers, preference
 
 ROUNDS = 3
 SHARES = (0.85, 0.7, 0.55, 0.4)
@@ -84,7 +84,10 @@ def _least_budget_variant(graph: OpGraph, needed: int) -> Iterator[tuple[dict[st
 
 
 def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers, devices: int) -> list[PlacedVariant]:
-    """Returns the feasible placements of all recomputation variants, and of turns between both choices; the fastest first."""
+    """Returns the feasible placements of all recomputation variants, and of turns between both choices.
+
+    Those that fit with the margin of their peaks come first, and of these the fastest.
+    """
     variants: list[PlacedVariant] = []
     start, placing = placing.least_overflowing(graph, cluster), replace(placing, repairs=False)
     for arguments, recomputed_graph in recompute_variants(graph, cluster, devices):
@@ -94,7 +97,7 @@ def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers
             variants.append(PlacedVariant(arguments, description, recomputed_graph, *best))
         if start is not None and devices > 1:
             variants += _recompute_in_turns(graph, cluster, placing, recomputed_graph, start, description)
-    return sorted(variants, key=lambda variant: variant.timeline.makespan_us)
+    return sorted(variants, key=lambda variant: preference((variant.placement, variant.timeline)))
 
 
 def _recompute_in_turns(

@@ -12,39 +12,13 @@ Complexity: O(ops log ops + edges).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from heapq import heapify, heappop, heappush
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...graph import OpGraph
+from ...memory.code_order import code_order
 from ...memory.peak import readiness_order
 from ...memory.reuse_peak import live_bytes_per_op
-from ...torch_steps.records import PARTS_TYPE
-
-
-def code_order(graph: OpGraph) -> NDArray[np.int64]:
-    """Returns int64[n], PyTorch's order: the first ready op by index, and ops that produce parts before all others.
-
-    Autograd also runs backward ops by index. Parts of a tensor are available as soon as the tensor is.
-
-    >>> graph = OpGraph.from_edges([1] * 5, [(0, 1, 30), (2, 3, 30), (1, 4, 1), (3, 4, 1)])    # two branches
-    >>> code_order(graph).tolist()
-    [0, 1, 2, 3, 4]
-    """
-    pointer, successor = (a.tolist() for a in graph.successors)
-    missing = np.diff(graph.predecessors[0]).tolist()
-    rank = [(kind != PARTS_TYPE, op) for op, kind in enumerate(graph.op_types)]
-    ready = [rank[op] for op in range(graph.n) if missing[op] == 0]
-    heapify(ready)
-    order: list[int] = []
-    while ready:
-        order.append(heappop(ready)[1])
-        for reader in successor[pointer[order[-1]] : pointer[order[-1] + 1]]:
-            missing[reader] -= 1
-            if missing[reader] == 0:
-                heappush(ready, rank[reader])
-    return np.array(order, dtype=np.int64)
 
 
 def with_measured_levels(graph: OpGraph, measured: Mapping[int, int]) -> OpGraph:

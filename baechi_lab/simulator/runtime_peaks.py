@@ -1,0 +1,65 @@
+"""What devices hold where a framework runs a step in another way than a schedule does.
+
+A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late
+(`simulator.late_sends`). PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees
+memory in that order. So for a graph in code order, each op takes one turn here, and tensors are sent when the turn of their
+producer is over. O((ops + edges + transfers) log).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Timeline
+from ..graph.kernels.csr import inverse
+from ..graph.units import format_bytes
+from ..memory.code_order import code_order, has_code_order
+from .buffer_reuse import apply_buffer_reuse
+from .late_sends import late_send_peaks
+
+
+def runtime_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
+    """int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
+
+    Without a transfer, only the order of the code can make a difference.
+    """
+    if has_code_order(graph):
+        return in_turn_peaks(graph, cluster, timeline)
+    return late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
+
+
+def in_turn_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
+    """int64[devices]: peak bytes where one op runs at a time, in code order; at least the timeline's own.
+
+    `reader` reads `a` before `b` runs; in turns, `b` runs first:
+
+    >>> from baechi_lab import Link, Placement, simulate
+    >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 2, 30)], temp_bytes=[0, 50, 0], reuse=[0] * 3)    # a, b, reader
+    >>> cluster = Cluster.uniform(2, link=Link(0.0, 0.0))
+    >>> timeline = simulate(graph, cluster, Placement(device=[0, 1, 1], order=[0, 2, 1]))
+    >>> timeline.peak_bytes.tolist(), in_turn_peaks(graph, cluster, timeline).tolist()
+    ([30, 50], [30, 80])
+    """
+    turn = inverse(code_order(graph)).astype(np.float64)
+    sent_us = turn[graph.tensor_producer[timeline.transfers.tensor]] + 1.0
+    in_turns = dataclasses.replace(
+        timeline,
+        start_us=turn[timeline.op],
+        end_us=turn[timeline.op] + 1.0,
+        transfers=dataclasses.replace(timeline.transfers, start_us=sent_us, receive_us=sent_us, end_us=sent_us),
+        info={},
+    )
+    return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, in_turns).peak_bytes)
+
+
+def notes_on_runtime_peaks(timeline: Timeline) -> list[str]:
+    """Returns a sentence per device that fits its memory in the simulation and may exceed it in the framework."""
+    return [
+        f"{timeline.device_names[d]} fits by the simulation, with {format_bytes(int(timeline.peak_bytes[d]))}, but may need "
+        f"{format_bytes(int(timeline.runtime_peak_bytes[d]))} of its {format_bytes(int(timeline.memory_bytes[d]))} when the "
+        "framework runs it (peak_margin)"
+        for d in timeline.devices_in_doubt
+    ]

@@ -1,0 +1,85 @@
+"""Peaks that a framework may reach, beside those of the schedule."""
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.fitting.record import Fit, FitOption
+from baechi_lab.simulator.runtime_peaks import notes_on_runtime_peaks
+
+NAMES = ("a", "b", "join", "join/backward", "b/backward", "a/backward")
+
+
+def towers(names=NAMES):
+    """Two towers and their join. `a` (30 bytes) and `b` (20) are read by the join (4); gradients are as large."""
+    edges = [(0, 2, 30), (1, 2, 20), (2, 3, 4), (3, 4, 20), (3, 5, 30), (0, 5, 30), (1, 4, 20)]
+    return bl.OpGraph.from_edges(
+        [1, 1, 1, 1, 1, 1], edges, names=names, forward_of=[-1, -1, -1, 2, 1, 0], temp_bytes=[0, 90, 0, 0, 0, 0],
+        reuse=[0] * 6,
+    )  # fmt: skip
+
+
+def test_devices_that_work_in_turns_hold_more_than_devices_at_once():
+    # At once, gpu:0 runs b (20 + 90) first, by its order, and then a: 110 bytes. In turns, a runs first: 30 + 110 while b runs.
+    cluster = bl.Cluster.uniform(2, memory_bytes=120, link=bl.Link(0.0, 0.0))
+    placed = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
+    timeline = bl.simulate(towers(), cluster, placed)
+    assert timeline.peak_bytes[0] == 20 + 90
+    assert timeline.runtime_peak_bytes[0] == 30 + 20 + 90
+    assert timeline.peak_margin[0] == 140 / 110 - 1
+    assert timeline.feasible and timeline.devices_in_doubt == (0,)
+    assert notes_on_runtime_peaks(timeline) == [
+        "gpu:0 fits by the simulation, with 110 B, but may need 140 B of its 120 B when the framework runs it (peak_margin)"
+    ]
+
+
+def test_only_graphs_in_code_order_run_in_turns():
+    other_names = (*NAMES[:3], "grad/join", "grad/b", "grad/a")
+    cluster, placed = bl.Cluster.uniform(1), bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
+    assert bl.simulate(towers(), cluster, placed).runtime_peak_bytes.tolist() == [140]
+    assert bl.simulate(towers(other_names), cluster, placed).peak_margin.tolist() == [0.0]
+
+
+def test_fit_prefers_a_placement_that_fits_with_its_margin():
+    """One device of 130 bytes: the order of readiness takes 140; b first takes 110, but not in the order of the code."""
+    answer = bl.fit(towers(), bl.Cluster.uniform(1, memory_bytes=139), give_up=())
+    assert not answer.fits or not answer.options[0].fits_with_margin
+    fits = bl.fit(towers(), bl.Cluster.uniform(1, memory_bytes=140), give_up=())
+    assert fits.fits and fits.best.fits_with_margin and fits.best.peak_margin == 0.0 and fits.doubt == ""
+    assert "peak_margin" in fits.to_pandas()
+
+
+def test_fit_says_which_device_may_exceed_its_memory():
+    cluster = bl.Cluster.uniform(2, memory_bytes=120, link=bl.Link(0.0, 0.0))
+    placed = bl.Placement(device=[0, 0, 1, 1, 0, 0], order=[1, 0, 2, 3, 4, 5])
+    alone = bl.fit(towers(), cluster, placement=placed, placers=["single"], give_up=())
+    assert alone.fits and not alone.best.fits_with_margin
+    assert "may need 140 B of its 120 B" in str(alone) and "may need 140 B" in alone._repr_html_()
+
+
+def test_an_option_that_fits_with_its_margin_is_better_than_the_step_as_it_is_without():
+    placed = bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
+    tight, large = (bl.Cluster.uniform(1, memory_bytes=size) for size in (120, 150))
+    in_doubt = FitOption("as it is", "1 device", timeline=bl.simulate(towers(), tight, placed), cluster=tight)
+    other = FitOption("more devices", "2 devices", timeline=bl.simulate(towers(), large, placed), cluster=large)
+    answer = Fit((in_doubt, other))
+    assert answer.fits and not in_doubt.fits_with_margin and answer.best is other
+    assert answer.answer.startswith("By the simulation alone: gpu:0 fits") and "2 devices" in answer.answer
+    assert [option.kind for option in answer.cheapest] == ["more devices", "as it is"]
+    assert Fit((in_doubt,)).best is in_doubt
+
+
+def test_margins_are_stored_with_the_timeline(tmp_path):
+    from baechi_lab.graph.formats.files import load_timeline, save
+
+    timeline = bl.simulate(towers(), bl.Cluster.uniform(1), bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5]))
+    save(timeline, tmp_path / "timeline.json")
+    assert load_timeline(tmp_path / "timeline.json").peak_margin.tolist() == [140 / 110 - 1]
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_margins_are_never_negative(seed):
+    graph = bl.generators.random_dag(40, seed=seed).replace(reuse=np.random.default_rng(seed).integers(0, 3, 40))
+    for rule in ("m-topo", "m-etf"):
+        cluster = bl.Cluster.uniform(3)
+        assert (bl.simulate(graph, cluster, bl.place(graph, cluster, rule)).peak_margin >= 0).all()
