@@ -9,6 +9,9 @@ import numpy as np
 
 from .kernels.csr import offsets
 
+PARTS_TYPE = "Parts"
+"""Type of PyTorch's ops that hand out parts of what a call made, as views."""
+
 
 class TensorTable:
     """Tensors by producer and label, with the ops that read them.

@@ -8,9 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-
-PARTS_TYPE = "Parts"
-"""Type of ops that make views of the parts of a tensor."""
+from ..graph.tensors import PARTS_TYPE
 
 
 def has_code_order(graph: OpGraph) -> bool:

@@ -8,8 +8,9 @@ from collections.abc import Iterator
 
 from ..errors import ActivationsKept, InvalidInput
 from ..graph import OpGraph
+from ..graph.tensors import PARTS_TYPE
 from ..torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED, ActivationRow
-from .records import PARTS_TYPE, STATE, Trace
+from .records import STATE, Trace
 
 _COPY = re.compile(r"(/again)+'*$")
 _HOST = re.compile(r"(:[^/]*)?/offloaded'*$")

@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from ..memory.code_order import PARTS_TYPE as PARTS_TYPE
-
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
 STATE = "State"

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...graph import OpGraph, Placement
+from ...graph.tensors import PARTS_TYPE
 from ...passes.named_tensors import NAMED
-from ...torch_steps.records import PARTS_TYPE, UPDATE
+from ...torch_steps.records import UPDATE
 
 Spans = dict[int, tuple[float, float]]
 """Start and end in microseconds by op."""

@@ -36,9 +36,9 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
-from ...graph.tensors import TensorTable
+from ...graph.tensors import PARTS_TYPE, TensorTable
 from ...passes.named_tensors import NAMED
-from ...torch_steps.records import PARTS_TYPE, UPDATE, Trace
+from ...torch_steps.records import UPDATE, Trace
 from ..precision import Precision
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
