@@ -59,6 +59,10 @@ class Hardware(Params):
         fp8_flops, int8_ops: of products of 8-bit numbers; 0 where the device has no units for them, so that they run
             like float16 ones.
         links: names of the links that it can have to its like, see `bl.Cluster.uniform`; the fastest first.
+        generation: its architecture ("ampere"), whose constants estimates use (`profilers.generations`); "" is a roofline.
+        multiprocessors: units that compute tiles of matrix products; 0 if products are not computed by tiles.
+        l2_bytes: size of the last cache before memory; 0 if unknown, so that what is read again is not counted.
+        power_w: power limit of the board in watts; 0 if unknown, so that it does not hold products back.
 
     >>> Hardware.named("v100").bandwidth, Hardware.named("RTX 4090").name
     (900000000000.0, 'rtx4090')
@@ -80,6 +84,10 @@ class Hardware(Params):
     int8_ops: float = 0.0
     links: tuple[str, ...] = ()
     arithmetic_share: float = 1.0
+    generation: str = ""
+    multiprocessors: int = 0
+    l2_bytes: int = 0
+    power_w: float = 0.0
 
     def validate(self) -> None:
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
@@ -94,6 +102,9 @@ class Hardware(Params):
         for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
+        for key in ("multiprocessors", "l2_bytes", "power_w"):
+            if not 0 <= getattr(self, key) < float("inf"):
+                raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
         if self.memory_bytes < 0:
             raise InvalidInput(f"hardware memory_bytes is {self.memory_bytes}; it must not be negative")
 
@@ -185,7 +196,8 @@ def kind_named(name: str) -> str:
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"^(nvidia|amd|google)|[\s_-]+", "", name.strip().lower())
+    words = re.sub(r"[\s_-]+", "", name.strip().lower())
+    return re.sub(r"^(nvidia|amd|google)?(tesla|geforce|instinct)?", "", words)
 
 
 def _read_table() -> dict[str, Hardware]:
@@ -204,6 +216,11 @@ def _read_table() -> dict[str, Hardware]:
             fp8_flops=1e12 * float(row["fp8_tflops"]),
             int8_ops=1e12 * float(row["int8_tops"]),
             links=tuple(row["links"].split()),
+            generation=row["generation"],
+            multiprocessors=int(row["multiprocessors"]),
+            l2_bytes=int(1e6 * float(row["l2_mb"])),
+            power_w=float(row["power_w"]),
+            launches_hidden=bool(row["generation"]),
         )
         for row in csv.DictReader(lines)
     }
@@ -212,4 +229,14 @@ def _read_table() -> dict[str, Hardware]:
 HARDWARE = _read_table()
 """Known devices by name."""
 
-_NAMES = {_plain(name): name for name in HARDWARE} | {"a10080gb": "a100", "a10080": "a100", "a10040": "a100-40gb"}
+_NAMES = {_plain(name): name for name in HARDWARE} | {
+    "a10080gb": "a100",
+    "a10080": "a100",
+    "a10040": "a100-40gb",
+    "a100sxm480gb": "a100",
+    "a100sxm440gb": "a100-40gb",
+    "h10080gbhbm3": "h100",
+    "p100pcie16gb": "p100",
+    "v100sxm216gb": "v100",
+    "v100pcie": "v100-pcie-32gb",
+}

@@ -1,0 +1,82 @@
+"""Generations of hardware: the constants that a data sheet does not have, for `kernel_model`.
+
+The constants of a generation hold for all its devices and models. `generations.csv` says what rows of published measurements
+each one was fitted to (`python -m studies.kernels`). A generation without measurements has the constants of a neighbour, and its
+`fitted_on` says so.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from ..errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Generation:
+    """What kernels reach on the devices of one generation. The defaults are those of ideal hardware: a plain roofline.
+
+    Args:
+        name: such as "ampere"; "" for hardware of no known generation.
+        tile_rows, tile_columns: the part of a matrix product's output that one block of threads computes.
+        product_share: share of the peak that the inner loop of a matrix product reaches.
+        tile_us: microseconds that a block needs besides its inner loop: first operands, and writing its output.
+        long_row_ps: picoseconds that a FLOP of a float32 product takes more each time that the summed dimension doubles beyond
+            `LONG_ROW` elements, whatever the number of multiprocessors: rows are then too far apart in memory.
+        product_pj: picojoules per FLOP of float32 products; the board's power limit divided by it is the rate that lasts.
+        bandwidth_share: share of the memory's bandwidth that kernels reach.
+        cached_bytes_per_flop: bytes that a kernel reads again from caches in the time of one FLOP at peak.
+        convolution_us: microseconds of a convolution besides its products: choosing an algorithm, and changing layouts.
+        start_us: microseconds that a kernel which is run alone takes besides its own time.
+        fitted_on: the devices whose measurements the constants come from.
+    """
+
+    name: str = ""
+    tile_rows: int = 1
+    tile_columns: int = 1
+    product_share: float = 1.0
+    tile_us: float = 0.0
+    long_row_ps: float = 0.0
+    product_pj: float = 0.0
+    bandwidth_share: float = 1.0
+    cached_bytes_per_flop: float = float("inf")
+    convolution_us: float = 0.0
+    start_us: float = 0.0
+    fitted_on: str = ""
+
+    @property
+    def constants(self) -> dict[str, float]:
+        """The constants by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
+
+
+def _read_table() -> dict[str, Generation]:
+    lines = Path(__file__).with_name("generations.csv").read_text(encoding="utf-8").splitlines()
+    numbers = {key: type(value) for key, value in Generation().constants.items()}
+    return {
+        row["name"]: Generation(
+            name=row["name"], fitted_on=row["fitted_on"], **{key: kind(row[key]) for key, kind in numbers.items()}
+        )
+        for row in csv.DictReader(lines)
+    }
+
+
+IDEAL = Generation()
+"""Of hardware of no known generation: a plain roofline of its data sheet."""
+GENERATIONS = _read_table()
+"""Known generations by name."""
+
+
+def generation_named(name: str) -> Generation:
+    """Returns the generation of that name; "" is the ideal one.
+
+    >>> generation_named("ampere").tile_rows, generation_named("").product_share
+    (128, 1.0)
+    """
+    if not name:
+        return IDEAL
+    if name not in GENERATIONS:
+        raise UnknownNameError.of("generation of hardware", name, GENERATIONS)
+    return GENERATIONS[name]

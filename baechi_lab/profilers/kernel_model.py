@@ -1,0 +1,169 @@
+"""The kernel model: turns the work of kernels into microseconds on a GPU, for all frameworks.
+
+Matrix products. Blocks of threads compute tiles of the output. `multiprocessors` of them run at a time, so that the last, partly
+filled wave takes as long as a full one:
+
+    blocks = count * ceil(rows / tile_rows) * ceil(columns / tile_columns) * splits
+    compute_us = ceil(blocks / multiprocessors) * (2 * tile_rows * tile_columns * ceil(inner / splits) * flop_us + tile_us)
+    flop_us = multiprocessors * (1 / (product_share * peak) + long_row_ps * max(0, log2(inner / 8192)))
+
+A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
+Batched products, which have enough blocks, do not split. Boards with a low power limit cannot hold their peak rate:
+`power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
+`power_us` and the time of its operands and output in memory.
+
+Convolutions are products of all output positions by channels. Filters of 3 x 3 with stride 1 have a second algorithm: Winograd's
+F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times fewer FLOPs. The faster one counts. Each
+convolution also needs `convolution_us` for choosing its algorithm and changing layouts.
+
+All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
+that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
+fit there, else from memory. In between, a part of them is there.
+
+The host starts kernels ahead of the device, so that a kernel takes at least `launch_us`, and only the first kernel of a step
+waits for its start, `start_us` (`Hardware.launches_hidden`). Hardware without a generation has no tiles and reaches all of its peak: a
+roofline (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009, doi:10.1145/1498765.1498785).
+
+Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles and waves); A. Lavin, S. Gray, "Fast Algorithms for
+Convolutional Neural Networks", CVPR 2016 (Winograd). Constants: `generations`.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
+from .generations import Generation, generation_named
+from .work import Kernel, Products, Work, work_of
+
+LONG_ROW = 8192
+"""Elements of the summed dimension from which on rows are so far apart in memory that reading them slows a product down."""
+SPLITS = (1, 2, 4, 8, 16)
+"""Into how many parts the summed dimension may be split."""
+SHORTEST_SPLIT = 64
+"""Elements that a part of a split dimension has at least."""
+WINOGRAD_TILE = 32
+"""Rows and columns of a block's tile in Winograd's algorithm."""
+FILTER_PASSES = 8.0
+"""Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in small pieces."""
+ALL_CACHED, NONE_CACHED = 0.3, 0.7
+"""Shares of the L2 cache that rows in flight may take until the first, and the last, of them is read from memory again."""
+FP32 = PRECISIONS.index("fp32")
+
+
+def estimated_us(
+    work: Work, hardware: Hardware, *, generation: Generation | None = None, follows: bool = False
+) -> NDArray[np.float64]:
+    """Returns float64[ops], the microseconds of every op on `hardware`.
+
+    Args:
+        work: kernels of the ops, in the order in which they run.
+        hardware: the device.
+        generation: constants in place of those of `hardware.generation`.
+        follows: True if other kernels of the step run before, so that the first of these does not wait for its start.
+
+    >>> rows = [(0, Kernel(9.6e6, matrix=True)), (1, Kernel(moved_bytes=25.6e4))]
+    >>> core = Hardware.named("cpu-core")    # 96e9 FLOP/s and 25.6e9 bytes/s: 100 us and 10 us, and 0.25 us to start them
+    >>> estimated_us(work_of(2, rows), core).round(6).tolist()
+    [100.25, 10.25]
+    """
+    hardware.validate()
+    constants = generation_named(hardware.generation) if generation is None else generation
+    kernel = np.maximum(_arithmetic_us(work, hardware, constants), _memory_us(work, hardware, constants))
+    kernel = kernel + _reread_us(work, hardware, constants) + np.where(work.convolution, constants.convolution_us, 0.0)
+    if hardware.launches_hidden and not follows:
+        kernel[np.flatnonzero(~(work.free | work.metadata))[:1]] += constants.start_us
+    launched = np.maximum(hardware.launch_us, kernel) if hardware.launches_hidden else hardware.launch_us + kernel
+    once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
+    total = np.zeros(work.ops)
+    np.add.at(total, work.op, work.times * once)
+    return total
+
+
+def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
+    """Returns the microseconds of one run of a kernel on `hardware`, launch included.
+
+    >>> kernel_us(Kernel(flops=9.6e6, matrix=True), Hardware.named("cpu-core"))    # 100 us at 96 GFLOP/s, and its start
+    100.25
+    """
+    return float(estimated_us(work_of(1, [(0, kernel)]), hardware)[0])
+
+
+def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
+    """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
+    calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
+    peaks = np.array([hardware.product_flops(precision) for precision in PRECISIONS])[work.precision] * calibrated
+    rate = np.where(work.matrix, peaks * constants.product_share, hardware.peak_flops * hardware.arithmetic_share)
+    unshaped = 1e6 * work.flops / rate
+    if not hardware.multiprocessors:
+        return unshaped
+    full_precision = work.precision == FP32
+    shaped = _sums_of_products(work.products, len(work.op), peaks, full_precision, hardware, constants)
+    has_shape = np.zeros(len(work.op), dtype=np.bool_)
+    has_shape[work.products.kernel] = True
+    winograd = np.full(len(work.op), np.inf)
+    kernels = work.winograd.kernel
+    if len(kernels):
+        tile = (WINOGRAD_TILE, WINOGRAD_TILE)
+        winograd[kernels] = _products_us(work.winograd, peaks, full_precision, hardware, constants, tile)
+        winograd[kernels] += 1e6 * FILTER_PASSES * work.winograd.filter_bytes / hardware.bandwidth
+    return np.where(has_shape, np.minimum(shaped, winograd), unshaped)
+
+
+def _sums_of_products(
+    products: Products,
+    kernels: int,
+    peaks: NDArray[np.float64],
+    full_precision: NDArray[np.bool_],
+    hardware: Hardware,
+    constants: Generation,
+) -> NDArray[np.float64]:
+    total = np.zeros(kernels)
+    tile = (constants.tile_rows, constants.tile_columns)
+    np.add.at(total, products.kernel, _products_us(products, peaks, full_precision, hardware, constants, tile))
+    return total
+
+
+def _products_us(
+    products: Products,
+    peaks: NDArray[np.float64],
+    full_precision: NDArray[np.bool_],
+    hardware: Hardware,
+    constants: Generation,
+    tile: tuple[int, int],
+) -> NDArray[np.float64]:
+    """Returns the time of every product, by tiles, waves and power; `peaks` and `full_precision` are those of each kernel."""
+    tile_rows, tile_columns = tile
+    peak, full = peaks[products.kernel], full_precision[products.kernel]
+    tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
+    doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
+    long_row_us = 1e-6 * constants.long_row_ps * np.where(full, doublings, 0.0)
+    flop_us = hardware.multiprocessors * (1e6 / (constants.product_share * peak) + long_row_us)
+    tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
+    best = np.full(len(tiles), np.inf)
+    for splits in SPLITS:
+        inner = np.ceil(products.inner / splits)
+        waves = np.ceil(tiles * splits / hardware.multiprocessors)
+        us = waves * (2.0 * tile_rows * tile_columns * inner * flop_us + tile_us)
+        allowed = (products.count == 1) & (inner >= SHORTEST_SPLIT) if splits > 1 else np.True_
+        best = np.where(allowed & (us < best), us, best)
+    flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
+    if hardware.power_w:
+        best = np.maximum(best, np.where(full, 1e-6 * flops * constants.product_pj / hardware.power_w, 0.0))
+    return best
+
+
+def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
+    return 1e6 * work.moved_bytes / (hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share)
+
+
+def _reread_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
+    """Returns the time of reading rows again, from the L2 cache as far as the rows of all running blocks fit there."""
+    if not hardware.l2_bytes or not work.reread_bytes.any():
+        return np.zeros(len(work.op))
+    in_flight = hardware.multiprocessors * work.flight_bytes / hardware.l2_bytes
+    missed = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
+    memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+    cache = constants.cached_bytes_per_flop * hardware.peak_flops
+    return 1e6 * work.reread_bytes * (missed / memory + (1 - missed) / cache)

@@ -1,0 +1,238 @@
+"""The work of kernels, independent of device and framework: FLOPs, bytes, and the shapes that decide how a GPU runs them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from math import prod
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph.hardware import PRECISIONS
+
+Floats = NDArray[np.float64]
+Booleans = NDArray[np.bool_]
+
+REGISTER_ROW = 1024
+"""Numbers of a row that PyTorch's softmax holds in the registers of one warp."""
+SHARED_ROW_BYTES = 48 * 1024
+"""Bytes of a row that it holds in the memory that a block of threads shares, if the row is a multiple of 4 numbers."""
+NORM_BLOCKS, SOFTMAX_BLOCKS = 16, 2
+"""Rows that one multiprocessor works on at a time: blocks of 128 threads in norms, of 1024 in the softmax of long rows."""
+
+
+@dataclass(frozen=True)
+class Product:
+    """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
+
+    >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
+    True
+    """
+
+    count: int
+    rows: int
+    columns: int
+    inner: int
+
+    @property
+    def flops(self) -> float:
+        """A multiply-add counts as two."""
+        return 2.0 * self.count * self.rows * self.columns * self.inner
+
+    @property
+    def left_gradient(self) -> Product:
+        """The product that makes the gradient of the left operand: of the output's gradient and the right operand."""
+        return Product(self.count, self.rows, self.inner, self.columns)
+
+    @property
+    def right_gradient(self) -> Product:
+        """The product that makes the gradient of the right operand: of the left operand and the output's gradient."""
+        return Product(self.count, self.inner, self.columns, self.rows)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows that a kernel reads more than once.
+
+    Args:
+        bytes: of all rows.
+        row_bytes: of one row; 0 if it is read again from faster memory always.
+        rereads: times that each row is read again.
+        per_multiprocessor: rows that one multiprocessor works on at a time.
+    """
+
+    bytes: float
+    row_bytes: float
+    rereads: int
+    per_multiprocessor: int
+
+    @classmethod
+    def of_softmax(cls, numbers: int, length: int, number_bytes: int) -> Rows | None:
+        """Rows of `length` numbers each: the maximum, the sum and the output each read a long row.
+
+        Shared memory holds rows of medium length, so that one more pass through it remains. None for short rows, which are
+        read once.
+        """
+        if length <= REGISTER_ROW:
+            return None
+        if length % 4 == 0 and length * number_bytes <= SHARED_ROW_BYTES:
+            return cls(float(numbers * number_bytes), 0.0, 1, SOFTMAX_BLOCKS)
+        return cls(float(numbers * number_bytes), float(length * number_bytes), 2, SOFTMAX_BLOCKS)
+
+    @classmethod
+    def of_norm(cls, numbers: int, length: int, number_bytes: int) -> Rows:
+        """Rows of `length` numbers each: the statistics and the output each read a row."""
+        return cls(float(numbers * number_bytes), float(length * number_bytes), 1, NORM_BLOCKS)
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """The work of one call of an operator.
+
+    Args:
+        flops: floating-point operations, where a multiply-add counts as two; 0 if unknown, so that its bytes decide.
+        moved_bytes: bytes read from and written to memory, each tensor once.
+        precision: precision of a matrix product's operands, one of `PRECISIONS`.
+        matrix: True if it runs on the matrix units.
+        batched: True for a product of many small matrices, as in attention.
+        metadata: True if it moves no data, so that only the host is busy.
+        products: the matrix products that it consists of, where their shapes are known.
+        convolution: True for a convolution, whose products are those of all output positions by channels.
+        winograd: the products of Winograd's algorithm, for convolutions that have it.
+        rows: the rows that it reads more than once.
+
+    >>> Kernel(flops=9.6e6, precision="fp16", matrix=True).metadata
+    False
+    """
+
+    flops: float = 0.0
+    moved_bytes: float = 0.0
+    precision: str = "fp32"
+    matrix: bool = False
+    batched: bool = False
+    metadata: bool = False
+    products: tuple[Product, ...] = ()
+    convolution: bool = False
+    winograd: Product | None = None
+    rows: Rows | None = None
+
+
+def convolution(
+    batch: int,
+    outputs: Sequence[int],
+    channels: int,
+    filters: int,
+    window: Sequence[int],
+    *,
+    groups: int = 1,
+    plain: bool = False,
+    moved_bytes: float = 0.0,
+    precision: str = "fp32",
+) -> Kernel:
+    """Returns the kernel of a convolution.
+
+    Args:
+        batch: number of images.
+        outputs: positions of the output in each direction.
+        channels, filters: channels of the input and the output, of all groups together.
+        window: size of the filters in each direction.
+        groups: groups of channels that are convolved apart.
+        plain: True for stride 1 and dilation 1, so that Winograd's algorithm may compute it.
+        moved_bytes, precision: as in `Kernel`.
+
+    >>> kernel = convolution(2, (8, 8), 16, 32, (3, 3), plain=True)
+    >>> kernel.products[0], kernel.winograd
+    (Product(count=1, rows=128, columns=32, inner=144), Product(count=16, rows=32, columns=32, inner=16))
+    """
+    group_channels, group_filters = channels // groups, filters // groups
+    product = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window))
+    winograd = None
+    if plain and tuple(window) == (3, 3) and group_channels > 1:
+        parts = prod(-(-size // 2) for size in outputs)
+        winograd = Product(16 * groups, batch * parts, group_filters, group_channels)
+    return Kernel(
+        product.flops, moved_bytes, precision, matrix=True, products=(product,), convolution=True, winograd=winograd
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Products:
+    """Matrix products as columns; `kernel` is the kernel that each belongs to."""
+
+    kernel: NDArray[np.int64]
+    count: Floats
+    rows: Floats
+    columns: Floats
+    inner: Floats
+    filter_bytes: Floats
+
+    @classmethod
+    def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
+        """Builds the columns from pairs of a kernel's index and a product."""
+        column = lambda key: np.array([getattr(product, key) for _, product in products], dtype=np.float64)  # noqa: E731
+        count, rows, columns, inner = map(column, ("count", "rows", "columns", "inner"))
+        kernel = np.array([kernel for kernel, _ in products], dtype=np.int64)
+        return cls(kernel, count, rows, columns, inner, 9.0 * 4.0 * columns * inner)
+
+
+@dataclass(frozen=True, eq=False)
+class Work:
+    """The work of a step: one row per kernel, each of which belongs to an op and runs `times` times.
+
+    FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
+    `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
+    `products` and `winograd` hold the shapes of products. `reread_bytes` are read again, `flight_bytes` are those of the rows
+    that one multiprocessor works on at a time.
+    """
+
+    ops: int
+    op: NDArray[np.int64]
+    times: Floats
+    flops: Floats
+    moved_bytes: Floats
+    matrix: Booleans
+    precision: NDArray[np.int64]
+    metadata: Booleans
+    free: Booleans
+    batched: Booleans
+    convolution: Booleans
+    reread_bytes: Floats
+    flight_bytes: Floats
+    products: Products
+    winograd: Products = field(default_factory=lambda: Products.of([]))
+
+
+def work_of(
+    ops: int, rows: Iterable[tuple[int, Kernel]], times: Sequence[float] | None = None, free: Sequence[bool] | None = None
+) -> Work:
+    """Builds the `Work` of `ops` ops from pairs of an op's index and a kernel.
+
+    Args:
+        ops: number of ops.
+        rows: the kernels, in the order in which they run.
+        times: runs of each kernel, 1 by default.
+        free: which kernels take no time, none by default.
+    """
+    op_kernels = list(rows)
+    kernels = [kernel for _, kernel in op_kernels]
+    column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
+    index = {precision: i for i, precision in enumerate(PRECISIONS)}
+    repeated = [kernel.rows for kernel in kernels]
+    return Work(
+        ops=ops,
+        op=np.array([op for op, _ in op_kernels], dtype=np.int64),
+        times=np.ones(len(kernels)) if times is None else np.array(times, dtype=np.float64),
+        flops=column("flops", np.float64),
+        moved_bytes=column("moved_bytes", np.float64),
+        matrix=column("matrix", np.bool_),
+        precision=np.array([index[kernel.precision] for kernel in kernels], dtype=np.int64),
+        metadata=column("metadata", np.bool_),
+        free=np.zeros(len(kernels), dtype=np.bool_) if free is None else np.array(free, dtype=np.bool_),
+        batched=column("batched", np.bool_),
+        convolution=column("convolution", np.bool_),
+        reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
+        flight_bytes=np.array([0.0 if r is None else r.row_bytes * r.per_multiprocessor for r in repeated]),
+        products=Products.of([(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]),
+        winograd=Products.of([(i, kernel.winograd) for i, kernel in enumerate(kernels) if kernel.winograd is not None]),
+    )

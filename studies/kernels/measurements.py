@@ -1,0 +1,92 @@
+"""The measured kernels of `data/neusight` as work for the kernel model."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from baechi_lab.graph.hardware import Hardware, kind_named
+from baechi_lab.profilers.work import Kernel, Product, Rows, work_of
+from baechi_lab.profilers.work import convolution as convolution_kernel
+from baechi_lab.profilers.kernel_model import estimated_us
+from baechi_lab.profilers.generations import Generation, generation_named
+
+FLOAT_BYTES = 4
+KINDS = ("linear", "bmm", "softmax", "layer norm", "element-wise", "convolution")
+_TENSORS = {"add": 3, "mul": 3, "div": 3, "pow": 3}
+"""Tensors that an element-wise operator of two tensors reads and writes; those of one tensor and a number have two."""
+
+
+@dataclass(frozen=True, eq=False)
+class Measurements:
+    """Kernels of one kind on one device, and float64[kernels] the microseconds that each took."""
+
+    device: str
+    kind: str
+    kernels: tuple[Kernel, ...]
+    measured_us: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        n = len(self.kernels)
+        object.__setattr__(self, "work", work_of(n, enumerate(self.kernels)))
+
+    def predicted_us(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
+        """Returns the microseconds of each kernel, run alone."""
+        constants = generation_named(hardware.generation) if generation is None else generation
+        return constants.start_us + estimated_us(self.work, hardware, generation=constants, follows=True)  # type: ignore[attr-defined]
+
+    def errors(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
+        """Returns the relative errors, predicted / measured - 1."""
+        return self.predicted_us(hardware, generation) / self.measured_us - 1
+
+
+def read_measurements(folder: str | Path = "data/neusight") -> dict[tuple[str, str], Measurements]:
+    """Returns (device, kind) -> measurements, the devices by their names in the catalog."""
+    rows: dict[tuple[str, str], list[tuple[Kernel, float]]] = {}
+    for device, kind, kernel, us in _rows(Path(folder)):
+        rows.setdefault((device, kind), []).append((kernel, us))
+    return {
+        key: Measurements(*key, tuple(k for k, _ in pairs), np.array([us for _, us in pairs]))
+        for key, pairs in sorted(rows.items())
+    }
+
+
+def _rows(folder: Path) -> Iterator[tuple[str, str, Kernel, float]]:
+    with gzip.open(folder / "kernels.csv.gz", "rt", newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            kind, kernel = _kernel(row)
+            yield kind_named(row["device"]), kind, kernel, 1e3 * float(row["ms"])
+    with gzip.open(folder / "convolutions.csv.gz", "rt", newline="", encoding="utf-8") as stream:
+        for row in csv.DictReader(stream):
+            yield kind_named(row["device"]), "convolution", _convolution(row), 1e3 * float(row["ms"])
+
+
+def _kernel(row: dict[str, str]) -> tuple[str, Kernel]:
+    count, op = int(row["count"]), row["op"]
+    if op in ("linear", "bmm"):
+        rows, inner, columns = (int(row[key]) for key in ("rows", "inner", "columns"))
+        product = Product(1, count * rows, columns, inner) if op == "linear" else Product(count, rows, columns, inner)
+        weights = product.inner * product.columns * product.count
+        moved = FLOAT_BYTES * (product.count * product.rows * (product.inner + product.columns) + weights)
+        return op, Kernel(product.flops, float(moved), matrix=True, batched=op == "bmm", products=(product,))
+    length = int(row["length"])
+    numbers = count * length
+    if op in ("softmax", "ln"):
+        rows_read = (Rows.of_softmax if op == "softmax" else Rows.of_norm)(numbers, length, FLOAT_BYTES)
+        return ("softmax" if op == "softmax" else "layer norm"), Kernel(
+            moved_bytes=2.0 * FLOAT_BYTES * numbers, rows=rows_read
+        )
+    return "element-wise", Kernel(moved_bytes=float(FLOAT_BYTES * numbers * _TENSORS.get(op, 2)))
+
+
+def _convolution(row: dict[str, str]) -> Kernel:
+    batch, size, channels, filters = (int(row[k]) for k in ("batch", "size", "in_channels", "out_channels"))
+    pixels = batch * size**2
+    moved = FLOAT_BYTES * (pixels * (channels + filters) + 9 * channels * filters)
+    return convolution_kernel(batch, (size, size), channels, filters, (3, 3), plain=True, moved_bytes=float(moved))
