@@ -16,7 +16,7 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,6 +115,14 @@ class Hardware(Params):
         if canonical is None:
             raise UnknownNameError.of("hardware", name, HARDWARE)
         return HARDWARE[canonical]
+
+    def as_roofline(self) -> Hardware:
+        """Returns the device as a plain roofline of its data sheet, without the constants of its generation.
+
+        >>> Hardware.named("a100").as_roofline().generation
+        ''
+        """
+        return replace(self, generation="", multiprocessors=0, l2_bytes=0, power_w=0.0, launches_hidden=False)
 
     @property
     def kind(self) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..graph.hardware import Hardware
 from .precision import Precision
-from .roofline import Kernel
+from .work import Kernel
 
 _GPU_ERRORS = {"linear": 0.24, "bmm": 0.60, "softmax": 0.38, "layer norm": 0.46, "element-wise": 0.17}
 """Mean relative error by kind of kernel; the larger one of V100 and A100, nearly always too fast."""

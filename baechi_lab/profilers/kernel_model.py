@@ -21,8 +21,8 @@ that read a row of numbers more than once (softmax, norms) read it again from th
 fit there, else from memory. In between, a part of them is there.
 
 The host starts kernels ahead of the device, so that a kernel takes at least `launch_us`, and only the first kernel of a step
-waits for its start, `start_us` (`Hardware.launches_hidden`). Hardware without a generation has no tiles and reaches all of its peak: a
-roofline (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009, doi:10.1145/1498765.1498785).
+waits for its start, `start_us` (`Hardware.launches_hidden`). Hardware without a generation has no tiles and reaches
+all of its peak: a roofline (S. Williams, A. Waterman, D. Patterson, CACM 52(4), 2009, doi:10.1145/1498765.1498785).
 
 Sources: NVIDIA, "Matrix Multiplication Background User's Guide" (tiles and waves); A. Lavin, S. Gray, "Fast Algorithms for
 Convolutional Neural Networks", CVPR 2016 (Winograd). Constants: `generations`.
@@ -46,7 +46,9 @@ SHORTEST_SPLIT = 64
 WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
-"""Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in small pieces."""
+"""Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in parts."""
+NUMBER_BYTES = 4
+"""Of a filter's number."""
 ALL_CACHED, NONE_CACHED = 0.3, 0.7
 """Shares of the L2 cache that rows in flight may take until the first, and the last, of them is read from memory again."""
 FP32 = PRECISIONS.index("fp32")
@@ -99,30 +101,22 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     if not hardware.multiprocessors:
         return unshaped
     full_precision = work.precision == FP32
-    shaped = _sums_of_products(work.products, len(work.op), peaks, full_precision, hardware, constants)
-    has_shape = np.zeros(len(work.op), dtype=np.bool_)
-    has_shape[work.products.kernel] = True
-    winograd = np.full(len(work.op), np.inf)
-    kernels = work.winograd.kernel
-    if len(kernels):
-        tile = (WINOGRAD_TILE, WINOGRAD_TILE)
-        winograd[kernels] = _products_us(work.winograd, peaks, full_precision, hardware, constants, tile)
-        winograd[kernels] += 1e6 * FILTER_PASSES * work.winograd.filter_bytes / hardware.bandwidth
-    return np.where(has_shape, np.minimum(shaped, winograd), unshaped)
-
-
-def _sums_of_products(
-    products: Products,
-    kernels: int,
-    peaks: NDArray[np.float64],
-    full_precision: NDArray[np.bool_],
-    hardware: Hardware,
-    constants: Generation,
-) -> NDArray[np.float64]:
-    total = np.zeros(kernels)
+    owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
-    np.add.at(total, products.kernel, _products_us(products, peaks, full_precision, hardware, constants, tile))
-    return total
+    product_us = _products_us(work.products, peaks[owner], full_precision[owner], hardware, constants, tile)
+    replaced = work.winograd.owner
+    if len(replaced):
+        tile = (WINOGRAD_TILE, WINOGRAD_TILE)
+        kernels = owner[replaced]
+        us = _products_us(work.winograd, peaks[kernels], full_precision[kernels], hardware, constants, tile)
+        filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * work.winograd.inner
+        us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
+        product_us[replaced] = np.minimum(product_us[replaced], us)
+    shaped = np.zeros(len(work.op))
+    np.add.at(shaped, owner, product_us)
+    has_shape = np.zeros(len(work.op), dtype=np.bool_)
+    has_shape[owner] = True
+    return np.where(has_shape, shaped, unshaped)
 
 
 def _products_us(
@@ -133,13 +127,12 @@ def _products_us(
     constants: Generation,
     tile: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Returns the time of every product, by tiles, waves and power; `peaks` and `full_precision` are those of each kernel."""
+    """Returns the time of every product, by tiles, waves and power; `peaks` and `full_precision` are those of the products."""
     tile_rows, tile_columns = tile
-    peak, full = peaks[products.kernel], full_precision[products.kernel]
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
-    long_row_us = 1e-6 * constants.long_row_ps * np.where(full, doublings, 0.0)
-    flop_us = hardware.multiprocessors * (1e6 / (constants.product_share * peak) + long_row_us)
+    long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
+    flop_us = hardware.multiprocessors * (1e6 / (constants.product_share * peaks) + long_row_us)
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     best = np.full(len(tiles), np.inf)
     for splits in SPLITS:
@@ -150,7 +143,7 @@ def _products_us(
         best = np.where(allowed & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:
-        best = np.maximum(best, np.where(full, 1e-6 * flops * constants.product_pj / hardware.power_w, 0.0))
+        best = np.maximum(best, np.where(full_precision, 1e-6 * flops * constants.product_pj / hardware.power_w, 0.0))
     return best
 
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from ..errors import InvalidInput, UnknownNameError
 from ..graph.hardware import PRECISIONS
-from .roofline import Kernel, Work
+from .work import Kernel, Work
 
 NAMES = ("fp32", "tf32", "bf16", "fp16", "mixed-bf16", "mixed-fp16")
 """What the option `precision` may be."""

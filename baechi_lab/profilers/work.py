@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 
@@ -26,6 +26,8 @@ NORM_BLOCKS, SOFTMAX_BLOCKS = 16, 2
 class Product:
     """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
 
+    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute.
+
     >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
     True
     """
@@ -34,6 +36,7 @@ class Product:
     rows: int
     columns: int
     inner: int
+    winograd: Product | None = None
 
     @property
     def flops(self) -> float:
@@ -99,7 +102,6 @@ class Kernel:
         metadata: True if it moves no data, so that only the host is busy.
         products: the matrix products that it consists of, where their shapes are known.
         convolution: True for a convolution, whose products are those of all output positions by channels.
-        winograd: the products of Winograd's algorithm, for convolutions that have it.
         rows: the rows that it reads more than once.
 
     >>> Kernel(flops=9.6e6, precision="fp16", matrix=True).metadata
@@ -114,23 +116,19 @@ class Kernel:
     metadata: bool = False
     products: tuple[Product, ...] = ()
     convolution: bool = False
-    winograd: Product | None = None
     rows: Rows | None = None
 
 
-def convolution(
+def convolution_product(
     batch: int,
     outputs: Sequence[int],
     channels: int,
     filters: int,
     window: Sequence[int],
-    *,
     groups: int = 1,
     plain: bool = False,
-    moved_bytes: float = 0.0,
-    precision: str = "fp32",
-) -> Kernel:
-    """Returns the kernel of a convolution.
+) -> Product:
+    """Returns the product that a convolution is: of all output positions by channels.
 
     Args:
         batch: number of images.
@@ -139,41 +137,68 @@ def convolution(
         window: size of the filters in each direction.
         groups: groups of channels that are convolved apart.
         plain: True for stride 1 and dilation 1, so that Winograd's algorithm may compute it.
-        moved_bytes, precision: as in `Kernel`.
 
-    >>> kernel = convolution(2, (8, 8), 16, 32, (3, 3), plain=True)
-    >>> kernel.products[0], kernel.winograd
-    (Product(count=1, rows=128, columns=32, inner=144), Product(count=16, rows=32, columns=32, inner=16))
+    >>> product = convolution_product(2, (8, 8), 16, 32, (3, 3), plain=True)
+    >>> product.rows, product.columns, product.inner
+    (128, 32, 144)
+    >>> product.winograd
+    Product(count=16, rows=32, columns=32, inner=16, winograd=None)
     """
     group_channels, group_filters = channels // groups, filters // groups
-    product = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window))
     winograd = None
     if plain and tuple(window) == (3, 3) and group_channels > 1:
         parts = prod(-(-size // 2) for size in outputs)
         winograd = Product(16 * groups, batch * parts, group_filters, group_channels)
-    return Kernel(
-        product.flops, moved_bytes, precision, matrix=True, products=(product,), convolution=True, winograd=winograd
+    return Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
+
+
+def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:
+    """Returns the product of stacks of matrices; one matrix on the right multiplies the rows of all matrices on the left.
+
+    Args:
+        left, right: shapes of the operands.
+        inner: size of the summed dimension.
+        outputs: shape of the result.
+
+    >>> matmul_product((2, 8, 16), (16, 4), 16, (2, 8, 4)), matmul_product((2, 8, 16), (2, 16, 4), 16, (2, 8, 4))
+    (Product(count=1, rows=16, columns=4, inner=16, winograd=None), Product(count=2, rows=8, columns=4, inner=16, winograd=None))
+    """
+    if len(left) < 2 or len(right) < 2 or len(outputs) < 2 or not prod(outputs) or not inner:
+        return None
+    if prod(right[:-2]) == 1:
+        return Product(1, prod(outputs[:-1]), outputs[-1], inner)
+    return Product(prod(outputs[:-2]), outputs[-2], outputs[-1], inner)
+
+
+def einsum_product(left: str, right: str, result: str, sizes: Mapping[str, int]) -> Product:
+    """Returns the product that an Einstein sum of two operands is, from the letters of their dimensions.
+
+    >>> einsum_product("bsh", "hd", "bsd", {"b": 2, "s": 8, "h": 16, "d": 4})
+    Product(count=1, rows=16, columns=4, inner=16, winograd=None)
+    """
+    size = lambda letters: prod(sizes[x] for x in letters)  # noqa: E731
+    shared, kept = set(left) & set(right), set(result)
+    return Product(
+        size(shared & kept), size((set(left) - shared) & kept), size((set(right) - shared) & kept), size(shared - kept)
     )
 
 
 @dataclass(frozen=True, eq=False)
 class Products:
-    """Matrix products as columns; `kernel` is the kernel that each belongs to."""
+    """Matrix products as columns; `owner` is the index of what each belongs to: a kernel, or a product that it may replace."""
 
-    kernel: NDArray[np.int64]
+    owner: NDArray[np.int64]
     count: Floats
     rows: Floats
     columns: Floats
     inner: Floats
-    filter_bytes: Floats
 
     @classmethod
     def of(cls, products: Sequence[tuple[int, Product]]) -> Products:
-        """Builds the columns from pairs of a kernel's index and a product."""
+        """Builds the columns from pairs of an owner's index and a product."""
         column = lambda key: np.array([getattr(product, key) for _, product in products], dtype=np.float64)  # noqa: E731
         count, rows, columns, inner = map(column, ("count", "rows", "columns", "inner"))
-        kernel = np.array([kernel for kernel, _ in products], dtype=np.int64)
-        return cls(kernel, count, rows, columns, inner, 9.0 * 4.0 * columns * inner)
+        return cls(np.array([owner for owner, _ in products], dtype=np.int64), count, rows, columns, inner)
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +207,8 @@ class Work:
 
     FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
     `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
-    `products` and `winograd` hold the shapes of products. `reread_bytes` are read again, `flight_bytes` are those of the rows
-    that one multiprocessor works on at a time.
+    `products` hold the shapes of the kernels' products, `winograd` those that may replace one of `products`. `reread_bytes` are
+    read again, `flight_bytes` are those of the rows that one multiprocessor works on at a time.
     """
 
     ops: int
@@ -204,7 +229,10 @@ class Work:
 
 
 def work_of(
-    ops: int, rows: Iterable[tuple[int, Kernel]], times: Sequence[float] | None = None, free: Sequence[bool] | None = None
+    ops: int,
+    rows: Iterable[tuple[int, Kernel]],
+    times: Sequence[float] | None = None,
+    free: Sequence[bool] | None = None,
 ) -> Work:
     """Builds the `Work` of `ops` ops from pairs of an op's index and a kernel.
 
@@ -218,6 +246,7 @@ def work_of(
     kernels = [kernel for _, kernel in op_kernels]
     column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
     index = {precision: i for i, precision in enumerate(PRECISIONS)}
+    products = [(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]
     repeated = [kernel.rows for kernel in kernels]
     return Work(
         ops=ops,
@@ -233,6 +262,6 @@ def work_of(
         convolution=column("convolution", np.bool_),
         reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
         flight_bytes=np.array([0.0 if r is None else r.row_bytes * r.per_multiprocessor for r in repeated]),
-        products=Products.of([(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]),
-        winograd=Products.of([(i, kernel.winograd) for i, kernel in enumerate(kernels) if kernel.winograd is not None]),
+        products=Products.of(products),
+        winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd is not None]),
     )

@@ -38,9 +38,7 @@ OTHERS = {"bandwidth_share": "element-wise", "cached_bytes_per_flop": "softmax",
 Table = Mapping[tuple[str, str], Measurements]
 
 
-def fit_generation(
-    table: Table, devices: Sequence[str], start: Generation, fixed: Collection[str] = ()
-) -> Generation:
+def fit_generation(table: Table, devices: Sequence[str], start: Generation, fixed: Collection[str] = ()) -> Generation:
     """Returns the constants that fit the kernels of `devices` best.
 
     Args:
@@ -54,7 +52,9 @@ def fit_generation(
     keys = [key for key in (*PRODUCTS, "start_us") if getattr(start, key) and key not in fixed]
     best = min(
         (
-            _search(table, devices, ["linear", "bmm"], replace(start, tile_rows=r, tile_columns=c), keys, STEPS["products"])
+            _search(
+                table, devices, ["linear", "bmm"], replace(start, tile_rows=r, tile_columns=c), keys, STEPS["products"]
+            )
             for r, c in tiles
         ),
         key=lambda generation_loss: generation_loss[1],

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from baechi_lab.graph.hardware import Hardware, kind_named
-from baechi_lab.profilers.work import Kernel, Product, Rows, work_of
-from baechi_lab.profilers.work import convolution as convolution_kernel
-from baechi_lab.profilers.kernel_model import estimated_us
 from baechi_lab.profilers.generations import Generation, generation_named
+from baechi_lab.profilers.kernel_model import estimated_us
+from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_product, work_of
 
 FLOAT_BYTES = 4
 KINDS = ("linear", "bmm", "softmax", "layer norm", "element-wise", "convolution")
@@ -89,4 +88,5 @@ def _convolution(row: dict[str, str]) -> Kernel:
     batch, size, channels, filters = (int(row[k]) for k in ("batch", "size", "in_channels", "out_channels"))
     pixels = batch * size**2
     moved = FLOAT_BYTES * (pixels * (channels + filters) + 9 * channels * filters)
-    return convolution_kernel(batch, (size, size), channels, filters, (3, 3), plain=True, moved_bytes=float(moved))
+    product = convolution_product(batch, (size, size), channels, filters, (3, 3), plain=True)
+    return Kernel(product.flops, float(moved), matrix=True, products=(product,), convolution=True)

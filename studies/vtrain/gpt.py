@@ -14,7 +14,8 @@ import numpy as np
 from baechi_lab.graph import CONTROL_BYTES, Cluster, Link, OpGraph, Placement
 from baechi_lab.graph.hardware import Hardware
 from baechi_lab.passes.gradients import ring_us
-from baechi_lab.profilers.roofline import Kernel, estimated_us, work_of
+from baechi_lab.profilers.kernel_model import estimated_us
+from baechi_lab.profilers.work import Kernel, work_of
 
 HALF, FULL = 2, 4
 """Bytes of an element."""

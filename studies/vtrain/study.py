@@ -99,7 +99,7 @@ def fitted(rows: Sequence[Iteration], fit: Sequence[int]) -> Calibration:
         return lambda hardware: 1000 * predicted_ms(row, hardware)
 
     measurements = [(step(row), 1000 * row.measured_ms) for row in rows]
-    return calibrate(replace(Hardware.named("a100"), launches_hidden=True), measurements, fit=fit)
+    return calibrate(replace(Hardware.named("a100").as_roofline(), launches_hidden=True), measurements, fit=fit)
 
 
 def summary(rows: Sequence[Iteration], found: Calibration) -> dict[str, Any]:

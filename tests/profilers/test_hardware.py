@@ -11,11 +11,12 @@ from baechi_lab.exporters.plans.records import Request
 from baechi_lab.graph.costs import allowed_devices, durations
 from baechi_lab.graph.hardware import HARDWARE, PRECISIONS, Hardware, by_kind, known_kind
 from baechi_lab.graph.link_presets import LINKS, default_link, named_link
-from baechi_lab.profilers.roofline import Kernel
+from baechi_lab.profilers.kernel_model import kernel_us
+from baechi_lab.profilers.work import Kernel
 
 NAMES = (
-    "k40 rtx2080 v100 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb h100 h200 b200 mi300x tpu-v5e cpu-core cpu-epyc-9654 "
-    "cpu-xeon-8480"
+    "k40 p4 p100 t4 rtx2080 v100 v100-pcie-32gb rtx3090 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb a100-pcie-40gb "
+    "a100-80gb-pcie h100 h100-pcie h200 b200 mi100 mi210 mi250 mi300x tpu-v5e cpu-core cpu-epyc-9654 cpu-xeon-8480"
 )
 
 
@@ -151,10 +152,10 @@ def test_links_that_are_not_there(link, kind, message):
 
 def test_products_by_precision():
     """1e15 FLOPs on an H100: 67, 494.7, 989.4, 1978.9 and 1978.9 TFLOP/s, and the launch."""
-    h100 = Hardware.named("h100")
+    h100 = Hardware.named("h100").as_roofline()
     for precision, peak in zip(PRECISIONS, (67, 494.7, 989.4, 1978.9, 1978.9), strict=True):
         kernel = Kernel(flops=1e15, precision=precision, matrix=True)
-        assert kernel.us(h100) == pytest.approx(6.7 + 1e9 / peak)
+        assert kernel_us(kernel, h100) == pytest.approx(6.7 + 1e9 / peak)
 
 
 def test_the_page_shows_the_table():

@@ -6,12 +6,15 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.graph.hardware import Hardware
+from baechi_lab.profilers.kernel_model import kernel_us
 from baechi_lab.profilers.precision import NAMES, Precision, profile_mode
-from baechi_lab.profilers.roofline import Kernel
+from baechi_lab.profilers.work import Kernel
 
 torch = pytest.importorskip("torch")
 
 ROWS, WIDTH = 128, 256
+
+A100 = Hardware.named("a100").as_roofline()
 
 
 def layer_of_torch(precision, **options):
@@ -123,9 +126,9 @@ def test_an_update_in_mixed_precision_moves_30_bytes_per_parameter():
     """It reads the gradient (4) and reads and writes the master weight (8) and two states (16), and writes the weight (2)."""
     layer = torch.nn.Linear(4096, 4096, bias=False, device="meta")
     options = {"optimizer": "adam", "precision": "mixed-bf16", "granularity": "operator"}
-    graph = bl.torch.profile(layer, torch.empty(1, 4096, device="meta"), hardware="a100", **options)
+    graph = bl.torch.profile(layer, torch.empty(1, 4096, device="meta"), hardware=A100, **options)
     update = next(us for us, name in zip(graph.duration_us, graph.names, strict=True) if name.endswith("update"))
-    assert update == pytest.approx(Kernel(moved_bytes=30.0 * 4096**2).us(Hardware.named("a100")))
+    assert update == pytest.approx(kernel_us(Kernel(moved_bytes=30.0 * 4096**2), A100))
 
 
 @pytest.mark.parametrize(

@@ -36,7 +36,7 @@ def op(graph, op_type, prefix=""):
 
 
 def test_roofline_of_a_matrix_product(product):
-    graph = bl.profile(product, mode="estimated", hardware="v100")
+    graph = bl.profile(product, mode="estimated", hardware=Hardware.named("v100").as_roofline())
     forward = op(graph, "MatMul", "MatMul")
     # FLOPs: 2 * 4 * 16 * 8 = 1024 at 15.7 TFLOP/s = 0.0000652 us
     # bytes: (4 * 8 + 8 * 16 + 4 * 16) * 4 = 896 at 900 GB/s = 0.000996 us, which is longer
@@ -56,7 +56,12 @@ def test_tensors_carry_real_bytes(product):
 
 def test_a_compute_bound_product_lasts_its_flops():
     w = tf.Variable(np.zeros((2048, 2048), np.float32))
-    graph = bl.profile(lambda x: x @ w, np.zeros((2048, 2048), np.float32), hardware="a100", precision="tf32")
+    graph = bl.profile(
+        lambda x: x @ w,
+        np.zeros((2048, 2048), np.float32),
+        hardware=Hardware.named("a100").as_roofline(),
+        precision="tf32",
+    )
     # 2 * 2048^3 FLOPs at 156 TFLOP/s (TF32) = 110.1 us; 3 * 2048^2 * 4 bytes at 2039 GB/s = 24.7 us
     assert graph.duration_us[op(graph, "MatMul")] == pytest.approx(GPU_LAUNCH_US + 2 * 2048**3 / 156e12 * 1e6)
 

@@ -11,10 +11,11 @@ import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
 from baechi_lab.graph.opgraph import GROWS
 from baechi_lab.profilers import Hardware
+from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
 from baechi_lab.profilers.programs.backward import add_backward_and_updates
 from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.profilers.programs.records import Program, ProgramOp
-from baechi_lab.profilers.roofline import Kernel
+from baechi_lab.profilers.work import Kernel, Product, work_of
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -80,8 +81,9 @@ def test_a_forward_pass():
     assert graph.names == ("first", "relu", "second")
     assert graph.persistent_bytes.tolist() == [4 * (8 * 16 + 16), 0, 4 * 16 * 4]
     assert graph.tensor_bytes.tolist() == [4 * 4 * 16, 4 * 4 * 16]
-    first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "fp32", matrix=True)
-    assert graph.duration_us[0] == pytest.approx(first.us(Hardware.named("a100")))
+    shape = (Product(1, 4, 16, 8),)
+    first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "fp32", matrix=True, products=shape)
+    assert graph.duration_us[0] == pytest.approx(kernel_us(first, Hardware.named("a100")))
 
 
 def test_the_generated_backward_pass():
@@ -200,7 +202,8 @@ def test_unknown_operators_are_named_with_their_share():
     with pytest.warns(GuessedCosts, match=r"of 1 operators only the bytes are counted \(Wavelet\); they are \d+% of"):
         graph = bl.profile_program(onnx_model, hardware="v100", training=False)
     kernel = Kernel(64 * 64, 2 * 4.0 * 64 * 64)
-    assert graph.duration_us[1] == pytest.approx(kernel.us(Hardware.named("v100")))
+    follows = estimated_us(work_of(1, [(0, kernel)]), Hardware.named("v100"), follows=True)
+    assert graph.duration_us[1] == pytest.approx(follows[0])
 
 
 def test_shapes_that_are_not_known_are_said():

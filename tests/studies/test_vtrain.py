@@ -14,7 +14,7 @@ from studies.vtrain.gpt import ADAM_BYTES, GPT, layer_rows, microseconds, pipeli
 from studies.vtrain.study import ROWS, predicted_ms, read, spread_rows
 
 DATA = Path(__file__).parents[2] / "data" / "vtrain" / "a100_single_node_even.csv"
-A100 = Hardware.named("a100")
+A100 = Hardware.named("a100").as_roofline()
 
 
 def calibrated() -> Hardware:

@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
 from ..precision import Precision
-from ..roofline import Kernel
+from ..work import Kernel, Product
 from .records import Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
@@ -140,11 +140,13 @@ class _BackwardBuilder:
             return
         if weights:
             other_reads = [v for v in op.reads if v not in self.program.parameters]
-            self._add_op(i, "backward/weight", op.kernels, [*upstream, *other_reads], [], weights, after)
+            self._add_op(
+                i, "backward/weight", _gradient_kernels(op, weights[0]), [*upstream, *other_reads], [], weights, after
+            )
         for k, value in enumerate(inputs):
             label = "backward/input" if len(inputs) == 1 else f"backward/input{k}"
             other_reads = [v for v in op.reads if v != value]
-            self._add_op(i, label, op.kernels, [*upstream, *other_reads], [value], [], after)
+            self._add_op(i, label, _gradient_kernels(op, value), [*upstream, *other_reads], [value], [], after)
 
     def add_update(self, i: int, values: list[str], states: int) -> None:
         """Adds the op that updates the parameters that op `i` holds."""
@@ -219,7 +221,15 @@ class _BackwardBuilder:
         return op.makes if kind in _SAVES_OUTPUT else op.reads
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
-        return tuple(replace(k, flops=2 * k.flops, moved_bytes=2 * k.moved_bytes) for k in op.kernels)
+        return tuple(
+            replace(
+                k,
+                flops=2 * k.flops,
+                moved_bytes=2 * k.moved_bytes,
+                products=tuple(g for p in k.products for g in (p.left_gradient, p.right_gradient)),
+            )
+            for k in op.kernels
+        )
 
     def _movement_kernels(self, op: ProgramOp, gradient_targets: list[str]) -> tuple[Kernel, ...]:
         """Returns one kernel that moves the gradients and what was saved, with the FLOPs of the forward op."""
@@ -228,3 +238,16 @@ class _BackwardBuilder:
         size = self.program.size_bytes
         moved_bytes = sum(size.get(v, 0) for v in (*op.makes, *gradient_targets, *self._saved_values(op)))
         return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes)),)
+
+
+def _gradient_kernels(op: ProgramOp, value: str) -> tuple[Kernel, ...]:
+    """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes."""
+    left = bool(op.reads) and op.reads[0] == value
+    return tuple(replace(k, products=tuple(_gradient(p, k.convolution, left) for p in k.products)) for k in op.kernels)
+
+
+def _gradient(product: Product, convolution: bool, left: bool) -> Product:
+    """Returns the product that makes a gradient; that of a convolution's input is a convolution of the same size."""
+    if not left:
+        return product.right_gradient
+    return product if convolution else product.left_gradient

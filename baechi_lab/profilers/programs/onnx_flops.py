@@ -10,6 +10,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from ..work import Product, Rows, convolution_product, einsum_product, matmul_product
+
 if TYPE_CHECKING:
     from onnx import NodeProto
 
@@ -149,3 +151,49 @@ _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     "MultiHeadAttention": _attention,
     "GroupQueryAttention": _attention,
 }
+
+
+def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> tuple[Product, ...]:
+    """Returns the matrix products of an operator; none where their shapes are not known.
+
+    Args:
+        node, input_shapes, output_shapes: as in `product_flops`.
+    """
+    shapes = [tuple(_require_shape(shape)) for shape in input_shapes[:2]]
+    if node.op_type in ("MatMul", "FusedMatMul", "MatMulInteger", "Gemm", "FusedGemm"):
+        left, right, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
+        inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
+        product = matmul_product(left, right, inner, outputs)
+        return () if product is None else (product,)
+    if node.op_type in ("Conv", "FusedConv", "ConvInteger"):
+        image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
+        steps = (*attribute(node, "strides", []), *attribute(node, "dilations", []))
+        groups = attribute(node, "group", 1)
+        product = convolution_product(
+            image[0], outputs[2:], weight[1] * groups, weight[0], weight[2:], groups, all(step == 1 for step in steps)
+        )
+        return (product,)
+    if node.op_type == "Einsum" and len(input_shapes) == 2:
+        terms, _, result = attribute(node, "equation", "").replace(" ", "").partition("->")
+        left_letters, right_letters = terms.split(",")
+        if result and "." not in terms and len(set(left_letters)) == len(left_letters):
+            sizes = dict(zip(left_letters + right_letters, shapes[0] + shapes[1], strict=True))
+            return (einsum_product(left_letters, right_letters, result, sizes),)
+    if node.op_type in ("Attention", "MultiHeadAttention") and node.domain != "com.microsoft":
+        query, key, value = (tuple(_require_shape(shape)) for shape in input_shapes[:3])
+        if len(query) == 4:
+            heads = query[0] * query[1]
+            scores = Product(heads, query[2], key[2], query[3])
+            return (scores, Product(heads, query[2], value[3], key[2]))
+    return ()
+
+
+def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> Rows | None:
+    """Returns the rows that a softmax or a normalization reads more than once; None for other operators."""
+    if node.op_type in ("Softmax", "LogSoftmax"):
+        shape = tuple(_require_shape(input_shapes[0]))
+        return Rows.of_softmax(prod(shape), shape[attribute(node, "axis", -1)], number_bytes)
+    if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"):
+        shape = tuple(_require_shape(input_shapes[0]))
+        return Rows.of_norm(prod(shape), prod(shape[attribute(node, "axis", -1) :]), number_bytes)
+    return None

@@ -16,8 +16,8 @@ from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx
 from ...graph.formats.reading import stem, with_file_name
 from ..arithmetic import per_element
 from ..precision import Precision
-from ..roofline import Kernel
-from .onnx_flops import SHAPE_OPS, product_flops
+from ..work import Kernel
+from .onnx_flops import SHAPE_OPS, product_flops, product_shapes, repeated_rows
 from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
 
 if TYPE_CHECKING:
@@ -240,14 +240,31 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     if count is not None:
         kinds = {types.get(v, "") for v in node.input if v}
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
-        return Kernel(float(count), float(moved_bytes), precision, matrix=True, batched="Attention" in node.op_type), ""
+        try:
+            products = product_shapes(node, input_shapes, output_shapes)
+        except (IndexError, TypeError, ValueError, KeyError):
+            products = ()
+        return Kernel(
+            float(count),
+            float(moved_bytes),
+            precision,
+            matrix=True,
+            batched="Attention" in node.op_type or any(product.count > 1 for product in products),
+            products=products,
+            convolution="Conv" in node.op_type,
+        ), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""
     if node.op_type in _CONTROL_FLOW:
         why = "a body that runs an unknown number of times"
     elif not _is_operator(node, version):
         why = "no operator of ONNX"
-    return Kernel(flops=float(outputs * per_element(node.op_type)), moved_bytes=float(moved_bytes)), why
+    flops, width = (
+        float(outputs * per_element(node.op_type)),
+        _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
+    )
+    rows = repeated_rows(node, input_shapes, width) if input_shapes and input_shapes[0] else None
+    return Kernel(flops=flops, moved_bytes=float(moved_bytes), rows=rows), why
 
 
 def _is_operator(node: NodeProto, version: int) -> bool:

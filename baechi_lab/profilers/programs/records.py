@@ -14,8 +14,9 @@ from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ..estimate_record import estimate_record
+from ..kernel_model import estimated_us
 from ..precision import Precision
-from ..roofline import Kernel, estimated_us, work_of
+from ..work import Kernel, work_of
 
 UNKNOWN_SHAPES = "shapes that are not known"
 """Reason for a guess if the bytes of an op are guessed too."""

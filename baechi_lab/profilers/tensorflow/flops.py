@@ -12,6 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..arithmetic import TRANSCENDENTAL, per_element
+from ..work import Product, Rows, convolution_product, einsum_product, matmul_product
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -172,3 +173,54 @@ _RULES: dict[str, Callable[[NodeDef, Shapes, Shapes], float]] = {
     "SoftmaxCrossEntropyWithLogits": _cross_entropy,
     "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
 }
+
+
+def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Product, ...]:
+    """Returns the matrix products of one run of a NodeDef; none if it is no product or its shapes are not known."""
+    if node.op.startswith(("MatMul", "BatchMatMul")) and len(inputs) > 1 and len(inputs[0]) > 1:
+        transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+        inner = inputs[0][-2] if transposed else inputs[0][-1]
+        product = matmul_product(inputs[0], inputs[1], inner, outputs[0])
+        return () if product is None else (product,)
+    if node.op == "Einsum" and len(inputs) == 2:
+        terms, _, result = node.attr["equation"].s.decode().replace(" ", "").partition("->")
+        left, right = terms.split(",")
+        if "." not in terms and len(left) == len(inputs[0]) and len(right) == len(inputs[1]):
+            sizes = dict(zip(left + right, (*inputs[0], *inputs[1]), strict=True))
+            return (einsum_product(left, right, result, sizes),)
+    if node.op in ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
+        return _convolution_shapes(node, inputs, outputs)
+    return ()
+
+
+def _convolution_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Product, ...]:
+    """Shapes of filters end with the channels of a group and the filters; images may have their channels first or last."""
+    of_input, of_filter = node.op.endswith("BackpropInput"), node.op.endswith("BackpropFilter")
+    filters = outputs[0] if of_filter else inputs[1]
+    result = inputs[2] if of_input or of_filter else outputs[0]
+    image = outputs[0] if of_input else inputs[0]
+    if len(filters) < 3 or len(result) != len(filters) or len(image) != len(filters):
+        return ()
+    first = node.attr["data_format"].s.startswith(b"NC")
+    positions, channels = (result[2:], image[1]) if first else (result[1:-1], image[-1])
+    steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
+    product = convolution_product(
+        result[0],
+        positions,
+        channels,
+        filters[-1],
+        filters[:-2],
+        max(channels // max(filters[-2], 1), 1),
+        all(step == 1 for step in steps),
+    )
+    return (product.right_gradient if of_filter else product,)
+
+
+def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | None:
+    """Returns the rows that a softmax or a normalization reads more than once; None for other ops."""
+    if node.op in ("Softmax", "LogSoftmax") and inputs and inputs[0]:
+        return Rows.of_softmax(prod(inputs[0]), inputs[0][-1], number_bytes)
+    if node.op == "FusedBatchNormV3" and node.attr["is_training"].b and len(inputs[0]) == 4:
+        channels = inputs[0][1] if node.attr["data_format"].s.startswith(b"NC") else inputs[0][-1]
+        return Rows.of_norm(prod(inputs[0]), prod(inputs[0]) // max(channels, 1), number_bytes)
+    return None

@@ -16,9 +16,10 @@ from ...graph.opgraph import OWN, OpGraph
 from ...graph.step import Step
 from ..dispatch import Report, hardware_names
 from ..estimate_record import estimate_record
+from ..kernel_model import estimated_us
 from ..machine_load import summarize_repeats, warn_if_disturbed
 from ..precision import Precision
-from ..roofline import Kernel, Work, estimated_us
+from ..work import Kernel, Work
 from .backward_pairing import forward_ops, is_backward
 from .colocation import colocation_groups
 from .float_types import FLOAT_NAMES

@@ -1,4 +1,4 @@
-"""The work of one call of an ATen operator: FLOPs, bytes and precision, for the roofline that all frameworks share.
+"""The work of one call of an ATen operator: FLOPs, bytes and precision, for the kernel model that all frameworks share.
 
 FLOPs of matrix products, convolutions and attention are those of `torch.utils.flop_counter`. Element-wise operators count a
 fixed number per element (`profilers/arithmetic.py`), reductions one per input element, pooling one per position of its window,
@@ -21,7 +21,8 @@ from torch.utils.flop_counter import flop_registry
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import tensors
 from ..arithmetic import per_element
-from ..roofline import Kernel
+from ..work import Kernel
+from .kernel_shapes import products_of, rows_of
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
@@ -95,6 +96,9 @@ def kernel_of(
         precision=_precision(inputs),
         matrix=count is not None,
         batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
+        products=() if count is None else products_of(name, args),
+        convolution=count is not None and "conv" in name,
+        rows=rows_of(name, args),
     )
 
 

@@ -1,6 +1,6 @@
 """`bl.torch.profile(..., hardware=...)`: estimates the costs of a model's layers on hardware that need not be present.
 
-The model runs once on fake tensors (see `fake_tensors`), so that neither weights nor activations take memory. The roofline
+The model runs once on fake tensors (see `fake_tensors`), so that neither weights nor activations take memory. The kernel model
 that all frameworks share turns FLOPs and bytes of every ATen operator (`kernels`) into time. Calls, dependencies and memory
 classes come from the same tracer and interception as those of a measured profile. With an optimizer, every call with
 parameters of its own gets an op that updates them.
@@ -25,8 +25,9 @@ from ...torch_runtime.tree import as_arguments, tensors
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..estimate_record import estimate_record
+from ..kernel_model import estimated_us
 from ..precision import Precision
-from ..roofline import Kernel, estimated_us, work_of
+from ..work import Kernel, work_of
 from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
@@ -117,7 +118,7 @@ class LayerEstimate:
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
             state_bytes = self.layers.trained * self.precision.state_share(states)
-            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware), state_bytes)
+            update = Update.plain(estimated_us(work_of(len(moved_bytes), rows), hardware, follows=True), state_bytes)
         return replace(self.layers, forward_us=forward[:-1], backward_us=backward[:-1], update=update, loss=loss)
 
 

@@ -19,7 +19,7 @@ from ...torch_runtime.intercept import Frame
 from ...torch_runtime.storage import storage_key, storages, tensor_bytes
 from ...torch_runtime.tree import tensors
 from ...torch_steps.records import Trace
-from ..roofline import Kernel
+from ..work import Kernel
 from .fake_tensors import OperatorObserver
 from .kernels import kernel_bytes, kernel_of
 from .layers import find_loss_outputs

@@ -32,8 +32,9 @@ from ...torch_steps.flow import merge
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import trace
 from ..estimate_record import estimate_record
+from ..kernel_model import estimated_us
 from ..precision import Precision
-from ..roofline import Kernel, estimated_us, work_of
+from ..work import Kernel, work_of
 from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_estimate import optimizer_states
 from .layers import in_mode, mode_of, run_once

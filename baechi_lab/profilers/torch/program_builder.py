@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ...errors import InvalidInput
 from ...torch_runtime.tree import tensors
 from ..programs.records import Program, ProgramOp
-from ..roofline import Kernel
+from ..work import Kernel
 from .kernels import kernel_of
 
 if TYPE_CHECKING:

@@ -72,11 +72,12 @@ def test_arithmetic_can_decide_on_a_processor():
     from dataclasses import replace
 
     from baechi_lab.graph.hardware import Hardware
-    from baechi_lab.profilers.roofline import Kernel
+    from baechi_lab.profilers.kernel_model import kernel_us
+    from baechi_lab.profilers.work import Kernel
 
     core = replace(Hardware.named("cpu-core"), peak_flops=100e9, bandwidth=1e9, launch_us=0.0, arithmetic_share=0.1)
-    assert Kernel(flops=320.0, moved_bytes=8.0).us(core) == pytest.approx(0.032)
-    assert Kernel(flops=70.0, moved_bytes=8.0).us(core) == pytest.approx(0.008)
+    assert kernel_us(Kernel(flops=320.0, moved_bytes=8.0), core) == pytest.approx(0.032)
+    assert kernel_us(Kernel(flops=70.0, moved_bytes=8.0), core) == pytest.approx(0.008)
 
 
 def test_writes_in_place():

@@ -12,8 +12,9 @@ from torch import nn  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab.errors import CostError, InvalidInput, UnknownNameError  # noqa: E402
 from baechi_lab.graph.hardware import HARDWARE, by_kind  # noqa: E402
-from baechi_lab.profilers.roofline import Kernel  # noqa: E402
+from baechi_lab.profilers.kernel_model import estimated_us, kernel_us  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import OPTIMIZERS, estimate_layers  # noqa: E402
+from baechi_lab.profilers.work import Kernel, work_of  # noqa: E402
 
 LAYERS, HIDDEN, HEADS, VOCABULARY, BATCH, LENGTH = 2, 64, 4, 500, 3, 32
 
@@ -171,7 +172,7 @@ def test_an_update_reads_the_rows_of_a_sparse_gradient():
     graph = bl.torch.profile(Words(), torch.ones(4, 5, dtype=torch.long), hardware="cpu-core", optimizer="adam")
     sparse, dense = (graph.duration_us[graph.names.index(f"{name}/update")] for name in ("table", "head"))
     for us, size in ((sparse, 20 * ENTRY), (dense, 4 * 27)):
-        assert us == pytest.approx(Kernel(flops=1.5 * size, moved_bytes=7.0 * size).us(HARDWARE["cpu-core"]))
+        assert us == pytest.approx(kernel_us(Kernel(flops=1.5 * size, moved_bytes=7.0 * size), HARDWARE["cpu-core"]))
 
 
 def edges(graph):
@@ -238,7 +239,8 @@ def test_roofline_of_a_layer_by_hand():
     n = 4096
     model = nn.Sequential(nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False))
     x = torch.empty(n, n, device="meta")
-    graph = bl.torch.profile(model.to("meta"), x, hardware="H100", dtype="bf16", optimizer="adam")
+    h100 = HARDWARE["h100"].as_roofline()
+    graph = bl.torch.profile(model.to("meta"), x, hardware=h100, dtype="bf16", optimizer="adam")
     product, view = 6.7 + 2 * n**3 / 989.4e12 * 1e6, 0.25
     update = 6.7 + 7 * n * n * 2 / 3350e9 * 1e6
     names = ("0", "1", "1/backward", "0/backward", "0/update", "1/update")
@@ -326,9 +328,10 @@ def test_operators(ids):
     timeline = bl.simulate(graph, cluster, placed)
     assert not bl.check(graph, cluster, placed, timeline)
     whole = bl.torch.profile(model, ids, hardware="a100", granularity="operator")
-    kernels = [k.us(HARDWARE["a100"]) for _, k in estimate_layers(model, ids).kernels if not k.metadata]
+    kernels = [k for _, k in estimate_layers(model, ids).kernels if not k.metadata]
+    us = estimated_us(work_of(1, ((0, k) for k in kernels)), HARDWARE["a100"])
     loss = whole.duration_us[whole.names.index("ones_like")]
-    assert whole.duration_us.sum() - loss == pytest.approx(sum(kernels)), "the kernels of the layers"
+    assert whole.duration_us.sum() - loss == pytest.approx(us.sum()), "the kernels of the layers"
 
 
 def test_writes_in_place_keep_their_order():
