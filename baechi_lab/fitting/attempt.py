@@ -26,13 +26,15 @@ def place_option(
     fastest, why = placing.fastest(graph, cluster, earlier_placement)
     if fastest is None:
         return replace(option, graph=graph, cluster=cluster, error=why)
-    same = earlier is not None and fastest[0] is earlier_placement
+    same = earlier is not None and fastest.placement is earlier_placement
     command = (
         earlier.command
         if earlier is not None and same
-        else placement_code(code, cluster_code, fastest[0], count_computing(cluster))
+        else placement_code(code, cluster_code, fastest, count_computing(cluster))
     )
-    return replace(option, graph=graph, cluster=cluster, placement=fastest[0], timeline=fastest[1], command=command)
+    return replace(
+        option, graph=graph, cluster=cluster, placement=fastest.placement, timeline=fastest.timeline, command=command
+    )
 
 
 def count_computing(cluster: Cluster) -> int:

@@ -159,12 +159,13 @@ def _try_as_it_is(
     )
     if fastest is not None:
         code = (
-            "placement" if fastest[0] is placement else placement_code(subject.original, "cluster", fastest[0], count)
+            "placement"
+            if fastest.placement is placement
+            else placement_code(subject.original, "cluster", fastest, count)
         )
-        return replace(option, command=code, placement=fastest[0], timeline=fastest[1]), 0
+        return replace(option, command=code, placement=fastest.placement, timeline=fastest.timeline), 0
     least_overflowing = placing.least_overflowing(subject.graph, cluster)
     if least_overflowing is None:
         return replace(option, error=why), 0
-    return replace(option, placement=least_overflowing[0], timeline=least_overflowing[1], error=why), missing_bytes(
-        least_overflowing[1], cluster
-    )
+    placed, timeline = least_overflowing.placement, least_overflowing.timeline
+    return replace(option, placement=placed, timeline=timeline, error=why), missing_bytes(timeline, cluster)

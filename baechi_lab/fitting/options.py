@@ -5,14 +5,18 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 from ..errors import BaechiLabError
 from ..graph import HOST, Cluster, OpGraph
 from ..graph.device import Device
 from ..graph.units import format_bytes
 from ..memory_saving.offload import host_of, offloaded_placement
-from ..placers.memory_trades.best_of_placers import BestOfPlacers, overflowing_placement_code, placement_code
+from ..placers.memory_trades.best_of_placers import (
+    BestOfPlacers,
+    PlacedTimeline,
+    overflowing_placement_code,
+    placement_code,
+)
 from ..placers.memory_trades.offloading import offload_variants
 from ..placers.memory_trades.recomputation import PlacedVariant, format_arguments, recompute_and_place
 from ..simulator import simulate
@@ -80,15 +84,15 @@ def try_micro_batch_count(
             return replace(option, graph=small, error=why)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            timeline = simulate(small, cluster, fastest[0], micro_batches=count, schedule="1f1b")
+            timeline = simulate(small, cluster, fastest.placement, micro_batches=count, schedule="1f1b")
     except BaechiLabError as error:
         return replace(option, error=str(error))
     if any("statistics" in str(w.message) for w in caught):
         option = replace(option, gives_up="statistics of the whole batch")
-    placed = placement_code("small", "cluster", fastest[0], count_computing(cluster))
+    placed = placement_code("small", "cluster", fastest, count_computing(cluster))
     code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"
     broken = timeline.violations[0].message if timeline.violations else ""
-    return replace(option, graph=small, placement=fastest[0], timeline=timeline, command=code, error=broken)
+    return replace(option, graph=small, placement=fastest.placement, timeline=timeline, command=code, error=broken)
 
 
 def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -> Iterator[FitOption]:
@@ -120,7 +124,7 @@ def _recomputation_option(template: FitOption, subject: Subject, variant: Placed
     keyword = format_arguments(variant.arguments)
     short = keyword if len(keyword) < 200 else "drop=names  # names: the forward_of of the copies"
     code = f"bl.recompute({subject.original}, {short})"
-    command = placement_code(code, "cluster", variant.placement, devices)
+    command = placement_code(code, "cluster", variant.placed, devices)
     return replace(
         template,
         choice=variant.description,
@@ -181,17 +185,17 @@ def _offloading_option(
     offloaded: OpGraph,
     cluster: Cluster,
     placing: BestOfPlacers,
-    least_overflowing: Any,
+    least_overflowing: PlacedTimeline | None,
     code: tuple[str, str, str],
 ) -> FitOption:
     """Returns the option under the placement of the original step; where that does not fit, placed again."""
     original, at, offload_code = code
     reused = replace(template, error="no placement of the step as it is was found")
     if least_overflowing is not None:
-        placed = offloaded_placement(least_overflowing[0], offloaded, cluster)
+        placed = offloaded_placement(least_overflowing.placement, offloaded, cluster)
         timeline = simulate(offloaded, cluster, placed)
         error = timeline.violations[0].message if timeline.violations else ""
-        placed_code = overflowing_placement_code(original, at, least_overflowing[0])
+        placed_code = overflowing_placement_code(original, at, least_overflowing.placement)
         command = f"bl.offloaded_placement({placed_code}, {offload_code}, {at})"
         reused = replace(template, placement=placed, timeline=timeline, error=error, command=command)
     if reused.fits or (count_computing(cluster) > 1 and "100%" not in template.choice):

@@ -36,6 +36,8 @@ class Placement(Picklable):
         replicas: groups of devices, each a tuple: a pipeline stage placed on the first of them runs on all, each of which takes
             every r-th micro-batch. No op may be placed on the others by name.
         info: what else the placer has to say (planned makespan, LP size, decision log, ...).
+        graph: of a placer with `give_up`, the graph that it placed, to simulate, check and run with; files do not hold it.
+        gave_up: the arguments of `bl.recompute` and `bl.offload` that make `graph` of the given one, by function.
 
     >>> Placement(device=[0, 0, 1]).n
     3
@@ -53,6 +55,8 @@ class Placement(Picklable):
     member_order: NDArray[np.float64] | None = None
     replicas: tuple[tuple[int, ...], ...] = ()
     info: Mapping[str, Any] = field(default_factory=dict)
+    graph: OpGraph | None = None
+    gave_up: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "device", _indices("device", self.device, "device indices"))
@@ -82,9 +86,11 @@ class Placement(Picklable):
                     f"member_order has shape {member_order.shape}; it must have one number per op of group_of, ({count},)"
                 )
             object.__setattr__(self, "member_order", member_order)
-        for key in ("params", "info"):
+        for key in ("params", "gave_up", "info"):
             if not isinstance(getattr(self, key), Mapping):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r:.60}; it must be a mapping")
+        if self.graph is not None:
+            record("graph", self.graph, OpGraph)
         text("placer", self.placer)
         for key in ("graph_key", "source_key"):
             if getattr(self, key) is not None:
@@ -94,6 +100,7 @@ class Placement(Picklable):
         object.__setattr__(self, "seconds", seconds)
         object.__setattr__(self, "replicas", _checked_replicas(self.replicas, self.device))
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
+        object.__setattr__(self, "gave_up", MappingProxyType(dict(self.gave_up)))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
 
     @property
@@ -171,6 +178,7 @@ class Placement(Picklable):
             group_of=None,
             source_key=None,
             member_order=None,
+            graph=None,
         )
 
     def _by_replica(self, device: Integers, graph: OpGraph) -> NDArray[np.int32]:

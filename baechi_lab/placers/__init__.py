@@ -41,7 +41,7 @@ def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **pa
     Returns:
         A Placement with the placer's name, parameters and seconds. One of a coarse graph remembers its groups, so it
         can be simulated and run on the original graph too. With `give_up=` (`search`, `auto`) it is a placement of
-        `info["graph"]`, which may recompute or offload; simulate, check and run it with that graph.
+        its `graph`, which may recompute or offload; simulate, check and run it with that graph.
 
     Raises:
         UnknownNameError: no such placer or parameter.

@@ -15,7 +15,7 @@ def chain(n):
 
 
 def step_of(graph, cluster, placed):
-    placed_graph = placed.info.get("graph", graph)
+    placed_graph = placed.graph or graph
     timeline = bl.simulate(placed_graph, cluster, placed)
     assert bl.check(placed_graph, cluster, placed, timeline) == ()
     return timeline.makespan_us
@@ -30,8 +30,8 @@ def test_what_fits_only_by_recomputing_or_offloading(placer, params):
     either = bl.place(graph, cluster, placer, give_up=("recompute", "offload"), **params)
     assert repeated.placer == placer and repeated.params["give_up"] == ("recompute",)
     assert step_of(graph, cluster, either) <= step_of(graph, cluster, repeated)
-    (keyword,) = repeated.info["gave_up"].values()
-    assert bl.recompute(graph, **keyword) == repeated.info["graph"]
+    (keyword,) = repeated.gave_up.values()
+    assert bl.recompute(graph, **keyword) == repeated.graph
 
 
 @pytest.mark.parametrize("memory", [9000, 12_000])
@@ -46,7 +46,7 @@ def test_never_slower_than_without(memory):
 def test_where_memory_does_not_bind_nothing_is_given_up():
     graph, cluster = chain(4), bl.Cluster.uniform(2, memory_bytes="1MB", link=LINK)
     free = bl.place(graph, cluster, "search", give_up=("recompute",), **SEARCH)
-    assert free.info["gave_up"] == {} and free.info["graph"] is graph
+    assert free.gave_up == {} and free.graph is free.info["graph"] is graph
     assert free == bl.place(graph, cluster, "search", **SEARCH)
 
 
@@ -60,7 +60,7 @@ def test_both_where_neither_is_enough():
     )
     cluster = bl.Cluster.uniform(1, memory_bytes=9000, link=LINK).with_host(3500, link=bl.Link(50.0, 0.0))
     placed = bl.place(graph, cluster, "auto", give_up=("recompute", "offload"))
-    assert set(placed.info["gave_up"]) == {"recompute", "offload"} and step_of(graph, cluster, placed) > 0
+    assert set(placed.gave_up) == {"recompute", "offload"} and step_of(graph, cluster, placed) > 0
 
 
 def test_bad_input():

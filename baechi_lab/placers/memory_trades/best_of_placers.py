@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -19,6 +20,22 @@ from .memory_ladder import AMPLE_MEMORY, FAST_PLACERS, place_on_memory_ladder
 
 MAX_REPAIRED_OPS = 2000
 """Largest graph for which every placer may repair its plan. Repairs of larger graphs take minutes."""
+
+
+GROUPS, OPS, FIT = "groups", "ops", "fit"
+"""What a placement was made of: the optimized graph, the graph itself, or steps that `bl.fit` alone takes."""
+
+
+class PlacedTimeline(NamedTuple):
+    """A placement with its timeline, and how it was made: what the code that makes it again depends on.
+
+    `source` is `GROUPS`, `OPS` or `FIT`; `placers` are those of `bl.fit` where it is `FIT`.
+    """
+
+    placement: Placement
+    timeline: Timeline
+    source: str = GROUPS
+    placers: tuple[str, ...] = FAST_PLACERS
 
 
 @dataclass(frozen=True)
@@ -52,15 +69,17 @@ class BestOfPlacers:
 
     def fastest(
         self, graph: OpGraph, cluster: Cluster, known_placement: Placement | None = None, *, other_limits: bool = False
-    ) -> tuple[tuple[Placement, Timeline] | None, str]:
+    ) -> tuple[PlacedTimeline | None, str]:
         """Returns the fastest feasible placement with its timeline, or None with the reason of the last placer.
 
         Placements that fit with the margin of their peaks (`Timeline.runtime_peak_bytes`) come first.
         `known_placement` is one more candidate and wins ties. With `other_limits`, so are the placements of
         `memory_trades.memory_ladder`, except for large graphs.
         """
-        stands = [] if known_placement is None else [(known_placement, simulate(graph, cluster, known_placement))]
-        pairs = [pair for pair in stands if pair[1].feasible]
+        pairs: list[PlacedTimeline] = []
+        if known_placement is not None:
+            known = PlacedTimeline(known_placement, simulate(graph, cluster, known_placement))
+            pairs += [known] if known.timeline.feasible else []
         if np.count_nonzero(~cluster.is_host) == 1:
             alone, why = order_on_one_device(graph, cluster)
             pairs += [alone] if alone else []
@@ -69,7 +88,7 @@ class BestOfPlacers:
         pairs += proposals
         if other_limits and graph.n <= MAX_REPAIRED_OPS:
             pairs += [
-                (placed.replace(info={**placed.info, "form": "ladder", "placers": tuple(self.placers)}), timeline)
+                PlacedTimeline(placed, timeline, FIT, tuple(self.placers))
                 for placed, timeline in place_on_memory_ladder(graph, cluster, self.placers)
                 if timeline.feasible
             ]
@@ -78,7 +97,7 @@ class BestOfPlacers:
         best = min(pairs, key=preference)
         return self._improve_by_search(graph, cluster, best), ""
 
-    def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[tuple[Placement, Timeline]], str]:
+    def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[PlacedTimeline], str]:
         """Placements of the optimized graph, or of the graph itself if none fits: a group may be too large for every device.
 
         On large graphs the placers only plan, and one plan is repaired if none fits.
@@ -96,8 +115,8 @@ class BestOfPlacers:
 
     def _place_with_each(
         self, graph: OpGraph, form: OpGraph, cluster: Cluster, names: Sequence[str]
-    ) -> tuple[list[tuple[Placement, Timeline]], str]:
-        pairs: list[tuple[Placement, Timeline]] = []
+    ) -> tuple[list[PlacedTimeline], str]:
+        pairs: list[PlacedTimeline] = []
         why = ""
         for name in names:
             try:
@@ -107,21 +126,22 @@ class BestOfPlacers:
                 why = why or str(error)
                 continue
             if timeline.feasible:
-                pairs.append((placed.replace(info={**placed.info, "form": "raw" if form is graph else ""}), timeline))
+                pairs.append(PlacedTimeline(placed, timeline, OPS if form is graph else GROUPS))
             else:
                 why = why or timeline.violations[0].message
         return pairs, why
 
-    def _improve_by_search(
-        self, graph: OpGraph, cluster: Cluster, best: tuple[Placement, Timeline]
-    ) -> tuple[Placement, Timeline]:
+    def _improve_by_search(self, graph: OpGraph, cluster: Cluster, best: PlacedTimeline) -> PlacedTimeline:
         if not self.time_limit:
             return best
-        placed = place_directly(graph, cluster, "search", start=best[0], time_limit=self.time_limit, seed=self.seed)
+        placed = place_directly(
+            graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
+        )
         timeline = simulate(graph, cluster, placed)
-        return (placed, timeline) if timeline.feasible and preference((placed, timeline)) < preference(best) else best
+        candidate = PlacedTimeline(placed, timeline)
+        return candidate if timeline.feasible and preference(candidate) < preference(best) else best
 
-    def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> tuple[Placement, Timeline] | None:
+    def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> PlacedTimeline | None:
         """Returns the placement with the smallest `missing_bytes`, among those made for devices with ample memory."""
         ample_cluster = cluster.with_memory(AMPLE_MEMORY)
         coarse, pairs = optimize(graph, cluster), []
@@ -129,13 +149,13 @@ class BestOfPlacers:
         for name in ("single",) if one else dict.fromkeys(["m-topo", *self.placers]):
             try:
                 placed = place_directly(coarse, ample_cluster, name).on(graph)
-                pairs.append((placed, simulate(graph, cluster, placed)))
+                pairs.append(PlacedTimeline(placed, simulate(graph, cluster, placed)))
             except BaechiLabError:
                 continue
-        return min(pairs, key=lambda pair: missing_bytes(pair[1], cluster), default=None)
+        return min(pairs, key=lambda pair: missing_bytes(pair.timeline, cluster), default=None)
 
 
-def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placement, Timeline] | None, str]:
+def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[PlacedTimeline | None, str]:
     """Returns the fastest feasible order on one device: order of readiness, topological, or depth first."""
     allowed = allowed_devices(graph, cluster)
     tried = []
@@ -146,15 +166,15 @@ def order_on_one_device(graph: OpGraph, cluster: Cluster) -> tuple[tuple[Placeme
         )
         timeline = simulate(graph, cluster, placed)
         if timeline.feasible:
-            tried.append((placed, timeline))
+            tried.append(PlacedTimeline(placed, timeline, FIT if words else GROUPS))
         elif not words:
             why = timeline.violations[0].message
     return (min(tried, key=preference), "") if tried else (None, why)
 
 
-def preference(placed: tuple[Placement, Timeline]) -> tuple[bool, float]:
+def preference(placed: PlacedTimeline) -> tuple[bool, float]:
     """Sort key: placements that fit with the margin of their peaks first, then the fastest."""
-    return bool(placed[1].devices_in_doubt), placed[1].makespan_us
+    return bool(placed.timeline.devices_in_doubt), placed.timeline.makespan_us
 
 
 def missing_bytes(timeline: Timeline, cluster: Cluster) -> int:
@@ -168,14 +188,14 @@ def overflowing_placement_code(graph: str, cluster: str, placed: Placement) -> s
     return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}.with_memory(1 << 50), {placed.placer!r}).on(g)"
 
 
-def placement_code(graph: str, cluster: str, placed: Placement, devices: int) -> str:
+def placement_code(graph: str, cluster: str, placed: PlacedTimeline, devices: int) -> str:
     """Python code that makes a placement of `BestOfPlacers`; `graph` and `cluster` are code, and `bl` is imported."""
-    if placed.info.get("order") or placed.info.get("form") == "ladder":
-        placers = tuple(placed.info.get("placers", FAST_PLACERS))
-        names = "" if placers == FAST_PLACERS else f", placers={placers!r}"
+    if placed.source == FIT:
+        names = "" if placed.placers == FAST_PLACERS else f", placers={placed.placers!r}"
         return f"bl.fit({graph}, {cluster}{names}, give_up=()).best.placement"
-    if placed.placer == "search":
-        return f"bl.place({graph}, {cluster}, 'search', time_limit={placed.params.get('time_limit')})"
-    if devices == 1 or placed.info.get("form") == "raw":
-        return f"bl.place({graph}, {cluster}, {placed.placer!r})"
-    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placed.placer!r}).on(g)"
+    placer, params = placed.placement.placer, placed.placement.params
+    if placer == "search":
+        return f"bl.place({graph}, {cluster}, 'search', time_limit={params.get('time_limit')})"
+    if devices == 1 or placed.source == OPS:
+        return f"bl.place({graph}, {cluster}, {placer!r})"
+    return f"bl.place(bl.optimize(g := {graph}, {cluster}), {cluster}, {placer!r}).on(g)"

@@ -10,7 +10,7 @@ from typing import Any
 from ...graph import HOST, Cluster, OpGraph
 from ...memory_saving.offload import offload, offloaded_placement
 from ...simulator import simulate
-from .best_of_placers import MAX_REPAIRED_OPS, BestOfPlacers
+from .best_of_placers import MAX_REPAIRED_OPS, BestOfPlacers, PlacedTimeline
 from .recomputation import PlacedVariant
 
 SHARES = (0.25, 0.5, 0.75, 1.0)
@@ -41,12 +41,12 @@ def offload_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers) 
         for keyword, offloaded_graph in offload_variants(graph, cluster, host):
             tried = [placing.fastest(offloaded_graph, cluster)[0]]
             if overflowing is not None:
-                placed = offloaded_placement(overflowing[0], offloaded_graph, cluster)
-                tried.append((placed, simulate(offloaded_graph, cluster, placed)))
+                placed = offloaded_placement(overflowing.placement, offloaded_graph, cluster)
+                tried.append(PlacedTimeline(placed, simulate(offloaded_graph, cluster, placed)))
             fits = [
-                PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, *pair)
+                PlacedVariant(keyword, f"offloading to {host}", offloaded_graph, pair)
                 for pair in tried
-                if pair and pair[1].feasible
+                if pair and pair.timeline.feasible
             ]
             variants += fits
             if fits:

@@ -26,7 +26,7 @@ from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...memory.peak import readiness_peak
 from ...memory_saving.recompute import recompute
 from ...simulator import simulate
-from .best_of_placers import BestOfPlacers, preference
+from .best_of_placers import BestOfPlacers, PlacedTimeline, preference
 
 ROUNDS = 3
 SHARES = (0.85, 0.7, 0.55, 0.4)
@@ -45,8 +45,17 @@ class PlacedVariant:
     arguments: dict[str, Any]
     description: str
     graph: OpGraph
-    placement: Placement
-    timeline: Timeline
+    placed: PlacedTimeline
+
+    @property
+    def placement(self) -> Placement:
+        """The placement of `graph`."""
+        return self.placed.placement
+
+    @property
+    def timeline(self) -> Timeline:
+        """Its simulated timeline."""
+        return self.placed.timeline
 
 
 def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[dict[str, Any], OpGraph]]:
@@ -94,10 +103,10 @@ def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers
         description = format_arguments(arguments)
         best, _ = placing.fastest(recomputed_graph, cluster)
         if best is not None:
-            variants.append(PlacedVariant(arguments, description, recomputed_graph, *best))
+            variants.append(PlacedVariant(arguments, description, recomputed_graph, best))
         if start is not None and devices > 1:
             variants += _recompute_in_turns(graph, cluster, placing, recomputed_graph, start, description)
-    return sorted(variants, key=lambda variant: preference((variant.placement, variant.timeline)))
+    return sorted(variants, key=lambda variant: preference(variant.placed))
 
 
 def _recompute_in_turns(
@@ -105,12 +114,12 @@ def _recompute_in_turns(
     cluster: Cluster,
     placing: BestOfPlacers,
     recomputed_graph: OpGraph,
-    start: tuple[Placement, Timeline],
+    start: PlacedTimeline,
     description: str,
 ) -> list[PlacedVariant]:
     """Recomputes, of the ops that the variant recomputes, those on overfull devices; places again; repeats."""
     dropped = np.unique(recomputed_graph.forward_of[graph.n :])
-    placed, timeline = start
+    placed, timeline = start.placement, start.timeline
     full, variants = np.zeros(cluster.n, dtype=np.bool_), []  # type: Any, list[PlacedVariant]
     for _ in range(ROUNDS):
         full |= timeline.peak_bytes > cluster.memory_bytes
@@ -128,9 +137,9 @@ def _recompute_in_turns(
         timeline = simulate(smaller, cluster, hand)
         words = f"of {description} the {len(names)} ops on {', '.join(np.array(cluster.names)[full].tolist())}"
         if timeline.feasible:
-            variants.append(PlacedVariant({"drop": names}, words, smaller, hand, timeline))
+            variants.append(PlacedVariant({"drop": names}, words, smaller, PlacedTimeline(hand, timeline)))
             best, _ = placing.fastest(smaller, cluster)
             if best is not None:
-                variants.append(PlacedVariant({"drop": names}, words, smaller, *best))
+                variants.append(PlacedVariant({"drop": names}, words, smaller, best))
             break
     return variants

@@ -45,9 +45,9 @@ def check_give_up(give_up: Any, objective: str) -> None:
 
 
 def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> Placement:
-    """Places `graph` with a placer that has `give_up`. The result is a placement of `info["graph"]`.
+    """Places `graph` with a placer that has `give_up`. The result is a placement of its `graph`.
 
-    `info["gave_up"]` has the arguments of `bl.recompute` and `bl.offload` that make this graph. It is empty for the original
+    `gave_up` has the arguments of `bl.recompute` and `bl.offload` that make this graph. It is empty for the original
     graph.
 
     Raises:
@@ -64,23 +64,23 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
             f"graph {graph.name!r} is coarse; give the graph that it was made from where something is given up"
         )
     if not memory_may_run_out(graph, cluster):
-        return _with_trade_info(place_directly(graph, cluster, plain), graph, {})
+        return _with_trade(place_directly(graph, cluster, plain), graph, {})
     half = _with_half_budget(plain)
     try:
-        placements = [_with_trade_info(place_directly(graph, cluster, half), graph, {})]
+        placements = [_with_trade(place_directly(graph, cluster, half), graph, {})]
     except InfeasiblePlacement as error:
         placements, refusal = [], error
     variants = sorted(_place_variants(graph, cluster, trades), key=lambda variant: variant.timeline.makespan_us)
     if variants:
         best = variants[0]
         placements += [
-            _with_trade_info(best.placement, best.graph, best.arguments),
+            _with_trade(best.placement, best.graph, best.arguments),
             *_place_variant(best, cluster, half),
         ]
     if not placements:
         message = f"{refusal}; nor was a graph found that fits and gives up {' or '.join(trades)}"
         raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
-    return min(placements, key=lambda placed: _cost(placed, cluster))
+    return min(placements, key=lambda placed: _cost(placed, graph, cluster))
 
 
 def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -> Iterator[PlacedVariant]:
@@ -109,7 +109,7 @@ def _place_variant(variant: PlacedVariant, cluster: Cluster, placer: Placer) -> 
     if "start" in type(placer).__dataclass_fields__:
         placer = replace(placer, start=variant.placement)  # type: ignore[call-arg]
     try:
-        yield _with_trade_info(place_directly(variant.graph, cluster, placer), variant.graph, variant.arguments)
+        yield _with_trade(place_directly(variant.graph, cluster, placer), variant.graph, variant.arguments)
     except InfeasiblePlacement:
         return
 
@@ -121,11 +121,13 @@ def _with_half_budget(placer: Any) -> Any:
     return replace(placer, **half_budget, **({} if evaluations is None else {"evaluations": evaluations // 2}))
 
 
-def _cost(placed: Placement, cluster: Cluster) -> tuple[bool, float]:
+def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:
     """Sort key: feasible placements first, then by step time."""
-    timeline = simulate(placed.info["graph"], cluster, placed)
+    timeline = simulate(placed.graph or graph, cluster, placed)
     return not timeline.feasible, timeline.makespan_us
 
 
-def _with_trade_info(placed: Placement, graph: OpGraph, gave_up: dict[str, Any]) -> Placement:
-    return placed.replace(info={**placed.info, "graph": graph, "gave_up": gave_up})
+def _with_trade(placed: Placement, graph: OpGraph, gave_up: dict[str, Any]) -> Placement:
+    """The placement with its graph, which earlier versions had in `info`."""
+    info = {**placed.info, "graph": graph, "gave_up": gave_up}
+    return placed.replace(graph=graph, gave_up=gave_up, info=info)

@@ -96,7 +96,7 @@ class Search(Placer):
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
             whole `time_limit`; `evaluations` are divided, and without `time_limit` the result does not depend on the executor.
         islands: how many of them; another number searches elsewhere.
-        give_up: "recompute", "offload" or both where memory binds: then the result is a placement of `info["graph"]`, the
+        give_up: "recompute", "offload" or both where memory binds: then the result is a placement of its `graph`, the given
             graph or one that gives up time for memory, whichever is faster (`placers.memory_trades`).
         callback: called with a `Progress` now and then; returning True stops the search.
         numbers: the `SearchParameters` that it works with; None: `SEARCH`, those that were tuned.
