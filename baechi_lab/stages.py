@@ -21,13 +21,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from .checks import check_text, check_whole, is_list
 from .errors import InvalidInput, UnknownNameError
 from .graph import Cluster, Link, OpGraph, Placement, Run, Step, Timeline
+from .passes.optimize import PASSES
 from .pipeline import Stage
 
 if TYPE_CHECKING:
     from .simulator.schedulers import SchedulerOption
     from .simulator.schedules import ScheduleOption
 
-GROUPING = ("colocation", "coplacement", "fusion", "forward-only")
+GROUPING = (*PASSES, "forward-only")
 """Passes that only join ops."""
 
 
@@ -86,7 +87,7 @@ class Optimize(Stage):
     """
 
     slot: ClassVar[str] = "optimize"
-    passes: tuple[Any, ...] = ("colocation", "coplacement", "fusion")
+    passes: tuple[Any, ...] = PASSES
     forward_only: bool | str = "auto"
 
     def __post_init__(self) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput
 from baechi_lab.graph import Cluster, OpGraph, Placement, Timeline, load_graph
 from baechi_lab.passes import optimize
+from baechi_lab.passes.optimize import PASSES
 from baechi_lab.placers import place
 from baechi_lab.simulator import simulate
 from studies.paper_b import PLACERS
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
 
 WHOLE = ("single", "expert")
 """Placers that look at the graph as it is: people do not fuse operators first."""
-
-PASSES = ("colocation", "coplacement", "fusion")
 
 
 @dataclass(frozen=True)

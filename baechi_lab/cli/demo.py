@@ -19,6 +19,7 @@ from ..exporters.folder import check_place
 from ..graph import Cluster
 from ..graph.device import device_count
 from ..graph.units import format_us, parse_bytes
+from ..passes.optimize import PASSES
 from ..passes.registry import make_pass
 from ..placers.registry import make_placer
 from ..step_summary import below_bound
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
     from ..graph import Placement, Timeline
 
-PASSES = {"inception_v3": "colocation,fusion"}
+PASSES_OF_MODEL = {"inception_v3": "colocation,fusion"}
 """Paper B, section 5.4: on Inception-V3 co-placement makes one massive group, so it was switched off."""
 
 
@@ -41,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--devices", default="4", metavar="N", help="devices to place on (4)")
     parser.add_argument("--memory", metavar="SIZE", help="memory per device (what the attached devices have)")
     parser.add_argument(
-        "--passes", metavar="NAME[,NAME...]", help="(colocation,coplacement,fusion; Inception-V3 without coplacement)"
+        "--passes", metavar="NAME[,NAME...]", help=f"({','.join(PASSES)}; Inception-V3 without coplacement)"
     )
     parser.add_argument("--placers", default="m-topo,m-etf,m-sct", metavar="NAME[,NAME...]", help="(%(default)s)")
     parser.add_argument("--steps", default="10", metavar="N", help="measured steps of the real run (10)")
@@ -61,7 +62,7 @@ def run(arguments: argparse.Namespace) -> int:
     placers = options.distinct(arguments.placers, "--placers")
     for name in placers:
         make_placer(name)
-    default = PASSES.get(arguments.model, "colocation,coplacement,fusion")
+    default = PASSES_OF_MODEL.get(arguments.model, ",".join(PASSES))
     passes = options.names(default if arguments.passes is None else arguments.passes, "--passes")
     for name in passes:
         make_pass(name)

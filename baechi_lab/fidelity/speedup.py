@@ -13,6 +13,7 @@ from ..executors.statistics import Comparison, interleaved
 from ..executors.tensorflow.calibration import Calibration, calibrate
 from ..executors.tensorflow.cluster import LocalCluster
 from ..graph import Placement, Run
+from ..passes.optimize import PASSES
 from ..workers.client import Worker
 from .gradient_pairs import graph_under_placement, measured_apart
 from .message_costs import predicted_us
@@ -28,7 +29,7 @@ SPEED_UP: tuple[str, dict[str, Any]] = (
 PLACERS = (
     ("m-etf", ("colocation", "fusion")),
     ("m-sct", ("colocation", "fusion")),
-    ("m-etf", ("colocation", "coplacement", "fusion")),
+    ("m-etf", PASSES),
 )
 """Placers and the passes before them. Co-placement saves most messages, but its larger groups are harder to balance."""
 

@@ -22,6 +22,7 @@ from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
 from ..graph.hardware import by_kind
 from ..identity import Unidentified, content_digest
+from ..passes.optimize import PASSES
 from ..profilers.precision import profile_mode
 from ..workers.executors import Calls, open_calls
 from .grid import Cell, Placing, Profiling, Steps, Subject, as_list, cells, graph_key
@@ -31,7 +32,6 @@ from .work import compute_row, encoded_model_graph, is_transient, step_graph
 if TYPE_CHECKING:
     import pandas
 
-PASSES = ("colocation", "coplacement", "fusion")
 _NOT_STORED = "unkept "
 """Prefix of keys of rows and graphs that are not stored in the file."""
 MAX_RESUBMITS = 3

@@ -9,6 +9,7 @@ from typing import Any
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
+from ..passes.optimize import PASSES
 from ..placers.registry import pipeline_parameters, placer_class
 from ..profilers.precision import profile_mode
 from ..simulator.pipelined_graph import pipeline_options
@@ -235,7 +236,7 @@ def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, An
 
 
 def _read_optimize(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
-    fields["passes"] = options.get("passes", ("colocation", "coplacement", "fusion"))
+    fields["passes"] = options.get("passes", PASSES)
     fields["forward_only"] = options.get("forward_only", "auto")
 
 

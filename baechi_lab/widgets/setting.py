@@ -194,17 +194,11 @@ def resized(cluster: Cluster, count: int) -> Cluster:
     >>> resized(Cluster.uniform(2), 3).names
     ('gpu:0', 'gpu:1', 'gpu:2')
     """
-    kept_devices = list(cluster.devices[:count])
-    last = kept_devices[-1] if kept_devices else cluster.devices[0]
-    number = 0
-    while len(kept_devices) < count:
-        name = f"{last.kind}:{number}"
-        if name not in {d.name for d in kept_devices}:
-            kept_devices.append(replace(last, name=name))
-        number += 1
+    if count == cluster.n:
+        return cluster
     link = cluster.link if isinstance(cluster.link, Link) else cluster.link_between(0, min(1, cluster.n - 1))
-    same = count == cluster.n
-    return cluster.replace(devices=tuple(kept_devices), link=cluster.link if same else link)
+    kept = cluster.replace(devices=cluster.devices[: max(count, 1)], link=link)
+    return kept.with_devices(count - int(kept.is_host.sum())) if count > kept.n else kept
 
 
 def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:

@@ -3,9 +3,6 @@
 State: a device per unit (a set of ops that move together: a colocation group, or a cluster of them on a coarser level)
 and a rank per op. Cost: time and overflow at their `Prices` (`evaluation.cost`), from `evaluation.evaluate`.
 
-The threshold that a candidate must meet is drawn before it is simulated (Metropolis: accept iff
-`cost <= current - temperature * log(u)`), so that a simulation stops as soon as it is bound to exceed it.
-
 Source: Kirkpatrick, Gelatt and Vecchi 1983, doi:10.1126/science.220.4598.671. Complexity: one simulation per step.
 """
 
@@ -16,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from ...graph.kernels.jit import njit
+from .acceptance import acceptance_threshold
 from .checkpoints import accept_checkpoints, last_checkpoint_before
 from .cost import candidate_cost, remember_better
 from .moves import random_move, undo
@@ -59,7 +57,7 @@ def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng
         if changed == 0:
             continue
         temperature = hot * ratio ** (accepted / steps)
-        threshold = s.cost[0] - temperature * np.log(1.0 - rng.random())
+        threshold = acceptance_threshold(s.cost[0], temperature, rng)
         if keeps_prefix:
             begin_position = last_checkpoint_before(m, w, s.device, s.undo_op, changed)
             passed += begin_position + 1

@@ -20,6 +20,7 @@ from ...graph import Cluster, OpGraph
 from ...graph.cluster import COMMUNICATION_MODES
 from ...graph.kernels.csr import offsets, transpose
 from ...graph.kernels.jit import njit
+from ..evaluation.acceptance import acceptance_threshold
 from ..problem import groups_of
 from .device_chain import PARALLEL, SEQUENTIAL, SUM
 from .pipeline_units import unit_columns
@@ -220,7 +221,7 @@ def anneal_loads(
         if v != u:
             _move_unit(m, home, v, a, load, device_seen)
         largest, even = largest_load(m, load)
-        if largest + EVEN * even <= energy - temperature * np.log(1.0 - rng.random()):
+        if largest + EVEN * even <= acceptance_threshold(energy, temperature, rng):
             energy = largest + EVEN * even
             used[b] += m.persistent_bytes[u] - exchanged_bytes
             used[a] += exchanged_bytes - m.persistent_bytes[u]
