@@ -5,11 +5,13 @@ A changed rule shows as a diff of these files. Whoever changes one checks it by 
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.graph.timeline import MemoryLog
 from baechi_lab.simulator.reference import simulate_reference
 
 FOLDER = Path(__file__).parent / "golden"
@@ -105,3 +107,9 @@ def test_every_mode_and_scheduler_has_a_file():
     from baechi_lab.simulator.schedulers import SCHEDULERS
 
     assert {*COMMUNICATION_MODES, *SCHEDULERS.names()} <= set(CASES)
+
+
+def test_the_text_of_a_damaged_memory_log_sums_beyond_64_bits():
+    timeline = bl.simulate(bl.OpGraph.from_edges([1.0]), bl.Cluster.uniform(1), bl.Placement([0]))
+    log = MemoryLog([0, 0], [0.0, 0.0], [0, 0], [2**63 - 1, 2**63 - 1], [0, 0])
+    assert f": {2**64 - 2} B" in dataclasses.replace(timeline, memory=log).to_text(memory=True)

@@ -57,6 +57,7 @@ CALLS = {
     "a sweep to half a character": lambda: swept(path="\ud800"),
     "a sweep of 10^80 devices": lambda: swept(devices=[10**80]),
     "a sweep of 10^80 copies": lambda: swept(replicas=[10**80]),
+    "a sweep of 10^80 micro-batches": lambda: swept(micro_batches=10**80),
     "a sweep whose progress is a table": lambda: swept(progress=pd.DataFrame()),
     "errors in a square": lambda: bl.robustness(GRAPH, CLUSTER, bl.Placement(device=[0, 1]), error=np.zeros((2, 2))),
     "a secret in half a character": lambda: bl.make_secret("\ud800"),

@@ -84,7 +84,7 @@ def _transfers(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:
 
 
 def _memory(timeline: Timeline) -> Iterator[str]:
-    log, held_bytes = timeline.memory, np.zeros(len(timeline.device_names), dtype=np.int64)
+    log, held_bytes = timeline.memory, [0] * len(timeline.device_names)  # sums of damaged logs may exceed int64
     columns = (log.time_us, log.device, log.category, log.delta, log.op)
     for time_us, device, category, delta, op in zip(*(c.tolist() for c in columns), strict=True):
         held_bytes[device] += delta
