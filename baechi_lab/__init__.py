@@ -52,8 +52,10 @@ if TYPE_CHECKING:
         save_cluster,
         save_graph,
     )
+    from .graph.layout import Layout
     from .memory_saving.offload import offload, offloaded_placement
     from .memory_saving.recompute import recompute
+    from .parallel.layouts import layouts
     from .passes import list_passes
     from .passes.optimize import optimize
     from .passes.unroll import unroll
@@ -86,6 +88,7 @@ __all__ = [
     "FormatError",
     "InfeasiblePlacement",
     "InvalidInput",
+    "Layout",
     "Link",
     "ListScheduler",
     "LocalCluster",
@@ -122,6 +125,7 @@ __all__ = [
     "export",
     "fit",
     "generators",
+    "layouts",
     "list_passes",
     "list_placers",
     "load_cluster",

@@ -27,6 +27,7 @@ COMMANDS = {
     "place": "a graph file becomes a placement file",
     "compare": "several placers on one graph: step time, memory, lower bound",
     "fit": "does a step fit the memory, and what would make it fit, each way simulated",
+    "layouts": "which tensor, pipeline, data and expert parallelism for a transformer on a cluster, each simulated",
     "simulate": "a graph and a placement become a timeline",
     "run": "a training step runs under a placement on real devices",
     "export": "a training step and a placement become a script that needs its framework only",

@@ -133,6 +133,46 @@ class Cluster:
         return cls(tuple(Device(f"{kind}:{i}", kind, memory, speed) for i in range(n)), link, comm)
 
     @classmethod
+    def machines(
+        cls,
+        n: int,
+        per_machine: int,
+        *,
+        kind: str = "gpu",
+        memory_bytes: int | str | None = None,
+        link: Link | str = "nvlink",
+        network: Link | str = "infiniband",
+        comm: str = "duplex",
+    ) -> Cluster:
+        """`n` equal devices in machines of `per_machine`, neighbours in one machine.
+
+        Args:
+            n: how many devices in all; a multiple of `per_machine`, or fewer.
+            per_machine: devices of one machine.
+            kind, memory_bytes, comm: as for `uniform`.
+            link: between devices of one machine.
+            network: between devices of different machines: what each device has when all of them send at once.
+
+        Raises:
+            InvalidInput: devices that do not fill their machines; whatever `uniform` refuses.
+
+        >>> cluster = Cluster.machines(16, 8, kind="h100")
+        >>> [round(1e-3 / cluster.link_between(0, other).us_per_byte) for other in (7, 8)]    # GB/s
+        [450, 50]
+        """
+        check_whole("n", n)
+        check_whole("per_machine", per_machine)
+        if n > per_machine and n % per_machine:
+            raise InvalidInput(f"n is {n} and per_machine {per_machine}; the devices must fill their machines")
+        one = cls.uniform(n, memory_bytes=memory_bytes, link=link, comm=comm, kind=kind)
+        if n <= per_machine:
+            return one
+        inside = one.link_between(0, 1)
+        between = named_link(network, one.devices[0].kind) if isinstance(network, str) else network
+        machine = [device // per_machine for device in range(n)]
+        return one.replace(link=[[inside if machine[a] == machine[b] else between for b in range(n)] for a in range(n)])
+
+    @classmethod
     def from_tensorflow(cls, **options: Any) -> Cluster:
         """The devices that TensorFlow sees here; options as of `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
         return framework_part("executors", "tensorflow").attached_cluster(**options)

@@ -18,6 +18,8 @@ from .units import MOST_US
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md).
 
+    Collectives take `duration_us(op, kind)`: links decide, not the speed of a device.
+
     Raises `CostError` where the graph was estimated for named hardware and a device is of another kind, and where all ops
     and transfers in a row would take longer than floating point can add up.
     """
@@ -26,7 +28,8 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     with np.errstate(over="ignore"):
         for d, device in enumerate(cluster.devices):
             kind = _named(device.kind, graph)
-            table[:, d] = graph.duration_by_kind.get(kind, graph.duration_us) / device.speed
+            us = graph.duration_by_kind.get(kind, graph.duration_us)
+            table[:, d] = us if device.speed == 1.0 else np.where(graph.on_communication_lane, us, us / device.speed)
         _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
     return table
 

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 CONTROL_BYTES = 4
 """Size of the tensor that stands for a control dependency (docs/simulated-time.md)."""
 
+COLLECTIVES = ("all_reduce", "all_gather", "reduce_scatter", "all_to_all", "send_recv")
+"""Types of ops by which ranks exchange tensors. They occupy the communication lane of their device."""
+
 OWN, OVERWRITES, VIEW, GROWS = range(4)
 """Values of `OpGraph.reuse`, where an op's outputs lie:
 
@@ -207,6 +210,15 @@ class OpGraph(Picklable):
     def position(self) -> NDArray[np.int64]:
         """int64[n]: where each op stands in `order`."""
         return frozen(inverse(self.order), np.int64)
+
+    @cached_property
+    def on_communication_lane(self) -> NDArray[np.bool_]:
+        """bool[n]: collectives, which run beside what their device computes.
+
+        >>> OpGraph.from_edges([1, 2], op_types=["matmul", "all_reduce"]).on_communication_lane.tolist()
+        [False, True]
+        """
+        return frozen([op_type in COLLECTIVES for op_type in self.op_types], np.bool_)
 
     @cached_property
     def index(self) -> Mapping[str, int]:

@@ -37,6 +37,7 @@ _NO_RANKS = np.zeros(0)
 OP = np.dtype(
     [
         ("device", "i4"),
+        ("lane", "i4"),
         ("missing", "i4"),
         ("duration", "f8"),
         ("rank", "f8"),
@@ -88,7 +89,7 @@ class Scheduler(NamedTuple):
 
     The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes; by unit,
     which is by rank, but no op starts before all ops of lower units of its device have ended. `unit[i]` counts units from 0
-    on each device; device d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
+    on each lane; lane d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
     """
 
     mode: int
@@ -103,7 +104,11 @@ class Scheduler(NamedTuple):
 
 
 class State(NamedTuple):
-    """Input and results of `run`, see the dtypes above. Entry n of `ops` and entry T of `tensors` only end the last rows."""
+    """Input and results of `run`, see the dtypes above. Entry n of `ops` and entry T of `tensors` only end the last rows.
+
+    A device has a lane for computing and one for communication, where collectives run. Lane `d` of `devices` is device `d` with
+    its computing lane. In a graph with collectives, lane `D + d` is its communication lane; memory is that of device `d`.
+    """
 
     ops: NDArray[np.void]
     tensors: NDArray[np.void]
@@ -140,8 +145,9 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Flo
     """Record arrays for a graph, its placement and, where devices choose by rank, `rank` float64[n]."""
     n, tensor_count = graph.n, graph.tensor_count
     ops, tensors = np.zeros(n + 1, OP), np.zeros(tensor_count + 1, TENSOR)
-    devices = np.zeros(cluster.n, DEVICE)
-    ops["device"][:n] = placement.device
+    lane = lanes(graph, cluster, placement.device)
+    devices = np.zeros(lane_count(graph, cluster), DEVICE)
+    ops["device"][:n], ops["lane"][:n] = placement.device, lane
     ops["duration"][:n] = placed_durations(graph, cluster, placement.device)
     if rank is not None and len(rank):
         ops["rank"][:n] = rank
@@ -150,8 +156,18 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Flo
     np.add.at(ops["made"], graph.tensor_producer, graph.tensor_bytes)
     tensors["producer"][:tensor_count], tensors["size"][:tensor_count] = graph.tensor_producer, graph.tensor_bytes
     tensors["first_consumer"] = graph.consumer_ptr
-    devices["limit"] = cluster.memory_bytes
+    devices["limit"][: cluster.n] = cluster.memory_bytes
     return State(records(ops), records(tensors), records(devices), graph.consumers, graph.inputs[1])
+
+
+def lanes(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> Ints:
+    """int64[n]: the lane of every op: its device, or for a collective the number of devices more."""
+    return np.where(graph.on_communication_lane, cluster.n + device, device).astype(np.int64)
+
+
+def lane_count(graph: OpGraph, cluster: Cluster) -> int:
+    """Number of lanes: those of communication only in a graph with collectives."""
+    return 2 * cluster.n if graph.on_communication_lane.any() else cluster.n
 
 
 @njit(cache=True)
@@ -215,7 +231,7 @@ def _change_memory(
 
 @njit(cache=True)
 def _make_ready(i: int, now_us: float, ops: NDArray[np.void], devices: NDArray[np.void], ready: Ready) -> None:
-    d = ops[i].device
+    d = ops[i].lane
     key = ops[i].rank if ready.by_rank else now_us
     devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
 
@@ -309,7 +325,7 @@ def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.v
         devices[d].out_queue = devices[d].in_queue = 0.0
     for i in range(len(ops) - 1):
         ops[i].missing = ops[i + 1].first_input - ops[i].first_input
-        devices[ops[i].device].ready_first += 1
+        devices[ops[i].lane].ready_first += 1
         _change_memory(devices, log, size, ops[i].device, _PERSISTENT, ops[i].persistent, i, 0.0)
     first = 0
     for d in range(len(devices)):
@@ -370,8 +386,8 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> tu
                 devices[d].ready_size = pop(ready_key, ready_op, devices[d].ready_first, devices[d].ready_size)
             devices[d].running = True
             ops[op].start, ops[op].end, ops[op].turn = now_us, now_us + ops[op].duration, turn_number
-            _change_memory(devices, log, size, d, _OUTPUTS, ops[op].made, op, now_us)
-            _change_memory(devices, log, size, d, _TEMPORARY, ops[op].temp, op, now_us)
+            _change_memory(devices, log, size, ops[op].device, _OUTPUTS, ops[op].made, op, now_us)
+            _change_memory(devices, log, size, ops[op].device, _TEMPORARY, ops[op].temp, op, now_us)
             size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)
         if size[0] == 0:
             return sends, log[: size[1]]
@@ -381,7 +397,7 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> tu
             size[0] = pop(event_time, event_code, 0, size[0])
             if kind == _OP_END:
                 d = ops[k].device
-                devices[d].running = False
+                devices[ops[k].lane].running = False
                 _change_memory(devices, log, size, d, _TEMPORARY, -ops[k].temp, k, now_us)
                 _release_inputs(k, now_us, state, sends, log, size)
                 for t in range(ops[k].first_output, ops[k + 1].first_output):

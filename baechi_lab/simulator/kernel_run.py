@@ -21,7 +21,8 @@ def run_kernel(
     """
     prepared = make_scheduler(scheduler, placement).prepare(graph, cluster, placement)
     state = kernel.make_state(graph, cluster, placement, prepared.rank)
-    return state, *kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared, keep_log)
+    sends, log = kernel.run(state, cluster.latency_us, cluster.us_per_byte, cluster.comm, prepared, keep_log)
+    return state._replace(devices=state.devices[: cluster.n]), sends, log
 
 
 def simulated_peak(

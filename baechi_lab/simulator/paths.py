@@ -64,3 +64,8 @@ def heads_and_tails(
     head = _heads(graph.order, node, cost, graph.inputs[0], input_edge, graph.edge_source)
     tail = tails(graph.order, node, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers)
     return head, tail
+
+
+def computing_us(graph: OpGraph, table: Floats) -> Floats:
+    """float64[n, devices]: the time of the computing lane that ops take, none for collectives; infinite where not allowed."""
+    return np.where(graph.on_communication_lane[:, None] & np.isfinite(table), 0.0, table)

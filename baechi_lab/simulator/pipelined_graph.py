@@ -373,7 +373,7 @@ def _number_units(step_graph: OpGraph, stages: PipelineStages, schedule: Schedul
 
 @dataclass(frozen=True)
 class InUnits:
-    """A scheduler: every device works through its units in order; ops of a unit run by planned rank, then by index.
+    """A scheduler: every lane works through its units in order; ops of a unit run by planned rank, then by index.
 
     If the schedule does not split the backward pass, gradients of weights run before gradients of inputs, as far as the
     graph allows. So the tensors for the previous stage leave at the end of the unit, as if the backward pass of a stage
@@ -384,7 +384,7 @@ class InUnits:
 
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
         """Arrays from which the simulator's kernel chooses ops."""
-        unit, device = np.asarray(self.pipeline.unit, dtype=np.int64), placement.device.astype(np.int64)
+        unit, device = np.asarray(self.pipeline.unit, dtype=np.int64), kernel.lanes(graph, cluster, placement.device)
         schedule, stages = self.pipeline.schedule, self.pipeline.stages
         urgent = np.zeros(graph.n, dtype=np.int64)
         if schedule is not None and stages is not None and not schedule.splits:
@@ -396,7 +396,7 @@ class InUnits:
         width = int(unit.max(initial=0)) + 1
         used = distinct(device * width + unit)  # units without ops are left out
         number = np.searchsorted(used, device * width + unit)
-        first = offsets(used // width, cluster.n)
+        first = offsets(used // width, kernel.lane_count(graph, cluster))
         return kernel.Scheduler(
             kernel.BY_UNIT,
             rank,

@@ -32,7 +32,8 @@ def simulate_reference(
 ) -> ReferenceResult:
     """Simulates one step. `key(op, ready time)` orders ready ops, lowest first (default: ready time); ties by op index.
 
-    With `unit`, the position of each op's unit on its device, no op starts before those of lower units have ended.
+    With `unit`, the position of each op's unit on its lane, no op starts before those of lower units have ended. A device has
+    two lanes: lane `d` computes, lane `cluster.n + d` communicates and runs the collectives.
     """
     cost, rule = durations(graph, cluster), key or (lambda op, ready: ready)
     cost = cost + _overheads(graph, cluster, device)[:, None]
@@ -42,15 +43,17 @@ def simulate_reference(
     missing = [0] * graph.n
     out_free = [0.0] * cluster.n
     in_free = out_free if cluster.comm == "sequential" else [0.0] * cluster.n
-    ready: list[list[tuple[float, int]]] = [[] for _ in range(cluster.n)]
-    busy = [False] * cluster.n
+    collective = graph.on_communication_lane.tolist()
+    lane = [d + cluster.n if collective[i] else d for i, d in enumerate(device)]
+    ready: list[list[tuple[float, int]]] = [[] for _ in range(2 * cluster.n)]
+    busy = [False] * (2 * cluster.n)
     events: list[
         tuple[float, int, int, int]
     ] = []  # time, kind (0 op end, 1 transfer end, 2 receive start), tensor or op, target
 
-    waiting = [[0] * (max(unit or [0]) + 1) for _ in range(cluster.n)]  # ops per device and unit that have not started
+    waiting = [[0] * (max(unit or [0]) + 1) for _ in range(2 * cluster.n)]  # ops per lane and unit to start
     for i in range(graph.n):
-        waiting[device[i]][unit[i] if unit else 0] += 1
+        waiting[lane[i]][unit[i] if unit else 0] += 1
 
     def may_start(d: int, i: int) -> bool:
         return unit is None or not any(waiting[d][: unit[i]])
@@ -71,7 +74,7 @@ def simulate_reference(
             if device[i] == d:
                 missing[i] -= 1
                 if missing[i] == 0:
-                    heapq.heappush(ready[d], (rule(i, now_us), i))
+                    heapq.heappush(ready[lane[i]], (rule(i, now_us), i))
 
     def request(t: int, d: int, now_us: float) -> None:
         a = home(t)
@@ -88,7 +91,7 @@ def simulate_reference(
 
     def finish(i: int, now_us: float) -> None:
         d = device[i]
-        busy[d] = False
+        busy[lane[i]] = False
         hold(d, -int(graph.temp_bytes[i]))
         pointer, tensors = graph.inputs
         for t in tensors[pointer[i] : pointer[i + 1]].tolist():
@@ -111,16 +114,16 @@ def simulate_reference(
     for i in range(graph.n):
         hold(device[i], int(graph.persistent_bytes[i]))
         if missing[i] == 0:
-            heapq.heappush(ready[device[i]], (rule(i, 0.0), i))
+            heapq.heappush(ready[lane[i]], (rule(i, 0.0), i))
     now_us = 0.0
     while True:
-        for d in range(cluster.n):
-            if not busy[d] and ready[d] and may_start(d, ready[d][0][1]):
-                _, i = heapq.heappop(ready[d])
-                waiting[d][unit[i] if unit else 0] -= 1
-                busy[d] = True
-                result.start[i], result.end[i] = now_us, now_us + float(cost[i, d])
-                hold(d, int(sum(graph.tensor_bytes[t] for t in graph.outputs(i))) + int(graph.temp_bytes[i]))
+        for k in range(2 * cluster.n):
+            if not busy[k] and ready[k] and may_start(k, ready[k][0][1]):
+                _, i = heapq.heappop(ready[k])
+                waiting[k][unit[i] if unit else 0] -= 1
+                busy[k] = True
+                result.start[i], result.end[i] = now_us, now_us + float(cost[i, device[i]])
+                hold(device[i], int(sum(graph.tensor_bytes[t] for t in graph.outputs(i))) + int(graph.temp_bytes[i]))
                 heapq.heappush(events, (result.end[i], 0, i, 0))
         if not events:
             return result

@@ -24,7 +24,8 @@ class Throughput:
 
     `period_us` is the largest load, the time from one micro-batch to the next. `loads` maps a kind of resource to
     float64[devices] in microseconds: always "compute", besides it "queue" (`sequential` transfers), "send" and
-    "receive" (`duplex`), nothing (`parallel`); with `sum=True` only "compute and transfers".
+    "receive" (`duplex`), nothing (`parallel`), and "communication" in a graph with collectives; with "
+    "`sum=True` only "compute and transfers".
     """
 
     period_us: float
@@ -102,22 +103,25 @@ def throughput(
         check_whole("micro_batches", micro_batches)
     all_reduce_us = _all_reduce_us(graph, cluster, placed, micro_batches)
     for kind in loads:
-        if kind != "compute":
+        if kind not in ("compute", "communication"):
             loads[kind] += all_reduce_us
     return Throughput(max(float(load.max()) for load in loads.values()), loads, cluster.names)
 
 
 def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: bool) -> dict[str, NDArray[np.float64]]:
     """Load of each resource by one micro-batch."""
-    compute = _per_device(device, placed_durations(graph, cluster, device), cluster)
+    took, collective = placed_durations(graph, cluster, device), graph.on_communication_lane
+    compute = _per_device(device, np.where(collective, 0.0, took), cluster)
+    communication = _per_device(device, np.where(collective, took, 0.0), cluster)
+    lane = {"communication": communication} if collective.any() else {}
     tensor, source, target, cost = _transfers(graph, cluster, device)
     received = _per_device(target, cost, cluster)
     if sum:
         dearest = np.zeros(graph.tensor_count)
         np.maximum.at(dearest, tensor, cost)
         sent_us = _per_device(device[graph.tensor_producer], dearest, cluster)
-        return {"compute and transfers": compute + sent_us + received}
-    return {"compute": compute, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
+        return {"compute and transfers": compute + sent_us + received, **lane}
+    return {"compute": compute, **lane, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
 
 
 def _all_reduce_us(

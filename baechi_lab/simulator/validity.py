@@ -90,6 +90,11 @@ class _TimedStep:
         """float64[n]: end of each op in microseconds."""
         return self._by_op(self.timeline.end_us)
 
+    @cached_property
+    def lane(self) -> NDArray[np.int64]:
+        """int64[n]: device of each op; for a collective, which runs on the lane of communication, `cluster.n` more."""
+        return self.placed.device + self.cluster.n * self.graph.on_communication_lane.astype(np.int64)
+
     @property
     def slack(self) -> float:
         """Allowed rounding error in microseconds."""
@@ -173,12 +178,12 @@ def _op_violations(step: _TimedStep) -> Iterator[Violation]:
 
 
 def _overlap_violations(step: _TimedStep) -> Iterator[Violation]:
-    """Pairs of ops that overlap on one device."""
+    """Pairs of ops that overlap on one lane of a device."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
     start, end, slack = step.start, step.end, step.slack
-    order = np.lexsort((end, start, placed.device))
+    order = np.lexsort((end, start, step.lane))
     first, second = order[:-1], order[1:]
-    bad = (placed.device[first] == placed.device[second]) & (start[second] < end[first] - slack)
+    bad = (step.lane[first] == step.lane[second]) & (start[second] < end[first] - slack)
     for a, b in zip(first[bad].tolist(), second[bad].tolist(), strict=True):
         d = int(placed.device[b])
         message = f"ops {graph.names[a]!r} and {graph.names[b]!r} overlap on {cluster.names[d]}"
@@ -261,7 +266,7 @@ def _precedence_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Ite
 
 def _unit_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
     """Ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
-    graph, cluster, placed, timeline = step.graph, step.cluster, step.placed, step.timeline
+    graph, cluster, timeline = step.graph, step.cluster, step.timeline
     start, end, slack = step.start, step.end, step.slack
     unit = np.asarray(timeline.info["unit"])
     if unit.shape != (graph.n,) or graph.micro_batch is None:
@@ -275,8 +280,9 @@ def _unit_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
             "order", f"the schedule has {len(lines)} lines; the pipeline has {len(pipeline_devices)} devices"
         )
         return
-    for d in range(cluster.n):
-        device_ops = np.flatnonzero(placed.device == d)
+    for lane in range(2 * cluster.n):
+        d = lane % cluster.n
+        device_ops = np.flatnonzero(step.lane == lane)
         device_ops = device_ops[np.argsort(unit[device_ops], kind="stable")]
         last = np.maximum.accumulate(np.r_[0.0, end[device_ops]])
         before = last[np.searchsorted(unit[device_ops], unit[device_ops], side="left")]
@@ -297,10 +303,11 @@ def _unit_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
 
 def _idling_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
     """Devices that idle between the time an op is ready and its start."""
-    graph, cluster, placed = step.graph, step.cluster, step.placed
+    graph, cluster = step.graph, step.cluster
     start, end, slack = step.start, step.end, step.slack
-    for d in range(cluster.n):
-        device_ops = np.flatnonzero(placed.device == d)
+    for lane in range(2 * cluster.n):
+        d = lane % cluster.n
+        device_ops = np.flatnonzero(step.lane == lane)
         device_ops = device_ops[np.lexsort((end[device_ops], start[device_ops]))]
         busy_until = np.r_[0.0, np.maximum.accumulate(end[device_ops])]
         gap = np.maximum(np.r_[start[device_ops], np.inf] - busy_until, 0.0)[:-1]  # idle time just before each op
@@ -394,9 +401,10 @@ def _turn_of_op(
     turn_of_op: NDArray[np.int64] = whole_numbers("turn", timeline.info["turn"], np.int64)
     if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
         return None
-    order = np.lexsort((turn_of_op, start, placed.device))
+    order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placed.device))
     first, second = order[:-1], order[1:]
-    together = (placed.device[first] == placed.device[second]) & (start[first] == start[second])
+    same_lane = graph.on_communication_lane[first] == graph.on_communication_lane[second]
+    together = same_lane & (placed.device[first] == placed.device[second]) & (start[first] == start[second])
     source, reader = graph.edge_source, graph.consumers
     at_once = start[source] == start[reader]
     possible = not np.any(together & ((turn_of_op[first] == turn_of_op[second]) | lasting[first]))

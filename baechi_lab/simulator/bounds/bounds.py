@@ -11,7 +11,7 @@ from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.arguments import check_records
 from ...graph.kernels.compiling import working_seconds
 from ...graph.kernels.jit import HAS_NUMBA
-from ..paths import heads_and_tails
+from ..paths import computing_us, heads_and_tails
 from .assignment import assignment
 from .merge import forced_merges
 from .pipeline import period_bounds, step_bounds
@@ -75,6 +75,9 @@ def bounds(
     - `forced-merges` (effort "high"): what every schedule within a makespan must do, up to a contradiction, with the
       colocation, separations and transfers that this forces (`bounds.merge`).
 
+    Collectives run beside what their device computes: they count in paths, and in `communication`, their total time over all
+    devices. A graph with collectives has the first five bounds and that one.
+
     A step of several micro-batches obeys those of one micro-batch, and more: `all-work`, `same-device`, and for a given
     placement `device-load` and `placed-path` (`bounds.pipeline`, proofs there; as for the period).
 
@@ -113,17 +116,23 @@ def bounds(
     table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
     fastest = table.min(axis=1)
     head, tail = heads_and_tails(graph, fastest)
-    work = _work(table, cluster.speed)
+    computing = computing_us(graph, table)
+    work = _work(computing, cluster.speed)
     lower_bounds = Bounds(
         {
             "critical-path": float((head + fastest + tail).max()),
             "work": work,
-            "restricted-work": max([work, *_restricted_work(graph, cluster, table)]),
-            "group": _group(graph, table, head, tail),
+            "restricted-work": max([work, *_restricted_work(graph, cluster, computing)]),
+            "group": _group(graph, computing, head, tail),
             "memory-cut": _memory_cut(graph, cluster, fastest, head, tail),
-            **paid_bounds(graph, cluster),
         }
     )
+    if graph.on_communication_lane.any():  # the other bounds take a device for one machine
+        lower_bounds["communication"] = _work(
+            np.where(graph.on_communication_lane[:, None], table, 0.0), np.ones(cluster.n)
+        )
+        return lower_bounds
+    lower_bounds.update(paid_bounds(graph, cluster))
     if cluster.n > 1 and (effort == "high" or graph.n <= SMALL):
         deadline = working_seconds() + time_limit
         share = RAISE_SHARE[graph.n > REACH_OPS]

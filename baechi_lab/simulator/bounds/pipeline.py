@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ...graph.costs import placed_durations
 from ...passes.unroll import unroll
-from ..paths import heads_and_tails
+from ..paths import computing_us, heads_and_tails
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -44,7 +44,7 @@ def step_bounds(
         return {"all-work": 0.0}
     table = np.where(allowed_devices(step_graph, cluster), durations(step_graph, cluster), np.inf)
     head, tail = heads_and_tails(step_graph, table.min(axis=1))
-    speed = cluster.speed
+    table, speed = computing_us(step_graph, table), cluster.speed
     weights = (speed / speed.sum(), np.full(len(speed), 1.0 / len(speed)))
     lower_bounds = {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights)}
     if placement is None or not placement.replicas:
@@ -70,7 +70,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     """
     if graph.n == 0:
         return {"all-work": 0.0}
-    table = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf)
+    table = computing_us(graph, np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf))
     weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
     unit = _same_device_unit(graph)
     total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)
@@ -99,7 +99,8 @@ def _placed_bounds(step_graph: OpGraph, cluster: Cluster, placement: Placement) 
     a, b = device[step_graph.edge_source], device[step_graph.consumers]
     cost = cluster.latency_us[a, b] + cluster.us_per_byte[a, b] * step_graph.tensor_bytes[step_graph.edge_tensor]
     head, tail = heads_and_tails(step_graph, took, cost)
-    load = np.bincount(device, took, cluster.n)
-    used = np.bincount(device, minlength=cluster.n) > 0
-    bound = (_least_per_unit(device, head, cluster.n) + load + _least_per_unit(device, tail, cluster.n))[used]
+    lane, lanes = device + cluster.n * step_graph.on_communication_lane, 2 * cluster.n
+    load = np.bincount(lane, took, lanes)
+    used = np.bincount(lane, minlength=lanes) > 0
+    bound = (_least_per_unit(lane, head, lanes) + load + _least_per_unit(lane, tail, lanes))[used]
     return {"device-load": float(bound.max()), "placed-path": float((head + took + tail).max())}

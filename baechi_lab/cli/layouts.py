@@ -1,0 +1,97 @@
+"""List layouts of a transformer on a cluster: tensor, pipeline, data, expert and context parallelism, each simulated.
+
+MODEL is a configuration, hf:config.json. With --json, one object per layout, the best first.
+"""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, Any
+
+from ..graph import Cluster
+from ..graph.units import format_bytes, format_us
+from . import console, options, output
+
+if TYPE_CHECKING:
+    from ..parallel.layouts import LayoutRow, Layouts
+
+_DEGREES = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    parser.add_argument("model", metavar="MODEL", help="hf:config.json, the configuration of a Hugging Face model")
+    parser.add_argument("--hardware", default="h100", metavar="NAME", help="the devices (%(default)s)")
+    parser.add_argument("--devices", default="8", metavar="N", help="number of devices (%(default)s)")
+    parser.add_argument("--per-machine", default="8", metavar="N", help="devices of one machine (%(default)s)")
+    parser.add_argument("--memory", metavar="SIZE", help="memory of a device (what the hardware has)")
+    parser.add_argument("--link", default="nvlink", metavar="NAME", help="between devices of a machine (%(default)s)")
+    parser.add_argument(
+        "--network", default="infiniband", metavar="NAME", help="between machines, per device (%(default)s)"
+    )
+    parser.add_argument("--global-batch", required=True, metavar="N", help="sequences of a step")
+    parser.add_argument("--sequence-length", required=True, metavar="N", help="tokens of a sequence")
+    parser.add_argument(
+        "--precision", default="mixed-bf16", metavar="NAME", help="mixed-bf16, mixed-fp16 or mixed-fp8 (%(default)s)"
+    )
+    parser.add_argument("--attention", default="flash", metavar="NAME", help="flash or eager (%(default)s)")
+    parser.add_argument(
+        "--rows", default="15", metavar="N", help="layouts to print (%(default)s); all of them with --json"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table and the best layout."""
+    from ..parallel.layouts import layouts
+
+    cluster = Cluster.machines(
+        options.whole_number(arguments.devices, "--devices", lowest=1),
+        options.whole_number(arguments.per_machine, "--per-machine", lowest=1),
+        kind=arguments.hardware,
+        memory_bytes=arguments.memory,
+        link=arguments.link,
+        network=arguments.network,
+    )
+    count = options.whole_number(arguments.rows, "--rows", lowest=1)
+    with console.progress("layouts") as status:
+        table = layouts(
+            arguments.model,
+            cluster,
+            global_batch=options.whole_number(arguments.global_batch, "--global-batch", lowest=1),
+            sequence_length=options.whole_number(arguments.sequence_length, "--sequence-length", lowest=1),
+            precision=arguments.precision,
+            attention=arguments.attention,
+            callback=lambda text: setattr(status, "detail", text),
+        )
+    if arguments.json:
+        output.print_json(output.rows_of(table.to_pandas()))
+    else:
+        _print(table, count)
+    _ = table.best  # raises where no layout fits
+    return 0
+
+
+def _print(table: Layouts, count: int) -> None:
+    header = (*_DEGREES, "schedule", "recompute", "step", "peak", "fits", "busy")
+    output.print_rows(header, [_cells(row) for row in table.rows[:count]])
+    simulated = sum(row.step_us is not None for row in table.rows)
+    print(
+        f"\n{len(table)} legal layouts, {simulated} simulated; the others are no faster, or do not fit, by their lower bounds."
+    )
+    if table.rows[0].fits:
+        print(f"best: {table.best.layout!r}")
+
+
+def _cells(row: LayoutRow) -> list[str]:
+    degrees: list[Any] = [getattr(row.layout, key) for key in _DEGREES]
+    step = f">= {format_us(row.lower_bound_us)}" if row.step_us is None else format_us(row.step_us)
+    busy = "" if row.step_us is None else f"{row.compute_us / row.step_us:.0%}"
+    return [
+        *map(str, degrees),
+        row.layout.schedule,
+        row.layout.recompute,
+        step,
+        format_bytes(row.peak_bytes),
+        "yes" if row.fits else "no",
+        busy,
+    ]

@@ -1,0 +1,226 @@
+"""How long collectives last: by algorithm, on the links between the devices that take part.
+
+A ring all-reduce of `b` bytes over `n` devices takes `2 (n - 1)` messages of `b / n` bytes over the slowest link of the ring (P.
+Patarasuk, X. Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002); an all-gather or reduce-scatter takes half of them. Where links have
+levels, as within a machine and between machines, a hierarchical collective goes level by level: with `m` devices per machine it
+reduce-scatters within machines, all-reduces `b / m` between machines, each device with its like, and all-gathers within
+machines. The faster of both is taken, as NCCL's tuner does. An all-to-all sends `b / n` to every other device, over the link to
+each. Measured tables replace the formulas (`MeasuredCollective`).
+
+A link between two devices is what each device has when all of them send at once: of machines that share four network cards
+among eight devices, half a card.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from ..checks import check_text, check_whole
+from ..errors import InvalidInput
+from .cluster import Cluster
+from .opgraph import COLLECTIVES
+
+NO_LINK_US_PER_BYTE = 1e3
+"""Microseconds per byte from which two devices count as not linked: a thousandth of a megabyte per second."""
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredCollective:
+    """Measured times of a collective over `devices` devices: `size_bytes` float64[k] ascending and `us` float64[k].
+
+    Between sizes, times are interpolated linearly; above the largest, the last slope goes on.
+
+    >>> MeasuredCollective(2, [1e6, 3e6], [10.0, 20.0]).us_of(2e6)
+    15.0
+    """
+
+    devices: int
+    size_bytes: ArrayLike
+    us: ArrayLike
+    kind: str = "all_reduce"
+
+    def __post_init__(self) -> None:
+        check_whole("devices", self.devices, 2)
+        check_text("kind", self.kind, COLLECTIVES)
+        sizes, times = np.asarray(self.size_bytes, dtype=np.float64), np.asarray(self.us, dtype=np.float64)
+        if sizes.ndim != 1 or sizes.shape != times.shape or not len(sizes):
+            raise InvalidInput(
+                f"us has {times.size} entries for {sizes.size} sizes; there must be one each, and at least one"
+            )
+        if not (np.all(np.diff(sizes) > 0) and np.all(np.isfinite(times)) and np.all(times >= 0) and sizes[0] >= 0):
+            raise InvalidInput("size_bytes must ascend and us must be finite and not negative")
+        object.__setattr__(self, "size_bytes", sizes)
+        object.__setattr__(self, "us", times)
+
+    def us_of(self, size_bytes: float) -> float:
+        """Microseconds for so many bytes."""
+        sizes, times = np.asarray(self.size_bytes), np.asarray(self.us)
+        if len(sizes) == 1:
+            return float(times[0] * max(size_bytes / sizes[0], 1.0)) if sizes[0] else float(times[0])
+        if size_bytes <= sizes[-1]:
+            return float(np.interp(size_bytes, sizes, times))
+        slope = max((times[-1] - times[-2]) / (sizes[-1] - sizes[-2]), 0.0)
+        return float(times[-1] + slope * (size_bytes - sizes[-1]))
+
+
+@dataclass(frozen=True, eq=False)
+class Collectives:
+    """Costs of collectives on a cluster.
+
+    Args:
+        cluster: devices and the links between them.
+        measured: tables that replace the formulas, for groups of so many devices within a machine.
+        bandwidth_share: what collectives reach of the bandwidth of the cluster's fastest links, those within a machine.
+        network_share: likewise of slower links.
+
+    >>> from baechi_lab import Cluster, Link
+    >>> four = Collectives(Cluster.uniform(4, link=Link(1.0, 0.001)))
+    >>> four.us("all_reduce", 4000, range(4))    # 6 messages of 1000 bytes, 1 us each, and 6 latencies of 1 us
+    12.0
+    """
+
+    cluster: Cluster
+    measured: Sequence[MeasuredCollective] = ()
+    bandwidth_share: float = 1.0
+    network_share: float = 1.0
+    _cache: dict[tuple[int, ...], list[_Level]] = field(default_factory=dict, repr=False)
+
+    def us(self, kind: str, size_bytes: float, devices: Sequence[int]) -> float:
+        """Microseconds of one collective.
+
+        Args:
+            kind: one of `COLLECTIVES`.
+            size_bytes: of the whole tensor: what is reduced on every device, what gathering ends with, what each device holds
+                before an all-to-all; of `send_recv` what one device sends to the next of a ring in all its rounds together.
+            devices: that take part, in the order of the ring.
+
+        Raises:
+            InvalidInput: two devices have no link.
+        """
+        check_text("kind", kind, COLLECTIVES)
+        members = tuple(devices)
+        if len(members) == 1 or not size_bytes:
+            return 0.0
+        levels = self.levels(members)
+        table = self._table(kind, len(members), len(levels))
+        if table is not None:
+            return table.us_of(size_bytes)
+        n = len(members)
+        latency, per_byte = _slowest(levels)
+        if kind == "send_recv":
+            return (n - 1) * latency + (n - 1) / n * size_bytes * per_byte
+        if kind == "all_to_all":
+            return _all_to_all_us(levels, size_bytes)
+        rounds = 2 if kind == "all_reduce" else 1
+        ring = rounds * (n - 1) * (latency + size_bytes / n * per_byte)
+        return float(min(ring, _hierarchical_us(levels, size_bytes, rounds)))
+
+    def levels(self, devices: tuple[int, ...]) -> list[_Level]:
+        """The levels of links among devices, innermost first."""
+        if devices not in self._cache:
+            self._cache[devices] = _levels(self.cluster, devices, self._share)
+        return self._cache[devices]
+
+    @cached_property
+    def _fastest(self) -> float:
+        """Microseconds per byte of the fastest links."""
+        per_byte = self.cluster.us_per_byte
+        off = ~np.eye(self.cluster.n, dtype=bool)
+        return float(per_byte[off].min()) if self.cluster.n > 1 else 0.0
+
+    def _share(self, us_per_byte: float) -> float:
+        return self.bandwidth_share if us_per_byte <= 2 * self._fastest else self.network_share
+
+    def pair_cost(self, source: int, target: int) -> tuple[float, float]:
+        """Latency and microseconds per byte of sending from one device to another."""
+        per_byte = float(self.cluster.us_per_byte[source, target])
+        return float(self.cluster.latency_us[source, target]), per_byte / self._share(per_byte)
+
+    def same_links(self, devices: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether collectives of both groups last equally long."""
+        if tuple(devices) == tuple(others) or len(devices) == 1:
+            return True
+        return self.levels(tuple(devices)) == self.levels(tuple(others))
+
+    def _table(self, kind: str, devices: int, levels: int) -> MeasuredCollective | None:
+        if levels != 1:
+            return None
+        return next((t for t in self.measured if t.devices == devices and t.kind == kind), None)
+
+
+@dataclass(frozen=True)
+class _Level:
+    """`width` components of the level below, joined by links."""
+
+    width: float
+    latency_us: float
+    us_per_byte: float
+
+
+def _slowest(levels: list[_Level]) -> tuple[float, float]:
+    return max(level.latency_us for level in levels), max(level.us_per_byte for level in levels)
+
+
+def _hierarchical_us(levels: list[_Level], size_bytes: float, rounds: int) -> float:
+    """Level by level, innermost first; what is left to reduce shrinks by the width of each level."""
+    total, left = 0.0, size_bytes
+    for level in levels:
+        steps = rounds * (level.width - 1)
+        total += steps * (level.latency_us + left / level.width * level.us_per_byte)
+        left /= level.width
+    return total
+
+
+def _all_to_all_us(levels: list[_Level], size_bytes: float) -> float:
+    """Each device sends an equal share to each other; its transfers of one level follow one another, levels go on at once."""
+    n = float(np.prod([level.width for level in levels]))
+    inside, times = 1.0, []
+    for level in levels:
+        peers = inside * (level.width - 1)
+        times.append(level.latency_us + peers * size_bytes / n * level.us_per_byte)
+        inside *= level.width
+    return max(times)
+
+
+def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float], float]) -> list[_Level]:
+    """Groups devices by their fastest links, then the groups by theirs, and so on."""
+    rows = np.array(devices)
+    cost = np.maximum(cluster.us_per_byte[np.ix_(rows, rows)], cluster.us_per_byte[np.ix_(rows, rows)].T)
+    latency = np.maximum(cluster.latency_us[np.ix_(rows, rows)], cluster.latency_us[np.ix_(rows, rows)].T)
+    off = ~np.eye(len(rows), dtype=bool)
+    if cost[off].max() >= NO_LINK_US_PER_BYTE:
+        a, b = np.argwhere((cost >= NO_LINK_US_PER_BYTE) & off)[0]
+        raise InvalidInput(
+            f"devices {cluster.names[rows[a]]} and {cluster.names[rows[b]]} have no link (bandwidth 0); a collective of both "
+            "needs one"
+        )
+    levels: list[_Level] = []
+    component = np.arange(len(rows))
+    for price in np.unique(cost[off]):
+        joined = _components(cost <= price)
+        before, after = len(np.unique(component)), len(np.unique(joined))
+        if after < before:
+            used = off & (cost == price)
+            levels.append(_Level(before / after, float(latency[used].max()), float(price) / share(float(price))))
+            component = joined
+    return levels or [
+        _Level(float(len(rows)), float(latency[off].max()), float(cost[off].max()) / share(float(cost[off].max())))
+    ]
+
+
+def _components(linked: NDArray[np.bool_]) -> NDArray[np.int64]:
+    from scipy.sparse.csgraph import connected_components
+
+    return np.asarray(connected_components(linked, directed=False)[1], dtype=np.int64)
+
+
+def as_tables(
+    rows: Mapping[int, tuple[ArrayLike, ArrayLike]], kind: str = "all_reduce"
+) -> tuple[MeasuredCollective, ...]:
+    """Tables from number of devices -> (bytes, microseconds)."""
+    return tuple(MeasuredCollective(n, sizes, times, kind) for n, (sizes, times) in rows.items())

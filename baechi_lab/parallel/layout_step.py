@@ -1,0 +1,532 @@
+"""The graph of a layout: one micro-batch of one rank of every pipeline stage, with what ranks exchange.
+
+Ranks of a stage do the same, so a stage is one device: its memory is that of one rank. Blocks of a stage that share a bucket of
+gradients are one op of the forward pass and one of the backward pass (two where the schedule has gradients of
+weights apart). Their times are those of their kernels and of the collectives inside (`kernel_times.part_times`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+
+from ..errors import InvalidInput
+from ..graph import CONTROL_BYTES, Cluster, Device, Link, OpGraph, Placement, Timeline
+from ..graph.collectives import Collectives
+from ..graph.hardware import Hardware
+from ..graph.layout import Layout
+from ..graph.tensors import TensorTable
+from ..passes.data_parallel import Bucket, divide_data
+from ..simulator.simulation import makespan_and_peak, simulate
+from .kernel_times import Efficiency
+from .rank_costs import PartCosts, RankCosts, hardware_of, make_parts, rank_layout
+from .rank_ops import HALF, Part, Precision
+from .transformer import Transformer
+
+BUCKET_BYTES = 500_000_000
+"""Parameters' gradients that are reduced together, where the reduction overlaps with the backward pass."""
+
+MOST_BUCKETS = 8
+"""Buckets per pipeline stage at most, unless parameters are gathered block by block."""
+
+UPDATE_BYTES = 26
+"""Read and written per parameter by Adam, beside the gradient: float32 copy and two moments, and the half-precision copy."""
+
+UPDATE = "Update"
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What a layout does not say of a step.
+
+    Args:
+        precision: storage of numbers, and kernels of attention and loss.
+        overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
+        prefetch: with zero 3, blocks that are gathered ahead.
+        overhead_bytes: that a device holds beside tensors: context of the framework, buffers of collectives.
+        reserve_share: of the tensors' bytes, that the allocator has reserved beside them.
+        efficiency: what kernels, links and hosts reach; None: the constants of the hardware.
+        hardware: of all devices; None: as their kinds say.
+    """
+
+    precision: Precision = field(default_factory=Precision)
+    overlap: bool = True
+    prefetch: int = 1
+    overhead_bytes: int = 0
+    reserve_share: float = 0.0
+    efficiency: Efficiency | None = None
+    hardware: Hardware | None = None
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """`count` equal parts of one pipeline stage, which run one behind the other."""
+
+    name: str
+    costs: PartCosts
+    count: int
+    parameters: int
+    expert_parameters: int
+
+
+def stage_blocks(layout: Layout, layers: int) -> tuple[int, ...]:
+    """Blocks of every pipeline stage: as `stage_layers` says, else as even as can be, the later ones in the middle.
+
+    >>> stage_blocks(Layout(pp=4), 10)
+    (2, 3, 3, 2)
+    """
+    if layout.stage_layers is not None:
+        if sum(layout.stage_layers) != layers:
+            raise InvalidInput(
+                f"stage_layers is {layout.stage_layers}; they must add up to the model's {layers} layers"
+            )
+        if layout.stages != layout.pp:
+            raise InvalidInput(
+                f"stage_layers is given and schedule is {layout.schedule!r}; give it with one stage per device"
+            )
+        return layout.stage_layers
+    stages = layout.stages
+    if stages > layers:
+        raise InvalidInput(
+            f"pp is {layout.pp}; the schedule {layout.schedule!r} makes {stages} stages of {layers} layers"
+        )
+    counts = [layers // stages] * stages
+    middle = sorted(range(stages), key=lambda k: abs(k - (stages - 1) / 2))
+    for k in middle[: layers % stages]:
+        counts[k] += 1
+    return tuple(counts)
+
+
+def stage_device(layout: Layout, stage: int) -> int:
+    """The device of the pipeline that a stage is on: in rounds, or forth and back for zb-v."""
+    if layout.schedule == "zb-v" and layout.pp > 1:
+        return stage if stage < layout.pp else 2 * layout.pp - 1 - stage
+    return stage % layout.pp
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutStep:
+    """A layout's step: `graph` of one micro-batch on `cluster`, whose devices are the groups of ranks of pipeline stages.
+
+    `stage_us` float64[pp, 2]: forward and backward time of a micro-batch on every device. `lower_bound_us`: no step of this
+    graph under any schedule is shorter.
+    """
+
+    model: Transformer
+    layout: Layout
+    graph: OpGraph
+    cluster: Cluster
+    placement: Placement
+    micro_batches: int
+    overhead_bytes: int
+    reserve_share: float
+    stage_us: np.ndarray
+    compute_us: float
+    tensor_us: float
+
+    def simulate(self) -> Timeline:
+        """The timeline of the whole step."""
+        return simulate(
+            self.graph, self.cluster, self.placement, micro_batches=self.micro_batches, schedule=self.layout.schedule
+        )
+
+    @cached_property
+    def lower_bound_us(self) -> float:
+        """A device computes all micro-batches, one after the other, after the first has come to it, and the last goes on."""
+        total = self.stage_us.sum(axis=1)
+        ahead = self.stage_us[:, 0] if self.layout.schedule.startswith("zb") else total  # gradients of weights can wait
+        before = np.cumsum(ahead) - ahead
+        if self.layout.stages > self.layout.pp:
+            before = np.zeros_like(total)
+        collective = self.graph.on_communication_lane
+        lane = np.bincount(self.placement.device[collective], self.graph.duration_us[collective], self.cluster.n)
+        lane *= self.micro_batches if self.layout.zero >= 2 else 1
+        return float(max((before + self.micro_batches * total).max(), lane.max()))
+
+    @cached_property
+    def least_bytes(self) -> int:
+        """A lower bound on the peak of the fullest device: what it always holds, and one micro-batch's activations.
+
+        Under 1F1B and schedules that send as early, stage `s` of `pp` holds the activations of `pp - s` micro-batches.
+        """
+        graph, device = self.graph, self.placement.device
+        resident = np.bincount(device, graph.persistent_bytes, self.cluster.n)
+        saved = np.array([name == "saved" for name in graph.tensor_names])
+        owner = device[graph.tensor_producer]
+        activations = np.bincount(owner[saved], graph.tensor_bytes[saved], self.cluster.n)
+        in_flight = np.ones(self.cluster.n)
+        if self.layout.schedule in ("1f1b", "zb-h1", "zb-h2"):
+            in_flight = np.minimum(np.arange(self.cluster.n, 0, -1), self.micro_batches)
+        elif self.layout.schedule == "gpipe":
+            in_flight = np.full(self.cluster.n, self.micro_batches)
+        return self._reserved(float((resident + in_flight * activations).max()))
+
+    def _reserved(self, tensor_bytes: float) -> int:
+        """Bytes of a device that holds so many bytes of tensors."""
+        return int(tensor_bytes * (1.0 + self.reserve_share)) + self.overhead_bytes
+
+    @cached_property
+    def makespan_and_peak(self) -> tuple[float, int]:
+        """Microseconds of the step, and bytes of the fullest device with its overhead.
+
+        Of many micro-batches only some are simulated: from twice the depth of the pipeline on, every further round of the
+        pipeline takes what the last one took, and adds as many bytes (none but under schedules that hold all micro-batches).
+        """
+        depth = self.layout.stages
+        first = 2 * depth + 1 if depth > 1 else 2
+        step = self.layout.pp if depth > 1 else 1
+        first = -(-first // step) * step if depth > self.layout.pp else first
+        rounds = (self.micro_batches - first) // step
+        if rounds <= 2:
+            us, peak = self._run(self.micro_batches)
+        else:
+            rest = (self.micro_batches - first) % step
+            first += rest
+            one, peak = self._run(first)
+            two, later = self._run(first + step)
+            us, peak = one + (two - one) * rounds, np.maximum(peak, later + (later - peak) * (rounds - 1))
+        return us, self._reserved(float(peak.max()))
+
+    def _run(self, micro_batches: int) -> tuple[float, np.ndarray]:
+        return makespan_and_peak(
+            self.graph, self.cluster, self.placement, micro_batches=micro_batches, schedule=self.layout.schedule
+        )
+
+
+def make_layout_step(
+    model: Transformer,
+    layout: Layout,
+    cluster: Cluster,
+    global_batch: int,
+    sequence_length: int,
+    options: StepOptions,
+    collectives: Collectives,
+) -> LayoutStep:
+    """Builds the step of a layout that has passed `check_layout`."""
+    micro_batches = global_batch // (layout.micro_batch * layout.dp)
+    counts = stage_blocks(layout, model.layers)
+    stages, hardwares = _stage_parts(model, layout, cluster, counts, sequence_length, options, collectives)
+    writer = _StepWriter(layout, options)
+    for s, parts in enumerate(stages):
+        writer.add_forward(s, parts, hardwares[stage_device(layout, s)])
+    writer.add_backward()
+    writer.add_updates(hardwares, model, collectives)
+    graph, device = writer.graph(model.name)
+    rank = [
+        RankCosts(layout, hardware, _efficiency(options, hardware), collectives, _first_device(layout, d))
+        for d, hardware in enumerate(hardwares)
+    ]
+    collective_us = lambda kind, axis, size: max(r.collective_us(kind, axis, size) for r in rank)  # noqa: E731
+    gather_us = _efficiency(options, hardwares[0]).gather_us if layout.zero >= 2 else 0.0
+    graph = divide_data(
+        graph,
+        writer.buckets,
+        collective_us,
+        zero=layout.zero,
+        overlap=options.overlap,
+        prefetch=options.prefetch,
+        gather_us=gather_us,
+    )
+    device = np.concatenate([device, writer.devices_of_added(graph)])
+    costs = [
+        [part for s, parts in enumerate(stages) if stage_device(layout, s) == d for part in parts]
+        for d in range(layout.pp)
+    ]
+    return LayoutStep(
+        model,
+        layout,
+        graph,
+        _group_cluster(layout, cluster, hardwares, options, collectives),
+        Placement(device=device.astype(np.int32)),
+        micro_batches,
+        options.overhead_bytes,
+        options.reserve_share,
+        np.array([writer.device_us(d) for d in range(layout.pp)]),
+        max(
+            sum(p.count * (p.costs.forward.compute_us + p.costs.backward.compute_us) for p in parts) for parts in costs
+        ),
+        max(
+            sum(p.count * (t.device_us - t.compute_us) for p in parts for t in (p.costs.forward, p.costs.backward))
+            for parts in costs
+        ),
+    )
+
+
+def _efficiency(options: StepOptions, hardware: Hardware) -> Efficiency:
+    return options.efficiency or Efficiency.of(hardware)
+
+
+def _first_device(layout: Layout, device: int) -> int:
+    return device * layout.tp * layout.cp * layout.dp
+
+
+def _stage_parts(
+    model: Transformer,
+    layout: Layout,
+    cluster: Cluster,
+    counts: Sequence[int],
+    sequence_length: int,
+    options: StepOptions,
+    collectives: Collectives,
+) -> tuple[list[list[StagePart]], list[Hardware]]:
+    """The parts of every stage, and the hardware of every device of the pipeline. Equal stages are costed once."""
+    width = layout.tp * layout.cp * layout.dp
+    hardwares = [hardware_of(cluster, range(d * width, (d + 1) * width), options.hardware) for d in range(layout.pp)]
+    shape = rank_layout(layout)
+    dense, experts, embedding, head = make_parts(model, shape, sequence_length, options.precision)
+    costed: dict[tuple[str, str, tuple[int, ...]], PartCosts] = {}
+    stages: list[list[StagePart]] = []
+    done = 0
+    for s, count in enumerate(counts):
+        d = stage_device(layout, s)
+        rank = RankCosts(
+            layout, hardwares[d], _efficiency(options, hardwares[d]), collectives, _first_device(layout, d)
+        )
+
+        def cost(part: Part, recompute: str = "none", rank: RankCosts = rank, d: int = d) -> PartCosts:
+            same = all(collectives.same_links(rank.devices_of(a), layout.axis_devices(a)) for a in ("tp", "cp", "ep"))
+            key = (f"{part.name}/{part is experts}", hardwares[d].name, () if same else (d,))
+            if key not in costed:
+                costed[key] = rank.costs_of(part, recompute)
+            return costed[key]
+
+        parts: list[StagePart] = []
+        if s == 0:
+            parts.append(_stage_part("embedding", cost(embedding), 1))
+        for chunk in _chunks(layout, options, dense, count):
+            kinds = [model.has_experts(done + k) for k in range(chunk)]
+            for has_experts in (False, True):
+                if has_experts in kinds:
+                    block = experts if has_experts and experts is not None else dense
+                    suffix = "" if len(set(kinds)) == 1 else ("/experts" if has_experts else "/dense")
+                    parts.append(
+                        _stage_part(f"blocks{done}{suffix}", cost(block, layout.recompute), kinds.count(has_experts))
+                    )
+            done += chunk
+        if s == len(counts) - 1:
+            parts.append(_stage_part("head", cost(head), 1))
+        stages.append(parts)
+    if model.tied and layout.pp > 1:  # the last stage has a copy of the table of the embedding
+        last = stages[-1][-1]
+        table = -(-model.vocabulary // layout.tp) * model.hidden
+        stages[-1][-1] = replace(last, parameters=last.parameters + table)
+    elif not model.tied:
+        last = stages[-1][-1]
+        stages[-1][-1] = replace(last, parameters=last.parameters + -(-model.vocabulary // layout.tp) * model.hidden)
+    return stages, hardwares
+
+
+def _stage_part(name: str, costs: PartCosts, count: int) -> StagePart:
+    return StagePart(name, costs, count, count * costs.part.parameters, count * costs.part.expert_parameters)
+
+
+def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> list[int]:
+    """Numbers of blocks that are one op: single ones where they are gathered, else those that share a bucket."""
+    if count == 0:
+        return []
+    if layout.zero >= 2 and layout.dp * layout.cp > 1:
+        return [1] * count
+    if layout.dp * layout.cp == 1 or not options.overlap:
+        return [count]
+    bytes_of_block = options.precision.gradient_bytes * (block.parameters + block.expert_parameters)
+    buckets = min(max(count * bytes_of_block // BUCKET_BYTES, 1), MOST_BUCKETS, count)
+    return [count // buckets + (k < count % buckets) for k in range(buckets)]
+
+
+def _group_cluster(
+    layout: Layout, cluster: Cluster, hardwares: Sequence[Hardware], options: StepOptions, collectives: Collectives
+) -> Cluster:
+    """One device per pipeline stage, behind the link between ranks of neighbouring stages."""
+    width = layout.tp * layout.cp * layout.dp
+    devices, names = [], cluster.names
+    for d in range(layout.pp):
+        group = range(d * width, (d + 1) * width)
+        memory = (min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes) / (
+            1.0 + options.reserve_share
+        )
+        speed = min(float(cluster.speed[k]) for k in group)
+        name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
+        devices.append(Device(name, hardwares[d].name, max(int(memory), 0), speed))
+
+    def link(a: int, b: int) -> Link:
+        latency, per_byte = collectives.pair_cost(a * width, b * width)
+        return Link(latency, per_byte)
+
+    links = [[link(a, b) if a != b else Link(0.0, 0.0) for b in range(layout.pp)] for a in range(layout.pp)]
+    return Cluster(tuple(devices), links, comm="duplex")
+
+
+class _StepWriter:
+    """Collects ops, tensors and buckets of a step."""
+
+    def __init__(self, layout: Layout, options: StepOptions) -> None:
+        self.layout, self.options = layout, options
+        self.splits = layout.schedule.startswith("zb")
+        self.names: list[str] = []
+        self.types: list[str] = []
+        self.us: list[float] = []
+        self.temp: list[int] = []
+        self.persistent: list[int] = []
+        self.forward_of: list[int] = []
+        self.device: list[int] = []
+        self.table = TensorTable()
+        self.parts: list[tuple[int, StagePart, float]] = []  # stage, part, microseconds of the host for the stage
+        self.backward: list[tuple[int, ...]] = []
+        self.buckets: list[Bucket] = []
+
+    def _add(self, name: str, op_type: str, us: float, stage: int, temp: int = 0, forward_of: int = -1) -> int:
+        self.names.append(name)
+        self.types.append(op_type)
+        self.us.append(us)
+        self.temp.append(temp)
+        self.persistent.append(0)
+        self.forward_of.append(forward_of)
+        self.device.append(stage_device(self.layout, stage))
+        return len(self.names) - 1
+
+    def add_forward(self, stage: int, parts: Sequence[StagePart], hardware: Hardware) -> None:
+        """Forward ops of a stage, behind those of the stages before."""
+        host_us = _efficiency(self.options, hardware).stage_us
+        for k, part in enumerate(parts):
+            costs = part.costs
+            us = part.count * costs.forward.us + (host_us if k == 0 else 0.0)
+            op = self._add(f"stage{stage}/{part.name}", "Forward", us, stage, costs.part.transient_bytes)
+            if op:
+                before = self.parts[-1][1].costs.part
+                self.table.add(op - 1, "activation", before.output_bytes, [op])
+            self.parts.append((stage, part, host_us))
+
+    def add_backward(self) -> None:
+        """Backward ops in reverse, and with a schedule that wants them the gradients of weights apart."""
+        count = len(self.parts)
+        self.backward = [()] * count
+        after = -1
+        for k in reversed(range(count)):
+            stage, part, host_us = self.parts[k]
+            costs = part.costs
+            last = k == count - 1 or self.parts[k + 1][0] != stage
+            us = part.count * costs.backward.us + (host_us if last else 0.0)
+            input_us = min(part.count * costs.backward.input_us + (host_us if last else 0.0), us) if self.splits else us
+            op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
+            if after >= 0:
+                self.table.add(after, "gradient", self.parts[k][1].costs.part.output_bytes, [op])
+            else:
+                self.table.add(k, "loss", CONTROL_BYTES, [op])
+            readers = [op]
+            if self.splits and us > input_us:
+                weights = self._add(f"{self.names[k]}/weights", "BackwardWeights", us - input_us, stage, 0, k)
+                self.table.add(op, "order", CONTROL_BYTES, [weights])
+                readers.append(weights)
+            # What a stage receives is kept by the stage itself, so a part's saved input is not counted twice.
+            saved = part.count * costs.saved_bytes
+            self.table.add(k, "saved", max(saved, 0), readers)
+            self.backward[k] = tuple(readers)
+            after = op
+
+    def add_updates(self, hardwares: Sequence[Hardware], model: Transformer, collectives: Collectives) -> None:
+        """One update per stage, and the bytes that parameters take; gradients of a shared table are added up."""
+        precision, layout = self.options.precision, self.layout
+        stages = sorted({stage for stage, _, _ in self.parts})
+        updates: dict[int, int] = {}
+        hold = layout.dp * layout.cp
+        for stage in stages:
+            hardware = hardwares[stage_device(layout, stage)]
+            efficiency = _efficiency(self.options, hardware)
+            mine = [k for k, (s, _, _) in enumerate(self.parts) if s == stage]
+            rate = (UPDATE_BYTES + precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
+            dense = sum(self.parts[k][1].parameters for k in mine)
+            experts = sum(self.parts[k][1].expert_parameters for k in mine)
+            us = rate * dense / (hold if layout.zero else 1)
+            us += rate * experts / (max(hold // layout.ep, 1) if layout.zero else 1)
+            update = self._add(f"stage{stage}/update", UPDATE, us + efficiency.step_us, stage)
+            updates[stage] = update
+            for k in mine:
+                for op in self.backward[k]:
+                    self.table.add(op, "order", CONTROL_BYTES, [update])
+        for k, (stage, part, _) in enumerate(self.parts):
+            self._add_buckets(k, part, updates[stage], hold)
+        if model.tied and layout.pp > 1:
+            self._reduce_table(model, collectives, updates, stages)
+
+    def _add_buckets(self, k: int, part: StagePart, update: int, hold: int) -> None:
+        precision, layout = self.options.precision, self.layout
+        reduced = HALF if layout.zero >= 2 else precision.gradient_bytes
+        for label, parameters, copies, axis in (
+            ("", part.parameters, hold, "dp+cp"),
+            ("/experts", part.expert_parameters, max(hold // layout.ep, 1), "edp"),
+        ):
+            if not parameters:
+                continue
+            kept = (precision.gradient_bytes + precision.extra_gradient_bytes) * parameters
+            self.persistent[k] += parameters * (HALF + precision.state_bytes) + kept
+            self.buckets.append(
+                Bucket(
+                    f"{self.names[k]}{label}",
+                    k,
+                    self.backward[k],
+                    update,
+                    HALF * parameters,
+                    reduced * parameters,
+                    kept,
+                    precision.state_bytes * parameters,
+                    copies,
+                    axis,
+                )
+            )
+
+    def _reduce_table(
+        self, model: Transformer, collectives: Collectives, updates: dict[int, int], stages: Sequence[int]
+    ) -> None:
+        """First and last stage add up the gradients of the table of the embedding that both have."""
+        layout = self.layout
+        first, last = stages[0], stages[-1]
+        size = self.options.precision.gradient_bytes * -(-model.vocabulary // layout.tp) * model.hidden
+        width = layout.tp * layout.cp * layout.dp
+        ends = stage_device(layout, first), stage_device(layout, last)
+        if ends[0] == ends[1]:
+            return
+        us = collectives.us("all_reduce", size, [ends[0] * width, ends[1] * width])
+        for stage in (first, last):
+            op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", us, stage)
+            for end in (0, len(self.parts) - 1):
+                self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
+            self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
+
+    def device_us(self, device: int) -> tuple[float, float]:
+        """Forward and backward microseconds of one micro-batch on a device of the pipeline."""
+        forward = sum(
+            us for us, t, d in zip(self.us, self.types, self.device, strict=True) if d == device and t == "Forward"
+        )
+        backward = sum(
+            us
+            for us, t, d in zip(self.us, self.types, self.device, strict=True)
+            if d == device and t.startswith("Backward")
+        )
+        return forward, backward
+
+    def graph(self, name: str) -> tuple[OpGraph, np.ndarray]:
+        graph = OpGraph(
+            names=tuple(self.names),
+            op_types=tuple(self.types),
+            duration_us=np.array(self.us),
+            temp_bytes=np.array(self.temp, dtype=np.int64),
+            persistent_bytes=np.array(self.persistent, dtype=np.int64),
+            forward_of=np.array(self.forward_of, dtype=np.int32),
+            name=f"{name}, {self.layout!r}",
+            **self.table.columns(),
+        )
+        return graph, np.array(self.device, dtype=np.int32)
+
+    def devices_of_added(self, graph: OpGraph) -> np.ndarray:
+        """Devices of the collectives that data parallelism added: those of their bucket's parts."""
+        device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.parts)])}
+        added = []
+        for name in graph.names[len(self.names) :]:
+            stem = name
+            while stem not in device_of:
+                stem = stem.rsplit("/", 1)[0]
+            added.append(device_of[stem])
+        return np.array(added, dtype=np.int32)

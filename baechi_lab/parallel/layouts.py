@@ -1,0 +1,387 @@
+"""`bl.layouts`: every legal layout of a transformer on a cluster, with step time, memory, and why it does not fit.
+
+The parts of a model are costed once per shape (tp, cp, ep, micro-batch, recomputation). From them every layout has a lower bound
+on its step time and on its memory. Layouts are simulated in the order of their bounds, until no bound of the others is below the
+best simulated time: the best layout of the list is proven to be the best of all that are legal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING
+
+from ..checks import check_text, check_whole
+from ..errors import InfeasiblePlacement, InvalidInput
+from ..graph import Cluster, Timeline
+from ..graph.collectives import Collectives, MeasuredCollective
+from ..graph.hardware import Hardware
+from ..graph.layout import Layout
+from ..graph.units import format_bytes
+from .kernel_times import Efficiency
+from .layout_step import LayoutStep, StepOptions, make_layout_step, stage_blocks
+from .rank_costs import hardware_of
+from .rank_ops import Precision
+from .transformer import Transformer, read_transformer
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+PRECISIONS = {
+    "mixed-bf16": Precision(gradient_bytes=4),
+    "mixed-fp16": Precision(gradient_bytes=2),
+    "mixed-fp8": Precision(gradient_bytes=4, products="fp8"),
+}
+"""Names of precisions: bytes of gradients between micro-batches, and in what linear layers multiply."""
+
+ATTENTION = ("flash", "eager")
+
+LEAST_SIMULATED = 20
+"""Layouts that are simulated even where their bounds say that they are not the fastest."""
+
+MOST_MICRO_BATCH = 64
+
+
+@dataclass(frozen=True, eq=False)
+class LayoutRow:
+    """One layout and what it costs.
+
+    Args:
+        layout: the layout.
+        step_us: simulated microseconds of a step; None where the bound made a simulation unnecessary.
+        lower_bound_us: no step of this layout is shorter.
+        peak_bytes: of the fullest device, simulated; where `step_us` is None, a lower bound.
+        fits: whether the peak is within the memory of the devices.
+        reason: why it does not fit, or is not simulated.
+        compute_us: of the busiest device's kernels in a step.
+        exposed_us: time of that device's passes that is no kernel: collectives inside blocks, and waiting for the host.
+    """
+
+    layout: Layout
+    step_us: float | None
+    lower_bound_us: float
+    peak_bytes: int
+    fits: bool
+    reason: str
+    compute_us: float
+    exposed_us: float
+    micro_batches: int
+    step: Callable[[], LayoutStep] = field(repr=False)
+
+    @property
+    def waiting_us(self) -> float | None:
+        """Time in which the busiest device runs no pass: bubbles, gradients that nothing hides, and the update."""
+        return None if self.step_us is None else max(self.step_us - self.compute_us - self.exposed_us, 0.0)
+
+    @property
+    def timeline(self) -> Timeline:
+        """The simulated timeline of the whole step."""
+        return self.step().simulate()
+
+
+@dataclass(frozen=True, eq=False)
+class Layouts:
+    """The answer of `bl.layouts`: rows, the fastest that fits first, then those that are only bounded, then what does not fit."""
+
+    model: Transformer
+    global_batch: int
+    sequence_length: int
+    rows: tuple[LayoutRow, ...]
+    memory_bytes: int
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[LayoutRow]:
+        return iter(self.rows)
+
+    @cached_property
+    def best(self) -> LayoutRow:
+        """The fastest row that fits.
+
+        Raises:
+            InfeasiblePlacement: no layout fits.
+        """
+        row = next((row for row in self.rows if row.fits and row.step_us is not None), None)
+        if row is None:
+            least = min(self.rows, key=lambda row: row.peak_bytes)
+            raise InfeasiblePlacement(
+                f"no layout of {self.model.name} fits: the least needs {format_bytes(least.peak_bytes)} on "
+                f"its fullest device, and a "
+                f"device has {format_bytes(self.memory_bytes)} ({least.layout!r})"
+            )
+        return row
+
+    def to_pandas(self) -> pd.DataFrame:
+        """One line per layout: its degrees, `step_us`, `lower_bound_us`, `peak_bytes`, `fits`, `reason`, and where time goes."""
+        import pandas as pd
+
+        tokens = self.global_batch * self.sequence_length
+        return pd.DataFrame(
+            {
+                **{key: value for key, value in row.layout.get_params().items() if key != "stage_layers"},
+                "micro_batches": row.micro_batches,
+                "step_us": float("nan") if row.step_us is None else row.step_us,
+                "lower_bound_us": row.lower_bound_us,
+                "tokens_per_second": float("nan") if row.step_us is None else tokens / row.step_us * 1e6,
+                "peak_bytes": row.peak_bytes,
+                "fits": row.fits,
+                "reason": row.reason,
+                "compute_us": row.compute_us,
+                "exposed_us": row.exposed_us,
+                "waiting_us": float("nan") if row.waiting_us is None else row.waiting_us,
+            }
+            for row in self.rows
+        )
+
+    def __repr__(self) -> str:
+        fitting = sum(row.fits for row in self.rows)
+        return f"<Layouts of {self.model.name}: {len(self.rows)} legal, {fitting} fit>"
+
+
+def layouts(
+    model: object,
+    cluster: Cluster,
+    *,
+    global_batch: int,
+    sequence_length: int,
+    layouts: Iterable[Layout] | None = None,
+    hardware: Hardware | str | None = None,
+    precision: str = "mixed-bf16",
+    attention: str = "flash",
+    fused_loss: bool = False,
+    overlap: bool = True,
+    prefetch: int = 1,
+    overhead_bytes: int = 0,
+    measured: Sequence[MeasuredCollective] = (),
+    efficiency: Efficiency | None = None,
+    callback: Callable[[str], None] | None = None,
+) -> Layouts:
+    """Lists layouts of a transformer on a cluster, with simulated step time and memory.
+
+    Args:
+        model: a configuration (path of its `config.json`, its fields, a Hugging Face model or configuration), or a `Transformer`.
+        cluster: all devices, neighbours of one machine side by side; a link is what each device has when all send at once.
+        global_batch: sequences of a step.
+        sequence_length: tokens of a sequence.
+        layouts: those to simulate, all of them; by default every legal one of tensor, pipeline, data, expert and context
+            parallelism with micro-batches of powers of two, 1F1B and interleaved 1F1B, ZeRO 1 (with a pipeline) or 1 to 3,
+            no or full recomputation, and sequence parallelism where tp is above 1.
+        hardware: of the devices, where their kinds do not name it.
+        precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of
+        blocks in fp8). attention: "flash" (one kernel, no scores in memory) or "eager".
+        fused_loss: cross entropy in one kernel, which keeps logits in half precision.
+        overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
+        prefetch: with ZeRO 3, blocks that are gathered ahead.
+        overhead_bytes: that a device holds beside tensors.
+        measured: tables of measured collectives, in place of formulas.
+        efficiency: what kernels, links and hosts reach, in place of the constants of the hardware.
+        callback: told what is being done.
+
+    Returns:
+        Rows, the best first. A row that is not simulated has a lower bound that is above the best row's time, or
+        needs more memory than there is.
+
+    Raises:
+        InvalidInput: a model without the sizes of a transformer; a layout of `layouts` that is not legal; no legal
+        layout; devices
+            without a link; unknown hardware.
+
+    >>> from baechi_lab import Cluster
+    >>> gpt = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
+    >>> table = layouts(gpt, Cluster.uniform(8, kind="a100", link="nvlink"), global_batch=64, sequence_length=1024)
+    >>> table.best.layout.devices, table.best.fits
+    (8, True)
+    """
+    transformer = read_transformer(model)
+    check_whole("global_batch", global_batch)
+    check_whole("sequence_length", sequence_length)
+    if not isinstance(cluster, Cluster):
+        raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
+    check_text("precision", precision, PRECISIONS)
+    check_text("attention", attention, ATTENTION)
+    named = Hardware.named(hardware) if isinstance(hardware, str) else hardware
+    options = StepOptions(
+        precision=replace(PRECISIONS[precision], flash_attention=attention == "flash", fused_loss=fused_loss),
+        overlap=overlap,
+        prefetch=prefetch,
+        overhead_bytes=check_whole("overhead_bytes", overhead_bytes, 0),
+        efficiency=efficiency,
+        hardware=named,
+    )
+    slowest = hardware_of(cluster, range(cluster.n), named)
+    reached = efficiency or Efficiency.of(slowest)
+    collectives = Collectives(cluster, tuple(measured), reached.collective_share, reached.network_share)
+    if layouts is None:
+        chosen = list(_legal_layouts(transformer, cluster, global_batch, sequence_length))
+        if not chosen:
+            raise InvalidInput(
+                f"no layout of {transformer.name} on {cluster.n} devices is legal for global_batch {global_batch} and "
+                f"sequence_length {sequence_length}: heads, experts and batch must divide"
+            )
+    else:
+        chosen = list(layouts)
+        for layout in chosen:
+            check_layout(transformer, layout, cluster.n, global_batch, sequence_length)
+    search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)
+    rows = search.rows(chosen, all_of_them=layouts is not None)
+    return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))
+
+
+def check_layout(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> None:
+    """Raises `InvalidInput` with one sentence for a layout that a model, cluster or batch cannot have."""
+    reason = why_illegal(model, layout, devices, global_batch, sequence_length)
+    if reason:
+        raise InvalidInput(f"{layout!r}: {reason}")
+
+
+def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> str:
+    """Why a model, cluster or batch cannot have a layout, in one sentence; empty where it can."""
+    if layout.devices != devices:
+        degrees = f"{layout.tp} * {layout.cp} * {layout.dp} * {layout.pp}"
+        return f"tp * cp * dp * pp is {degrees} = {layout.devices}; it must be the number of devices, {devices}"
+    for name, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("feed_forward", model.feed_forward)):
+        if size % layout.tp:
+            return f"tp is {layout.tp}; it must divide the model's {name}, which is {size}"
+    if layout.ep > 1 and not model.experts:
+        return f"ep is {layout.ep} and the model has no experts; it must be 1"
+    if model.experts and model.experts % layout.ep:
+        return f"ep is {layout.ep}; it must divide the model's experts, which are {model.experts}"
+    for name, degree in (("cp", layout.cp), ("tp * cp", layout.cp * (layout.tp if layout.sequence_parallel else 1))):
+        if sequence_length % degree:
+            return f"{name} is {degree}; it must divide sequence_length, which is {sequence_length}"
+    if global_batch % (layout.dp * layout.micro_batch):
+        return f"dp * micro_batch is {layout.dp} * {layout.micro_batch}; it must divide global_batch, which is {global_batch}"
+    try:
+        stage_blocks(layout, model.layers)
+    except InvalidInput as error:
+        return str(error)
+    micro_batches = global_batch // (layout.dp * layout.micro_batch)
+    if layout.schedule == "interleaved-1f1b" and layout.pp > 1 and micro_batches % layout.pp:
+        return (
+            f"schedule is 'interleaved-1f1b' and there are {micro_batches} micro-batches; their number must be a multiple of pp, "
+            f"which is {layout.pp}"
+        )
+    return ""
+
+
+def _divisors(number: int) -> list[int]:
+    return [k for k in range(1, number + 1) if number % k == 0]
+
+
+def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequence_length: int) -> Iterator[Layout]:
+    """Every legal layout of the choices that `layouts` names."""
+    micro_batches = [2**k for k in range(MOST_MICRO_BATCH.bit_length())]
+    for tp in _divisors(cluster.n):
+        if model.heads % tp or model.kv_heads % tp or model.feed_forward % tp:
+            continue
+        for cp, pp in product(_divisors(cluster.n // tp), repeat=2):
+            if (cluster.n // tp) % (cp * pp) or pp > model.layers or sequence_length % (cp * tp):
+                continue
+            dp = cluster.n // (tp * cp * pp)
+            if global_batch % dp:
+                continue
+            eps = [ep for ep in _divisors(dp * cp) if model.experts % ep == 0] if model.experts else [1]
+            zeros = ((1,) if dp * cp > 1 else (0,)) if pp > 1 else ((1, 2, 3) if dp * cp > 1 else (0,))
+            schedules = ("1f1b", "interleaved-1f1b") if pp > 1 else ("1f1b",)
+            for micro_batch, ep, zero, schedule, recompute in product(
+                micro_batches, eps, zeros, schedules, ("none", "full")
+            ):
+                if (global_batch // dp) % micro_batch:
+                    continue
+                layout = Layout(tp, pp, dp, ep, cp, zero, micro_batch, schedule, recompute, tp > 1)
+                if not why_illegal(model, layout, cluster.n, global_batch, sequence_length):
+                    yield layout
+
+
+class _Search:
+    """Bounds of all layouts, and simulations of those that may be the best."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        cluster: Cluster,
+        global_batch: int,
+        sequence_length: int,
+        options: StepOptions,
+        collectives: Collectives,
+        callback: Callable[[str], None] | None,
+    ) -> None:
+        self.model, self.cluster = model, cluster
+        self.global_batch, self.sequence_length = global_batch, sequence_length
+        self.options, self.collectives = options, collectives
+        self.callback = callback or (lambda text: None)
+
+    def step(self, layout: Layout) -> LayoutStep:
+        return make_layout_step(
+            self.model, layout, self.cluster, self.global_batch, self.sequence_length, self.options, self.collectives
+        )
+
+    def rows(self, layouts: Sequence[Layout], all_of_them: bool) -> list[LayoutRow]:
+        outlines = []
+        for k, layout in enumerate(layouts):
+            if k % 50 == 0:
+                self.callback(f"bounding layout {k + 1} of {len(layouts)}")
+            outlines.append(self._bounded(layout))
+        outlines.sort(key=lambda row: (not row.fits, row.lower_bound_us))
+        rows, best, simulated = [], float("inf"), 0
+        for row in outlines:
+            needed = row.fits and (row.lower_bound_us < best or simulated < LEAST_SIMULATED)
+            if all_of_them or needed:
+                simulated += 1
+                self.callback(
+                    f"simulating layout {simulated}, best so far {best / 1e6:.4g} s"
+                    if best < float("inf")
+                    else "simulating"
+                )
+                row = self._simulated(row)
+                if row.fits and row.step_us is not None:
+                    best = min(best, row.step_us)
+            rows.append(row)
+        return sorted(rows, key=lambda row: (not row.fits, row.step_us is None, row.step_us or row.lower_bound_us))
+
+    def _bounded(self, layout: Layout) -> LayoutRow:
+        step = self.step(layout)
+        least = step.least_bytes
+        limit = int(self.cluster.memory_bytes.min())
+        fits = least <= limit
+        reason = (
+            "its lower bound is above the best layout's time" if fits else self._too_large(least, limit, "at least ")
+        )
+        count = step.micro_batches
+        busiest = float(step.stage_us.sum(axis=1).max()) * count
+        return LayoutRow(
+            layout,
+            None,
+            step.lower_bound_us,
+            least,
+            fits,
+            reason,
+            step.compute_us * count,
+            max(busiest - step.compute_us * count, 0.0),
+            count,
+            lambda: self.step(layout),
+        )
+
+    def _simulated(self, row: LayoutRow) -> LayoutRow:
+        step = row.step()
+        us, peak = step.makespan_and_peak
+        limit = int(self.cluster.memory_bytes.min())
+        fits = peak <= limit
+        return LayoutRow(
+            row.layout,
+            us,
+            row.lower_bound_us,
+            peak,
+            fits,
+            "" if fits else self._too_large(peak, limit),
+            row.compute_us,
+            row.exposed_us,
+            row.micro_batches,
+            row.step,
+        )
+
+    def _too_large(self, peak: int, limit: int, least: str = "") -> str:
+        return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(limit)}"

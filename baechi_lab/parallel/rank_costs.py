@@ -1,0 +1,126 @@
+"""What the parts of one layout cost on its devices: times of kernels and collectives, bytes of parameters and activations."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..errors import InvalidInput
+from ..graph import Cluster
+from ..graph.collectives import Collectives
+from ..graph.hardware import HARDWARE, Hardware, known_kind
+from ..graph.layout import Layout
+from .kernel_times import Efficiency, PartTimes, part_times
+from .rank_ops import Part, Precision, RankOp, make_block, make_embedding, make_head
+from .transformer import Transformer
+
+
+@dataclass(frozen=True)
+class PartCosts:
+    """A part on one rank and the times of its passes; `backward` contains what is computed again."""
+
+    part: Part
+    forward: PartTimes
+    backward: PartTimes
+    saved_bytes: int
+    transient_bytes: int
+
+
+def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = None) -> Hardware:
+    """The slowest hardware among devices of a cluster.
+
+    Raises `InvalidInput` for devices of a kind that names no hardware, where none is given.
+    """
+    if hardware is not None:
+        return hardware
+    kinds = {cluster.devices[d].kind for d in devices}
+    named = {kind: known_kind(kind) for kind in kinds}
+    unknown = next((kind for kind, name in named.items() if name is None), None)
+    if unknown is not None:
+        raise InvalidInput(
+            f"devices of the cluster are of kind {unknown!r:.60}; give them a kind of the hardware table such "
+            f"as 'h100', or hardware="
+        )
+    return min((HARDWARE[str(name)] for name in named.values()), key=lambda row: row.half_flops)
+
+
+@lru_cache(maxsize=4096)
+def make_parts(
+    model: Transformer, layout: Layout, sequence_length: int, precision: Precision
+) -> tuple[Part, Part | None, Part, Part]:
+    """A block without experts, one with, the embedding and the output layer of one rank."""
+    dense = make_block(model, layout, sequence_length, precision, experts=False)
+    experts = make_block(model, layout, sequence_length, precision, experts=True) if model.experts else None
+    head = make_head(model, layout, sequence_length, precision)
+    return dense, experts, make_embedding(model, layout, sequence_length), head
+
+
+def rank_layout(layout: Layout) -> Layout:
+    """The layout as far as it shapes what one rank computes: equal ones share their parts."""
+    return Layout(
+        tp=layout.tp,
+        cp=layout.cp,
+        ep=layout.ep,
+        dp=layout.ep,
+        micro_batch=layout.micro_batch,
+        sequence_parallel=layout.sequence_parallel,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class RankCosts:
+    """Costs of a layout's parts on devices from `first` on, those of one pipeline stage."""
+
+    layout: Layout
+    hardware: Hardware
+    efficiency: Efficiency
+    collectives: Collectives
+    first: int = 0
+
+    def devices_of(self, axis: str) -> tuple[int, ...]:
+        """The devices of the group of `axis` that the stage's first device belongs to."""
+        return self.layout.axis_devices(axis, self.first)
+
+    def collective_us(self, kind: str, axis: str, size_bytes: float) -> float:
+        """Microseconds of one collective of the first rank."""
+        return self.collectives.us(kind, size_bytes, self.devices_of(axis))
+
+    def costs_of(self, part: Part, recompute: str) -> PartCosts:
+        """Times of a part's passes, and what it keeps, with recomputation "none", "selective" or "full"."""
+        forward, backward = self._times(part.forward), self._times(part.backward)
+        saved, transient = part.saved_bytes, part.transient_bytes
+        if recompute == "full":
+            again = self._times(part.forward)
+            backward = _sum(backward, again)
+            saved, transient = part.input_bytes, transient + part.saved_bytes
+        elif recompute == "selective":
+            again = self._times([op for op in part.forward if _in_attention(op)])
+            backward = _sum(backward, again)
+            saved, transient = saved - part.attention_bytes, transient + part.attention_bytes
+        return PartCosts(part, forward, backward, saved, transient)
+
+    def _times(self, ops: tuple[RankOp, ...] | list[RankOp]) -> PartTimes:
+        return part_times(
+            ops,
+            self.hardware,
+            self.efficiency,
+            lambda op: self.collective_us(op.op_type, op.axis, op.message_bytes),
+            lambda op: len(self.devices_of(op.axis)),
+        )
+
+
+_ATTENTION = ("attention", "scores", "softmax", "dropout", "context")
+
+
+def _in_attention(op: RankOp) -> bool:
+    return op.name.rsplit("/", 1)[-1] in _ATTENTION
+
+
+def _sum(a: PartTimes, b: PartTimes) -> PartTimes:
+    return PartTimes(
+        a.us + b.us,
+        a.device_us + b.device_us,
+        a.compute_us + b.compute_us,
+        a.collective_us + b.collective_us,
+        a.input_us + b.us,
+    )

@@ -1,0 +1,440 @@
+"""What one rank computes, sends and keeps of a transformer's parts for one micro-batch: embedding, blocks, output layer.
+
+Shapes are the rank's. Tensor parallelism divides heads, the inner width of the feed-forward part and the vocabulary
+(M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053); sequence parallelism divides along the sequence what that leaves
+whole, and selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are
+spread over `ep` and reached by all-to-all. Context parallelism passes keys and values around a ring (H. Liu et al., "Ring
+Attention", 2023, arXiv:2310.01889).
+
+Forward ops are listed by hand. Backward ops follow from them: a product has a gradient of its input and one of its weight, of
+the same work; element-wise ops move `backward_elements`; a collective has its dual. The gradient of a weight is waited for by
+nobody in the block, so that collectives of the backward pass overlap with it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from ..graph.layout import Layout
+from ..profilers.roofline import Kernel
+from .transformer import Transformer
+
+HALF, FULL = 2, 4
+"""Bytes of an element in half and in single precision."""
+
+FORWARD, INPUT, WEIGHT = "F", "B", "W"
+"""Phases: forward pass, gradients of inputs, gradients of weights."""
+
+DUALS = {
+    "all_gather": "reduce_scatter",
+    "reduce_scatter": "all_gather",
+    "all_to_all": "all_to_all",
+    "send_recv": "send_recv",
+}
+"""Collective of the forward pass -> that of its gradient."""
+
+LOSS_PASSES = {False: 14.0, True: 5.0}
+"""Times that float32 logits go to or from memory in the cross entropy of a vocabulary, as separate kernels and fused."""
+
+
+@dataclass(frozen=True)
+class RankOp:
+    """One kernel or collective of a rank.
+
+    Args:
+        name, op_type: as in a graph; the type of a collective is its name.
+        phase: `FORWARD`, `INPUT` or `WEIGHT`.
+        kernel: its work; of a collective, empty.
+        shape: of a matrix product, (batch, rows, columns, depth).
+        axis: of a collective, the axis of the layout whose devices take part.
+        message_bytes: of a collective, bytes of the whole tensor: what is reduced, or what gathering ends with.
+        awaited: whether the next op of its chain waits for it.
+    """
+
+    name: str
+    op_type: str
+    phase: str = FORWARD
+    kernel: Kernel = field(default_factory=Kernel)
+    shape: tuple[int, int, int, int] | None = None
+    axis: str = ""
+    message_bytes: int = 0
+    awaited: bool = True
+
+
+@dataclass(frozen=True)
+class Part:
+    """An embedding, a block or an output layer on one rank: its ops for one micro-batch, and what it keeps.
+
+    Args:
+        forward, backward: ops in the order in which a rank starts them.
+        parameters: on this rank, without those of experts.
+        expert_parameters: on this rank; data parallelism divides them over fewer devices.
+        saved_bytes: activations that the backward pass reads, without those that are computed again.
+        input_bytes: activation that the part begins from.
+        output_bytes: activation that the next part begins from.
+        transient_bytes: highest level of what forward and backward pass hold beside, on top of `saved_bytes`.
+        attention_bytes: of `saved_bytes`, what selective recomputation drops.
+    """
+
+    name: str
+    forward: tuple[RankOp, ...]
+    backward: tuple[RankOp, ...]
+    parameters: int
+    expert_parameters: int
+    saved_bytes: int
+    input_bytes: int
+    output_bytes: int
+    transient_bytes: int
+    attention_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Precision:
+    """How numbers are stored, and by which kernels attention and loss are computed.
+
+    Args:
+        flash_attention: attention in one kernel that keeps no scores.
+        fused_loss: cross entropy in one kernel that keeps half-precision logits.
+        gradient_bytes: of a parameter's gradient between micro-batches: 2, or 4 where they are added up in float32.
+        state_bytes: of a parameter's optimizer states, its float32 copy among them.
+        extra_gradient_bytes: of a parameter's gradient that are kept beside those that are reduced.
+        products: "fp16" (bfloat16 as well) or "fp8": the operands of linear layers inside blocks.
+    """
+
+    flash_attention: bool = True
+    fused_loss: bool = False
+    gradient_bytes: int = 4
+    state_bytes: int = 12
+    extra_gradient_bytes: int = 0
+    products: str = "fp16"
+
+
+class _PartWriter:
+    """Collects the forward ops of a part, and makes its backward ops."""
+
+    def __init__(self, name: str, layout: Layout, tokens: int, hidden: int, products: str = "fp16") -> None:
+        self.name, self.layout, self.products = name, layout, products
+        self.tokens, self.hidden = tokens, hidden
+        self.rows: list[tuple[RankOp, tuple[RankOp, ...]]] = []
+        self.parameters = self.expert_parameters = 0
+        self.saved = 0
+        self.attention_saved = 0
+
+    def product(
+        self,
+        label: str,
+        rows: int,
+        depth: int,
+        columns: int,
+        *,
+        batch: int = 1,
+        saved: int | None = None,
+        bias: bool = False,
+        expert: bool = False,
+        weights: bool = True,
+    ) -> None:
+        """A linear layer: `batch` times rows x depth by depth x columns. Its input is saved unless `saved` says otherwise.
+
+        With `weights=False` its parameters are counted elsewhere, as those of a table that the embedding has too.
+        """
+        parameters = (batch * depth * columns + bias * columns) * weights
+        if expert:
+            self.expert_parameters += parameters
+        else:
+            self.parameters += parameters
+        self.saved += HALF * batch * rows * depth if saved is None else saved
+        forward = _product(f"{self.name}/{label}", FORWARD, batch, rows, columns, depth, precision=self.products)
+        data = _product(f"{self.name}/{label}/backward", INPUT, batch, rows, depth, columns, precision=self.products)
+        weight = _product(f"{self.name}/{label}/weight", WEIGHT, batch, depth, columns, rows, FULL, self.products)
+        self.rows.append((forward, (data, weight)))
+
+    def scores(self, label: str, batch: int, rows: int, columns: int, depth: int) -> None:
+        """A product of activations, as of queries and keys: both factors have gradients."""
+        forward = _product(f"{self.name}/{label}", FORWARD, batch, rows, columns, depth)
+        first = _product(f"{self.name}/{label}/backward", INPUT, batch, rows, depth, columns)
+        second = _product(f"{self.name}/{label}/backward2", INPUT, batch, columns, depth, rows)
+        self.rows.append((forward, (first, second)))
+
+    def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
+        """An element-wise op or a normalisation, which moves so many half-precision elements."""
+        self.saved += saved
+        back = elements if backward_elements is None else backward_elements
+        forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
+        backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, Kernel(moved_bytes=HALF * back))
+        self.rows.append((forward, (backward,)))
+
+    def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, causal: bool) -> None:
+        """Attention in one kernel; `width` is the sum of the sizes of a key and a value."""
+        flops = 2.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
+        moved = HALF * batch * (heads * queries + kv_heads * keys) * width
+        name = f"{self.name}/attention"
+        forward = RankOp(name, "flash_attention", kernel=_half_kernel(flops, moved, batched=True))
+        backward = RankOp(
+            f"{name}/backward", "flash_attention_backward", INPUT, _half_kernel(2.5 * flops, 2.0 * moved, batched=True)
+        )
+        self.rows.append((forward, (backward,)))
+
+    def collective(self, kind: str, axis: str, message: int, label: str, *, awaited: bool = True) -> None:
+        """A collective of the forward pass, and its dual in the backward pass. Nothing where its axis has one device."""
+        if getattr(self.layout, axis) == 1:
+            return
+        forward = RankOp(f"{self.name}/{label}", kind, axis=axis, message_bytes=message, awaited=awaited)
+        dual = RankOp(
+            f"{self.name}/{label}/backward", DUALS[kind], INPUT, axis=axis, message_bytes=message, awaited=awaited
+        )
+        self.rows.append((forward, (dual,)))
+
+    def enter_tensor_parallel(self, label: str) -> None:
+        """Before a layer divided by columns: gather the sequence, or (backward) add up the gradients of the input."""
+        if self.layout.tp == 1:
+            return
+        message = HALF * self.tokens * self.hidden
+        if self.layout.sequence_parallel:
+            self.collective("all_gather", "tp", message, f"{label}/all_gather")
+            return
+        back = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", INPUT, axis="tp", message_bytes=message)
+        self.rows.append((_NOTHING, (back,)))
+
+    def leave_tensor_parallel(self, label: str) -> None:
+        """After a layer divided by rows: add up its outputs, and leave a share of the sequence on each device."""
+        if self.layout.tp == 1:
+            return
+        message = HALF * self.tokens * self.hidden
+        if self.layout.sequence_parallel:
+            self.collective("reduce_scatter", "tp", message, f"{label}/reduce_scatter")
+            return
+        ahead = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", axis="tp", message_bytes=message)
+        self.rows.append((ahead, ()))
+
+    def part(self, input_bytes: int, output_bytes: int, transient_bytes: int) -> Part:
+        backward: list[RankOp] = []
+        for forward, gradients in reversed(self.rows):
+            backward += gradients
+            sequence = self.layout.sequence_parallel and forward.op_type == "all_gather" and forward.axis == "tp"
+            if sequence:  # the gathered input is not kept; the gradient of the weight needs it again
+                again = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
+                backward.insert(_last_product(backward), again)
+        return Part(
+            self.name,
+            tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
+            tuple(_after_inputs(backward)),
+            self.parameters,
+            self.expert_parameters,
+            int(self.saved),
+            input_bytes,
+            output_bytes,
+            int(transient_bytes),
+            int(self.attention_saved),
+        )
+
+
+_NOTHING = RankOp("", "")
+
+
+def _last_product(backward: list[RankOp]) -> int:
+    """Position of the last gradient of a product's input: what is gathered for its weight is asked for just before."""
+    return max((k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"), default=0)
+
+
+def _after_inputs(backward: list[RankOp]) -> list[RankOp]:
+    """Moves gradients of weights behind the collective that follows the gradient of the input, which they overlap with."""
+    ordered: list[RankOp] = []
+    weights: list[RankOp] = []
+    for op in backward:
+        if op.phase == WEIGHT and op.op_type == "matmul":
+            weights.append(op)
+            continue
+        if not op.axis:
+            ordered += weights
+            weights = []
+        ordered.append(op)
+    return ordered + weights
+
+
+def _half_kernel(flops: float, moved: float, batched: bool = False, precision: str = "fp16") -> Kernel:
+    return Kernel(flops=flops, moved_bytes=moved, precision=precision, matrix=True, batched=batched)
+
+
+def _product(
+    name: str,
+    phase: str,
+    batch: int,
+    rows: int,
+    columns: int,
+    depth: int,
+    out_bytes: int = HALF,
+    precision: str = "fp16",
+) -> RankOp:
+    """`batch` products of rows x depth by depth x columns; float32 results are added to what is there."""
+    added = 2 * out_bytes if out_bytes == FULL else out_bytes
+    moved = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
+    kernel = _half_kernel(2.0 * batch * rows * columns * depth, moved, batch > 1, precision)
+    return RankOp(name, "matmul", phase, kernel, (batch, rows, columns, depth))
+
+
+# -- the parts of a transformer ------------------------------------------------------------------------------------------
+
+
+def make_block(model: Transformer, layout: Layout, sequence_length: int, precision: Precision, experts: bool) -> Part:
+    """A block of the model on one rank, with its experts or without."""
+    batch, length = layout.micro_batch, sequence_length // layout.cp
+    tokens, hidden, tp = batch * length, model.hidden, layout.tp
+    writer = _PartWriter("block", layout, tokens, hidden, precision.products)
+    shared = tokens // tp if layout.sequence_parallel else tokens  # tokens of what tensor parallelism leaves whole
+    norm = hidden * (1 + model.bias)
+    writer.parameters += norm
+    writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    _attention(writer, model, layout, batch, length, sequence_length, precision, shared)
+    mask = shared * hidden if model.dropout else 0
+    writer.move("add", 3 * shared * hidden + mask / 2, (shared * hidden + mask / 2) * (2 if mask else 1), saved=mask)
+    writer.parameters += norm
+    writer.move("norm2", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    if experts:
+        _experts(writer, model, layout, tokens, shared)
+    else:
+        writer.enter_tensor_parallel("up")
+        _feed_forward(writer, model, tokens, -(-model.feed_forward // tp), "", saved_input=HALF * shared * hidden)
+        writer.leave_tensor_parallel("down")
+    writer.move("add2", 3 * shared * hidden + mask / 2, (shared * hidden + mask / 2) * (2 if mask else 1), saved=mask)
+    edge = HALF * shared * hidden
+    width = max(2 * model.feed_forward // tp, 3 * model.heads * model.head_size // tp)
+    transient = HALF * tokens * (width + 2 * hidden)
+    if not precision.flash_attention:
+        transient += 2 * HALF * batch * (model.heads // tp) * length * sequence_length
+    return writer.part(edge, edge, transient)
+
+
+def _attention(
+    writer: _PartWriter,
+    model: Transformer,
+    layout: Layout,
+    batch: int,
+    length: int,
+    keys: int,
+    precision: Precision,
+    shared: int,
+) -> None:
+    tokens, hidden, tp = batch * length, model.hidden, layout.tp
+    heads, kv_heads = model.heads // tp, max(model.kv_heads // tp, 1)
+    size = model.head_size + model.rope_size
+    writer.enter_tensor_parallel("qkv")
+    saved_input = HALF * shared * hidden
+    if model.key_rank:
+        rank = model.key_rank + model.rope_size
+        if model.query_rank:
+            writer.product("query_down", tokens, hidden, model.query_rank, saved=saved_input)
+            writer.move("query_norm", 2 * tokens * model.query_rank, saved=HALF * tokens * model.query_rank)
+            writer.product("query_up", tokens, model.query_rank, heads * size)
+        else:
+            writer.product("query", tokens, hidden, heads * size, saved=saved_input)
+        writer.product("key_down", tokens, hidden, rank, saved=0)
+        writer.move("key_norm", 2 * tokens * rank, saved=HALF * tokens * rank)
+        writer.product("key_up", tokens, model.key_rank, heads * (model.head_size + model.value_size))
+        writer.move("rotary", 4 * tokens * heads * size)
+        kept = tokens * heads * (2 * size + model.value_size)
+    else:
+        width = (heads + 2 * kv_heads) * size
+        writer.product("qkv", tokens, hidden, width, bias=model.bias, saved=saved_input)
+        writer.move("split", 2 * tokens * width)
+        kept = tokens * width
+    writer.saved += HALF * kept
+    if layout.cp > 1:
+        message = HALF * tokens * layout.cp * kv_heads * (size + model.value_size)
+        writer.collective("send_recv", "cp", message, "keys/send_recv", awaited=False)
+    before = writer.saved
+    if precision.flash_attention:
+        writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.causal)
+        writer.saved += FULL * tokens * heads
+    else:
+        scores = batch * heads * length * keys
+        writer.scores("scores", batch * heads, length, keys, size)
+        writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
+        if model.dropout:
+            writer.move("dropout", 2.5 * scores, 2.5 * scores, saved=(HALF + 1) * scores)
+        writer.scores("context", batch * heads, length, model.value_size, keys)
+        writer.move("merge_heads", 2 * tokens * heads * model.value_size)
+    writer.attention_saved = writer.saved - before
+    writer.product("out", tokens, heads * model.value_size, hidden, bias=model.bias)
+    writer.leave_tensor_parallel("out")
+
+
+def _feed_forward(
+    writer: _PartWriter, model: Transformer, rows: int, width: int, label: str, *, saved_input: int
+) -> None:
+    up = 2 if model.gated else 1
+    writer.product(f"{label}up", rows, model.hidden, up * width, saved=saved_input, bias=model.bias)
+    writer.move(
+        f"{label}activation", (up + 1) * rows * width, (2 * up + 1) * rows * width, saved=HALF * up * rows * width
+    )
+    writer.product(f"{label}down", rows, width, model.hidden, bias=model.bias)
+
+
+def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: int, shared: int) -> None:
+    """Router, all-to-all to the experts, their feed-forward parts, and back; tokens are spread evenly over experts."""
+    hidden, k, ep, tp = model.hidden, model.experts_per_token, layout.ep, layout.tp
+    local = max(model.experts // ep, 1)
+    if model.shared_feed_forward:
+        writer.enter_tensor_parallel("shared")
+        _feed_forward(
+            writer, model, tokens, -(-model.shared_feed_forward // tp), "shared_", saved_input=HALF * shared * hidden
+        )
+        writer.leave_tensor_parallel("shared_down")
+    writer.product("router", shared, hidden, model.experts, saved=FULL * shared * hidden)
+    writer.move("top_k", 4 * shared * model.experts, saved=FULL * shared * model.experts)
+    routed = shared * k
+    writer.move("dispatch", 2 * routed * hidden)
+    writer.collective("all_to_all", "ep", HALF * routed * hidden, "dispatch/all_to_all")
+    if tp > 1:
+        writer.collective("all_gather", "tp", HALF * tokens * k * hidden, "experts/all_gather")
+        routed = tokens * k
+    rows, width = -(-routed // local), -(-model.expert_feed_forward // tp)
+    up = 2 if model.gated else 1
+    writer.move("permute", 2 * routed * hidden)
+    writer.product("experts_up", rows, hidden, up * width, batch=local, expert=True)
+    writer.move(
+        "experts_activation", (up + 1) * routed * width, (2 * up + 1) * routed * width, saved=HALF * up * routed * width
+    )
+    writer.product("experts_down", rows, width, hidden, batch=local, expert=True)
+    writer.move("unpermute", 2 * routed * hidden)
+    if tp > 1:
+        writer.collective("reduce_scatter", "tp", HALF * tokens * k * hidden, "experts/reduce_scatter")
+        routed = shared * k
+    writer.collective("all_to_all", "ep", HALF * routed * hidden, "combine/all_to_all")
+    writer.move("combine", (routed + shared) * hidden)
+
+
+def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> Part:
+    """Looking tokens up in a rank's part of the vocabulary."""
+    tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
+    writer = _PartWriter("embedding", layout, tokens, hidden)
+    rows = -(-model.vocabulary // tp)
+    shared = tokens // tp if layout.sequence_parallel else tokens
+    writer.parameters += rows * hidden + model.positions * hidden
+    writer.move("lookup", 2 * tokens * hidden, 2 * tokens * hidden + 2 * rows * hidden, saved=8 * tokens)
+    writer.leave_tensor_parallel("lookup")
+    if model.positions or model.dropout:
+        writer.move(
+            "positions", 3 * shared * hidden, 2 * shared * hidden, saved=shared * hidden if model.dropout else 0
+        )
+    edge = HALF * shared * hidden
+    return writer.part(0, edge, HALF * tokens * hidden)
+
+
+def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Precision) -> Part:
+    """The last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
+    tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
+    writer = _PartWriter("head", layout, tokens, hidden)
+    columns = -(-model.vocabulary // tp)
+    shared = tokens // tp if layout.sequence_parallel else tokens
+    writer.parameters += hidden * (1 + model.bias)
+    writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    writer.enter_tensor_parallel("logits")
+    writer.product("logits", tokens, hidden, columns, saved=HALF * shared * hidden, weights=False)
+    passes = LOSS_PASSES[precision.fused_loss] * FULL / HALF * tokens * columns
+    logits = tokens * columns
+    writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if precision.fused_loss else FULL * logits)
+    if tp > 1:
+        ahead = RankOp("head/loss/all_reduce", "all_reduce", axis="tp", message_bytes=3 * FULL * tokens)
+        writer.rows.append((ahead, ()))
+    transient = (HALF if precision.fused_loss else HALF + FULL) * logits
+    return writer.part(HALF * shared * hidden, 0, transient)

@@ -1,0 +1,326 @@
+"""`Transformer`: the sizes of a transformer, read from a configuration; what a layout divides.
+
+A configuration names the same sizes in many ways (`n_embd`, `d_model`, `hidden_size`). `ALIASES` lists them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..checks import check_whole
+from ..errors import FormatError, InvalidInput
+from ..params import Params
+
+LARGEST_CONFIG = 1 << 24
+
+ALIASES = {
+    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
+    "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layer_num", "layers"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "head_num", "heads"),
+    "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_head_num", "kv_n_heads"),
+    "head_size": ("head_dim", "head_size"),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "vocabulary": ("vocab_size", "vocabulary"),
+    "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num"),
+    "experts_per_token": ("num_experts_per_tok", "topk", "top_k"),
+    "expert_feed_forward": ("moe_intermediate_size", "moe_ffn_hidden_size"),
+    "dense_layers": ("first_k_dense_replace", "dense_layers"),
+    "query_rank": ("q_lora_rank",),
+    "key_rank": ("kv_lora_rank",),
+    "rope_size": ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
+    "value_size": ("v_head_dim",),
+}
+"""Field -> names under which configurations have it, the first that is there counts."""
+
+GATED = frozenset(
+    [
+        "llama",
+        "mistral",
+        "mixtral",
+        "qwen2",
+        "qwen2_moe",
+        "qwen3",
+        "qwen3_moe",
+        "gemma",
+        "gemma2",
+        "deepseek_v2",
+        "deepseek_v3",
+        "olmo",
+        "olmo2",
+        "phi3",
+        "cohere",
+        "granite",
+        "glm",
+        "starcoder2_gated",
+        "smollm3",
+        "helium",
+        "nemotron_gated",
+        "exaone4",
+        "dbrx",
+        "ernie4_5",
+        "seed_oss",
+    ]
+)
+"""Model types whose feed-forward part multiplies two projections (SwiGLU)."""
+
+ROTARY = GATED | frozenset(
+    [
+        "gpt_neox",
+        "falcon",
+        "phi",
+        "stablelm",
+        "starcoder2",
+        "gptj",
+        "persimmon",
+        "nemotron",
+        "gpt_bigcode_rope",
+        "mpt",
+        "bloom",
+    ]
+)
+"""Model types without a table of positions."""
+
+ENCODERS = frozenset(
+    ["bert", "roberta", "electra", "albert", "distilbert", "xlm-roberta", "deberta", "camembert", "mpnet"]
+)
+"""Model types whose tokens see all tokens."""
+
+UNTIED_UNLESS_SAID = GATED | {"gpt_neox", "persimmon", "nemotron"}
+"""Model types whose output layer has weights of its own unless the configuration ties them."""
+
+
+@dataclass(frozen=True)
+class Transformer(Params):
+    """The sizes of a transformer.
+
+    Args:
+        hidden, layers, heads, vocabulary: as everywhere.
+        kv_heads: heads of keys and values (default: `heads`).
+        head_size: of queries and keys (default: `hidden / heads`).
+        feed_forward: inner width of the feed-forward part (default: `4 * hidden`).
+        gated: it multiplies two projections of that width (SwiGLU).
+        bias: linear layers add a bias.
+        tied: the output layer uses the table of the embedding.
+        causal: tokens see only tokens before them.
+        positions: rows of a table of positions, 0 without one.
+        dropout: activations are dropped after attention and feed-forward part, so that masks are kept.
+        experts, experts_per_token, expert_feed_forward, shared_feed_forward: of a mixture of experts; 0 experts without one.
+        dense_layers: first layers without experts.
+        query_rank, key_rank, rope_size, value_size: of latent attention (DeepSeek): ranks of the compressed queries and of keys
+            and values, rotary part of a head, size of a value; 0 without.
+        name: for titles.
+
+    >>> Transformer(hidden=768, layers=12, heads=12, vocabulary=50257, positions=1024).parameters
+    124439808
+    """
+
+    hidden: int = 0
+    layers: int = 0
+    heads: int = 0
+    vocabulary: int = 0
+    kv_heads: int = 0
+    head_size: int = 0
+    feed_forward: int = 0
+    gated: bool = False
+    bias: bool = True
+    tied: bool = True
+    causal: bool = True
+    positions: int = 0
+    dropout: bool = False
+    experts: int = 0
+    experts_per_token: int = 0
+    expert_feed_forward: int = 0
+    shared_feed_forward: int = 0
+    dense_layers: int = 0
+    query_rank: int = 0
+    key_rank: int = 0
+    rope_size: int = 0
+    value_size: int = 0
+    name: str = "transformer"
+
+    def __post_init__(self) -> None:
+        for field in ("hidden", "layers", "heads", "vocabulary"):
+            check_whole(field, getattr(self, field))
+        defaults = {
+            "kv_heads": self.heads,
+            "head_size": self.hidden // self.heads,
+            "feed_forward": 4 * self.hidden,
+            "value_size": self.head_size or self.hidden // self.heads,
+            "expert_feed_forward": (self.feed_forward or 4 * self.hidden) if self.experts else 0,
+            "experts_per_token": 2 if self.experts else 0,
+        }
+        for field, value in defaults.items():
+            if not getattr(self, field):
+                object.__setattr__(self, field, value)
+        self.check()
+
+    def validate(self) -> None:
+        for field in ("kv_heads", "head_size", "feed_forward", "value_size"):
+            check_whole(field, getattr(self, field))
+        for field in (
+            "positions",
+            "experts",
+            "shared_feed_forward",
+            "dense_layers",
+            "query_rank",
+            "key_rank",
+            "rope_size",
+        ):
+            check_whole(field, getattr(self, field), 0)
+        if self.heads % self.kv_heads:
+            raise InvalidInput(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
+        if self.experts and self.experts_per_token > self.experts:
+            raise InvalidInput(f"experts_per_token is {self.experts_per_token}; there are {self.experts} experts")
+
+    # -- numbers of parameters, all of which a layout divides ----------------------------------------------------------
+
+    @property
+    def attention_parameters(self) -> int:
+        """Of one layer, with its normalisation."""
+        bias = self.bias
+        if self.key_rank:
+            width = self.heads * (self.head_size + self.rope_size)
+            query = self.hidden * self.query_rank + self.query_rank * width if self.query_rank else self.hidden * width
+            keys = self.hidden * (self.key_rank + self.rope_size)
+            keys += self.key_rank * self.heads * (self.head_size + self.value_size)
+            norms = self.query_rank + self.key_rank
+            return query + keys + norms + self.heads * self.value_size * self.hidden + self.hidden
+        width = (self.heads + 2 * self.kv_heads) * self.head_size
+        out = self.heads * self.head_size
+        return self.hidden * width + out * self.hidden + bias * (width + self.hidden) + self.hidden * (1 + bias)
+
+    def feed_forward_parameters(self, width: int) -> int:
+        """Of one feed-forward part of that inner width, without normalisation."""
+        up = 2 if self.gated else 1
+        return (up + 1) * self.hidden * width + self.bias * (up * width + self.hidden)
+
+    @property
+    def dense_layer_parameters(self) -> int:
+        """Of a layer without experts."""
+        return (
+            self.attention_parameters + self.feed_forward_parameters(self.feed_forward) + self.hidden * (1 + self.bias)
+        )
+
+    @property
+    def expert_layer_parameters(self) -> int:
+        """Of a layer with experts."""
+        experts = self.experts * self.feed_forward_parameters(self.expert_feed_forward) + self.experts * self.hidden
+        shared = self.feed_forward_parameters(self.shared_feed_forward) if self.shared_feed_forward else 0
+        return self.attention_parameters + experts + shared + self.hidden * (1 + self.bias)
+
+    def has_experts(self, layer: int) -> bool:
+        """Whether the feed-forward part of that layer is a mixture of experts."""
+        return bool(self.experts) and layer >= self.dense_layers
+
+    @property
+    def embedding_parameters(self) -> int:
+        return (self.vocabulary + self.positions) * self.hidden
+
+    @property
+    def head_parameters(self) -> int:
+        """Of the output layer, without those that it shares with the embedding, and of the last normalisation."""
+        return (0 if self.tied else self.vocabulary * self.hidden) + self.hidden * (1 + self.bias)
+
+    @property
+    def parameters(self) -> int:
+        """Of the whole model."""
+        layers = sum(
+            self.expert_layer_parameters if self.has_experts(k) else self.dense_layer_parameters
+            for k in range(self.layers)
+        )
+        return layers + self.embedding_parameters + self.head_parameters
+
+
+def read_transformer(model: object) -> Transformer:
+    """The sizes of a model: a `Transformer`, a configuration (its fields, file or folder), or a model that has one.
+
+    Raises:
+        FormatError: a file that is not there, or not JSON.
+        InvalidInput: a configuration without one of the sizes, or something that has none.
+
+    >>> read_transformer({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}).feed_forward
+    3072
+    """
+    if isinstance(model, Transformer):
+        return model
+    if isinstance(model, (str, Path)):
+        path = Path(str(model).removeprefix("hf:"))
+        return from_fields(_read_json(path), str(path))
+    config = getattr(model, "config", model)
+    if hasattr(config, "to_dict"):
+        config = config.to_dict()
+    if not isinstance(config, Mapping):
+        raise InvalidInput(
+            f"model is {type(model).__name__}; it must be a transformer's configuration (its config.json or fields), a Hugging "
+            "Face model, or a Transformer"
+        )
+    return from_fields(config, "the configuration")
+
+
+def _read_json(path: Path) -> Mapping[str, Any]:
+    path = path / "config.json" if path.is_dir() else path
+    if not path.is_file():
+        raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
+    if path.stat().st_size > LARGEST_CONFIG:
+        raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: not JSON: {error}") from error
+    if not isinstance(fields, Mapping):
+        raise FormatError(f"{path}: holds a {type(fields).__name__}; a configuration is a JSON object")
+    return fields
+
+
+def from_fields(fields: Mapping[str, Any], source: str = "the configuration") -> Transformer:
+    """The sizes in the fields of a configuration, of a Hugging Face model or with the same names."""
+    if isinstance(fields.get("text_config"), Mapping):
+        fields = fields["text_config"]
+    if fields.get("is_encoder_decoder"):
+        raise InvalidInput(f"{source} is an encoder with a decoder; layouts are for models of one stack of layers")
+    sizes: dict[str, Any] = {}
+    for field, names in ALIASES.items():
+        value = next((fields[name] for name in names if fields.get(name) is not None), 0)
+        sizes[field] = check_whole(f"{field} of {source}", value, 0)
+    for field in ("hidden", "layers", "heads", "vocabulary"):
+        if not sizes[field]:
+            raise InvalidInput(
+                f"{source} has no field {' or '.join(map(repr, ALIASES[field][:3]))}; it says the model's size"
+            )
+    kind = str(fields.get("model_type", "")).lower()
+    gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
+    if kind in ROTARY or gated or fields.get("position_embedding_type") == "rotary":
+        sizes["positions"] = 0
+    if kind == "opt":
+        sizes["positions"] += 2  # its table begins two rows later
+    if not sizes["kv_heads"] and fields.get("multi_query"):
+        sizes["kv_heads"] = 1
+    if sizes["key_rank"]:  # latent attention: head_size is the part of a head without rotary positions
+        sizes["head_size"] = int(fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"])
+    tied = fields.get("tie_word_embeddings")
+    return Transformer(
+        **sizes,
+        gated=gated,
+        bias=bool(fields.get("attention_bias", fields.get("bias", not gated))) and not fields.get("no_bias", False),
+        tied=not (gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
+        causal=kind not in ENCODERS,
+        dropout=any(float(fields.get(key) or 0) > 0 for key in _DROPOUTS),
+        shared_feed_forward=_shared_width(fields, sizes),
+        name=str(fields.get("model_name") or fields.get("_name_or_path") or kind or "transformer"),
+    )
+
+
+_DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
+
+
+def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+    """Inner width of the experts that every token passes."""
+    width = fields.get("shared_expert_intermediate_size") or fields.get("moe_shared_expert_intermediate_size")
+    if width:
+        return int(width)
+    return int(fields.get("n_shared_experts") or 0) * sizes["expert_feed_forward"]

@@ -1,0 +1,220 @@
+"""Data parallelism and ZeRO as a pass: the graph of one copy becomes the graph of one of `copies` that share gradients.
+
+With zero 0 the gradients of a bucket are all-reduced as soon as all of its backward ops have run. ZeRO-1 reduce-scatters them,
+updates a share of the parameters, and all-gathers these. ZeRO-2 keeps only a share of the gradients: every micro-batch
+reduce-scatters its own. ZeRO-3 (FSDP) keeps only a share of the parameters: each bucket is gathered before its forward and its
+backward pass, `prefetch` buckets ahead. (S. Rajbhandari et al., "ZeRO", 2020, arXiv:1910.02054; Y. Zhao et al., "PyTorch FSDP",
+2023, arXiv:2304.11277.) O(ops + edges).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..checks import check_flag, check_whole
+from ..errors import InvalidInput
+from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.tensors import TensorTable
+
+
+@dataclass(frozen=True)
+class Bucket:
+    """Parameters whose gradients travel together.
+
+    Args:
+        name: of the ops that are added.
+        forward: the first op that reads the parameters; it holds their persistent bytes.
+        backward: ops that make the gradients.
+        update: the op that updates them, -1 if the graph has none.
+        parameter_bytes: in the precision that kernels read.
+        gradient_bytes: of what is reduced.
+        kept_gradient_bytes, state_bytes: of the gradients and optimizer states in the persistent bytes of `forward`.
+        copies: devices that hold the same parameters, and that reduce their gradients.
+        axis: the axis of these devices, for `collective_us`.
+    """
+
+    name: str
+    forward: int
+    backward: tuple[int, ...]
+    update: int
+    parameter_bytes: int
+    gradient_bytes: int
+    kept_gradient_bytes: int
+    state_bytes: int
+    copies: int
+    axis: str = "dp+cp"
+
+
+CollectiveTime = Callable[[str, str, float], float]
+"""Kind, axis and bytes of a collective -> microseconds."""
+
+
+def divide_data(
+    graph: OpGraph,
+    buckets: Sequence[Bucket],
+    collective_us: CollectiveTime,
+    *,
+    zero: int = 0,
+    overlap: bool = True,
+    prefetch: int = 1,
+    gather_us: float = 0.0,
+) -> OpGraph:
+    """The graph of one copy among several that share gradients.
+
+    Args:
+        graph: one micro-batch of one rank.
+        buckets: of all parameters, in the order of the forward pass.
+        collective_us: how long a collective lasts.
+        zero: 0 to 3, see the module's text.
+        overlap: False: with zero 0 and 1, nothing is sent before all backward ops of the rank have run.
+        prefetch: with zero 3, buckets that are gathered ahead of the one that computes.
+        gather_us: added to each gathering of parameters, for what the host does meanwhile.
+
+    Returns:
+        A new graph. Optimizer states, gradients (from zero 2) and parameters (zero 3) of a bucket are divided by its copies, and
+        so is the time of its update. Buckets without copies stay as they are.
+
+    >>> graph = OpGraph.from_edges([2, 4, 1], [(0, 1, 8), (1, 2, 4)], forward_of=[-1, 0, -1], names=["f", "b", "u"],
+    ...                            op_types=["matmul", "matmul", "Update"], persistent_bytes=[800, 0, 0])
+    >>> bucket = Bucket("all", 0, (1,), 2, 100, 100, 100, 600, copies=2)
+    >>> divided = divide_data(graph, [bucket], lambda kind, axis, size: size / 10, zero=1)
+    >>> divided.names, int(divided.persistent_bytes[0]), divided.duration_us.tolist()
+    (('f', 'b', 'u', 'all/reduce_scatter', 'all/all_gather'), 500, [2.0, 4.0, 0.5, 10.0, 10.0])
+    """
+    check_whole("zero", zero, 0)
+    check_whole("prefetch", prefetch, 0)
+    check_flag("overlap", overlap)
+    if zero > 3:
+        raise InvalidInput(f"zero is {zero}; it must be 0, 1, 2 or 3")
+    writer = _GraphExtension(graph)
+    shared = [bucket for bucket in buckets if bucket.copies > 1]
+    every_backward = tuple(dict.fromkeys(op for bucket in buckets for op in bucket.backward))
+    for position, bucket in enumerate(shared):
+        after = bucket.backward if overlap or zero >= 2 else every_backward
+        writer.divide_bytes(bucket, zero)
+        if zero == 0:
+            op = writer.add(
+                f"{bucket.name}/all_reduce",
+                "all_reduce",
+                collective_us("all_reduce", bucket.axis, bucket.gradient_bytes),
+            )
+            writer.wait(after, op)
+        elif zero == 1:
+            lasts = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
+            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", lasts)
+            writer.wait(after, op)
+        else:
+            lasts = collective_us("reduce_scatter", bucket.axis, bucket.gradient_bytes)
+            op = writer.add(f"{bucket.name}/reduce_scatter", "reduce_scatter", lasts, forward_of=bucket.forward)
+            writer.tensor(bucket.backward[-1], f"{bucket.name}/gradients", bucket.gradient_bytes, [op])
+            writer.wait(bucket.backward, op)
+            _gather(writer, shared, position, collective_us, zero, prefetch, gather_us)
+        if bucket.update >= 0:
+            writer.wait([op], bucket.update)
+            writer.share_update(bucket, zero)
+            if zero == 1:
+                gather = writer.add(
+                    f"{bucket.name}/all_gather",
+                    "all_gather",
+                    collective_us("all_gather", bucket.axis, bucket.parameter_bytes),
+                )
+                writer.wait([bucket.update], gather)
+    return writer.graph()
+
+
+def _gather(
+    writer: _GraphExtension,
+    buckets: Sequence[Bucket],
+    position: int,
+    collective_us: CollectiveTime,
+    zero: int,
+    prefetch: int,
+    gather_us: float,
+) -> None:
+    """Gathers a bucket before its forward pass and, with zero 3, again before its backward pass."""
+    bucket, ahead = buckets[position], prefetch + 1
+    lasts = collective_us("all_gather", bucket.axis, bucket.parameter_bytes) + gather_us
+    label = f"{bucket.name}/parameters"
+    gather = writer.add(f"{bucket.name}/all_gather", "all_gather", lasts)
+    writer.tensor(gather, label, bucket.parameter_bytes, [bucket.forward, *(bucket.backward if zero == 2 else ())])
+    if position >= ahead:
+        writer.wait([buckets[position - ahead].forward], gather)
+    if zero == 3:
+        again = writer.add(f"{bucket.name}/all_gather/backward", "all_gather", lasts, forward_of=bucket.forward)
+        writer.tensor(again, label, bucket.parameter_bytes, bucket.backward)
+        if position + ahead < len(buckets):
+            writer.wait(buckets[position + ahead].backward[:1], again)
+        else:
+            writer.wait([buckets[-1].forward], again)
+
+
+class _GraphExtension:
+    """A graph with ops and tensors added behind those that it has."""
+
+    def __init__(self, graph: OpGraph) -> None:
+        self.base = graph
+        self.names, self.op_types = list(graph.names), list(graph.op_types)
+        self.us = graph.duration_us.tolist()
+        self.by_kind = {kind: us.tolist() for kind, us in graph.duration_by_kind.items()}
+        self.forward_of = graph.forward_of.tolist()
+        self.persistent = graph.persistent_bytes.astype(np.int64).tolist()
+        self.table = TensorTable()
+        for t in range(graph.tensor_count):
+            producer = int(graph.tensor_producer[t])
+            self.table.add(
+                producer, graph.tensor_names[t], int(graph.tensor_bytes[t]), graph.tensor_consumers(t).tolist()
+            )
+
+    def add(self, name: str, op_type: str, us: float, forward_of: int = -1) -> int:
+        """Adds an op, and returns its index."""
+        self.names.append(name)
+        self.op_types.append(op_type)
+        self.us.append(us)
+        for times in self.by_kind.values():
+            times.append(us)
+        self.forward_of.append(forward_of)
+        self.persistent.append(0)
+        return len(self.names) - 1
+
+    def tensor(self, producer: int, label: str, size: int, readers: Iterable[int]) -> None:
+        self.table.add(producer, label, size, readers)
+
+    def wait(self, producers: Iterable[int], reader: int) -> None:
+        """Lets `reader` start after `producers` have ended."""
+        for producer in producers:
+            self.table.add(producer, "order", CONTROL_BYTES, [reader])
+
+    def divide_bytes(self, bucket: Bucket, zero: int) -> None:
+        """Takes from the persistent bytes what other copies hold."""
+        divided = (bucket.state_bytes if zero >= 1 else 0) + (bucket.kept_gradient_bytes if zero >= 2 else 0)
+        divided += bucket.parameter_bytes if zero == 3 else 0
+        if zero == 2:  # the gathered copy is a tensor of its own; what is kept is the share
+            divided += bucket.parameter_bytes
+        self.persistent[bucket.forward] -= divided - -(-divided // bucket.copies)
+
+    def share_update(self, bucket: Bucket, zero: int) -> None:
+        """Divides the time of an update, once for every bucket that it updates."""
+        if zero == 0:
+            return
+        for times in (self.us, *self.by_kind.values()):
+            times[bucket.update] /= bucket.copies
+
+    def graph(self) -> OpGraph:
+        base, added = self.base, len(self.names) - self.base.n
+        pad = lambda column, value: np.concatenate([column, np.full(added, value, dtype=column.dtype)])  # noqa: E731
+        return base.replace(
+            names=tuple(self.names),
+            op_types=tuple(self.op_types),
+            duration_us=np.array(self.us),
+            duration_by_kind={kind: np.array(us) for kind, us in self.by_kind.items()},
+            forward_of=np.array(self.forward_of, dtype=np.int32),
+            persistent_bytes=np.array(self.persistent, dtype=np.int64),
+            temp_bytes=pad(base.temp_bytes, 0),
+            colocation=pad(base.colocation, -1),
+            allowed=pad(base.allowed, -1),
+            reuse=None if base.reuse is None else pad(base.reuse, 0),
+            **self.table.columns(),
+        )

@@ -1,0 +1,331 @@
+"""Measured training steps under layouts: what was trained, how, on what, and what it took."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+
+from baechi_lab.graph import Cluster, Link
+from baechi_lab.graph.collectives import Collectives
+from baechi_lab.graph.layout import Layout
+from baechi_lab.parallel.kernel_times import Efficiency
+from baechi_lab.parallel.layout_step import LayoutStep, StepOptions, make_layout_step
+from baechi_lab.parallel.rank_ops import Precision
+from baechi_lab.parallel.transformer import Transformer
+
+DATA = Path(__file__).parents[1] / "data"
+VTRAIN = Path(__file__).parents[2] / "data" / "vtrain" / "a100_single_node_even.csv"
+
+NVLINK_US = 6.7
+NETWORK_US = 15.0
+
+
+@cache
+def machines(devices: int, per_machine: int, kind: str, near: float, far: float) -> Cluster:
+    """Machines of `per_machine` devices; `near` and `far` are bytes/s per device within and between machines."""
+    inside, between = Link(NVLINK_US, 1e6 / near), Link(NETWORK_US, 1e6 / far)
+    links = [
+        [inside if a // per_machine == b // per_machine else between for b in range(devices)] for a in range(devices)
+    ]
+    return Cluster(Cluster.uniform(devices, kind=kind).devices, link=links if devices > per_machine else inside)
+
+
+@dataclass(frozen=True, eq=False)
+class MeasuredStep:
+    """One measured row. `seconds` or `peak_bytes` is None where it was not measured; `out_of_memory` where the step failed."""
+
+    source: str
+    model: Transformer
+    layout: Layout
+    cluster: Cluster
+    global_batch: int
+    sequence_length: int
+    options: StepOptions
+    seconds: float | None = None
+    peak_bytes: float | None = None
+    out_of_memory: bool = False
+
+    @property
+    def hardware(self) -> str:
+        """Name of the devices' hardware."""
+        return self.cluster.devices[0].kind
+
+    def step(self, efficiency: Efficiency | None = None) -> LayoutStep:
+        """The step to simulate, with the package's constants or with others."""
+        options = replace(self.options, efficiency=efficiency)
+        reached = efficiency or Efficiency.of(_hardware(self.hardware))
+        collectives = Collectives(self.cluster, (), reached.collective_share, reached.network_share)
+        return make_layout_step(
+            self.model, self.layout, self.cluster, self.global_batch, self.sequence_length, options, collectives
+        )
+
+    def predicted_seconds(self, efficiency: Efficiency | None = None) -> float:
+        """Simulated seconds of the step."""
+        return self.step(efficiency).makespan_and_peak[0] / 1e6
+
+
+def _hardware(name: str):  # type: ignore[no-untyped-def]
+    from baechi_lab.graph.hardware import Hardware
+
+    return Hardware.named(name)
+
+
+def _rows(path: Path) -> list[dict[str, str]]:
+    with open(path, newline="", encoding="utf-8") as stream:
+        return list(csv.DictReader(stream))
+
+
+def vtrain() -> list[MeasuredStep]:
+    """Megatron-DeepSpeed on one machine of eight A100: GPT in fp16, eager attention, full recomputation."""
+    options = StepOptions(Precision(flash_attention=False, gradient_bytes=2), overlap=False)
+    steps = []
+    for row in _rows(VTRAIN):
+        value = lambda key: int(row[key])  # noqa: E731, B023
+        model = Transformer(
+            hidden=value("hidden size"),
+            layers=value("# layers"),
+            heads=value("attention heads"),
+            vocabulary=50257,
+            positions=value("sequence length"),
+            dropout=True,
+            name="gpt",
+        )
+        layout = Layout(
+            tp=value("tensor parallelism"),
+            dp=value("data parallelism"),
+            pp=value("pipeline parallelism"),
+            micro_batch=value("micro batch"),
+            recompute="full",
+        )
+        cluster = machines(layout.devices, 8, "a100", 300e9, 25e9)
+        seconds = float(row["iteration time (ms)"]) / 1e3
+        steps.append(
+            MeasuredStep(
+                "vtrain", model, layout, cluster, value("global batch"), value("sequence length"), options, seconds
+            )
+        )
+    return steps
+
+
+BLOOM_RESERVE = 0.17
+"""Share of the tensors' bytes that the allocator reserves beside them."""
+BLOOM_OVERHEAD = 3_500_000_000
+"""Bytes of contexts and buffers that `nvidia-smi` counts beside PyTorch's tensors."""
+
+
+def bloom() -> list[MeasuredStep]:
+    """Megatron-DeepSpeed on 384 A100, ZeRO-1, full recomputation; half an Omni-Path link per device."""
+    steps = []
+    for row in _rows(DATA / "bloom_a100.csv"):
+        value = lambda key: int(row[key])  # noqa: E731, B023
+        full = row["precision"] == "bf16"  # gradients are added up in float32, beside those in half precision
+        precision = Precision(
+            flash_attention=False, gradient_bytes=4 if full else 2, extra_gradient_bytes=2 if full else 0
+        )
+        options = StepOptions(precision, overlap=False, overhead_bytes=BLOOM_OVERHEAD, reserve_share=BLOOM_RESERVE)
+        model = Transformer(
+            hidden=value("hidden"),
+            layers=value("layers"),
+            heads=value("heads"),
+            vocabulary=250880,
+            positions=2048,
+            name="bloom",
+        )
+        layout = Layout(
+            tp=value("tp"), pp=value("pp"), dp=value("dp"), zero=1, micro_batch=value("micro_batch"), recompute="full"
+        )
+        memory = row["memory_GB"]
+        steps.append(
+            MeasuredStep(
+                "bloom",
+                model,
+                layout,
+                machines(value("gpus"), 8, "a100", 300e9, 6.25e9),
+                value("global_batch"),
+                2048,
+                options,
+                float(row["seconds"]) if row["seconds"] else None,
+                float(memory) * 1e9 if memory not in ("", "OOM") else None,
+                memory == "OOM",
+            )
+        )
+    return steps
+
+
+_MPT = {
+    "125m": (768, 12, 12),
+    "350m": (1024, 16, 24),
+    "760m": (1536, 12, 24),
+    "1b": (2048, 16, 24),
+    "3b": (2560, 20, 32),
+    "7b": (4096, 32, 32),
+    "13b": (5120, 40, 40),
+    "30b": (7168, 56, 48),
+    "70b": (8192, 64, 80),
+}
+"""Width, heads and layers of the MPT models."""
+
+
+def mpt() -> list[MeasuredStep]:
+    """llm-foundry under FSDP; 200 (A100) or 400 Gbit/s (H100) per device between machines."""
+    steps = []
+    for row in _rows(DATA / "mpt_fsdp.csv"):
+        value = lambda key: int(row[key])  # noqa: E731, B023
+        hidden, heads, layers = _MPT[row["model"]]
+        model = Transformer(
+            hidden=hidden, layers=layers, heads=heads, vocabulary=50368, bias=False, name=f"mpt-{row['model']}"
+        )
+        zero = 3 if row["sharding"] == "FULL_SHARD" else 2
+        layout = Layout(
+            dp=value("gpus"),
+            zero=zero,
+            micro_batch=value("micro_batch"),
+            recompute="full" if row["checkpointing"] == "True" else "none",
+        )
+        kind = row["gpu"].split("_")[0]
+        near, far = (450e9, 50e9) if kind == "h100" else (300e9, 25e9)
+        products = "fp8" if "fp8" in row["precision"] else "fp16"
+        seconds = value("global_batch") * value("sequence") / float(row["tokens_per_s"])
+        steps.append(
+            MeasuredStep(
+                "mpt",
+                model,
+                layout,
+                machines(value("gpus"), 8, kind, near, far),
+                value("global_batch"),
+                value("sequence"),
+                StepOptions(Precision(products=products)),
+                seconds,
+            )
+        )
+    return steps
+
+
+LLAMA = Transformer(
+    hidden=8192,
+    layers=80,
+    heads=64,
+    kv_heads=8,
+    head_size=128,
+    feed_forward=28672,
+    vocabulary=128256,
+    gated=True,
+    bias=False,
+    tied=False,
+    name="llama3-70b",
+)
+DEEPSEEK = Transformer(
+    hidden=7168,
+    layers=61,
+    heads=128,
+    head_size=128,
+    feed_forward=18432,
+    vocabulary=129280,
+    gated=True,
+    bias=False,
+    tied=False,
+    experts=256,
+    experts_per_token=8,
+    expert_feed_forward=2048,
+    shared_feed_forward=2048,
+    dense_layers=3,
+    query_rank=1536,
+    key_rank=512,
+    rope_size=64,
+    value_size=128,
+    name="deepseek-v3",
+)
+
+
+B200_RESERVE = 0.022
+"""Share of the parameters' and activations' bytes that the peak of allocated memory has beside them."""
+
+
+def b200() -> list[MeasuredStep]:
+    """Megatron-LM on eight B200: Llama 3 70B and DeepSeek V3 with fewer layers, of which the first of the latter has no
+    experts: with that number, memory of both layouts of it is explained.
+    """
+    steps = []
+    options = StepOptions(Precision(fused_loss=True), overlap=False, reserve_share=B200_RESERVE)
+    for row in _rows(DATA / "b200.csv"):
+        value = lambda key: int(row[key])  # noqa: E731, B023
+        model = LLAMA if row["model"].startswith("llama") else replace(DEEPSEEK, dense_layers=1)
+        layout = Layout(
+            tp=value("tp"),
+            cp=value("cp"),
+            pp=value("pp"),
+            dp=value("dp"),
+            ep=value("ep"),
+            zero=1,
+            sequence_parallel=value("tp") > 1,
+        )
+        steps.append(
+            MeasuredStep(
+                "b200",
+                replace(model, layers=value("layers")),
+                layout,
+                machines(8, 8, "b200", 900e9, 50e9),
+                value("micro_batches") * layout.dp,
+                value("sequence"),
+                options,
+                float(row["step_ms"]) / 1e3,
+                float(row["allocated_GiB"]) * 2**30,
+            )
+        )
+    return steps
+
+
+SAILOR_OVERHEAD = 4_300_000_000
+"""Bytes that are there before the model, from the rows with one micro-batch."""
+
+
+def sailor() -> list[MeasuredStep]:
+    """Megatron-DeepSpeed on GH200 machines of four, tensor parallelism 4; 200 Gbit/s per device between machines."""
+    models = {
+        "GPT-NEO": Transformer(
+            hidden=2560, layers=32, heads=20, vocabulary=50257, positions=2048, dropout=True, name="gpt-neo-2.7b"
+        ),
+        "OPT-350": Transformer(
+            hidden=1024, layers=24, heads=16, vocabulary=50272, positions=2050, dropout=True, name="opt-350m"
+        ),
+    }
+    steps = []
+    options = StepOptions(Precision(flash_attention=False), overlap=False, overhead_bytes=SAILOR_OVERHEAD)
+    for row in _rows(DATA / "sailor_gh200.csv"):
+        layers = [int(count) for count in row["layers_per_stage"].split(";")]
+        layers[0] -= 1  # the embedding and the output layer count as layers there
+        layers[-1] -= 1
+        layout = Layout(
+            tp=4,
+            pp=len(layers),
+            dp=int(row["dp"].split(";")[0]),
+            micro_batch=int(row["micro_batch"]),
+            stage_layers=tuple(layers),
+        )
+        steps.append(
+            MeasuredStep(
+                "sailor",
+                models[row["model"]],
+                layout,
+                machines(layout.devices, 4, "gh200", 450e9, 25e9),
+                int(row["global_batch"]),
+                2048,
+                options,
+                float(row["seconds"]),
+                float(row["max_bytes"]),
+            )
+        )
+    return steps
+
+
+SOURCES: dict[str, Callable[[], list[MeasuredStep]]] = {
+    "vtrain": vtrain,
+    "bloom": bloom,
+    "mpt": mpt,
+    "b200": b200,
+    "sailor": sailor,
+}
+"""Name of a source -> its rows."""

@@ -1,0 +1,221 @@
+"""Predict measured training steps under layouts, with the constants of `efficiency.csv` fitted on 24 of them.
+
+    python -m studies.layouts.study --fit --table FILE.csv --store RESULT.json
+    python -m studies.layouts.study --store RESULT.json
+
+Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT
+under FSDP on A100
+and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time that hosts
+take; a weak prior
+holds each near where it starts. The rows of a source to fit on lie as far from each other as can be, in the logarithms of their
+settings. `choice`: of measured layouts of one model, batch and number of devices, how much slower is the one with the smallest
+predicted time than the fastest measured?
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from baechi_lab.graph.formats.files import write_atomically
+from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
+from studies.layouts.measured import SOURCES, MeasuredStep
+from studies.results import store
+
+FIT_ROWS = {"vtrain": 9, "bloom": 4, "mpt": 5, "b200": 3, "sailor": 3}
+"""Number of rows of each source to fit on."""
+
+SHARED = (
+    "wave_exponent",
+    "score_share",
+    "collective_share",
+    "network_share",
+    "host_us",
+    "backward_host_us",
+    "collective_host_us",
+    "drift_us",
+    "stage_us",
+    "gather_us",
+)
+"""Constants that all hardware shares."""
+
+OWN = {
+    "a100": ("product_share", "attention_share", "bandwidth_share"),
+    "h100": ("product_share", "attention_share", "bandwidth_share"),
+    "b200": ("product_share", "attention_share"),
+    "gh200": ("product_share", "bandwidth_share"),
+}
+"""Constants that are fitted for one kind of hardware."""
+
+PRIOR = 0.7
+"""Spread of the prior of every constant, in its logarithm."""
+
+WEIGHT_OF_PRIOR = 0.02
+"""Relative error of a row that costs as much as a constant one spread away from its start."""
+
+
+def spread_rows(steps: Sequence[MeasuredStep], count: int) -> list[int]:
+    """Indices of rows that lie far from each other, beginning with the one nearest to the middle."""
+    usable = [k for k, step in enumerate(steps) if step.seconds and step.options.precision.products == "fp16"]
+    rows = np.array([_settings(steps[k]) for k in usable])
+    place = np.log2(rows)
+    place = (place - place.mean(axis=0)) / np.maximum(place.std(axis=0), 1e-9)
+    chosen = [int((place**2).sum(axis=1).argmin())]
+    while len(chosen) < count:
+        away = ((place[:, None] - place[chosen]) ** 2).sum(axis=2).min(axis=1)
+        chosen.append(int(away.argmax()))
+    return [usable[k] for k in chosen]
+
+
+def _settings(step: MeasuredStep) -> list[float]:
+    layout, model = step.layout, step.model
+    kinds = {"a100": 1, "h100": 8, "b200": 1, "gh200": 1}
+    return [
+        layout.tp,
+        layout.pp,
+        layout.dp,
+        layout.cp,
+        layout.ep,
+        layout.micro_batch,
+        model.hidden,
+        model.layers,
+        step.sequence_length,
+        step.global_batch,
+        kinds[step.hardware],
+    ]
+
+
+def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
+    """Constants per hardware, fitted to rows by least squares with a prior; large errors count less."""
+    from scipy.optimize import least_squares
+
+    keys = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
+    start = np.log([getattr(_base(kind or "a100"), key) for kind, key in keys])
+    upper = np.array([0.0 if key.endswith("_share") else np.inf for _, key in keys])
+    start = np.minimum(start, upper - 1e-3)
+
+    def table(values: np.ndarray) -> dict[str, Efficiency]:
+        out = {}
+        for kind in OWN:
+            changed = {key: float(np.exp(v)) for (k, key), v in zip(keys, values, strict=True) if k in ("", kind)}
+            out[kind] = replace(_base(kind), **changed)
+        return out
+
+    def residuals(values: np.ndarray) -> np.ndarray:
+        efficiencies = table(values)
+        errors = [step.predicted_seconds(efficiencies[step.hardware]) / float(step.seconds or 1) - 1 for step in steps]
+        return np.r_[errors, WEIGHT_OF_PRIOR * (values - start) / PRIOR]
+
+    solution = least_squares(
+        residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.05, diff_step=2e-3, max_nfev=25
+    )
+    return table(solution.x)
+
+
+def _base(kind: str) -> Efficiency:
+    return EFFICIENCIES.get(kind, EFFICIENCIES["h100"])
+
+
+def write_table(path: Path, efficiencies: dict[str, Efficiency]) -> None:
+    """Writes `efficiency.csv`."""
+    names = [field.name for field in fields(Efficiency)]
+    lines = [",".join(["hardware", *names])]
+    for kind, efficiency in efficiencies.items():
+        lines.append(",".join([kind, *(f"{getattr(efficiency, name):.4g}" for name in names)]))
+    write_atomically(path, ("\n".join(lines) + "\n").encode())
+
+
+def errors_of(steps: Sequence[MeasuredStep]) -> list[dict[str, Any]]:
+    """Predicted against measured, one record per row."""
+    rows = []
+    for step in steps:
+        us, peak = step.step().makespan_and_peak
+        row: dict[str, Any] = {"layout": repr(step.layout), "predicted_s": us / 1e6, "predicted_bytes": peak}
+        if step.seconds:
+            row |= {"measured_s": step.seconds, "error": us / 1e6 / step.seconds - 1}
+        if step.peak_bytes:
+            row |= {"measured_bytes": step.peak_bytes, "memory_error": peak / step.peak_bytes - 1}
+        if step.out_of_memory:
+            row["out_of_memory_said"] = peak > min(device.memory_bytes for device in step.cluster.devices)
+        rows.append(row)
+    return rows
+
+
+def choices(steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Of layouts of one model, batch and number of devices: is the one with the smallest prediction the fastest?"""
+    groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
+    for step, row in zip(steps, rows, strict=True):
+        if step.seconds:
+            key = (step.source, step.model, step.cluster.n, step.global_batch, step.sequence_length, step.hardware)
+            groups[key].append((row["predicted_s"], step.seconds))
+    slower = []
+    for group in groups.values():
+        if len(group) > 1:
+            slower.append(min(group)[1] / min(seconds for _, seconds in group) - 1)
+    extra = np.array(slower)
+    return {
+        "groups": len(extra),
+        "within_3_percent": round(float((extra <= 0.03).mean()), 3) if len(extra) else float("nan"),
+        "slower_on_average": round(float(extra.mean()), 4) if len(extra) else float("nan"),
+    }
+
+
+def summary(fitted: dict[str, list[int]]) -> dict[str, Any]:
+    """Errors of every source, with the rows that were fitted left out and in."""
+    sources: dict[str, Any] = {}
+    for name, read in SOURCES.items():
+        steps = read()
+        rows = errors_of(steps)
+        held_out = [row for k, row in enumerate(rows) if k not in fitted[name] and "error" in row]
+        errors = np.abs([row["error"] for row in held_out])
+        entry: dict[str, Any] = {
+            "rows": len(rows),
+            "fitted_rows": fitted[name],
+            "mean_error_of_others": round(float(errors.mean()), 4),
+            "percentiles_of_others": {p: round(float(np.percentile(errors, p)), 4) for p in (50, 90, 100)},
+            "mean_error_of_all": round(float(np.abs([row["error"] for row in rows if "error" in row]).mean()), 4),
+            "choice": choices(steps, rows),
+            "errors": [round(row["error"], 3) for row in rows if "error" in row],
+        }
+        memory = [row for row in rows if "memory_error" in row]
+        if memory:
+            entry["memory_mean_error"] = round(float(np.abs([row["memory_error"] for row in memory]).mean()), 4)
+            gigabytes = [abs(row["predicted_bytes"] - row["measured_bytes"]) / 1e9 for row in memory]
+            entry["memory_mean_gigabytes"] = round(float(np.mean(gigabytes)), 2)
+        said = [row["out_of_memory_said"] for row in rows if "out_of_memory_said" in row]
+        if said:
+            entry["out_of_memory"] = {"rows": len(said), "said": sum(said)}
+        sources[name] = entry
+    return sources
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(prog="python -m studies.layouts.study", description=__doc__)
+    parser.add_argument("--fit", action="store_true", help="fit the constants again")
+    parser.add_argument("--table", help="where to write the fitted constants")
+    parser.add_argument("--store", help="where to write the result as JSON")
+    options = parser.parse_args(arguments)
+    chosen = {name: spread_rows(read(), FIT_ROWS[name]) for name, read in SOURCES.items()}
+    if options.fit:
+        efficiencies = fit([SOURCES[name]()[k] for name, rows in chosen.items() for k in rows])
+        for kind, efficiency in efficiencies.items():
+            print(kind, efficiency)
+        if options.table:
+            write_table(Path(options.table), efficiencies)
+        EFFICIENCIES.update(efficiencies)
+    sources = summary(chosen)
+    for name, entry in sources.items():
+        print(name, {key: value for key, value in entry.items() if key != "errors"})
+    if options.store:
+        store(options.store, "python -m studies.layouts.study --fit --store FILE", seed=None, sources=sources)
+
+
+if __name__ == "__main__":
+    main()

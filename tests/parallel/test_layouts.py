@@ -1,0 +1,207 @@
+"""`bl.layouts`: legal layouts, their simulated steps, memory, and the best of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.cli import main
+from baechi_lab.graph.collectives import Collectives
+from baechi_lab.parallel.layout_step import StepOptions, make_layout_step, stage_blocks
+from baechi_lab.parallel.transformer import Transformer, read_transformer
+
+GPT = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 8, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
+EXPERTS = Transformer(
+    hidden=512, layers=4, heads=8, vocabulary=1000, gated=True, bias=False, experts=8, experts_per_token=2
+)
+
+
+def a100(devices: int, per_machine: int = 8) -> bl.Cluster:
+    return bl.Cluster.machines(devices, per_machine, kind="a100")
+
+
+def step_of(layout: bl.Layout, model: object = GPT, global_batch: int = 32):  # type: ignore[no-untyped-def]
+    cluster = a100(layout.devices)
+    return make_layout_step(
+        read_transformer(model), layout, cluster, global_batch, 1024, StepOptions(), Collectives(cluster)
+    )
+
+
+LAYOUTS = [
+    bl.Layout(dp=8, zero=3, micro_batch=2),
+    bl.Layout(dp=8, zero=2, micro_batch=2),
+    bl.Layout(tp=2, pp=2, dp=2, zero=1, sequence_parallel=True),
+    bl.Layout(pp=4, dp=2, schedule="interleaved-1f1b"),
+    bl.Layout(pp=4, dp=2, schedule="zb-h1", zero=1),
+    bl.Layout(pp=4, dp=2, schedule="zb-v"),
+    bl.Layout(pp=4, cp=2, schedule="gpipe", recompute="full"),
+    bl.Layout(tp=2, pp=2, cp=2, recompute="selective"),
+]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=repr)
+def test_a_step_obeys_the_rules_and_its_bounds(layout: bl.Layout) -> None:
+    step = step_of(layout)
+    timeline = step.simulate()
+    unrolled = bl.unroll(step.graph, step.micro_batches)
+    assert bl.check(unrolled, step.cluster, step.placement.on(unrolled), timeline) == ()
+    us, peak = step.makespan_and_peak
+    assert us == pytest.approx(timeline.makespan_us, rel=0.01)
+    assert peak == timeline.peak_bytes.max()
+    assert step.lower_bound_us <= timeline.makespan_us * (1 + 1e-9)
+    assert step.least_bytes <= peak
+    bounds = bl.bounds(step.graph, step.cluster, micro_batches=step.micro_batches, placement=step.placement)
+    assert bounds.best <= timeline.makespan_us * (1 + 1e-9)
+
+
+def test_many_micro_batches_are_extrapolated_without_error() -> None:
+    for layout in (bl.Layout(pp=4), bl.Layout(pp=4, schedule="interleaved-1f1b"), bl.Layout(dp=4, zero=3)):
+        step = step_of(layout, global_batch=96)
+        assert step.makespan_and_peak[0] == pytest.approx(step.simulate().makespan_us, rel=1e-6)
+
+
+def test_persistent_bytes_are_what_zero_leaves_of_18_bytes_per_parameter() -> None:
+    parameters = read_transformer(GPT).parameters
+    share = {0: 2 + 4 + 12, 1: 2 + 4 + 12 / 8, 3: (2 + 4 + 12) / 8}
+    for zero, per_parameter in share.items():
+        graph = step_of(bl.Layout(dp=8, zero=zero)).graph
+        assert graph.persistent_bytes.sum() == pytest.approx(per_parameter * parameters, rel=1e-3)
+
+
+def test_a_pipeline_of_equal_stages_takes_what_1f1b_takes() -> None:
+    """With m micro-batches and p equal stages: (m + p - 1) times the time of a stage, without what only ends have."""
+    model = Transformer(hidden=1024, layers=8, heads=16, vocabulary=1, tied=False, positions=0)
+    step = step_of(bl.Layout(pp=4), model, global_batch=32)
+    total = step.stage_us.sum(axis=1)
+    low, high = (32 + 3) * total.min(), (32 + 3) * total.max()
+    update = step.graph.duration_us[[t == "Update" for t in step.graph.op_types]].max()
+    assert low <= step.simulate().makespan_us <= high * 1.02 + update
+
+
+def test_more_recomputation_takes_longer_and_holds_less() -> None:
+    steps = [step_of(bl.Layout(pp=2, recompute=recompute, micro_batch=4)) for recompute in ("none", "full")]
+    (none_us, none_bytes), (full_us, full_bytes) = (step.makespan_and_peak for step in steps)
+    assert full_us > 1.1 * none_us
+    assert full_bytes < none_bytes
+
+
+def test_stages_of_layers_that_do_not_divide() -> None:
+    assert stage_blocks(bl.Layout(pp=4), 10) == (2, 3, 3, 2)
+    assert stage_blocks(bl.Layout(pp=2, stage_layers=(3, 7)), 10) == (3, 7)
+    with pytest.raises(bl.InvalidInput, match="must add up to the model's 10 layers"):
+        stage_blocks(bl.Layout(pp=2, stage_layers=(3, 6)), 10)
+
+
+def test_the_best_layout_is_the_fastest_of_all_that_fit() -> None:
+    cluster = a100(4)
+    table = bl.layouts(GPT, cluster, global_batch=16, sequence_length=1024)
+    every = bl.layouts(GPT, cluster, global_batch=16, sequence_length=1024, layouts=[row.layout for row in table.rows])
+    assert table.best.step_us == min(row.step_us for row in every if row.fits and row.step_us is not None)
+    assert len(every) == len(table)
+    frame = table.to_pandas()
+    assert frame.fits.iloc[0] and frame.step_us.iloc[0] == table.best.step_us
+    unsimulated = frame[frame.step_us.isna() & frame.fits]
+    assert (unsimulated.lower_bound_us >= table.best.step_us).all()
+    assert (frame[~frame.fits].reason != "").all()
+    assert (frame.tp * frame.pp * frame.dp * frame.cp == 4).all()
+    assert table.best.timeline.makespan_us == pytest.approx(table.best.step_us, rel=0.01)
+
+
+def test_little_memory_leaves_layouts_that_divide_more() -> None:
+    small = a100(8).with_memory("4GB")
+    table = bl.layouts(GPT, small, global_batch=64, sequence_length=1024)
+    assert all(row.peak_bytes <= 4e9 for row in table if row.fits and row.step_us is not None)
+    none = bl.layouts(GPT, a100(2).with_memory("100MB"), global_batch=8, sequence_length=1024)
+    with pytest.raises(bl.InfeasiblePlacement, match="no layout of gpt2 fits: the least needs"):
+        _ = none.best
+
+
+def test_tensor_parallelism_stays_within_a_machine() -> None:
+    row = lambda per_machine: (
+        bl.layouts(
+            GPT, a100(8, per_machine), global_batch=32, sequence_length=1024, layouts=[bl.Layout(tp=8, micro_batch=16)]
+        ).best
+    )
+    assert row(4).step_us > 1.2 * row(8).step_us
+
+
+def test_experts_are_divided_by_expert_parallelism() -> None:
+    def row(layout: bl.Layout):  # type: ignore[no-untyped-def]
+        return bl.layouts(EXPERTS, a100(8), global_batch=32, sequence_length=512, layouts=[layout]).best
+
+    assert row(bl.Layout(dp=8, ep=8)).peak_bytes < row(bl.Layout(dp=8)).peak_bytes
+
+
+def test_a_slower_kind_of_device_slows_its_stage() -> None:
+    fast, slow = bl.Cluster.uniform(2, kind="h100"), bl.Cluster.uniform(2, kind="a100")
+    devices = (*fast.devices, *(slow.devices))
+    mixed = bl.Cluster(devices, link=bl.Link(5.0, 1e-5), comm="duplex")
+    step = make_layout_step(
+        read_transformer(GPT), bl.Layout(tp=2, pp=2), mixed, 8, 1024, StepOptions(), Collectives(mixed)
+    )
+    assert [device.kind for device in step.cluster.devices] == ["h100", "a100"]
+    assert step.stage_us[1].sum() > step.stage_us[0].sum()
+
+
+@pytest.mark.parametrize(
+    ("layout", "sentence"),
+    [
+        (bl.Layout(tp=4), r"tp \* cp \* dp \* pp is 4 \* 1 \* 1 \* 1 = 4; it must be the number of devices, 8"),
+        (bl.Layout(dp=8, ep=2), "ep is 2 and the model has no experts"),
+        (bl.Layout(pp=8, schedule="interleaved-1f1b"), "makes 16 stages of 8 layers"),
+        (bl.Layout(dp=8, micro_batch=3), r"dp \* micro_batch is 8 \* 3; it must divide global_batch, which is 32"),
+        (bl.Layout(pp=4, dp=2, micro_batch=8, schedule="interleaved-1f1b"), "there are 2 micro-batches"),
+    ],
+)
+def test_an_illegal_layout_is_refused_in_one_sentence(layout: bl.Layout, sentence: str) -> None:
+    with pytest.raises(bl.InvalidInput, match=sentence):
+        bl.layouts(GPT, a100(8), global_batch=32, sequence_length=1024, layouts=[layout])
+
+
+def test_heads_and_experts_that_do_not_divide_are_named() -> None:
+    six = {**GPT, "n_head": 6, "n_embd": 768}
+    with pytest.raises(bl.InvalidInput, match="tp is 4; it must divide the model's heads, which is 6"):
+        bl.layouts(six, a100(4), global_batch=8, sequence_length=1024, layouts=[bl.Layout(tp=4)])
+    with pytest.raises(bl.InvalidInput, match="ep is 3; it must divide the model's experts, which are 8"):
+        bl.layouts(EXPERTS, a100(3), global_batch=6, sequence_length=510, layouts=[bl.Layout(dp=3, ep=3)])
+    with pytest.raises(bl.InvalidInput, match="cp is 3; it must divide sequence_length, which is 1024"):
+        bl.layouts(GPT, a100(3), global_batch=6, sequence_length=1024, layouts=[bl.Layout(cp=3)])
+
+
+def test_bad_arguments_are_refused() -> None:
+    with pytest.raises(bl.InvalidInput, match="devices of the cluster are of kind 'gpu'"):
+        bl.layouts(GPT, bl.Cluster.uniform(2), global_batch=8, sequence_length=1024)
+    with pytest.raises(bl.InvalidInput, match="precision is 'int4'; it must be one of"):
+        bl.layouts(GPT, a100(2), global_batch=8, sequence_length=1024, precision="int4")
+    with pytest.raises(bl.InvalidInput, match="n is 12 and per_machine 8; the devices must fill their machines"):
+        bl.Cluster.machines(12, 8)
+    unlinked = bl.Cluster.machines(4, 2, kind="a100", network=bl.Link(0.0, 1e6))
+    with pytest.raises(bl.InvalidInput, match="have no link"):
+        bl.layouts(GPT, unlinked, global_batch=8, sequence_length=1024, layouts=[bl.Layout(dp=4)])
+
+
+def test_measured_collectives_replace_the_formula() -> None:
+    from baechi_lab.graph.collectives import MeasuredCollective
+
+    slow = MeasuredCollective(2, [1, 1e9], [5000.0, 50000.0])
+    arguments = {"global_batch": 8, "sequence_length": 1024, "layouts": [bl.Layout(tp=2)]}
+    formula = bl.layouts(GPT, a100(2), **arguments).best.step_us  # type: ignore[arg-type]
+    table = bl.layouts(GPT, a100(2), measured=[slow], **arguments).best.step_us  # type: ignore[arg-type]
+    # two all-reduces per block and direction, and one of the embedding; four of them are awaited in every block
+    assert table > formula + 8 * (8 * 2 * 5000)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(GPT), encoding="utf-8")
+    arguments = ["layouts", f"hf:{config}", "--hardware", "a100", "--devices", "2", "--global-batch", "8"]
+    arguments += ["--sequence-length", "1024"]
+    assert main([*arguments, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows[0]["fits"] and np.isfinite(rows[0]["step_us"]) and {row["tp"] for row in rows} == {1, 2}
+    assert main(arguments) == 0
+    assert "best: Layout(" in capsys.readouterr().out
