@@ -12,6 +12,7 @@ import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.graph.collectives import Collectives
 from baechi_lab.parallel.layout_step import StepOptions, make_layout_step, stage_blocks
+from baechi_lab.parallel.layouts import LayoutRow
 from baechi_lab.parallel.transformer import Transformer, read_transformer
 
 GPT = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 8, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
@@ -121,11 +122,10 @@ def test_little_memory_leaves_layouts_that_divide_more() -> None:
 
 
 def test_tensor_parallelism_stays_within_a_machine() -> None:
-    row = lambda per_machine: (
-        bl.layouts(
-            GPT, a100(8, per_machine), global_batch=32, sequence_length=1024, layouts=[bl.Layout(tp=8, micro_batch=16)]
-        ).best
-    )
+    def row(per_machine: int) -> LayoutRow:
+        layouts, cluster = [bl.Layout(tp=8, micro_batch=16)], a100(8, per_machine)
+        return bl.layouts(GPT, cluster, global_batch=32, sequence_length=1024, layouts=layouts).best
+
     assert row(4).step_us > 1.2 * row(8).step_us
 
 
