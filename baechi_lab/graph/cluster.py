@@ -158,7 +158,7 @@ class Cluster:
 
         >>> cluster = Cluster.machines(16, 8, kind="h100")
         >>> [round(1e-3 / cluster.link_between(0, other).us_per_byte) for other in (7, 8)]    # GB/s
-        [450, 50]
+        [370, 48]
         """
         check_whole("n", n)
         check_whole("per_machine", per_machine)

@@ -23,7 +23,7 @@ from ..passes.data_parallel import Bucket, divide_data
 from ..simulator.simulation import makespan_and_peak, simulate
 from .kernel_times import Efficiency
 from .rank_costs import PartCosts, RankCosts, hardware_of, make_parts, rank_layout
-from .rank_ops import HALF, Part, Precision
+from .rank_ops import HALF, Part, Storage
 from .transformer import Transformer
 
 BUCKET_BYTES = 500_000_000
@@ -52,7 +52,7 @@ class StepOptions:
         hardware: of all devices; None: as their kinds say.
     """
 
-    precision: Precision = field(default_factory=Precision)
+    precision: Storage = field(default_factory=Storage)
     overlap: bool = True
     prefetch: int = 1
     overhead_bytes: int = 0

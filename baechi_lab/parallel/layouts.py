@@ -23,16 +23,16 @@ from ..graph.units import format_bytes
 from .kernel_times import Efficiency
 from .layout_step import LayoutStep, StepOptions, make_layout_step, stage_blocks
 from .rank_costs import hardware_of
-from .rank_ops import Precision
+from .rank_ops import Storage
 from .transformer import Transformer, read_transformer
 
 if TYPE_CHECKING:
     import pandas as pd
 
 PRECISIONS = {
-    "mixed-bf16": Precision(gradient_bytes=4),
-    "mixed-fp16": Precision(gradient_bytes=2),
-    "mixed-fp8": Precision(gradient_bytes=4, products="fp8"),
+    "mixed-bf16": Storage(gradient_bytes=4),
+    "mixed-fp16": Storage(gradient_bytes=2),
+    "mixed-fp8": Storage(gradient_bytes=4, products="fp8"),
 }
 """Names of precisions: bytes of gradients between micro-batches, and in what linear layers multiply."""
 

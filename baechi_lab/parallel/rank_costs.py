@@ -11,7 +11,7 @@ from ..graph.collectives import Collectives
 from ..graph.hardware import HARDWARE, Hardware, known_kind
 from ..graph.layout import Layout
 from .kernel_times import Efficiency, PartTimes, part_times
-from .rank_ops import Part, Precision, RankOp, make_block, make_embedding, make_head
+from .rank_ops import Part, RankOp, Storage, make_block, make_embedding, make_head
 from .transformer import Transformer
 
 
@@ -46,7 +46,7 @@ def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = No
 
 @lru_cache(maxsize=4096)
 def make_parts(
-    model: Transformer, layout: Layout, sequence_length: int, precision: Precision
+    model: Transformer, layout: Layout, sequence_length: int, precision: Storage
 ) -> tuple[Part, Part | None, Part, Part]:
     """A block without experts, one with, the embedding and the output layer of one rank."""
     dense = make_block(model, layout, sequence_length, precision, experts=False)

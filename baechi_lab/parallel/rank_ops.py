@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..graph.layout import Layout
-from ..profilers.roofline import Kernel
+from ..profilers.work import Kernel
 from .transformer import Transformer
 
 HALF, FULL = 2, 4
@@ -89,7 +89,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Precision:
+class Storage:
     """How numbers are stored, and by which kernels attention and loss are computed.
 
     Args:
@@ -275,7 +275,7 @@ def _product(
 # -- the parts of a transformer ------------------------------------------------------------------------------------------
 
 
-def make_block(model: Transformer, layout: Layout, sequence_length: int, precision: Precision, experts: bool) -> Part:
+def make_block(model: Transformer, layout: Layout, sequence_length: int, precision: Storage, experts: bool) -> Part:
     """A block of the model on one rank, with its experts or without."""
     batch, length = layout.micro_batch, sequence_length // layout.cp
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
@@ -311,7 +311,7 @@ def _attention(
     batch: int,
     length: int,
     keys: int,
-    precision: Precision,
+    precision: Storage,
     shared: int,
 ) -> None:
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
@@ -420,7 +420,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
     return writer.part(0, edge, HALF * tokens * hidden)
 
 
-def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Precision) -> Part:
+def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
     """The last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     writer = _PartWriter("head", layout, tokens, hidden)

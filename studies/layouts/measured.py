@@ -11,26 +11,21 @@ from pathlib import Path
 from baechi_lab.graph import Cluster, Link
 from baechi_lab.graph.collectives import Collectives
 from baechi_lab.graph.layout import Layout
+from baechi_lab.graph.link_presets import RDMA_US
 from baechi_lab.parallel.kernel_times import Efficiency
 from baechi_lab.parallel.layout_step import LayoutStep, StepOptions, make_layout_step
-from baechi_lab.parallel.rank_ops import Precision
+from baechi_lab.parallel.rank_ops import Storage
 from baechi_lab.parallel.transformer import Transformer
 
 DATA = Path(__file__).parents[1] / "data"
 VTRAIN = Path(__file__).parents[2] / "data" / "vtrain" / "a100_single_node_even.csv"
 
-NVLINK_US = 6.7
-NETWORK_US = 15.0
-
 
 @cache
-def machines(devices: int, per_machine: int, kind: str, near: float, far: float) -> Cluster:
-    """Machines of `per_machine` devices; `near` and `far` are bytes/s per device within and between machines."""
-    inside, between = Link(NVLINK_US, 1e6 / near), Link(NETWORK_US, 1e6 / far)
-    links = [
-        [inside if a // per_machine == b // per_machine else between for b in range(devices)] for a in range(devices)
-    ]
-    return Cluster(Cluster.uniform(devices, kind=kind).devices, link=links if devices > per_machine else inside)
+def machines(devices: int, per_machine: int, kind: str, network: float) -> Cluster:
+    """Machines of `per_machine` devices with NVLink; `network` is the specified bytes/s per device between machines."""
+    between = Link.from_bandwidth(network / 1e6, RDMA_US)
+    return Cluster.machines(devices, per_machine, kind=kind, network=between)
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +75,7 @@ def _rows(path: Path) -> list[dict[str, str]]:
 
 def vtrain() -> list[MeasuredStep]:
     """Megatron-DeepSpeed on one machine of eight A100: GPT in fp16, eager attention, full recomputation."""
-    options = StepOptions(Precision(flash_attention=False, gradient_bytes=2), overlap=False)
+    options = StepOptions(Storage(flash_attention=False, gradient_bytes=2), overlap=False)
     steps = []
     for row in _rows(VTRAIN):
         value = lambda key: int(row[key])  # noqa: E731, B023
@@ -100,7 +95,7 @@ def vtrain() -> list[MeasuredStep]:
             micro_batch=value("micro batch"),
             recompute="full",
         )
-        cluster = machines(layout.devices, 8, "a100", 300e9, 25e9)
+        cluster = machines(layout.devices, 8, "a100", 25e9)
         seconds = float(row["iteration time (ms)"]) / 1e3
         steps.append(
             MeasuredStep(
@@ -122,7 +117,7 @@ def bloom() -> list[MeasuredStep]:
     for row in _rows(DATA / "bloom_a100.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         full = row["precision"] == "bf16"  # gradients are added up in float32, beside those in half precision
-        precision = Precision(
+        precision = Storage(
             flash_attention=False, gradient_bytes=4 if full else 2, extra_gradient_bytes=2 if full else 0
         )
         options = StepOptions(precision, overlap=False, overhead_bytes=BLOOM_OVERHEAD, reserve_share=BLOOM_RESERVE)
@@ -143,7 +138,7 @@ def bloom() -> list[MeasuredStep]:
                 "bloom",
                 model,
                 layout,
-                machines(value("gpus"), 8, "a100", 300e9, 6.25e9),
+                machines(value("gpus"), 8, "a100", 6.25e9),
                 value("global_batch"),
                 2048,
                 options,
@@ -186,7 +181,7 @@ def mpt() -> list[MeasuredStep]:
             recompute="full" if row["checkpointing"] == "True" else "none",
         )
         kind = row["gpu"].split("_")[0]
-        near, far = (450e9, 50e9) if kind == "h100" else (300e9, 25e9)
+        network = 50e9 if kind == "h100" else 25e9
         products = "fp8" if "fp8" in row["precision"] else "fp16"
         seconds = value("global_batch") * value("sequence") / float(row["tokens_per_s"])
         steps.append(
@@ -194,10 +189,10 @@ def mpt() -> list[MeasuredStep]:
                 "mpt",
                 model,
                 layout,
-                machines(value("gpus"), 8, kind, near, far),
+                machines(value("gpus"), 8, kind, network),
                 value("global_batch"),
                 value("sequence"),
-                StepOptions(Precision(products=products)),
+                StepOptions(Storage(products=products)),
                 seconds,
             )
         )
@@ -249,7 +244,7 @@ def b200() -> list[MeasuredStep]:
     experts: with that number, memory of both layouts of it is explained.
     """
     steps = []
-    options = StepOptions(Precision(fused_loss=True), overlap=False, reserve_share=B200_RESERVE)
+    options = StepOptions(Storage(fused_loss=True), overlap=False, reserve_share=B200_RESERVE)
     for row in _rows(DATA / "b200.csv"):
         value = lambda key: int(row[key])  # noqa: E731, B023
         model = LLAMA if row["model"].startswith("llama") else replace(DEEPSEEK, dense_layers=1)
@@ -267,7 +262,7 @@ def b200() -> list[MeasuredStep]:
                 "b200",
                 replace(model, layers=value("layers")),
                 layout,
-                machines(8, 8, "b200", 900e9, 50e9),
+                machines(8, 8, "b200", 50e9),
                 value("micro_batches") * layout.dp,
                 value("sequence"),
                 options,
@@ -293,7 +288,7 @@ def sailor() -> list[MeasuredStep]:
         ),
     }
     steps = []
-    options = StepOptions(Precision(flash_attention=False), overlap=False, overhead_bytes=SAILOR_OVERHEAD)
+    options = StepOptions(Storage(flash_attention=False), overlap=False, overhead_bytes=SAILOR_OVERHEAD)
     for row in _rows(DATA / "sailor_gh200.csv"):
         layers = [int(count) for count in row["layers_per_stage"].split(";")]
         layers[0] -= 1  # the embedding and the output layer count as layers there
@@ -310,7 +305,7 @@ def sailor() -> list[MeasuredStep]:
                 "sailor",
                 models[row["model"]],
                 layout,
-                machines(layout.devices, 4, "gh200", 450e9, 25e9),
+                machines(layout.devices, 4, "gh200", 25e9),
                 int(row["global_batch"]),
                 2048,
                 options,

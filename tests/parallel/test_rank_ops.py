@@ -8,7 +8,7 @@ import pytest
 
 from baechi_lab.errors import FormatError, InvalidInput
 from baechi_lab.graph.layout import Layout
-from baechi_lab.parallel.rank_ops import WEIGHT, Part, Precision, make_block, make_embedding, make_head
+from baechi_lab.parallel.rank_ops import WEIGHT, Part, Storage, make_block, make_embedding, make_head
 from baechi_lab.parallel.transformer import Transformer, read_transformer
 
 H, A, S, F, V = 64, 8, 32, 256, 1000
@@ -19,7 +19,7 @@ LLAMA = Transformer(
 MIXTRAL = Transformer(
     hidden=H, layers=4, heads=A, feed_forward=96, vocabulary=V, gated=True, bias=False, experts=8, experts_per_token=2
 )
-EAGER = Precision(flash_attention=False)
+EAGER = Storage(flash_attention=False)
 
 
 def forward_flops(part: Part) -> float:
@@ -54,14 +54,14 @@ def test_a_block_of_gpt_is_divided_by_tensor_parallelism(tp: int) -> None:
 
 def test_without_tensor_parallelism_a_block_has_the_parameters_of_the_model() -> None:
     for model in (GPT, LLAMA):
-        part = make_block(model, Layout(), S, Precision(), experts=False)
+        part = make_block(model, Layout(), S, Storage(), experts=False)
         assert part.parameters == model.dense_layer_parameters
-    part = make_block(MIXTRAL, Layout(), S, Precision(), experts=True)
+    part = make_block(MIXTRAL, Layout(), S, Storage(), experts=True)
     assert part.parameters + part.expert_parameters == MIXTRAL.expert_layer_parameters
 
 
 def test_causal_flash_attention_does_half_of_the_work_and_keeps_no_scores() -> None:
-    flash = make_block(GPT, Layout(micro_batch=2), S, Precision(), experts=False)
+    flash = make_block(GPT, Layout(micro_batch=2), S, Storage(), experts=False)
     eager = make_block(GPT, Layout(micro_batch=2), S, EAGER, experts=False)
     scores = 2 * A * S * S
     assert forward_flops(eager) - forward_flops(flash) == 2 * 2 * 2 * S * S * H / 2
@@ -80,7 +80,7 @@ def test_saved_activations_follow_korthikanti() -> None:
 
 
 def test_sequence_parallelism_gathers_and_scatters_what_was_reduced() -> None:
-    part = make_block(GPT, Layout(tp=2, sequence_parallel=True), S, Precision(), experts=False)
+    part = make_block(GPT, Layout(tp=2, sequence_parallel=True), S, Storage(), experts=False)
     whole = 2 * S * H
     assert messages(part) == {"all_gather": [whole] * 2, "reduce_scatter": [whole] * 2}
     backward = [op.op_type for op in part.backward if op.axis]
@@ -90,7 +90,7 @@ def test_sequence_parallelism_gathers_and_scatters_what_was_reduced() -> None:
 
 
 def test_gradients_of_weights_overlap_with_the_all_reduce_of_the_input_s_gradient() -> None:
-    part = make_block(GPT, Layout(tp=2), S, Precision(), experts=False)
+    part = make_block(GPT, Layout(tp=2), S, Storage(), experts=False)
     assert sum(op.op_type == "all_reduce" for op in part.backward) == 2
     for k, op in enumerate(part.backward):
         if op.op_type == "all_reduce":
@@ -98,7 +98,7 @@ def test_gradients_of_weights_overlap_with_the_all_reduce_of_the_input_s_gradien
 
 
 def test_experts_are_reached_by_all_to_all() -> None:
-    part = make_block(MIXTRAL, Layout(dp=4, ep=4), S, Precision(), experts=True)
+    part = make_block(MIXTRAL, Layout(dp=4, ep=4), S, Storage(), experts=True)
     assert messages(part) == {"all_to_all": [2 * S * 2 * H] * 2}
     assert part.expert_parameters == 2 * 3 * H * 96  # two of eight experts
     shapes = [op.shape for op in part.forward if "experts_up" in op.name]
@@ -106,7 +106,7 @@ def test_experts_are_reached_by_all_to_all() -> None:
 
 
 def test_context_parallelism_sends_keys_and_values_around_a_ring() -> None:
-    part = make_block(LLAMA, Layout(cp=4), S, Precision(), experts=False)
+    part = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
     whole_keys_and_values = 2 * S * 4 * (8 + 8)
     assert messages(part) == {"send_recv": [whole_keys_and_values]}
     attention = next(op for op in part.forward if op.op_type == "flash_attention")
@@ -118,7 +118,7 @@ def test_embedding_and_loss_are_parallel_over_the_vocabulary() -> None:
     embedding = make_embedding(GPT, layout, S)
     assert embedding.parameters == V // 4 * H + S * H
     assert messages(embedding) == {"all_reduce": [2 * S * H]}
-    head = make_head(GPT, layout, S, Precision())
+    head = make_head(GPT, layout, S, Storage())
     assert forward_flops(head) == 2 * S * H * V / 4
     assert messages(head) == {"all_reduce": [3 * 4 * S]}  # largest logit, sum of exponentials, the target's logit
 
