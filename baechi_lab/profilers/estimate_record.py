@@ -14,15 +14,21 @@ _GPU_ERRORS = {"linear": 0.24, "bmm": 0.60, "softmax": 0.38, "layer norm": 0.46,
 _CPU_ERRORS = {"step": 0.50}
 """Mean relative error of steps on one processor core, see docs/estimates.md."""
 
+HALF = "bf16 or fp16"
+"""The name of a 16-bit type where a reader does not know which one it is."""
+
+HALF = "bf16 or fp16"
+"""The name of a 16-bit type where a reader does not know which one it is."""
+
 
 def estimate_record(
-    kinds: Mapping[str, Hardware], precision: Precision, kernels: Iterable[Kernel]
+    kinds: Mapping[str, Hardware], precision: Precision, kernels: Iterable[Kernel], half: str = HALF
 ) -> dict[str, object]:
     """Returns the entry of `OpGraph.info` under "estimate", as JSON has it.
 
     `hardware` maps device kinds to names of hardware. `precision` is the chosen one; where none is chosen, that of most
-    FLOPs of matrix products. `expected_error` maps names of hardware to mean relative errors by kind of kernel; it is empty
-    for hardware that was never compared with a measurement.
+    FLOPs of matrix products, with `half` as the name of 16-bit types. `expected_error` maps names of hardware to mean relative
+    errors by kind of kernel; it is empty for hardware that was never compared with a measurement.
 
     >>> rows = [Kernel(flops=8.0, matrix=True)]
     >>> estimate_record({"gpu": Hardware.named("v100")}, Precision(), rows)["precision"]
@@ -30,7 +36,7 @@ def estimate_record(
     """
     return {
         "hardware": {kind: hardware.name for kind, hardware in kinds.items()},
-        "precision": precision.name or main_precision(kernels),
+        "precision": precision.name or main_precision(kernels, half),
         **({"gradients": precision.gradients} if precision.gradients else {}),
         "expected_error": {hardware.name: expected_error(hardware) for hardware in kinds.values()},
     }
@@ -55,11 +61,11 @@ def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:
     return {"precision": str(record["precision"]), "expected error": "; ".join(errors)}
 
 
-def main_precision(kernels: Iterable[Kernel]) -> str:
-    """Returns the precision of most FLOPs of matrix products; float16 and bfloat16 are one."""
+def main_precision(kernels: Iterable[Kernel], half: str = HALF) -> str:
+    """Returns the precision of most FLOPs of matrix products; `half` is the name of 16-bit ones."""
     flops: dict[str, float] = {}
     for kernel in kernels:
         if kernel.matrix:
             flops[kernel.precision] = flops.get(kernel.precision, 0.0) + kernel.flops
     main = max(flops, key=lambda name: flops[name], default="fp32")
-    return "bf16 or fp16" if main == "fp16" else main
+    return half if main == "fp16" else main

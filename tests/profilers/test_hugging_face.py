@@ -855,3 +855,20 @@ def test_an_image_that_no_memory_could_hold_is_refused():
     config = {"model_type": "vit", "architectures": ["ViTForImageClassification"], **sizes, "image_size": 2**32 + 1}
     with pytest.raises(bl.InvalidInput, match="input of shape"):
         bl.torch.hugging_face(config, batch_size=2)
+
+
+def test_a_configuration_object_and_its_type():
+    """Python takes the type as the command does: what the configuration says, or `dtype`."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.AutoConfig.for_model(**CONFIGS["llama"], dtype="bfloat16")
+    model, inputs = bl.torch.hugging_face(config, sequence_length=8)
+    assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
+    same, _ = bl.torch.hugging_face({**CONFIGS["llama"], "dtype": "bfloat16"}, sequence_length=8)
+    assert [p.shape for p in same.parameters()] == [p.shape for p in model.parameters()]
+    assert bl.torch.profile(model, inputs, hardware="h100").info["estimate"]["precision"] == "bf16"
+    for dtype in ("fp16", torch.float16):
+        assert {p.dtype for p in bl.torch.hugging_face(config, sequence_length=8, dtype=dtype)[0].parameters()} == {
+            torch.float16
+        }
+    with pytest.raises(bl.BaechiLabError, match="dtype is 'int8'"):
+        bl.torch.hugging_face(config, sequence_length=8, dtype="int8")

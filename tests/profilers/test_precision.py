@@ -11,6 +11,7 @@ from baechi_lab.profilers.precision import NAMES, Precision, profile_mode
 from baechi_lab.profilers.work import Kernel
 
 torch = pytest.importorskip("torch")
+from baechi_lab.profilers.torch.configured_dtype import ConfiguredDtype  # noqa: E402
 
 ROWS, WIDTH = 128, 256
 
@@ -184,3 +185,77 @@ def test_the_record_outlives_a_file(tmp_path):
     graph = layer_of_torch("tf32")
     bl.save_graph(graph, tmp_path / "graph.json")
     assert bl.load_graph(tmp_path / "graph.json").info["estimate"] == graph.info["estimate"]
+
+
+PUBLISHED_PEAKS = {(8, 1): 28.29, (4, 2): 39.07, (2, 4): 60.68}
+"""(tensor, data parallelism) -> GiB allocated at the peak on the fullest of eight B200: Llama 3 70B with 12 of its layers under
+Megatron-LM, one sample of 4096 tokens per micro-batch, bf16 with float32 gradients, Adam, ZeRO-1, sequence parallelism, no
+recomputation (SimuMax v1.2, github.com/MooreThreads/SimuMax, Apache-2.0)."""
+
+
+@pytest.mark.slow
+def test_published_peaks():
+    """Sharding divides the peak of one device: tensor parallelism all of it, data parallelism master weights and states."""
+    pytest.importorskip("transformers")
+    config = {
+        "model_type": "llama",
+        "architectures": ["LlamaForCausalLM"],
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 64,
+        "num_key_value_heads": 8,
+        "vocab_size": 128_256,
+        "max_position_embeddings": 8192,
+        "dtype": "bfloat16",
+        "tie_word_embeddings": False,
+    }
+    model, inputs = bl.torch.hugging_face(config, sequence_length=4096)
+    graph = bl.torch.profile(model, inputs, hardware="b200", precision="mixed-bf16", optimizer="adam")
+    cluster = bl.Cluster.uniform(1, kind="b200", memory_bytes="1TB")
+    peak = int(bl.simulate(graph, cluster, bl.place(graph, cluster, "single")).peak_bytes[0])
+    parameters = sum(p.numel() for p in model.parameters())
+    assert int(graph.persistent_bytes.sum()) == pytest.approx(18 * parameters, rel=1e-6)
+    for (tensor, data), published in PUBLISHED_PEAKS.items():
+        sharded = peak - parameters * 12 * (1 - 1 / data)
+        assert sharded / tensor / 2**30 == pytest.approx(published, rel=0.06)
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [({}, "bf16"), ({"precision": "fp32"}, "fp32"), ({"autocast": "fp16"}, "fp16"), ({"dtype": "bf16"}, "bf16")],
+)
+def test_the_record_names_the_type_of_most_products(options, name):
+    dtype = torch.float32 if options.get("autocast") else torch.bfloat16
+    layer = torch.nn.Linear(64, 64, bias=False, dtype=dtype)
+    for granularity in ("layer", "operator"):
+        graph = bl.torch.profile(
+            layer, torch.ones(8, 64, dtype=dtype), hardware="a100", granularity=granularity, **options
+        )
+        assert graph.info["estimate"]["precision"] == name
+
+
+def test_weights_in_another_type_than_their_configuration():
+    """As after `LlamaForCausalLM(config)`, which makes float32 weights whatever the configuration says."""
+    layer, inputs = torch.nn.Linear(8, 8), torch.ones(2, 8)
+    layer.config = type("Config", (), {"dtype": torch.bfloat16})()
+    with pytest.warns(ConfiguredDtype, match="the weights of Linear are float32, and its configuration says bfloat16"):
+        graph = bl.torch.profile(layer, inputs, hardware="a100")
+    assert graph.info["estimate"]["precision"] == "fp32"
+    assert bl.torch.profile(layer, inputs, hardware="a100", precision="bf16").n == graph.n
+    assert bl.torch.profile(layer.bfloat16(), inputs.bfloat16(), hardware="a100").n == graph.n
+
+
+def test_types_of_a_tensorflow_graph_and_its_functions():
+    """A conditional's branches are functions; their products count in the chosen type too: 2 * 256^3 FLOPs each."""
+    tf = pytest.importorskip("tensorflow")
+    w = tf.Variable(np.zeros((256, 256), np.float32))
+
+    def step(x):
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: x @ w, lambda: (x @ w) @ w)
+
+    traced = bl.trace(step, np.ones((256, 256), np.float32))
+    graphs = [bl.profile(traced, hardware="a100", precision=p) for p in (None, "bf16", "mixed-bf16")]
+    assert [int(graph.persistent_bytes.sum()) // 256**2 for graph in graphs] == [4, 2, 4]
+    longest = [float(graph.duration_us.max()) for graph in graphs]
+    assert longest[0] > longest[1] == longest[2]

@@ -15,7 +15,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
@@ -86,6 +86,11 @@ def types_of_estimate(precision: Precision, dtype: Any, autocast: Any) -> dict[s
     if other is None or precision.dtype is None:
         return types | ({"dtype": named_dtype(precision.dtype)} if other is None else {})
     raise InvalidInput(f"precision is {precision.name!r} and {other} is given too; give one of them")
+
+
+def half_name(model: nn.Module, types: Iterable[torch.dtype | None]) -> str:
+    """Returns the 16-bit type that a model computes in, by its parameters and the `types` that it is estimated in."""
+    return "bf16" if torch.bfloat16 in {*types, *(p.dtype for p in model.parameters())} else "fp16"
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from torch import nn
 from ...checks import check_whole
 from ...errors import BaechiLabError, FormatError, InvalidInput, MissingPackage, UnknownNameError
 from ...graph.formats.reading import name_of
-from .fake_tensors import DTYPES
+from ..programs.detection import is_instance
+from .fake_tensors import DTYPES, named_dtype
 from .network_guard import causes, offline, used_network
 from .quantization import quantize
 
@@ -72,21 +73,28 @@ MOST_TOKENS = 2**28
 
 
 def hugging_face(
-    config: str | Path | Mapping[str, Any], *, batch_size: int = 1, sequence_length: int = 512, labels: bool = True
+    config: str | Path | Mapping[str, Any] | PretrainedConfig,
+    *,
+    batch_size: int = 1,
+    sequence_length: int = 512,
+    labels: bool = True,
+    dtype: str | torch.dtype | None = None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     """Builds a model and sample inputs on the meta device from a configuration, for `bl.torch.profile(..., hardware=)`.
 
     Args:
-        config: a `config.json` file, the folder that contains it, or its content.
+        config: a `config.json` file, the folder that contains it, its content, or a configuration of transformers that names
+            its `architectures`.
         batch_size: samples in the inputs.
         sequence_length: tokens per sample, those of an image in its text among them; of sound, frames that the model's
             first layers make of it (Whisper takes 30 seconds always). Of images, one per sample, the configuration says
             the size.
         labels: True adds labels to the inputs, so that the model computes its loss.
+        dtype: of the weights ("bf16", "fp16", "fp32"); by default what the configuration says.
 
     Returns:
         The module, in training mode (no layer is left out by chance), and its keyword arguments. Its weights have the
-        configuration's `dtype`, float32 where it names none; those that `quantization_config` quantizes count with the
+        `dtype`, float32 where the configuration names none; those that `quantization_config` quantizes count with the
         bytes that they are stored in, scales among them, and are not trained. Where text is all that it
         takes, tokens have values, for code that looks for padding: a token of no meaning of its own, and the end of a text
         where the model classifies by that.
@@ -108,11 +116,17 @@ def hugging_face(
             f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"
         )
     with offline():
-        return _build(transformers, fields, source, batch_size, sequence_length, labels)
+        return _build(transformers, fields, source, batch_size, sequence_length, labels, named_dtype(dtype))
 
 
 def _build(
-    transformers: ModuleType, fields: dict[str, Any], source: str, batch_size: int, sequence_length: int, labels: bool
+    transformers: ModuleType,
+    fields: dict[str, Any],
+    source: str,
+    batch_size: int,
+    sequence_length: int,
+    labels: bool,
+    dtype: torch.dtype | None,
 ) -> tuple[nn.Module, dict[str, Any]]:
     config = _configuration(transformers, fields, source)
     architecture = _architecture(transformers, fields, source)
@@ -122,7 +136,7 @@ def _build(
     for name, value in _RANDOM_SETTINGS.items():
         if hasattr(config, name):
             setattr(config, name, value)
-    dtype = _dtype(fields)
+    dtype = dtype or _dtype(fields)
     try:
         with torch.device("meta"):
             model = architecture._from_config(config, dtype=dtype)
@@ -165,10 +179,12 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def _read_fields(config: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str]:
+def _read_fields(config: str | Path | Mapping[str, Any] | PretrainedConfig) -> tuple[dict[str, Any], str]:
     """Returns the fields of a configuration, and a name for it in messages."""
     if isinstance(config, Mapping):
         return dict(config), "the configuration"
+    if is_instance(config, "transformers", "PretrainedConfig"):
+        return config.to_dict(), "the configuration"  # type: ignore[union-attr]
     path = Path(name_of(config, "config"))
     try:
         path = path / "config.json" if path.is_dir() else path

@@ -24,11 +24,11 @@ from ...torch_runtime.storage import tensor_bytes
 from ...torch_runtime.tree import as_arguments, tensors
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
-from ..estimate_record import estimate_record
+from ..estimate_record import HALF, estimate_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
-from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
+from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_graph import LayerProfile, Loss, durations, layer_graph
 from .layers import call_bytes, gradient_bytes, in_mode, intercept_loss, mode_of, run_once
 from .operator_counter import Counter, WorkWatch
@@ -68,12 +68,13 @@ class LayerEstimate:
     """The work of a model's calls: `layers`, whose times are 0, and the kernels of every call.
 
     `kernels` are ((phase, call), kernel) in the order in which they ran, with phase "f" or "b". Recomputed calls have their
-    forward kernels in both phases. `precision` is that of the estimate.
+    forward kernels in both phases. `precision` is that of the estimate, `half` the name of its 16-bit type.
     """
 
     layers: LayerProfile
     kernels: tuple[tuple[tuple[str, int], Kernel], ...]
     precision: Precision = field(default_factory=Precision)
+    half: str = HALF
 
     @property
     def flops(self) -> float:
@@ -96,7 +97,7 @@ class LayerEstimate:
             for kind, hardware in kinds.items()
         }
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
-        record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels))
+        record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
         return graph.replace(
             duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()},
             info={"estimate": record},
@@ -190,4 +191,4 @@ def estimate_layers(
         outputs_named=step is not None,
     )
     kernels = tuple((owner, precision.kernel(kernel)) for owner, kernel in (*counter.rows, *recomputed_kernels))
-    return LayerEstimate(layers, kernels, precision)
+    return LayerEstimate(layers, kernels, precision, half_name(model, kinds.values()))

@@ -35,7 +35,7 @@ from ..estimate_record import estimate_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
-from .fake_tensors import types_of_estimate, use_fake_tensors, with_full_attention
+from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
 from .layer_estimate import optimizer_states
 from .layers import in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
@@ -223,7 +223,16 @@ def profile_operators(
     if optimizer is not None:
         states = optimizer_states(optimizer)
         _add_updates(recorder, gradients, precision.update_share(states))
-    return _graph(recorder, kinds, size, gradients, states, type(model).__name__.lower(), precision)
+    return _graph(
+        recorder,
+        kinds,
+        size,
+        gradients,
+        states,
+        type(model).__name__.lower(),
+        precision,
+        half_name(model, types.values()),
+    )
 
 
 def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
@@ -257,6 +266,7 @@ def _graph(
     states: int,
     name: str,
     precision: Precision,
+    half: str,
 ) -> OpGraph:
     ops, n = recorder.ops, len(recorder.ops)
     table = TensorTable()
@@ -298,5 +308,5 @@ def _graph(
         colocation_names=tuple(ops[group[0]].name for group in groups),
         forward_of=np.array([op.forward_of for op in ops]),
         name=name,
-        info={"estimate": estimate_record(kinds, precision, kernels)},
+        info={"estimate": estimate_record(kinds, precision, kernels, half)},
     )

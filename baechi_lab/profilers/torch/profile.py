@@ -12,6 +12,7 @@ from ...graph import OpGraph
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
 from ...torch_steps.step import TorchStep
 from ..precision import Precision
+from .configured_dtype import warn_about_configured_dtype
 from .layer_estimate import estimate_layers
 from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers
@@ -73,6 +74,9 @@ def profile(
 
     Ops `0 .. k-1` are the calls in code order; backward ops follow in reverse. `forward_of` pairs them, and each pair
     is a colocation group, together with calls that share parameters. The model is left as it was.
+
+    Warns:
+        ConfiguredDtype: a model of transformers whose weights have another type than its configuration.
 
     Raises:
         InvalidInput: an unknown mode, counts below 1, a model that fails on the sample inputs (naming the layer), an
@@ -148,6 +152,8 @@ def _estimate(
     options: dict[str, Any],
     step: TorchStep | None,
 ) -> OpGraph:
+    if not (options["precision"].name or options["dtype"] or options["autocast"]):
+        warn_about_configured_dtype(model)
     if granularity == "layer":
         return estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
     return profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
