@@ -17,9 +17,6 @@ _CPU_ERRORS = {"step": 0.50}
 HALF = "bf16 or fp16"
 """The name of a 16-bit type where a reader does not know which one it is."""
 
-HALF = "bf16 or fp16"
-"""The name of a 16-bit type where a reader does not know which one it is."""
-
 
 def estimate_record(
     kinds: Mapping[str, Hardware], precision: Precision, kernels: Iterable[Kernel], half: str = HALF
