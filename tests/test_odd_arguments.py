@@ -1,5 +1,7 @@
 """Arguments of types and sizes that nobody means: each is refused in one sentence, never by an exception of Python's own."""
 
+import contextlib
+import inspect
 import subprocess
 import sys
 
@@ -9,6 +11,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.fidelity.quiet_machine import wait_for_quiet
+from tests.helpers.fuzzing.arguments import ODD
 
 GRAPH = bl.OpGraph.from_edges([1, 2], [(0, 1, 10)])
 CLUSTER = bl.Cluster.uniform(2)
@@ -74,6 +77,43 @@ def test_odd_arguments_are_refused_in_one_sentence(case):
     with pytest.raises(bl.BaechiLabError) as refused:
         CALLS[case]()
     assert "\n" not in str(refused.value) and len(str(refused.value)) < 600
+
+
+GENERATED = {  # each argument of each generator, and sizes that no memory holds
+    "chain": {"n": 3},
+    "fork_join": {"width": 2, "length": 2},
+    "layered_dag": {"n": 6, "width": 2},
+    "random_dag": {"n": 6, "window": 2, "colocation_groups": 2},
+    "pipeline": {"forward_us": [1.0, 2.0], "backward_us": [1.0, 2.0], "weight_us": [1.0, 1.0]},
+    "unrolled_rnn": {"steps": 2, "layers": 1},
+    "gnmt": {"length": 2, "layers": 1},
+    "with_backward": {"forward": bl.generators.chain(3)},
+}
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generators_refuse_odd_and_huge_arguments_in_one_sentence(name):
+    """`random_dag(n=2**31)` filled the memory of the machine; 10**400 ended in a foreign exception."""
+    generator = getattr(bl.generators, name)
+    parameters = inspect.signature(generator).parameters.values()
+    plain = {p.name: p.default for p in parameters if p.default is not p.empty} | GENERATED[name]
+    generator(**plain)
+    for key in plain:
+        for odd in ODD:
+            with contextlib.suppress(bl.BaechiLabError):
+                assert generator(**{**plain, key: odd}).n < 1000, (key, odd)
+
+
+def test_sizes_of_generated_graphs_have_a_stated_limit():
+    for call in (
+        lambda: bl.generators.random_dag(2**31),
+        lambda: bl.generators.random_dag(100, degree=1e12),
+        lambda: bl.generators.chain(10_000_001),
+        lambda: bl.generators.unrolled_rnn(10**6, 10),
+        lambda: bl.generators.fork_join(10**4, 10**4),
+    ):
+        with pytest.raises(bl.InvalidInput, match=r"at most 10000000 ops|more than (10000000 ops|50000000 edges)"):
+            call()
 
 
 @pytest.mark.tensorflow

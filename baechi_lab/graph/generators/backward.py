@@ -12,6 +12,7 @@ from ...checks import check_whole
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, gather, inverse, offsets
 from ..opgraph import OpGraph
+from .sizes import MOST_BYTES, check_number
 
 Ints = NDArray[np.int64]
 
@@ -86,11 +87,16 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
 
 
 def _check(forward: OpGraph, ratio: Any, slots: Any) -> None:
+    if not isinstance(forward, OpGraph):
+        raise InvalidInput(f"forward is a {type(forward).__name__}; it must be an OpGraph")
     if np.any(forward.forward_of >= 0) or forward.group_of is not None:
         raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
-    if isinstance(ratio, bool) or not (np.isfinite(ratio) and ratio >= 0):
-        raise InvalidInput(f"ratio is {ratio!r}; it must be a number of at least 0")
-    check_whole("slots", slots, low=0)
+    check_number("ratio", ratio)
+    most_slots = MOST_BYTES // max(int(forward.persistent_bytes.max(initial=0)), 1) - 1
+    if check_whole("slots", slots, low=0) > most_slots:
+        raise InvalidInput(
+            f"slots is {slots!r:.60}; with the variables of {forward.name!r} it must be at most {most_slots}"
+        )
 
 
 @dataclass(frozen=True)
@@ -185,7 +191,8 @@ def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: fl
     """Durations of the added ops."""
     added = np.zeros(plan.total - forward.n)
     width = np.diff(forward.inputs[0])[plan.reader]
-    added[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
+    with np.errstate(over="ignore"):  # the graph refuses what is infinite
+        added[plan.gradient - forward.n] = ratio * us[plan.reader] * np.minimum(1.0, 2.0 / np.maximum(width, 1))
     gradients = np.bincount(plan.tensor, minlength=forward.tensor_count)[plan.summed]
     added[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
     added[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_whole
+from ...checks import check_whole, finite
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
+from .sizes import MOST_BYTES, check_count, check_number, check_size
 
 Range = float | tuple[float, float]
 
@@ -32,7 +33,7 @@ def chain(n: int, *, duration_us: Range = DURATION_US, size_bytes: Range = SIZE_
     >>> chain(3, duration_us=5.0).edge_count
     2
     """
-    n = check_whole("n", n, 0)
+    n = check_count("n", n, 0)
     rng = np.random.default_rng(_seed(seed))
     ops = np.arange(max(n - 1, 0))
     return _graph(rng, n, ops, ops + 1, duration_us, size_bytes, name=f"chain-{n}")
@@ -46,7 +47,8 @@ def fork_join(
     >>> fork_join(2, duration_us=5.0).n
     4
     """
-    width, length = check_whole("width", width, 1), check_whole("length", length, 1)
+    width, length = check_count("width", width), check_count("length", length)
+    check_size(f"width {width} and length {length}", width * length + 2)
     rng = np.random.default_rng(_seed(seed))
     n = width * length + 2
     inner = 1 + np.arange(width * length).reshape(width, length)
@@ -75,9 +77,10 @@ def layered_dag(
     >>> layered_dag(100, seed=1) == layered_dag(100, seed=1)
     True
     """
-    n = check_whole("n", n, 0)
-    wide = check_whole("width", max(round(math.sqrt(n)), 1) if width is None else width)
-    mean, skip = _real(degree, "degree", 1.0, math.inf), _real(skip, "skip", 0.0, 1.0)
+    n = check_count("n", n, 0)
+    wide = check_count("width", max(round(math.sqrt(n)), 1) if width is None else width)
+    mean, skip = check_number("degree", degree, 1.0), check_number("skip", skip, 0.0, 1.0)
+    check_size(f"degree {mean:g} of {n} ops", n, mean * n)
     rng = np.random.default_rng(_seed(seed))
     layer_begin = np.r_[0, np.cumsum(rng.integers(1, 2 * wide, size=n + 1))]
     layer_begin = layer_begin[layer_begin < n] if n else layer_begin[:0]
@@ -114,12 +117,14 @@ def random_dag(
     >>> random_dag(50, degree=3.0, seed=2).n
     50
     """
-    n, groups = check_whole("n", n, 0), check_whole("colocation_groups", colocation_groups, 0)
-    mean, reach = (
-        _real(degree, "degree", 0.0, math.inf),
-        check_whole("window", n if window is None else max(window, 0), 0),
+    n, groups = check_count("n", n, 0), check_count("colocation_groups", colocation_groups, 0)
+    mean = check_number("degree", degree)
+    check_size(f"degree {mean:g} of {n} ops", n, mean * n)
+    reach = n if window is None else min(check_whole("window", window, 0), n)
+    share, grouped = (
+        check_number("second_output", second_output, 0.0, 1.0),
+        check_number("grouped", grouped, 0.0, 1.0),
     )
-    share, grouped = _real(second_output, "second_output", 0.0, 1.0), _real(grouped, "grouped", 0.0, 1.0)
     rng = np.random.default_rng(_seed(seed))
     edges = round(mean * n) if n > 1 and reach > 0 else 0
     target = rng.integers(1, max(n, 2), size=edges)
@@ -164,34 +169,20 @@ def _graph(
 
 def _draw(rng: np.random.Generator, cost: Range, n: int, field: str) -> NDArray[np.float64]:
     low, high = cost if isinstance(cost, (tuple, list)) and len(cost) == 2 else (cost, cost)
-    for value in (low, high):
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float, np.number))
-            or not math.isfinite(value)
-            or value < 0
-        ):
-            raise InvalidInput(
-                f"{field} is {cost!r}; it must be a number of at least 0, or a range (low, high) of them"
-            )
+    low, high = finite(low), finite(high)
+    if low is None or high is None or min(low, high) < 0:
+        raise InvalidInput(
+            f"{field} is {cost!r:.60}; it must be a number of at least 0, or a range (low, high) of them"
+        )
     if low > high:
-        raise InvalidInput(f"{field} is {cost!r}; the range must be (low, high)")
+        raise InvalidInput(f"{field} is {cost!r:.60}; the range must be (low, high)")
+    if field != "duration_us" and high > MOST_BYTES:
+        raise InvalidInput(f"{field} is {cost!r:.60}; it must be at most {MOST_BYTES} bytes")
     if low == high:
-        return np.full(n, float(low))
+        return np.full(n, low)
     if low == 0:
-        return rng.uniform(0.0, float(high), size=n)
-    return np.exp(rng.uniform(math.log(float(low)), math.log(float(high)), size=n))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float, np.number)) and not isinstance(value, bool)
-
-
-def _real(value: Any, field: str, low: float, high: float) -> float:
-    if not _is_number(value) or not low <= value <= high or math.isinf(value):
-        limit = f" and at most {high:g}" if math.isfinite(high) else ""
-        raise InvalidInput(f"{field} is {value!r}; it must be a number of at least {low:g}{limit}")
-    return float(value)
+        return rng.uniform(0.0, high, size=n)
+    return np.exp(rng.uniform(math.log(low), math.log(high), size=n))
 
 
 def _seed(value: object) -> int:

@@ -10,6 +10,7 @@ import numpy as np
 from ...errors import InvalidInput
 from ..kernels.csr import offsets
 from ..opgraph import OpGraph
+from .sizes import check_bytes, check_numbers
 
 
 def pipeline(
@@ -34,17 +35,23 @@ def pipeline(
         parameter_bytes: persistent bytes of each stage.
 
     Raises:
-        InvalidInput: the lists differ in length.
+        InvalidInput: the lists differ in length, or an argument is no number of its unit.
 
     >>> graph = pipeline([1.0, 1.0], [2.0, 2.0])
     >>> graph.names, graph.forward_of.tolist()
     (('F0', 'F1', 'B0', 'B1'), [-1, -1, 0, 1])
     """
-    p = len(forward_us)
-    for key, column in (("backward_us", backward_us), ("weight_us", weight_us)):
-        if column is not None and len(column) != p:
+    columns_us = [check_numbers("forward_us", forward_us), check_numbers("backward_us", backward_us)]
+    columns_us += [] if weight_us is None else [check_numbers("weight_us", weight_us)]
+    p, split = len(columns_us[0]), weight_us is not None
+    for key, column in zip(("backward_us", "weight_us"), columns_us[1:], strict=False):
+        if len(column) != p:
             raise InvalidInput(f"{key} has {len(column)} entries for {p} stages")
-    split = weight_us is not None
+    output_bytes, activation_bytes = (
+        check_bytes("output_bytes", output_bytes),
+        check_bytes("activation_bytes", activation_bytes),
+    )
+    kept_bytes, parameter_bytes = check_bytes("kept_bytes", kept_bytes), check_bytes("parameter_bytes", parameter_bytes)
     kinds = "FBW" if split else "FB"
     f, b, w = (np.arange(p) + k * p for k in range(3))
     tensors: list[tuple[int, int, str, list[int]]] = []  # producer, bytes, name, readers
@@ -66,7 +73,7 @@ def pipeline(
     return OpGraph(
         names=tuple(f"{kind}{s}" for kind in kinds for s in range(p)),
         op_types=tuple(kind for kind in kinds for _ in range(p)),
-        duration_us=np.concatenate([forward_us, backward_us, weight_us if weight_us is not None else []]),
+        duration_us=np.concatenate(columns_us),
         tensor_names=tuple(t[2] for t in tensors),
         consumer_ptr=offsets(row, len(tensors)),
         persistent_bytes=np.where(np.arange(len(stage)) < p, parameter_bytes, 0),

@@ -13,15 +13,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...checks import check_whole
+from ...checks import check_flag, check_whole
 from ...errors import InvalidInput
 from ..kernels.csr import distinct, offsets
 from ..opgraph import OpGraph
 from .backward import with_backward
+from .sizes import MOST_BYTES, check_count, check_number, check_size
 
 _LAUNCH_US, _FLOP_PER_US, _BYTES_PER_US = 4.0, 10e6, 4e5
 _SLOTS = 4
 """Most outputs that an op has here (the four gates of an LSTM cell)."""
+
+_OPS_PER_CELL = 15
+"""Least number of ops of an LSTM cell at one step."""
 
 Ops = NDArray[np.int64]
 
@@ -169,7 +173,8 @@ def gnmt(
 def _finish(
     build: Callable[[int, int, _Shape], _Net], name: str, steps: int, training: bool, arguments: dict[str, Any]
 ) -> OpGraph:
-    net = build(steps, arguments["layers"], _Shape(arguments["batch"], arguments["hidden"], arguments["vocabulary"]))
+    shape = _Shape(int(arguments["batch"]), int(arguments["hidden"]), int(arguments["vocabulary"]))
+    net = build(steps, int(arguments["layers"]), shape)
     forward = net.graph(name, arguments["seed"], float(arguments["jitter"]))
     return with_backward(forward) if training else forward
 
@@ -183,14 +188,26 @@ def _steps_for(
     for key, value in counts.items():
         check_whole(key, value)
     check_whole("seed", arguments["seed"], low=0)
-    if not 0 <= arguments["jitter"] < 10:
-        raise InvalidInput(f"jitter is {arguments['jitter']!r}; it must be at least 0 and below 10")
+    check_number("jitter", arguments["jitter"], 0.0, 10.0)
+    check_flag("training", training)
+    if ops is not None:
+        check_count("ops", ops)
+    steps, layers = int(steps), int(arguments["layers"])
+    blocks = layers * (steps if ops is None else 4)  # graphs of up to four steps tell how many there must be
+    check_size(f"{layers!r:.30} layers" + (f" of {steps!r:.30} steps" if ops is None else ""), blocks * _OPS_PER_CELL)
+    batch, hidden, vocabulary = (int(arguments[key]) for key in ("batch", "hidden", "vocabulary"))
+    largest = max(32 * hidden**2, 4 * max(batch, hidden) * vocabulary, 16 * batch * hidden * steps)
+    if largest > MOST_BYTES // 4:
+        raise InvalidInput(
+            f"batch {batch!r:.30}, hidden {hidden!r:.30} and vocabulary {vocabulary!r:.30} make a tensor of more than "
+            f"{MOST_BYTES // 4} bytes"
+        )
     if ops is None:
         return int(steps)
     # The number of ops is linear in the steps (from the second on), so two small graphs tell it.
     small = {**arguments, "batch": 1, "hidden": 1, "vocabulary": 1}
     few, longer = (_finish(build, "", k, training, small).n for k in (3, 4))
-    return max(1, 3 - int(few - ops) // int(longer - few))
+    return max(1, 3 - int(few - int(ops)) // int(longer - few))
 
 
 def _language_model(steps: int, layers: int, shape: _Shape) -> _Net:
