@@ -291,12 +291,14 @@ def _value_tensors(profile: LayerProfile, first: int) -> ValueTensors:
 class _Outputs:
     """Model outputs that the training loop names: `bytes`, from the `first` backward op to the end of the step.
 
-    They lie in `storages`, which no backward op reads in addition, or they would count twice.
+    They lie in `storages`, which no backward op reads in addition, or they would count twice. Outputs that another group than
+    that of the loss makes stay on its device: `readers` has the backward op of the call that made each value, which reads it.
     """
 
     first: int = -1
     bytes: int = 0
     storages: frozenset[int] = frozenset()
+    readers: Mapping[int, int] = field(default_factory=dict)
 
 
 def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
@@ -312,9 +314,15 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
         size[value.storage] = max(size.get(value.storage, 0), value.size_bytes)
     readers = _readers(profile, backward)
     saved = {v.storage for k, v in enumerate(trace.values) if any(op >= len(trace.calls) for op in readers.get(k, ()))}
-    returned = {(trace.values[k].storage, trace.values[k].producer in colocated) for k in trace.returned}
-    storages = frozenset(storage for storage, near in returned if near or storage not in saved)
-    return _Outputs(backward[last], sum(size[storage] for storage in storages), storages)
+    storages: set[int] = set()
+    own_readers: dict[int, int] = {}
+    for k in trace.returned:
+        storage, producer = trace.values[k].storage, trace.values[k].producer
+        if producer in colocated or (storage not in saved and producer not in backward):
+            storages.add(storage)
+        elif storage not in saved:
+            own_readers[k] = backward[producer]
+    return _Outputs(backward[last], sum(size[storage] for storage in storages), frozenset(storages), own_readers)
 
 
 def _forward_tensors(
@@ -330,6 +338,8 @@ def _forward_tensors(
     for k, ops in readers.items():
         if trace.values[k].storage in outputs.storages:
             ops.difference_update(backward.values())
+    for k, op in outputs.readers.items():
+        readers.setdefault(k, set()).add(op)
     halves = {backward[i]: op for i, op in weights.items()}
     for ops in readers.values():
         ops.update([halves[op] for op in ops if op in halves])
