@@ -232,6 +232,10 @@ def _make_placers(
             accepted = placer_class(name).__dataclass_fields__
             shared = {key: value for key, value in common.items() if key in accepted}
             pipeline_params = pipeline_parameters(name, pipeline)
+            if not isinstance(params.get(name, {}), Mapping):
+                raise InvalidInput(
+                    f"params of {name!r} is {params[name]!r:.60}; it must be a mapping of its parameters"
+                )
             objects.append(make_placer(name, **{**pipeline_params, **shared, **params.get(name, {}), **placer_params}))
         else:
             objects.append(make_placer(entry))

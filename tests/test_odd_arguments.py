@@ -68,6 +68,13 @@ CALLS = {
     "a secret without a name": lambda: bl.make_secret(""),
     "a graph in no file": lambda: bl.load_graph(""),
     "a graph in a name with a NUL": lambda: bl.load_graph("a\0.json"),
+    "more samples than memory": lambda: bl.robustness(GRAPH, CLUSTER, bl.Placement(device=[0, 1]), samples=2**31),
+    "more threads than machines have": lambda: bl.place(GRAPH, CLUSTER, "search", workers=2**31),
+    "a trade that is an array": lambda: bl.place(GRAPH, CLUSTER, "search", give_up=[np.array([])]),
+    "no parameters of a placer": lambda: bl.compare(GRAPH, CLUSTER, ["m-etf"], params={"m-etf": None}, progress=False),
+    "a fit with a placer that is a list": lambda: bl.fit(GRAPH, CLUSTER, placers=[[]]),
+    "a sweep of 400 digits of micro-batches": lambda: swept(micro_batches=10**400),
+    "a sweep of 64 bits of micro-batches": lambda: swept(micro_batches=2**63),
     "a wait for ever": lambda: wait_for_quiet(lambda: 0.0, float("nan")),
 }
 

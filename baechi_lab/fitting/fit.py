@@ -94,6 +94,8 @@ def fit(
     allowed = _allowed_kinds(give_up)
     if not is_list(placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
+    if not isinstance(placers, str) and not all(isinstance(name, str) for name in placers):
+        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     if callback is not None and not callable(callback):
         raise InvalidInput(f"callback is {callback!r}; it must be a function of the name of a way")
     if not isinstance(every_way, (bool, np.bool_)):

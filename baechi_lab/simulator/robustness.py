@@ -27,6 +27,9 @@ from .simulation import makespan_and_peak
 if TYPE_CHECKING:
     import pandas
 
+MOST_COSTS = 1 << 29
+"""Most sampled costs: 4 GB of them."""
+
 ERRORS = (0.05, 0.1, 0.2, 0.4, 0.8)
 
 
@@ -101,6 +104,11 @@ def robustness(
     if errors.ndim > 1:
         raise InvalidInput(f"error has {errors.ndim} dimensions; it must be a number or a list of numbers")
     check_whole("samples", samples)
+    most = MOST_COSTS // max(graph.n * cluster.n + 2 * cluster.n**2, len(errors), 1)
+    if samples > most:
+        raise InvalidInput(
+            f"samples is {samples!r:.60}; with {graph.n} ops on {cluster.n} devices it must be at most {most}"
+        )
     check_whole("seed", seed, low=0)
     placed = placement.checked(graph, cluster.n)
     nominal, _ = makespan_and_peak(graph, cluster, placed, scheduler)

@@ -38,8 +38,12 @@ def check_give_up(give_up: Any, objective: str) -> None:
 
     Trades are not compared for periods and for steps of several micro-batches.
     """
-    if isinstance(give_up, str) or not is_list(give_up) or any(name not in GIVE_UP for name in give_up):
-        raise InvalidInput(f"give_up is {give_up!r}; it must name 'recompute', 'offload' or both")
+    if (
+        isinstance(give_up, str)
+        or not is_list(give_up)
+        or any(not isinstance(name, str) or name not in GIVE_UP for name in give_up)
+    ):
+        raise InvalidInput(f"give_up is {give_up!r:.60}; it must name 'recompute', 'offload' or both")
     if give_up and objective not in ("latency", "makespan"):
         raise InvalidInput(f"give_up is {give_up!r} and objective is {objective!r}; it must be 'latency' or 'makespan'")
 

@@ -57,6 +57,8 @@ from .steps import search_step
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
 PIPELINES = ("throughput", "step")
+MOST_WORKERS = 1024
+"""Most threads, and most islands."""
 
 
 @dataclass(frozen=True)
@@ -144,8 +146,9 @@ class Search(Placer):
         check_give_up(self.give_up, self.objective)
         if self.callback is not None and not callable(self.callback):
             raise InvalidInput(f"callback is {self.callback!r:.60}; it must be a function of a Progress, or None")
-        check_whole("workers", self.workers)
-        check_whole("islands", self.islands)
+        for key, count in (("workers", self.workers), ("islands", self.islands)):
+            if check_whole(key, count) > MOST_WORKERS:
+                raise InvalidInput(f"{key} is {count!s:.60}; it must be at most {MOST_WORKERS}")
         if self.numbers is not None and not isinstance(self.numbers, SearchParameters):
             raise InvalidInput(f"numbers is {self.numbers!r}; it must be a SearchParameters, or None")
 
