@@ -14,6 +14,7 @@ from typing import Any
 
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.graph import OpGraph, save_graph
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.graph.units import format_bytes
 
 HARDWARE = "rtx2080"
@@ -54,7 +55,7 @@ def make_profile(wanted: Stored) -> OpGraph:
     from baechi_lab.profilers import profile
 
     step = build(wanted.model, **wanted.params)
-    return profile(step, mode="estimated", hardware=HARDWARE).replace(name=wanted.name)
+    return profile(step, mode="estimated", hardware=Hardware.named(HARDWARE).as_roofline()).replace(name=wanted.name)
 
 
 def store(folder: Path, names: Iterable[str] = ()) -> None:
@@ -111,10 +112,22 @@ licence beside it), in ms; `studies.vtrain` predicts those without tensor parall
 `vtrain/all_reduce_a100.csv`: microseconds of 336 all-reduces over two to eight A100 of one machine (vTrain, the same licence);
 `studies.links` fits a link to them.
 
+`neusight/`: measured kernels and whole models on GPUs (NeuSight, ASPLOS 2025, doi:10.1145/3669940.3707265; MIT licence beside
+them), in ms; float32 without TF32, PyTorch 2.1, CUDA 12.1. `studies.kernels` fits the constants of the kernel model to them.
+
+- `kernels.csv.gz`: single forward kernels: `count` products of `rows` x `inner` by `inner` x `columns` (`bmm`; `linear` has
+  `count * rows` rows), and `count` rows of `length` numbers for all others (`addu` and the like take a tensor and a number).
+  The source names the columns b, m, n, k. That `n` is the summed dimension follows from the times: one tile size per
+  generation then explains batched products (error 6 instead of 31 % on an A100), and GPT-2's output layer on a P100 takes
+  what it does within whole models.
+- `convolutions.csv.gz`: forward convolutions on square images.
+- `models.csv`, `configs/`: a forward pass (`inf`), or a forward and a backward pass (`train`), of Hugging Face models;
+  `fusion` rows were compiled.
+
 **Origin.** Made by this project from its own models (`baechi_lab.models`; Inception-V3 is Keras' own, random weights)
 with TensorFlow 2.21. No training data, weights or third-party measurements are in them.
 
-**Estimated, not measured.** `bl.profile(step, mode="estimated", hardware="{hardware}")`: a roofline over FLOPs and
+**Estimated, not measured.** `bl.profile(step, hardware=Hardware.named("{hardware}").as_roofline())`: a roofline over FLOPs and
 bytes for the GPU of paper B (NVIDIA RTX 2080). Kernels reach a part of their peak, so real steps are slower.
 
 **Units.** `duration_us` microseconds on one `{hardware}`; `temp_bytes`, `persistent_bytes` and tensor sizes bytes;

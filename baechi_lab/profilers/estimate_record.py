@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from ..graph.hardware import Hardware
+from .generations import generation_named
 from .precision import Precision
 from .work import Kernel
 
-_GPU_ERRORS = {"linear": 0.24, "bmm": 0.60, "softmax": 0.38, "layer norm": 0.46, "element-wise": 0.17}
-"""Mean relative error by kind of kernel; the larger one of V100 and A100, nearly always too fast."""
 _CPU_ERRORS = {"step": 0.50}
 """Mean relative error of steps on one processor core, see docs/estimates.md."""
 
@@ -24,8 +25,10 @@ def estimate_record(
     """Returns the entry of `OpGraph.info` under "estimate", as JSON has it.
 
     `hardware` maps device kinds to names of hardware. `precision` is the chosen one; where none is chosen, that of most
-    FLOPs of matrix products, with `half` as the name of 16-bit types. `expected_error` maps names of hardware to mean relative
-    errors by kind of kernel; it is empty for hardware that was never compared with a measurement.
+    FLOPs of matrix products, with `half` as the name of 16-bit types. `constants` maps names of hardware to the constants of
+    their generation, and to the devices that these were fitted on. `expected_error` maps names of hardware to mean relative
+    errors by kind of kernel, and of whole models, on measured rows of the generation that were not fitted; it is empty for
+    generations that were never measured.
 
     >>> rows = [Kernel(flops=8.0, matrix=True)]
     >>> estimate_record({"gpu": Hardware.named("v100")}, Precision(), rows)["precision"]
@@ -35,13 +38,41 @@ def estimate_record(
         "hardware": {kind: hardware.name for kind, hardware in kinds.items()},
         "precision": precision.name or main_precision(kernels, half),
         **({"gradients": precision.gradients} if precision.gradients else {}),
+        "constants": {hardware.name: constants_of(hardware) for hardware in kinds.values()},
         "expected_error": {hardware.name: expected_error(hardware) for hardware in kinds.values()},
     }
 
 
+def constants_of(hardware: Hardware) -> dict[str, float | str]:
+    """Returns the constants of the hardware's generation and what they were fitted on; none for a plain roofline."""
+    if not hardware.generation:
+        return {}
+    generation = generation_named(hardware.generation)
+    return {"generation": generation.name, "fitted_on": generation.fitted_on, **generation.constants}
+
+
 def expected_error(hardware: Hardware) -> dict[str, float]:
-    """Returns the mean relative error of estimates for the hardware, by kind of kernel."""
-    return dict({"gpu": _GPU_ERRORS, "cpu": _CPU_ERRORS}.get(hardware.kind, {}))
+    """Returns the mean relative error of estimates for the hardware, by kind of kernel, and of whole models.
+
+    >>> expected_error(Hardware.named("t4"))["linear"], expected_error(Hardware.named("b200"))
+    (0.09, {})
+    """
+    if hardware.kind == "cpu":
+        return dict(_CPU_ERRORS)
+    return dict(_ERRORS.get(hardware.generation, {}))
+
+
+def _read_errors() -> dict[str, dict[str, float]]:
+    lines = Path(__file__).with_name("expected_errors.csv").read_text(encoding="utf-8").splitlines()
+    rows = list(csv.DictReader(lines))
+    return {
+        row["generation"]: {kind: float(error) for kind, error in row.items() if kind != "generation" and error}
+        for row in rows
+    }
+
+
+_ERRORS = _read_errors()
+"""Generation -> mean relative error by kind, of rows that were not fitted (`studies/results/kernels.json`, "half")."""
 
 
 def describe_estimate(record: Mapping[str, Any]) -> dict[str, str]:

@@ -42,7 +42,7 @@ LONG_ROW = 8192
 SPLITS = (1, 2, 4, 8, 16)
 """Into how many parts the summed dimension may be split."""
 SHORTEST_SPLIT = 64
-"""Elements that a part of a split dimension has at least."""
+"""Elements that a part of a split dimension takes the time of, at least."""
 WINOGRAD_TILE = 32
 """Rows and columns of a block's tile in Winograd's algorithm."""
 FILTER_PASSES = 8.0
@@ -136,10 +136,10 @@ def _products_us(
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     best = np.full(len(tiles), np.inf)
     for splits in SPLITS:
-        inner = np.ceil(products.inner / splits)
+        inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)
         waves = np.ceil(tiles * splits / hardware.multiprocessors)
         us = waves * (2.0 * tile_rows * tile_columns * inner * flop_us + tile_us)
-        allowed = (products.count == 1) & (inner >= SHORTEST_SPLIT) if splits > 1 else np.True_
+        allowed = products.count == 1 if splits > 1 else np.True_
         best = np.where(allowed & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:

@@ -6,6 +6,7 @@ import csv
 import gzip
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from baechi_lab.graph.hardware import Hardware, kind_named
 from baechi_lab.profilers.generations import Generation, generation_named
 from baechi_lab.profilers.kernel_model import estimated_us
-from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_product, work_of
+from baechi_lab.profilers.work import Kernel, Product, Rows, Work, convolution_product, work_of
 
 FLOAT_BYTES = 4
 KINDS = ("linear", "bmm", "softmax", "layer norm", "element-wise", "convolution")
@@ -31,14 +32,19 @@ class Measurements:
     kernels: tuple[Kernel, ...]
     measured_us: NDArray[np.float64]
 
-    def __post_init__(self) -> None:
-        n = len(self.kernels)
-        object.__setattr__(self, "work", work_of(n, enumerate(self.kernels)))
+    @cached_property
+    def work(self) -> Work:
+        """One op per kernel."""
+        return work_of(len(self.kernels), enumerate(self.kernels))
+
+    def part(self, first: int, step: int) -> Measurements:
+        """Returns every `step`-th kernel from the one at `first` on."""
+        return Measurements(self.device, self.kind, self.kernels[first::step], self.measured_us[first::step])
 
     def predicted_us(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the microseconds of each kernel, run alone."""
         constants = generation_named(hardware.generation) if generation is None else generation
-        return constants.start_us + estimated_us(self.work, hardware, generation=constants, follows=True)  # type: ignore[attr-defined]
+        return constants.start_us + estimated_us(self.work, hardware, generation=constants, follows=True)
 
     def errors(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the relative errors, predicted / measured - 1."""

@@ -25,6 +25,7 @@ from typing import Any
 
 from baechi_lab.errors import BaechiLabError
 from baechi_lab.graph import Cluster, Device, Link, OpGraph, load_graph
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.graph.units import parse_bytes
 
 RIVALS = ("cpu-only", "gpu-only", "expert", "scotch", "metis", "random", "m-topo", "m-etf", "m-sct")
@@ -134,7 +135,7 @@ def profiled(cell: Cell, hardware: str) -> OpGraph:
     from baechi_lab.models import build
     from baechi_lab.profilers import profile
 
-    return profile(build(cell.model, **cell.params), mode="estimated", hardware=hardware, progress=False)
+    return profile(build(cell.model, **cell.params), hardware=Hardware.named(hardware).as_roofline(), progress=False)
 
 
 def _answer(

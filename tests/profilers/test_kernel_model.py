@@ -1,0 +1,148 @@
+"""The kernel model by hand: tiles, waves, splits, power limits, rows that are read again, launches."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from baechi_lab.errors import InvalidInput, UnknownNameError
+from baechi_lab.graph.hardware import HARDWARE, Hardware
+from baechi_lab.profilers.generations import GENERATIONS, Generation, generation_named
+from baechi_lab.profilers.kernel_model import FILTER_PASSES, estimated_us, kernel_us
+from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_product, work_of
+
+DEVICE = Hardware(
+    "toy",
+    peak_flops=4e12,
+    matmul_flops=4e12,
+    half_flops=8e12,
+    bandwidth=1e12,
+    launch_us=0.0,
+    memory_bytes=10**9,
+    multiprocessors=4,
+    l2_bytes=1_000_000,
+    power_w=100.0,
+)
+"""Four multiprocessors of 1e12 FLOP/s each."""
+TILES = Generation(tile_rows=64, tile_columns=64, tile_us=2.0)
+TILE_FLOPS = 2 * 64 * 64 * 128  # of a tile with a summed dimension of 128
+
+
+def product_us(product, generation=TILES, device=DEVICE, **fields):
+    kernel = Kernel(product.flops, matrix=True, products=(product,), **fields)
+    return float(estimated_us(work_of(1, [(0, kernel)]), device, generation=generation)[0])
+
+
+def test_one_tile_takes_one_multiprocessor():
+    """2 * 64 * 64 * 128 FLOPs at 1e12 FLOP/s, and 2 us; a part of a tile takes as long as all of it."""
+    expected = TILE_FLOPS / 1e6 + 2
+    assert product_us(Product(1, 64, 64, 64)) == pytest.approx(2 * 64 * 64 * 64 / 1e6 + 2)
+    assert product_us(Product(2, 64, 64, 128)) == product_us(Product(2, 33, 1, 128)) == pytest.approx(expected)
+
+
+def test_one_wave_and_one_more_tile():
+    """Four products of one tile run at a time; a fifth takes another wave."""
+    wave = TILE_FLOPS / 1e6 + 2
+    for count, waves in ((4, 1), (5, 2), (8, 2), (9, 3)):
+        assert product_us(Product(count, 64, 64, 128)) == pytest.approx(waves * wave)
+
+
+def test_a_single_product_splits_its_summed_dimension():
+    """One tile of 256 in four parts of 64: each multiprocessor takes one. A batched product does not split."""
+    part = 2 * 64 * 64 * 64 / 1e6 + 2
+    assert product_us(Product(1, 64, 64, 256)) == pytest.approx(part)
+    assert product_us(Product(2, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 256 / 1e6 + 2)
+
+
+def test_power_holds_the_tiles_back():
+    """100 W at 50 pJ per FLOP are 2e12 FLOP/s, half the peak, for whole tiles and only for float32."""
+    generation = replace(TILES, tile_us=0.0, product_pj=50.0)
+    product = Product(400, 64, 33, 128)
+    assert product_us(product, generation) == pytest.approx(400 * TILE_FLOPS / 2e6)
+    assert product_us(product, generation, precision="fp16") == pytest.approx(400 * TILE_FLOPS / 8e6)
+    assert product_us(product, generation, replace(DEVICE, power_w=0.0)) == pytest.approx(400 * TILE_FLOPS / 4e6)
+
+
+def test_long_rows_slow_float32_down():
+    """A summed dimension of four times 8192: two doublings of 0.25 ps, on each of four multiprocessors; batched, so no split."""
+    generation = replace(TILES, tile_us=0.0, long_row_ps=0.25)
+    flops = 2 * 64 * 64 * 4 * 8192
+    assert product_us(Product(4, 64, 64, 4 * 8192), generation) == pytest.approx(flops * (1 + 4 * 2 * 0.25) / 1e6)
+    assert product_us(Product(4, 64, 64, 8192), generation) == pytest.approx(flops / 4 / 1e6)
+
+
+def test_winograd_where_it_is_faster():
+    """Filters of 3 x 3 with stride 1 take 16 / 36 of the FLOPs; with stride 2 there is only the direct product."""
+    generation = replace(TILES, tile_us=0.0, convolution_us=7.0)
+    product = convolution_product(16, (32, 32), 64, 64, (3, 3), plain=True)
+    filters = 1e6 * FILTER_PASSES * 9 * 4 * 64 * 64 / 1e12
+    direct_us = 2 * (16 * 32 * 32) * 64 * 64 * 9 / 4e6
+    assert product_us(product, generation, convolution=True) == pytest.approx(7 + filters + direct_us * 16 / 36)
+    assert product_us(replace(product, winograd=None), generation, convolution=True) == pytest.approx(7 + direct_us)
+
+
+def test_rows_are_read_again_from_the_cache_or_from_memory():
+    """1e6 bytes: at 1e12 bytes/s once, and again from a cache of 0.5 * 4e12 bytes/s as far as the rows in flight fit there."""
+    generation = Generation(cached_bytes_per_flop=0.5)
+
+    def us(row_bytes):
+        kernel = Kernel(moved_bytes=2e6, rows=Rows(1e6, row_bytes, 1, 5))
+        return float(estimated_us(work_of(1, [(0, kernel)]), DEVICE, generation=generation)[0])
+
+    # 4 * 5 rows are in flight; 0.3 and 0.7 of the cache of 1e6 bytes are 15,000 and 35,000 bytes per row
+    assert us(15_000) == pytest.approx(2 + 0.5)
+    assert us(25_000) == pytest.approx(2 + 0.75)
+    assert us(35_000) == pytest.approx(2 + 1)
+
+
+def test_softmax_reads_long_rows_three_times():
+    assert Rows.of_softmax(10 * 1024, 1024, 4) is None, "a warp holds the row"
+    medium, long = Rows.of_softmax(10 * 4096, 4096, 4), Rows.of_softmax(10 * 16384, 16384, 4)
+    assert (medium.rereads, medium.row_bytes) == (1, 0.0), "shared memory holds the row"
+    assert (long.rereads, long.row_bytes) == (2, 4 * 16384)
+
+
+def test_launches():
+    """Of three kernels of 5 us: the first waits for its start, and those after it take at least a launch."""
+    kernels = [(i, Kernel(moved_bytes=moved)) for i, moved in enumerate((5e6, 5e6, 1e6))]
+    work, generation = work_of(3, kernels), Generation(start_us=20.0)
+    device = replace(DEVICE, launch_us=3.0)
+    hidden = replace(device, launches_hidden=True)
+    assert estimated_us(work, hidden, generation=generation) == pytest.approx([25, 5, 3])
+    assert estimated_us(work, hidden, generation=generation, follows=True) == pytest.approx([5, 5, 3])
+    assert estimated_us(work, device, generation=generation) == pytest.approx([8, 8, 4])
+
+
+@pytest.mark.parametrize("name", [name for name, hardware in HARDWARE.items() if hardware.generation])
+def test_more_work_never_takes_less_time(name):
+    """Of every device in the catalog, in each dimension of a product and for each precision."""
+    device = HARDWARE[name]
+    for precision in ("fp32", "fp16"):
+        for dimension in range(4):
+            sizes = [[1, 100, 100, 100] for _ in range(40)]
+            for k, shape in enumerate(sizes):
+                shape[dimension] = 1 + 50 * k * k
+            if dimension == 0:
+                sizes = sizes[1:]  # a single product may split its summed dimension, several may not
+            products = [Product(*shape) for shape in sizes]
+            us = [kernel_us(Kernel(p.flops, 0.0, precision, True, products=(p,)), device) for p in products]
+            assert (np.diff(us) >= -1e-9).all(), (precision, dimension)
+
+
+def test_no_estimate_is_faster_than_the_data_sheet():
+    for device in HARDWARE.values():
+        product = Product(1, 8192, 8192, 4096)
+        kernel = Kernel(product.flops, 1e9, matrix=True, products=(product,))
+        bound = 1e6 * max(product.flops / device.product_flops("fp32"), 1e9 / device.bandwidth)
+        assert kernel_us(kernel, device) >= bound * (1 - 1e-9)
+
+
+def test_generations():
+    assert all(len(generation.constants) == 10 for generation in GENERATIONS.values())
+    assert all(generation.fitted_on for generation in GENERATIONS.values())
+    assert {hardware.generation for hardware in HARDWARE.values()} - {""} == set(GENERATIONS)
+    assert generation_named("") == Generation()
+    with pytest.raises(UnknownNameError, match="generation of hardware 'amper'; did you mean 'ampere'"):
+        kernel_us(Kernel(), replace(DEVICE, generation="amper"))
+    with pytest.raises(InvalidInput, match=r"multiprocessors is -1; it must be finite and not negative"):
+        kernel_us(Kernel(), replace(DEVICE, multiprocessors=-1))
