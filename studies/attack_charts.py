@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
+from baechi_lab.lessons.worst_cases import Instance
 from baechi_lab.placers import place
 from baechi_lab.simulator import simulate
 from baechi_lab.viz.colors import device_colors, text_on
 from baechi_lab.viz.layout import styled
-from studies.attack import Instance
 
 Pair = tuple[str, str]
 

@@ -90,3 +90,65 @@ def test_papers_are_cited_in_full(path):
         letter for letter in PAPERS if re.search(rf"\b[Pp]apers? [\w']*,? ?(and )?{letter}\b|\b{letter}'s\b", prose)
     }
     assert [letter for letter in sorted(named) if PAPERS[letter] not in prose] == []
+
+
+EXTRAS = {"tensorflow": "TensorFlow", "torch": "PyTorch", "transformers": "transformers", "solvers": "OR-tools"}
+"""Part -> what a notebook calls it."""
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_says_how_long_it_takes_and_what_it_needs(path):
+    first = "".join(cells_of(path)[0]["source"])
+    needs = re.search(
+        r"^\*Takes (?:about |less than )?\S+ \w+(?: \w+)* on two cores · Needs (.*)\*$", first, re.MULTILINE
+    )[1]
+    extras = re.findall(r"checkout}\[(.*)\]", "".join(cells_of(path)[1]["source"]))
+    parts = extras[0].split(",") if extras else []
+    assert [name for part, name in EXTRAS.items() if name in needs] == [EXTRAS[part] for part in parts]
+    assert f"pip install '.[{extras[0]}]'" in needs if extras else "nothing but `pip install .`" in needs
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_what_a_notebook_imports_is_what_it_installs(path):
+    code = "\n".join("".join(cell["source"]) for _, cell in code_of(path))
+    install = "".join(cells_of(path)[1]["source"])
+    uses = {
+        "tensorflow": r"import tensorflow|bl\.trace\(|bl\.models\.build|\"hierarchical\"",
+        "torch": r"import torch",
+        "transformers": r"hugging_face\(",
+        "solvers": r"place\([^)]*\"(exact|metis)\"",
+    }
+    for part, pattern in uses.items():
+        assert bool(re.search(pattern, code)) == bool(re.search(rf"\[.*\b{part}\b.*\]\"", install)), part
+
+
+def test_the_first_code_cell_installs_from_the_checkout_around_the_notebook(tmp_path, monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    (tmp_path / "notebooks").mkdir()
+    (tmp_path / "pyproject.toml").touch()
+    monkeypatch.chdir(tmp_path / "notebooks")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    shell, lines = InteractiveShell(), []
+    shell.register_magic_function(lines.append, magic_name="pip")
+    for path in NOTEBOOKS:
+        monkeypatch.chdir(tmp_path / "notebooks")
+        shell.run_cell("".join(cells_of(path)[1]["source"])).raise_error()
+    folder = str(tmp_path.resolve())
+    assert {line.removeprefix("install -q ").strip('"').removeprefix(folder).strip("[]") for line in lines} == {
+        "",
+        "tensorflow",
+        "solvers",
+        "torch",
+        "torch,transformers",
+    }
+    assert Path.cwd() == tmp_path / "notebooks"
+
+
+def test_where_there_is_no_checkout_the_first_code_cell_says_so(tmp_path, monkeypatch):
+    from IPython.core.interactiveshell import InteractiveShell
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    outcome = InteractiveShell().run_cell("".join(cells_of(NOTEBOOKS[0])[1]["source"]))
+    assert "there is no checkout of it beside this notebook" in str(outcome.error_in_exec)

@@ -35,6 +35,7 @@ COMMANDS = {
     "fidelity": "predicted against measured step times of placements on workers of this machine",
     "links": "measure the links and communication mode of a cluster, and keep the cluster in a file",
     "lab": "open JupyterLab on the quickstart notebook",
+    "grade": "a folder of students' notebooks becomes a table of right answers and gaps to the optimum",
     "doctor": "what is installed, what is missing, and what each missing part would add",
     "worker": "serve this machine's devices to a run on several machines",
     "secret": "make the file that the workers of several machines ask for",

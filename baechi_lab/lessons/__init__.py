@@ -16,6 +16,12 @@ LESSONS = {
     "list-scheduling": "30_list_scheduling",
     "optimum": "31_exact",
     "learning": "40_hierarchical_planner",
+    "workbench": "10_workbench",
+    "batch-size": "11_batch_size",
+    "memory-budgets": "34_it_does_not_fit",
+    "pipelines": "32_pipelines",
+    "micro-batches": "33_micro_batches",
+    "your-model": "60_your_model",
 }
 """Lesson -> its notebook."""
 

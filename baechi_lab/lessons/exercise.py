@@ -135,17 +135,9 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
     """A device per op, by position or by name, with a step of at most so many microseconds (None: the least there is)."""
 
     def check(answer: Any) -> str:
-        devices = answer.device.tolist() if isinstance(answer, Placement) else answer
-        if isinstance(devices, Mapping):
-            missing = [name for name in graph.names if name not in devices]
-            if missing:
-                return f"op {missing[0]!r} has no device"
-            devices = [devices[name] for name in graph.names]
-        if not isinstance(devices, (list, tuple, np.ndarray)) or len(devices) != graph.n:
-            return f"give a device for each of the {graph.n} ops"
-        for name, device in zip(graph.names, devices, strict=True):
-            if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
-                return f"op {name!r} is on {device!r}; devices are 0 to {cluster.n - 1}"
+        devices = devices_of(answer, graph, cluster)
+        if isinstance(devices, str):
+            return devices
         timeline = simulate(graph, cluster, Placement(device=np.array(devices)), scheduler)
         if timeline.violations:
             return str(timeline.violations[0].message)
@@ -156,6 +148,26 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
         return f"the step takes {timeline.makespan_us:g} us; {request}"
 
     return check
+
+
+def devices_of(answer: Any, graph: OpGraph, cluster: Cluster) -> list[int] | str:
+    """The device of every op, in the order of the ops; a complaint, as text, where the answer does not say it.
+
+    >>> devices_of({"a": 1, "b": 0}, OpGraph.from_edges([1, 1], names=["a", "b"]), Cluster.uniform(2))
+    [1, 0]
+    """
+    devices = answer.device.tolist() if isinstance(answer, Placement) else answer
+    if isinstance(devices, Mapping):
+        missing = [name for name in graph.names if name not in devices]
+        if missing:
+            return f"op {missing[0]!r} has no device"
+        devices = [devices[name] for name in graph.names]
+    if not isinstance(devices, (list, tuple, np.ndarray)) or len(devices) != graph.n:
+        return f"give a device for each of the {graph.n} ops"
+    for name, device in zip(graph.names, devices, strict=True):
+        if isinstance(device, bool) or not isinstance(device, (int, np.integer)) or not 0 <= device < cluster.n:
+            return f"op {name!r} is on {device!r:.60}; devices are 0 to {cluster.n - 1}"
+    return [int(device) for device in devices]
 
 
 def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> float:
@@ -185,9 +197,9 @@ def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, 
             if complaint := _wrong_parameters(answer, right, case):
                 return complaint
             try:
-                with _limited(SECONDS):
+                with limited(SECONDS):
                     value = answer(*copy.deepcopy(case))
-            except _TooLong:
+            except TooLong:
                 return f"{label:.200} yours has not ended after {SECONDS} seconds"
             except (Exception, SystemExit) as error:  # noqa: BLE001  # a learner's code may raise anything
                 return f"{label:.200} yours raises {type(error).__name__}: {' '.join(str(error).split()):.200}"
@@ -214,19 +226,19 @@ SECONDS = 5
 """Processor time that a learner's function may take for one case; the right ones take milliseconds."""
 
 
-class _TooLong(BaseException):
+class TooLong(BaseException):
     """Raised inside a function that does not end; no `except Exception` of its own catches it."""
 
 
 @contextmanager
-def _limited(seconds: float) -> Iterator[None]:
+def limited(seconds: float) -> Iterator[None]:
     """End what computes for longer, where the system can interrupt it: in the main thread, not on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     def stop(*_: Any) -> None:
-        raise _TooLong
+        raise TooLong
 
     before = signal.signal(signal.SIGVTALRM, stop)
     signal.setitimer(signal.ITIMER_VIRTUAL, seconds)

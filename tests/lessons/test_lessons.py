@@ -75,6 +75,17 @@ RIGHT = {
     ("learning", 1): 244_140_625,
     ("learning", 2): 0.731,
     ("learning", 3): 0.1,
+    ("workbench", 1): 2.0469,
+    ("batch-size", 1): 807.57,
+    ("batch-size", 2): 128,
+    ("pipelines", 1): 0.2,
+    ("pipelines", 2): 5,
+    ("micro-batches", 1): 506,
+    ("micro-batches", 2): 32,
+    ("micro-batches", 3): 16,
+    ("memory-budgets", 1): 0.6,
+    ("memory-budgets", 2): 8.416,
+    ("your-model", 1): 32,
 }
 
 
@@ -145,6 +156,23 @@ def test_rules_with_a_term_forgotten_are_found():
     assert not check(5, lambda device, free, inputs: max([free, *(end for _, end, _ in inputs)]))
     assert not lesson("learning")(4, lambda logits, chosen, advantage, rate: logits)
     assert lesson("learning")(4, reinforce)
+
+
+def test_orders_splits_and_choices_of_the_further_lessons():
+    """Wrong rules that are easily written are found by the cases."""
+    assert not lesson("pipelines")(
+        3, lambda stage, stages, batches: [*range(1, batches + 1), *range(-1, -batches - 1, -1)]
+    )
+    assert not lesson("batch-size")(
+        3, lambda rows, memory: max([b for b, _, peak in rows if peak <= memory], default=0)
+    )
+    assert not lesson("micro-batches")(4, lambda n, stages, m, fixed, each: m * (fixed + each * n / m))
+    assert not lesson("memory-budgets")(3, lambda forward, kept: 3.0 * sum(forward))
+    assert not lesson("your-model")(3, lambda layers, stages: sum(layers) / stages)
+    assert not lesson("workbench")(3, lambda intervals, step: sum(b - a for a, b in intervals) / step)
+    assert lesson("your-model")(2, ["trace", "measured"])
+    assert lesson("workbench")(2, [0, 1, 0, 1, 0, 0, 1, 0])
+    assert "there is a shorter one" in lesson("workbench")(2, [0, 0, 1, 1, 0, 1, 1, 0]).message
 
 
 def test_attacks_are_measured():

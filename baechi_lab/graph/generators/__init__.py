@@ -2,7 +2,18 @@
 
 from .backward import with_backward
 from .graphs import chain, fork_join, layered_dag, random_dag
+from .homework import homework
 from .pipelines import pipeline
 from .recurrent import gnmt, unrolled_rnn
 
-__all__ = ["chain", "fork_join", "gnmt", "layered_dag", "pipeline", "random_dag", "unrolled_rnn", "with_backward"]
+__all__ = [
+    "chain",
+    "fork_join",
+    "gnmt",
+    "homework",
+    "layered_dag",
+    "pipeline",
+    "random_dag",
+    "unrolled_rnn",
+    "with_backward",
+]

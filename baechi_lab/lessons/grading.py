@@ -1,0 +1,344 @@
+"""Grades notebooks: each runs in a process of its own, with a time limit and without a network, and is judged here.
+
+Exercises count as right answers; homework counts as the gap of its simulated step to the bound of its instance, which some
+placement reaches (`bl.generators.homework`). What cannot be graded gets one sentence.
+"""
+
+from __future__ import annotations
+
+import base64
+import inspect
+import json
+import math
+import os
+import pickle
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import FormatError, InvalidInput
+from ..graph import Cluster, OpGraph, Placement
+from ..graph.generators import homework
+from ..simulator import simulate
+from ..simulator.bounds.bounds import bounds
+from ..workers.isolated import isolated
+from ..workers.network import CREATE_NETWORK
+from . import LESSONS, Lesson, lesson
+from .exercise import SECONDS, TooLong, devices_of
+from .submission import Submission, read_submission
+from .worst_cases import Instance
+
+MODULE = "baechi_lab.lessons.notebook_process"
+START_SECONDS = 60.0
+LAST_STUDENT = 10**12
+MOST_REPLY_BYTES = 1 << 24
+PARAMETER_KINDS = (
+    inspect.Parameter.POSITIONAL_ONLY,
+    inspect.Parameter.POSITIONAL_OR_KEYWORD,
+    inspect.Parameter.VAR_POSITIONAL,
+    inspect.Parameter.KEYWORD_ONLY,
+    inspect.Parameter.VAR_KEYWORD,
+)
+
+
+@dataclass(frozen=True)
+class Grade:
+    """What one notebook is worth.
+
+    - `right`, `exercises`: of a lesson's exercises; 0 of 0 for homework.
+    - `student`: of homework, as `step_us`, `bound_us` and `gap` (a share, 0 at the optimum) are; None for none.
+    - `remarks`: one sentence each: what is missing, wrong, or was tampered with.
+    """
+
+    file: str
+    lesson: str | None = None
+    right: int = 0
+    exercises: int = 0
+    student: int | None = None
+    step_us: float | None = None
+    bound_us: float | None = None
+    gap: float | None = None
+    remarks: tuple[str, ...] = ()
+
+    def remark(self, *sentences: str) -> Grade:
+        """The same with further remarks."""
+        return replace(self, remarks=(*self.remarks, *sentences))
+
+
+def grade_folder(folder: str | os.PathLike[str], seconds: float = 300.0) -> list[Grade]:
+    """The grades of all notebooks of a folder, in the order of their names.
+
+    Args:
+        folder: holds the submitted notebooks (`*.ipynb`), also in folders of their own.
+        seconds: how long each may run.
+
+    Raises:
+        FormatError: there is no such folder, or no notebook in it.
+        InvalidInput: `seconds` is not above 0.
+    """
+    if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
+        raise InvalidInput(f"seconds is {seconds!r}; it must be a finite number above 0")
+    root = Path(folder)
+    if not root.is_dir():
+        raise FormatError(f"{folder}: no such folder")
+    paths = sorted(path for path in root.rglob("*.ipynb") if ".ipynb_checkpoints" not in path.parts)
+    if not paths:
+        raise FormatError(f"{folder} has no notebook (*.ipynb)")
+    return with_duplicates([grade_notebook(path, seconds, path.relative_to(root).as_posix()) for path in paths])
+
+
+def with_duplicates(grades: list[Grade]) -> list[Grade]:
+    """Adds a remark where several notebooks name the same student."""
+    files: dict[int, list[str]] = {}
+    for grade in grades:
+        if grade.student is not None:
+            files.setdefault(grade.student, []).append(grade.file)
+    return [
+        grade.remark(f"student {grade.student} is also in {others[0]}")
+        if grade.student is not None and (others := [file for file in files[grade.student] if file != grade.file])
+        else grade
+        for grade in grades
+    ]
+
+
+def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) -> Grade:
+    """The grade of one notebook."""
+    grade = Grade(name or path.name)
+    try:
+        submission = read_submission(path)
+    except FormatError as error:
+        return grade.remark(str(error))
+    if submission.lesson is not None and submission.lesson not in LESSONS:
+        return grade.remark(f"it asks for the lesson {submission.lesson!r}, which there is not")
+    if submission.lesson is None and not submission.is_homework:
+        return grade.remark("it has neither exercises of a lesson nor homework")
+    grade = grade.remark(*(f"{text}; the answers were judged without it" for text in submission.tampering))
+    with tempfile.TemporaryDirectory() as folder, NotebookRun(folder, time.monotonic() + seconds) as run:
+        try:
+            judged = grade
+            values = run.values(submission)
+            if submission.lesson is not None:
+                judged = _with_exercises(judged, lesson(submission.lesson), submission, values, run)
+            if submission.is_homework:
+                judged = _with_homework(judged, values.get("student", {}), values.get("placement", {}))
+        except (AttributeError, LookupError, TypeError, ValueError):  # only who writes into our pipe gets here
+            return grade.remark("what its process sent is no answer")
+        return replace(judged, remarks=(*grade.remarks, *run.remarks, *judged.remarks[len(grade.remarks) :]))
+
+
+def _with_exercises(
+    grade: Grade, checks: Lesson, submission: Submission, values: Mapping[str, Any], run: NotebookRun
+) -> Grade:
+    asked = {exercise for cell in submission.cells for exercise in cell.answers}
+    verdicts = {k: checks(k, _answer(values.get(str(k), {"missing": True}), run)) for k in checks.checks}
+    unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked]
+    remarks = [
+        f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
+        for k, verdict in verdicts.items()
+        if verdict.right is False
+    ]
+    for word, numbers in (("not answered", unanswered), ("missing", [k for k in verdicts if k not in asked])):
+        if numbers:
+            plural = "s" if len(numbers) > 1 else ""
+            remarks.append(f"exercise{plural} {', '.join(map(str, numbers))}: {word}")
+    right = sum(verdict.right is True for verdict in verdicts.values())
+    return replace(grade, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
+
+
+def _with_homework(grade: Grade, student: Mapping[str, Any], answer: Mapping[str, Any]) -> Grade:
+    number = student.get("value")
+    if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LAST_STUDENT:
+        return grade.remark("`student` is no student number, a whole number of at least 0")
+    graph, cluster = homework(number)
+    bound = bounds(graph, cluster).best
+    grade = replace(grade, student=number, bound_us=bound)
+    devices, order = answer.get("placement", (answer.get("value"), None))
+    if devices is None:
+        return grade.remark(
+            "`placement` is not answered" if answer.get("missing", True) else "`placement` is no placement"
+        )
+    return _simulated(grade, graph, cluster, devices_of(devices, graph, cluster), order)
+
+
+def _simulated(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int] | str, order: Any) -> Grade:
+    if isinstance(devices, str):
+        return grade.remark(f"`placement` cannot be used: {devices}")
+    try:
+        timeline = simulate(graph, cluster, Placement(device=np.array(devices), order=order))
+    except (InvalidInput, TypeError, ValueError) as error:
+        return grade.remark(f"`placement` cannot be used: {error}")
+    if timeline.violations:
+        return grade.remark(f"the placement is not allowed: {timeline.violations[0].message}")
+    gap = timeline.makespan_us / (grade.bound_us or timeline.makespan_us) - 1
+    return replace(
+        grade, step_us=timeline.makespan_us, gap=max(gap, 0.0)
+    )  # a bound may be rounded up in its last digit
+
+
+def _answer(value: Mapping[str, Any], run: NotebookRun) -> Any:
+    """The answer as a check takes it."""
+    if value.get("missing"):
+        return ...
+    if "placement" in value:
+        return value["placement"][0]
+    if "instance" in value:
+        return Instance(**value["instance"])
+    if "function" in value:
+        return run.function(value["function"], value["parameters"])
+    return value["value"] if "value" in value else type(str(value.get("kind")), (), {})()
+
+
+class NotebookRun:
+    """A notebook's process, which `seconds` end; a context manager that ends it anyway."""
+
+    def __init__(self, folder: str, deadline: float) -> None:
+        self.deadline, self.remarks = deadline, []  # type: tuple[float, list[str]]
+        self._folder = _folder_with_data(folder)
+        self._buffer = b""
+        self._process = self._start(CREATE_NETWORK)
+        if (
+            self._read(min(START_SECONDS, self._remaining())) is None
+        ):  # this system gives no process a network of its own
+            self.close()
+            self._process = self._start(None)
+            self._read(min(START_SECONDS, self._remaining()))
+
+    def _start(self, network: int | None) -> subprocess.Popen[bytes]:
+        variables = {"PLOTLY_RENDERER": "plotly_mimetype", "MPLBACKEND": "agg", "TF_CPP_MIN_LOG_LEVEL": "2"}
+        return subprocess.Popen(
+            isolated(MODULE, network=network),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            cwd=self._folder,
+            env={**os.environ, **variables},
+            start_new_session=True,
+        )
+
+    def values(self, submission: Submission) -> dict[str, Any]:
+        """Runs all cells; returns the answers by exercise, and `student` and `placement` of homework."""
+        values: dict[str, Any] = {}
+        errors = []
+        homework_names = {"student": "student", "placement": "placement"} if submission.is_homework else {}
+        for cell in submission.cells:
+            expressions = {str(k): text for k, text in cell.answers.items()} | homework_names
+            reply = self.ask({"source": cell.source, "expressions": expressions})
+            if reply is None:
+                self.remarks.append(f"{self._why_ended(cell.number)}; what follows was not run")
+                break
+            values.update(reply.get("values", {}))
+            if reply.get("error"):
+                errors.append(f"cell {cell.number} raises {reply['error']}")
+        self.remarks += errors[:1]
+        return values
+
+    def _why_ended(self, number: int) -> str:
+        return (
+            f"cell {number} ended the process"
+            if self._remaining() > 0
+            else f"cell {number} was running at the time limit"
+        )
+
+    def function(self, number: int, parameters: list[tuple[str, int, bool]] | None) -> Callable[..., Any]:
+        """A function that calls that of the notebook, in the notebook's process."""
+
+        def call(*arguments: Any) -> Any:
+            packed = base64.b64encode(pickle.dumps(arguments)).decode()
+            reply = self.ask({"call": number, "arguments": packed}, 10 * SECONDS)
+            if reply is None or reply.get("too_long"):
+                raise TooLong
+            if "error" in reply:
+                raise NotebookError(reply["error"])
+            return _answer(reply, self)
+
+        if parameters is not None:
+            call.__signature__ = _signature(parameters)  # type: ignore[attr-defined]
+        return call
+
+    def ask(self, request: Mapping[str, Any], seconds: float = math.inf) -> dict[str, Any] | None:
+        """The reply to a request; None where the process has ended or takes too long, which ends it."""
+        if self._process.stdin is None or self._process.poll() is not None:
+            return None
+        try:
+            self._process.stdin.write(json.dumps(request).encode() + b"\n")
+            self._process.stdin.flush()
+        except OSError:
+            return None
+        reply = self._read(min(seconds, self._remaining()))
+        if reply is None:
+            self._kill()
+        return reply
+
+    def _remaining(self) -> float:
+        return self.deadline - time.monotonic()
+
+    def _read(self, seconds: float) -> dict[str, Any] | None:
+        """The next line of the process; None where there is none in time, or it is no reply."""
+        end = time.monotonic() + seconds
+        stream: Any = self._process.stdout
+        with selectors.DefaultSelector() as selector:
+            selector.register(stream, selectors.EVENT_READ)
+            while b"\n" not in self._buffer:
+                if time.monotonic() >= end or not selector.select(max(0.0, end - time.monotonic())):
+                    return None
+                chunk = os.read(stream.fileno(), 1 << 16)
+                if not chunk or len(self._buffer) > MOST_REPLY_BYTES:
+                    return None
+                self._buffer += chunk
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        with suppress(ValueError, RecursionError):
+            reply = json.loads(line)
+            return reply if isinstance(reply, dict) else None
+        return None
+
+    def _kill(self) -> None:
+        with suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        """End the process and all that it started."""
+        self._kill()
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.close()
+
+    def __enter__(self) -> NotebookRun:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class NotebookError(Exception):
+    """What a student's function raised."""
+
+
+def _signature(parameters: list[tuple[str, int, bool]]) -> inspect.Signature:
+    return inspect.Signature(
+        [
+            inspect.Parameter(name, PARAMETER_KINDS[kind], default=None if has_default else inspect.Parameter.empty)
+            for name, kind, has_default in parameters
+        ]
+    )
+
+
+def _folder_with_data(folder: str) -> str:
+    """A folder in which paths such as `../data/graph.json.gz` lead to the files of a checkout, where there is one."""
+    checkout = Path(__file__).resolve().parents[2]
+    for name in ("data", "studies"):
+        if (checkout / name).is_dir():
+            os.symlink(checkout / name, Path(folder, name))
+    notebooks = Path(folder, "notebooks")
+    notebooks.mkdir()
+    return str(notebooks)

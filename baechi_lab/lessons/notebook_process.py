@@ -1,0 +1,139 @@
+"""The process in which a student's notebook runs: cells are executed here, and answers leave as plain data.
+
+The grader judges them in its own process, so nothing that a notebook replaces here changes a verdict. One line of JSON per
+request on stdin and per answer on stdout; functions stay here and are called by their number. Arguments of such calls come
+pickled from the grader; nothing pickled ever goes back.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import inspect
+import json
+import os
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from ..graph import Placement
+from ..workers.isolated import die_with_parent
+from .exercise import SECONDS, TooLong, limited
+from .worst_cases import Instance
+
+Plain = dict[str, Any]
+"""`{"value": ...}` for plain data, else one key that says what it is: `missing`, `placement`, `instance`, `function`, `kind`."""
+
+
+class Notebook:
+    """The namespace of one notebook, and the functions in it that were answers."""
+
+    def __init__(self) -> None:
+        from IPython.core.interactiveshell import InteractiveShell
+        from traitlets.config import Config
+
+        config = Config()
+        config.HistoryManager.enabled = False
+        self.shell = InteractiveShell(config=config)
+        self.shell.ast_node_interactivity = "none"  # nobody looks at results
+        self.functions: list[Callable[..., Any]] = []
+
+    def run(self, source: str, expressions: Mapping[str, str]) -> dict[str, Any]:
+        """Executes a cell; returns its error, and the values of expressions by key."""
+        outcome = self.shell.run_cell(source)
+        error = outcome.error_before_exec or outcome.error_in_exec
+        text = "" if error is None else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
+        return {"error": text, "values": {key: self.value_of(each) for key, each in expressions.items()}}
+
+    def value_of(self, expression: str) -> Plain:
+        """The value of an expression as plain data; missing where it has none."""
+        try:
+            value = self.shell.ev(expression)
+        except BaseException:  # noqa: BLE001  # their objects may raise anything
+            return {"missing": True}
+        return self.plain(value)
+
+    def plain(self, value: Any) -> Plain:
+        """An answer as data that JSON holds."""
+        if value is None or value is ...:
+            return {"missing": True}
+        if isinstance(value, Placement):
+            order = value.rank
+            return {"placement": [value.device.tolist(), None if order is None else order.tolist()]}
+        if isinstance(value, Instance):
+            return {"instance": plain_value(dataclasses.asdict(value))}
+        if callable(value):
+            self.functions.append(value)
+            return {"function": len(self.functions) - 1, "parameters": _parameters(value)}
+        try:
+            return {"value": plain_value(value)}
+        except TypeError:
+            return {"kind": type(value).__name__}
+
+    def call(self, number: int, arguments: tuple[Any, ...]) -> Plain:
+        """The value of an answered function."""
+        try:
+            with limited(SECONDS):
+                return self.plain(self.functions[number](*arguments))
+        except TooLong:
+            return {"too_long": True}
+        except BaseException as error:  # noqa: BLE001  # their function may raise anything
+            return {"error": f"{type(error).__name__}: {' '.join(str(error).split()):.200}"}
+
+
+def plain_value(value: Any) -> Any:
+    """Numbers, texts and containers of them. Raises `TypeError` for anything else.
+
+    >>> plain_value({"a": np.int32(2), "b": (1.5, {"x"})})
+    {'a': 2, 'b': [1.5, ['x']]}
+    """
+    if isinstance(value, (np.generic, np.ndarray)):
+        return plain_value(value.tolist())
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, Mapping):
+        return {str(plain_value(key)): plain_value(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain_value(each) for each in value]
+    if isinstance(value, (bool, int, float, str)):  # subclasses, whose methods may lie
+        return next(base(value) for base in (int, float, str) if isinstance(value, base))
+    raise TypeError(type(value).__name__)
+
+
+def _parameters(function: Callable[..., Any]) -> list[tuple[str, int, bool]] | None:
+    """Name, kind and whether there is a default, of each parameter; None for functions without a signature."""
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return None
+    return [(p.name, int(p.kind), p.default is not p.empty) for p in parameters]
+
+
+def main() -> None:
+    """Serves the grader until stdin ends."""
+    die_with_parent()
+    requests, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    sys.argv[1:] = []
+    notebook = Notebook()
+
+    def send(message: Mapping[str, Any]) -> None:
+        print(json.dumps(message), file=answers, flush=True)
+
+    send({"ready": True})
+    for line in requests:
+        request = json.loads(line)
+        if "call" in request:
+            arguments = pickle.loads(base64.b64decode(request["arguments"]))  # noqa: S301  (a pipe from the grader)
+            send(notebook.call(request["call"], arguments))
+        else:
+            send(notebook.run(request["source"], request["expressions"]))
+
+
+if __name__ == "__main__":
+    main()
