@@ -20,7 +20,7 @@ from ..graph.arguments import check_records
 from ..graph.columns import text
 from ..graph.costs import check_kinds
 from ..graph.formats.wire import decoded, encoded
-from ..graph.hardware import by_kind
+from ..graph.hardware import by_kind, known_kind
 from ..identity import Unidentified, content_digest
 from ..passes.optimize import PASSES
 from ..profilers.precision import profile_mode
@@ -70,7 +70,8 @@ def sweep(
         subject: a benchmark model's name; a Step; an OpGraph (whose batch size is fixed: leave `batch_size` out); or
             a function from batch size to OpGraph.
         batch_size, devices, memory_bytes, placer: one value or several; memory is per device.
-        cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers.
+        cluster: a template for what is not swept: its first device's kind and speed, its link, its transfers; by default the
+            kind and link of named hardware.
         passes, forward_only, scheduler, params: as in `bl.compare` (`params` by placer name).
         micro_batches, schedule: as in `bl.simulate`, one value or several. `batch_size` is that of a step, which
             `micro_batches` must divide (else the row says so; with one count, at once): the model is profiled at the
@@ -114,7 +115,7 @@ def sweep(
     for field, value in (("params", params), ("model_params", model_params)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"{field} is {value!r:.60}; it must be a mapping from names")
-    template = Cluster.uniform(1) if cluster is None else cluster
+    template = Cluster.uniform(1, kind=_kind_of(hardware)) if cluster is None else cluster
     check_records(cluster=template)
     check_flag("progress", progress)
     placing, steps = (
@@ -388,6 +389,11 @@ def _check_placers(names: list[str], placing: Placing) -> None:
 
     for name in names:
         make_placer(name, **placing.of(text("placer", name)))
+
+
+def _kind_of(hardware: object) -> str:
+    """Returns the kind of devices for which a sweep is estimated: the hardware that it names, else "gpu"."""
+    return known_kind(hardware) or "gpu" if isinstance(hardware, str) else "gpu"
 
 
 def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling, template: Cluster) -> None:

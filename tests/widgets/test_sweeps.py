@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.errors import ExecutionError, MissingPackage, UnknownNameError
+from baechi_lab.errors import ExecutionError, InvalidInput, MissingPackage, UnknownNameError
 from baechi_lab.placers.m_etf import METF
 from baechi_lab.sweeps import best, grid
 from baechi_lab.sweeps.grid import equal_devices
@@ -331,3 +331,8 @@ def test_foreign_files_are_left_alone(tmp_path):
     text.write_text("no database" * 100)
     with pytest.raises(bl.BaechiLabError, match="cannot be used"):
         bl.sweep(graph_of, path=text, executor="here", **GRID)
+
+
+def test_measured_rows_are_of_no_hardware():
+    with pytest.raises(InvalidInput, match="mode is 'measured' and hardware is 'h100'"):
+        bl.sweep("mlp", batch_size=[4], profile="measured", hardware="h100")

@@ -15,6 +15,7 @@ from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.glossary import meaning
 from baechi_lab.widgets.panels.params_form import ParamsForm
 from baechi_lab.widgets.panels.parts import table
+from baechi_lab.widgets.setting import LINKS
 
 
 @pytest.fixture
@@ -223,6 +224,24 @@ def test_scripts_load_nothing_from_the_network_and_do_not_import():
 
 
 # -- panels ---------------------------------------------------------------------------------------------
+
+
+def test_hardware_brings_its_memory_and_link(bench):
+    """Memory and links of no hardware, or of the hardware before, are replaced; those that were chosen stay."""
+    panel = bench.setting
+    bench.model.change(cluster=bl.Cluster.uniform(2))
+    panel.hardware.value = "h100"
+    cluster = bench.model.setting.cluster
+    assert (cluster.link, cluster.memory_bytes.tolist()) == (LINKS["nvlink4"], [80 * 10**9] * 2)
+    assert panel.link.value == "nvlink4"
+    panel.hardware.value = "l4"
+    cluster = bench.model.setting.cluster
+    assert (cluster.link, cluster.memory_bytes.tolist()) == (LINKS["pcie4"], [24 * 10**9] * 2)
+    panel.link.value = "infiniband-ndr"
+    panel.memory.value = "1GB"
+    panel.hardware.value = "h100"
+    cluster = bench.model.setting.cluster
+    assert (cluster.link, cluster.memory_bytes.tolist()) == (LINKS["infiniband-ndr"], [10**9] * 2)
 
 
 def test_the_setting_panel_changes_the_model(bench):
