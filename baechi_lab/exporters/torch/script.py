@@ -126,6 +126,8 @@ import argparse
 import itertools
 import json
 import os
+import socket
+import sys
 import time
 from pathlib import Path
 
@@ -176,6 +178,14 @@ def pipeline(rank, device):
 def train(steps, device):
     """Train; returns the loss of every step on the process of the last stage, an empty list on the others."""
     rank, here = int(os.environ["RANK"]), os.environ["WORLD_SIZE"] == os.environ["LOCAL_WORLD_SIZE"]
+    processes = 1 + max(process for stage in PLAN["stages"] for process in stage["processes"])
+    if int(os.environ["WORLD_SIZE"]) != processes:
+        raise SystemExit(f"torchrun started {os.environ['WORLD_SIZE']} processes; this pipeline has {processes}, see README.md")
+    if rank == 0 and here and {name for _, name in socket.if_nameindex()} != {"lo"}:
+        print(
+            "note: while this runs, other users of this machine can connect to the ports of its processes on the loopback "
+            "device, which ask for no password; README.md says how to run it in a network of its own", file=sys.stderr,
+        )
     if device == "cuda":
         device = f"cuda:{os.environ['LOCAL_RANK']}"
         torch.cuda.set_device(device)
@@ -223,6 +233,12 @@ On one machine, where the processes meet in a file and nothing listens to other 
 
     torchrun --nproc-per-node <PROCESSES> --rdzv-backend c10d --rdzv-conf store_type=file --rdzv-endpoint "$(mktemp)" \\
         train.py --steps 100
+
+The ports through which the processes exchange tensors are open to every user of that machine. Where you do not trust all of
+them, run it in a network of its own (Linux; no administrator is needed where users may make namespaces):
+
+    unshare --map-root-user --net sh -c 'ip link set lo up && exec torchrun --nproc-per-node <PROCESSES> --rdzv-backend c10d \
+        --rdzv-conf store_type=file --rdzv-endpoint "$(mktemp)" train.py --steps 100'
 
 On several, whose network must be closed to everyone you do not trust, on each (10.0.0.1 being one of them):
 

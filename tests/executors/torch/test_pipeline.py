@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import re
+import socket
 import subprocess
 import sys
 import threading
@@ -922,8 +923,31 @@ def test_an_exported_pipeline_trains_under_torchrun_without_us(tmp_path):
     process = subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr[-2000:]
     assert losses_of(process.stdout) == pytest.approx(expected, rel=1e-5)
+    is_alone = {name for _, name in socket.if_nameindex()} == {"lo"}
+    assert ("other users of this machine can connect" in process.stderr) != is_alone
+    assert "unshare --map-root-user --net" in (folder / "README.md").read_text()
     assert not list(folder.glob(".meeting*"))
     bl.torch.export(step, placed, folder, graph=graph, micro_batches=2)  # replaces what it wrote
+
+
+def test_bug_more_processes_than_the_pipeline_has_ended_with_stop_iteration(tmp_path):
+    """All stages on one of two devices are a pipeline of one process."""
+    step = bl.torch.models.build("gnmt", **{**SMALL["gnmt"], "batch_size": 4, "dropout": 0.0})
+    graph = bl.torch.profile(step.micro_batches(2)[0], warmup=0, runs=1)
+    placed, cluster = bl.Placement(device=[0] * graph.n, graph_key=graph.key), bl.Cluster.uniform(2, kind="cpu")
+    options = {"cluster": cluster, "graph": graph, "micro_batches": 2, "schedule": "1f1b", "pipeline": True}
+    folder = bl.torch.export(step, placed, tmp_path / "out", **options)
+    variables = {**environment(folder), "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    process = subprocess.run(
+        [sys.executable, "train.py", "--steps", "1"],
+        cwd=folder,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert process.returncode == 1
+    assert process.stderr.strip() == "torchrun started 2 processes; this pipeline has 1, see README.md"
 
 
 @pytest.mark.slow
