@@ -237,7 +237,7 @@ On one machine, where the processes meet in a file and nothing listens to other 
 The ports through which the processes exchange tensors are open to every user of that machine. Where you do not trust all of
 them, run it in a network of its own (Linux; no administrator is needed where users may make namespaces):
 
-    unshare --map-root-user --net sh -c 'ip link set lo up && exec torchrun --nproc-per-node <PROCESSES> --rdzv-backend c10d \
+    unshare --map-root-user --net sh -c 'ip link set lo up && exec torchrun --nproc-per-node <PROCESSES> --rdzv-backend c10d \\
         --rdzv-conf store_type=file --rdzv-endpoint "$(mktemp)" train.py --steps 100'
 
 On several, whose network must be closed to everyone you do not trust, on each (10.0.0.1 being one of them):
