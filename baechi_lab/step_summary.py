@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +78,95 @@ def change_in_words(step_us: float, before_us: float) -> str:
     if abs(change) < 0.05:
         return "no change"
     return f"{change:+.0f} %" if abs(change) >= 10 else f"{change:+.1f} %"
+
+
+def from_to_in_words(before_us: float, after_us: float) -> str:
+    """Returns two steps in the unit that suits the longer one; empty where one is missing.
+
+    >>> from_to_in_words(422_800.0, 351_800.0), from_to_in_words(25.0, 17.0), from_to_in_words(float("nan"), 1.0)
+    ('422.8 -> 351.8 ms', '25.0 -> 17.0 us', '')
+    """
+    if not (before_us > 0 and after_us > 0 and math.isfinite(before_us) and math.isfinite(after_us)):
+        return ""
+    longest = max(before_us, after_us)
+    factor, unit = next(((f, u) for f, u in ((1e6, "s"), (1e3, "ms")) if longest >= f), (1.0, "us"))
+    digits = 1 if longest / factor >= 10 else 3
+    return f"{before_us / factor:.{digits}f} -> {after_us / factor:.{digits}f} {unit}"
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """What the critical path does for a part of the step: `kind` is "compute", "transfer", "queue" or "idle".
+
+    `device` computes (-1 for the other kinds), `us` is the sum over the step, and `window_us` the longest stretch of it.
+    """
+
+    kind: str
+    device: int
+    us: float
+    window_us: tuple[float, float]
+
+
+def step_parts(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> tuple[StepPart, ...]:
+    """Divides the step from 0 to its end by what its critical path does: the parts add up to the makespan.
+
+    Between two ops of the path, a transfer waits in queues until it begins and then lasts; what remains is idle: a planned
+    order, or what a real runtime does besides.
+
+    Args:
+        timeline: of the step.
+        ops, transfers: the critical path in order of time, ops of the timeline and rows of its transfers.
+
+    >>> from baechi_lab import Link, Placement, simulate
+    >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
+    >>> line = simulate(g, Cluster.uniform(2, link=Link(3.0, 0.0)), Placement(device=[0, 1]))
+    >>> [(part.kind, part.device, part.us) for part in step_parts(line, [0, 1], [0])]
+    [('compute', 0, 5.0), ('compute', 1, 10.0), ('transfer', -1, 3.0)]
+    """
+    stretches = _stretches(timeline, ops, transfers)
+    sums: dict[tuple[str, int], float] = {}
+    longest: dict[tuple[str, int], tuple[float, float]] = {}
+    for kind, device, start, end in stretches:
+        key = (kind, device)
+        sums[key] = sums.get(key, 0.0) + end - start
+        if key not in longest or end - start > longest[key][1] - longest[key][0]:
+            longest[key] = (start, end)
+    order = sorted(sums, key=lambda key: (_KINDS.index(key[0]), key[1]))
+    near = 1e-9 * timeline.makespan_us
+    return tuple(StepPart(*key, sums[key], longest[key]) for key in order if sums[key] > near)
+
+
+_KINDS = ("compute", "transfer", "queue", "idle")
+
+
+def _stretches(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> list[tuple[str, int, float, float]]:
+    """What the path does one after the other, `(kind, device, start, end)`; equal neighbours are one."""
+    rows = {int(op): row for row, op in enumerate(timeline.op.tolist())}
+    sent, stretches, now = timeline.transfers, [], 0.0
+    pending = [int(row) for row in transfers]
+    for op in ops:
+        row = rows[int(op)]
+        start, end = float(timeline.start_us[row]), float(timeline.end_us[row])
+        if pending and start > now:
+            arrives = float(sent.end_us[pending[0]])
+            if arrives <= start + 1e-9 * timeline.makespan_us and int(sent.target[pending[0]]) == timeline.device[row]:
+                begun = max(float(sent.start_us[pending[0]]), float(sent.receive_us[pending[0]]))
+                stretches += [("queue", -1, now, begun), ("transfer", -1, begun, arrives)]
+                now = arrives
+        while pending and float(sent.end_us[pending[0]]) <= start:
+            pending.pop(0)
+        stretches += [("idle", -1, now, start), ("compute", int(timeline.device[row]), max(start, now), end)]
+        now = max(now, end)
+    stretches.append(("idle", -1, now, timeline.makespan_us))
+    joined: list[tuple[str, int, float, float]] = []
+    for kind, device, start, end in stretches:
+        if end <= start:
+            continue
+        if joined and joined[-1][:2] == (kind, device) and joined[-1][3] >= start:
+            joined[-1] = (kind, device, joined[-1][2], end)
+        else:
+            joined.append((kind, device, start, end))
+    return joined
 
 
 def gap_in_words(gap: float) -> str:

@@ -6,7 +6,8 @@ Views subscribe with `on(event, call)` and are told what changed:
 |---|---|
 | `setting` | the new Setting |
 | `outcome` | the new Outcome |
-| `remedy` | a Remedy for the outcome that comes next, or None |
+| `advice` | what would be better than the outcome that comes next, a tuple of Advice |
+| `fitted` | what was changed so that the first result fits; empty when that is undone |
 | `stale` | True while the outcome shown is older than the setting |
 | `progress` | `(text, share)`; an empty text when nothing is under way |
 | `waiting` | why an anytime placer has not started yet |
@@ -28,13 +29,13 @@ from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..memo import Memo
 from ..placers.registry import make_placer, placer_class
+from .advice import STAGES, Advice, all_advice, fitted, quick_advice
 from .background import Background, Ticket
 from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .moves import move, named_ops, shortest_names
-from .remedies import STAGES, Remedy, remedy_of
 from .setting import GIVEN_SUBJECT, OWN, Setting
 
 DELAY = 0.25
@@ -66,7 +67,8 @@ class WorkbenchModel:
         self.history = History(setting)
         self.outcome: Outcome | None = None
         self.before: Outcome | None = None
-        self.remedy: Remedy | None = None
+        self.advice: tuple[Advice, ...] = ()
+        self.fitted: Setting | None = None
         self.stale = False
         self.problem: Problem | None = None
         self.selection: tuple[int, ...] = ()
@@ -163,6 +165,9 @@ class WorkbenchModel:
 
     def _changed(self) -> None:
         self.clear_problem()
+        if self.fitted is not None and self.setting != self.fitted:
+            self.fitted = None
+            self.emit("fitted", "")
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
         if self._asks_first():
@@ -204,11 +209,40 @@ class WorkbenchModel:
 
     def compute_now(self) -> Outcome:
         """Compute here and now; raises what the stages raise."""
-        outcome_and_remedy = self._compute(self.setting, None)
-        self._arrived(outcome_and_remedy)
-        return outcome_and_remedy[0]
+        outcome, advice = self._compute(self.setting, None)
+        self._arrived((outcome, advice))
+        return outcome
 
-    def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, Remedy | None]:
+    def open(self) -> Outcome:
+        """Compute the first outcome; where it does not fit, the smallest change that fits is made, and `fitted` says which.
+
+        Raises:
+            InfeasiblePlacement: nothing that was tried fits; and what the stages raise.
+        """
+        refusal: InfeasiblePlacement | None = None
+        try:
+            outcome, advice = self._compute(self.setting, None)
+            if outcome.timeline.feasible:
+                self._arrived((outcome, advice))
+                return outcome
+        except InfeasiblePlacement as error:
+            refusal = error
+        fitting = fitted(self.setting, self.subject, self.memo)
+        if fitting is None:
+            if refusal is not None:
+                raise refusal
+            self._arrived((outcome, advice))
+            return outcome
+        self.history.push(fitting.outcome.setting)
+        self._agreed = (self.setting.placer, self.setting.params)
+        self.emit("setting", self.setting)
+        self.emit("history", (self.history.can_undo, self.history.can_redo))
+        self._arrived((fitting.outcome, quick_advice(fitting.outcome, self.memo)))
+        self.fitted = self.setting
+        self.emit("fitted", f"{fitting.changed} changed so that it fits")
+        return fitting.outcome
+
+    def _compute(self, setting: Setting, ticket: Ticket | None) -> tuple[Outcome, tuple[Advice, ...]]:
         report: Report = silent if ticket is None else ticket.report
         try:
             outcome = compute(setting, self.subject, self.memo, report)
@@ -219,10 +253,12 @@ class WorkbenchModel:
             if setting.schedule and setting != setting.replace(**STAGES.changes):
                 error.remedy = STAGES  # type: ignore[attr-defined]
             raise
-        return outcome, remedy_of(outcome, self.memo, report)
+        if self.inline:
+            return outcome, all_advice(outcome, self.subject, self.memo, report)
+        return outcome, quick_advice(outcome, self.memo, report)
 
-    def _arrived(self, outcome_and_remedy: tuple[Outcome, Remedy | None]) -> None:
-        outcome, self.remedy = outcome_and_remedy
+    def _arrived(self, outcome_and_advice: tuple[Outcome, tuple[Advice, ...]]) -> None:
+        outcome, self.advice = outcome_and_advice
         fresh = self.outcome is None or self.outcome.graph is not outcome.graph
         if self.outcome is not None and self.outcome.setting != outcome.setting:
             self.before = self.outcome
@@ -231,8 +267,25 @@ class WorkbenchModel:
         if fresh:
             self.selection = ()
         self._set_stale(False)
-        self.emit("remedy", self.remedy)
+        self.emit("advice", self.advice)
         self.emit("outcome", outcome)
+        self._advise_further(outcome)
+
+    def _advise_further(self, outcome: Outcome) -> None:
+        """Look for advice that takes longer beside the interface; a change of the setting ends that."""
+        if self.inline or not outcome.timeline.feasible:
+            return
+        subject, memo = self.subject, self.memo
+
+        def show(advice: tuple[Advice, ...]) -> None:
+            if advice != self.advice and self.outcome is outcome and not self.stale:
+                self.advice = advice
+                self.emit("advice", advice)
+
+        def work(ticket: Ticket) -> tuple[Advice, ...]:
+            return all_advice(outcome, subject, memo, lambda *_: ticket.check())
+
+        self.worker.submit(work, show)
 
     def _idle(self) -> None:
         self._progress("", -1.0)

@@ -88,7 +88,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     def _open(self) -> None:
         """The first result. Where no placement fits, the interface opens all the same: with the reason, to change it."""
         try:
-            self.model.compute_now()
+            self.model.open()
         except InfeasiblePlacement as error:
             _, graph = source(self.model.setting, self.model.subject, self.model.memo)
             self.graph.show_graph(graph)
@@ -129,6 +129,13 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     # -- wiring ----------------------------------------------------------------------------------------
 
+    def _zoom(self, start_us: float, end_us: float) -> None:
+        """Show a stretch of the timeline, with the critical path marked."""
+        margin = 0.15 * (end_us - start_us)
+        self.tabs.choose("Timeline")
+        self.timeline.critical = True
+        self.timeline.window = [max(start_us - margin, 0.0), min(end_us + margin, self.timeline.span_us)]
+
     def _connect(self) -> None:
         self._listening, self._later = True, Later(PICTURE_SECONDS)
         self.model.on("outcome", self._show)
@@ -142,6 +149,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         for event in ("table", "held"):
             self.model.on(event, lambda _: self._offer())
         self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.header.verdict.on_zoom = self._zoom
         ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
         ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
@@ -272,7 +280,10 @@ class Workbench(Pictured, ipywidgets.VBox):
     def picture(self) -> str:
         """Graph, timeline and memory as one SVG text."""
         outcome = self.model.outcome
-        if outcome is None or self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
+        if outcome is None:  # nothing fits: the reason stays, where else there would be a broken widget
+            problem = self.model.problem
+            return page([("", *text_picture(problem.sentence if problem else "no result yet"))])
+        if self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
             return ""
         names = outcome.timeline.device_names
         return page(

@@ -126,6 +126,36 @@ def test_the_first_picture_shows_the_library_s_numbers(page, expected):
     assert page.problems == []
 
 
+def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
+    from baechi_lab.step_summary import step_parts
+
+    graph, line = expected.graph(), expected.timeline()
+    chain = critical_chain(graph, line)
+    parts = step_parts(line, chain.ops, chain.transfers)
+    pieces = page.locator(".bl-verdict-part")
+    page.wait_for_function("(n) => document.querySelectorAll('.bl-verdict-part').length === n", arg=len(parts))
+    told = [pieces.nth(k).get_attribute("aria-label") for k in range(len(parts))]
+    assert all(format_us(part.us) in text for part, text in zip(parts, told, strict=True))
+    boxes = [pieces.nth(k).bounding_box() for k in range(len(parts))]
+    whole = sum(box["width"] for box in boxes)
+    for part, box in zip(parts, boxes, strict=True):
+        assert abs(box["width"] / whole - part.us / line.makespan_us) < 0.02
+    longest = int(np.argmax([part.us for part in parts]))
+    pieces.nth(longest).click()
+    first, last = parts[longest].window_us
+    page.wait_for_function(
+        "([first, last]) => { const w = document.querySelector('canvas[aria-label=\"Timeline\"]').dataset.window.split(' ').map(Number);"
+        " return w[0] <= first && w[1] >= last && w[1] - w[0] < 1.31 * (last - first); }",
+        arg=[first, last],
+    )
+    shot(page, "01-verdict")
+    page.locator('canvas[aria-label="Timeline"]').focus()
+    page.keyboard.press("0")
+    page.keyboard.press("c")
+    tab(page, "Graph")
+    assert page.problems == []
+
+
 def test_a_slider_moves_the_batch_size(page, expected):
     slider = control(page, "batch size").locator(".noUi-handle")
     slider.focus()

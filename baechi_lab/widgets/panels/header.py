@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Callable, Sequence
 
 import ipywidgets
 
@@ -10,13 +11,43 @@ from ...graph import OpGraph
 from ...graph.units import format_bytes, format_us
 from ...profilers.machine_load import describe_repeats
 from ...step_summary import SLOWER, against_one_device, change_in_words, gap_in_words
+from ..advice import MOST_ADVICE, Advice
 from ..compute import Outcome
 from ..glossary import explained
 from ..guard import Guard, Problem
 from ..model import WorkbenchModel
-from ..remedies import Remedy
+from ..setting import Setting
 from ..tasks import Tasks
+from ..views.verdict_view import VerdictView
 from .parts import WIDE, button, row, say
+
+
+class AdviceRow:
+    """One advice in a neutral colour: a click applies it, and after that a click undoes it."""
+
+    def __init__(self, apply: Callable[[Advice], None], undo: Callable[[], object]):
+        self.sentence = ipywidgets.HTML()
+        self.apply = button("", "change the setting so", self._clicked, style="")
+        self.widget = row(self.sentence, self.apply)
+        self.widget.add_class("bl-advice")
+        self.advice: Advice | None = None
+        self.applied = False
+        self._apply, self._undo = apply, undo
+
+    def _clicked(self) -> None:
+        if self.applied:
+            self._undo()
+        elif self.advice is not None:
+            self._apply(self.advice)
+
+    def show(self, advice: Advice | None, applied: bool = False) -> None:
+        """Show an advice, or none; `applied` where it is in force."""
+        self.advice, self.applied = advice, applied
+        self.widget.layout.display = "none" if advice is None else "flex"
+        words = "" if advice is None else f"Applied: {advice.sentence}" if applied else advice.sentence
+        say(self.sentence, words[:1].upper() + words[1:])
+        self.apply.description = "" if advice is None else "Undo this" if applied else advice.button
+
 
 GOALS = ("makespan_us", "step_us", "period_us")
 """The column of `auto`'s table that its objective fills."""
@@ -46,11 +77,15 @@ class Header:
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
         self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         self.buttons.layout = ipywidgets.Layout(flex="1 1 0", align_items="center", margin="0 0 0 14px", width="auto")
-        self.advice = ipywidgets.HTML()
-        self.mend = button("", "change the setting so", self._mend, style="info")
-        self.advice_row = row(self.advice, self.mend)
-        self._remedy: Remedy | None = None
-        self.widget = ipywidgets.VBox([self.facts, self.advice_row, self.problem_row], layout=WIDE)
+        self.verdict = VerdictView()
+        self.advice_rows = [AdviceRow(self._apply, model.undo) for _ in range(MOST_ADVICE)]
+        self.chip = ipywidgets.HTML()
+        self.undo_chip = button("Undo", "back to the setting as it was", model.undo)
+        self.chip_row = row(self.chip, self.undo_chip, wrap=False)
+        self.chip_row.add_class("bl-advice")
+        self._applied: tuple[Advice, Setting] | None = None
+        rows = [advice_row.widget for advice_row in self.advice_rows]
+        self.widget = ipywidgets.VBox([self.facts, self.verdict, self.chip_row, *rows, self.problem_row], layout=WIDE)
         self.widget.add_class("bl-header")
         for event, call in (
             ("outcome", self.show),
@@ -59,15 +94,17 @@ class Header:
             ("problem", self._problem),
             ("history", self._history),
             ("task", self._progress),
-            ("remedy", self._advise),
-            ("setting", lambda _: self._advise(None)),
+            ("advice", self._advise),
+            ("fitted", self._fitted),
+            ("setting", lambda _: self._advise(())),
             ("waiting", lambda text: say(self.mark, text)),
         ):
             model.on(event, call)
         self._history((False, False))
         self._progress(("", -1.0))
         self._problem(None)
-        self._advise(None)
+        self._advise(())
+        self._fitted("")
 
     def _cancel(self) -> None:
         self.model.cancel()
@@ -76,6 +113,7 @@ class Header:
     def show(self, outcome: Outcome) -> None:
         """The numbers of an outcome. Those of the one before go first: whatever fails here leaves none beside a new timeline."""
         self.text = self.facts.value = ""
+        self.verdict.clear()
         line, fits = outcome.timeline, outcome.timeline.feasible
         facts = facts_of(outcome, self.model.before)
         spans = [f"<span>{explained(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
@@ -86,19 +124,30 @@ class Header:
         measured = outcome.graph.info.get("measured", {})
         if measured.get("busy"):
             why += f'<div class="bl-bad">{html.escape(f"profile measured on a busy machine: {describe_repeats(measured)}")}</div>'
+        self.verdict.show(outcome)
+        fitting = "fits" if fits else "does not fit"
+        self.verdict.said = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
         self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
         self._stale(self.model.stale)
 
-    def _advise(self, remedy: Remedy | None) -> None:
-        self._remedy = remedy
-        self.advice_row.layout.display = "none" if remedy is None else "flex"
-        say(self.advice, "" if remedy is None else remedy.sentence[:1].upper() + remedy.sentence[1:] + ".", "bad")
-        self.mend.description = "" if remedy is None else remedy.button
+    def _advise(self, advice: Sequence[Advice]) -> None:
+        """One row per advice; the one that was applied stays, to be undone, as long as its setting is in force."""
+        applied = self._applied
+        shown: list[tuple[Advice, bool]] = []
+        if applied is not None and applied[1] == self.model.setting:
+            shown.append((applied[0], True))
+        shown += [(one, False) for one in advice]
+        for k, advice_row in enumerate(self.advice_rows):
+            advice_row.show(*(shown[k] if k < len(shown) else (None, False)))
 
-    def _mend(self) -> None:
+    def _apply(self, advice: Advice) -> None:
         with Guard(self.model.fail):
-            if self._remedy is not None:
-                self.model.change(**self._remedy.changes)
+            self._applied = advice, self.model.setting.replace(**advice.changes)
+            self.model.change(**advice.changes)
+
+    def _fitted(self, sentence: str) -> None:
+        self.chip_row.layout.display = "flex" if sentence else "none"
+        say(self.chip, sentence)
 
     def _stale(self, stale: bool) -> None:
         text = getattr(self, "text", "")
@@ -122,7 +171,7 @@ class Header:
         self.problem_row.layout.display = "flex" if problem else "none"
         if problem is not None:
             if problem.remedy is not None:
-                self._advise(problem.remedy)
+                self._advise((problem.remedy,))
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
             self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'
 

@@ -92,6 +92,27 @@ function button(text, title, onclick) {
   return element("button", { type: "button", title, class: "bl-button", onclick }, text);
 }
 
+/** One Tab stop for all buttons of a toolbar; arrows, Home and End go from one to the next. Buttons that are added later join
+ * when this is called again. @param {HTMLElement} bar */
+function rove(bar) {
+  const stops = () => /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("button:not(:disabled)")]);
+  const here = stops().find((one) => one === document.activeElement || one.tabIndex === 0) ?? stops()[0];
+  for (const one of bar.querySelectorAll("button")) one.tabIndex = one === here ? 0 : -1;
+  if (bar.dataset.roving) return;
+  bar.dataset.roving = "true";
+  bar.addEventListener("keydown", (event) => {
+    const now = stops();
+    const at = now.indexOf(/** @type {HTMLElement} */ (event.target));
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: now.length - 1 }[event.key];
+    if (at < 0 || to === undefined) return;
+    const next = now[(to + now.length) % now.length];
+    for (const one of now) one.tabIndex = one === next ? 0 : -1;
+    next.focus();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+}
+
 /** The theme's colours as the canvas needs them. @param {Element} host @returns {Theme} */
 function themeOf(host) {
   const style = getComputedStyle(host);

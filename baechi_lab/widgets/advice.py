@@ -1,0 +1,300 @@
+"""Advice: changes of a setting that were simulated, each with the step before and after it; and what makes a setting fit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import BaechiLabError
+from ..graph import OpGraph, Step
+from ..graph.units import format_bytes
+from ..memo import Memo
+from ..passes.optimize import PASSES
+from ..placers.auto import Auto
+from ..placers.registry import placer_class
+from ..simulator.schedulers import SCHEDULERS
+from ..step_summary import (
+    AT_THE_BOUND,
+    WELL_DIVIDED,
+    coarse_in_words,
+    finer,
+    from_to_in_words,
+    too_coarse,
+)
+from .compute import Outcome, Report, compute, laid_out, optimized, placed, silent, simulated
+from .setting import Setting, resized
+
+QUICK = ("single", "m-topo", "m-etf", "contiguous")
+"""Whom `auto` asks when it is only tried whether anything fits, or is faster."""
+SECONDS, BETTER = 2.0, 0.995
+"""A setting that took less is tried in its finer form by the same placer. Steps that are hardly shorter are no advice."""
+MOST_GROUPS, MOST_COPIES = 5000, 60_000
+"""Ops or groups that are placed once more just for advice, and ops of a step in micro-batches."""
+MICRO_BATCHES = 8
+ONE_AT_A_TIME = 1.1
+"""Devices that work on average, up to which one works at a time."""
+MOST_ADVICE = 2
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A change of the setting, in words, with the words of the button that applies it.
+
+    `before_us` and `after_us` are simulated steps; NaN where a setting is mended for which there was none.
+    """
+
+    cause: str
+    button: str
+    changes: Mapping[str, Any]
+    before_us: float = float("nan")
+    after_us: float = float("nan")
+
+    @property
+    def sentence(self) -> str:
+        """The advice in words, with both steps.
+
+        >>> Advice("same placement, order pct", "Use pct", {}, 422_800.0, 351_800.0).sentence
+        'same placement, order pct: 422.8 -> 351.8 ms'
+        """
+        change = from_to_in_words(self.before_us, self.after_us)
+        return f"{self.cause}: {change}" if change else self.cause
+
+
+STAGES = Advice(
+    "contiguous places single ops in stages that follow each other",
+    "Place stages",
+    {"placer": "contiguous", "params": {}, "passes": (), "moves": ()},
+)
+"""Where a schedule needs stages, and a placement has none; groups of ops need not have any either."""
+
+
+def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
+    """What takes hardly longer than a simulation: another order; of an outcome that does not fit, with which passes it does."""
+    setting = outcome.setting
+    if not outcome.timeline.feasible:
+        fitting = fitting_passes(setting, outcome.graph, memo, report)
+        return () if fitting is None else (fitting,)
+    return () if outcome.gap < AT_THE_BOUND else best_advice([*_other_order(outcome, memo)])
+
+
+def all_advice(
+    outcome: Outcome, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
+) -> tuple[Advice, ...]:
+    """What is faster than an outcome, the most first: another order, other groups, other placers, micro-batches.
+
+    Raises:
+        what `report` raises.
+    """
+    if not outcome.timeline.feasible:
+        return quick_advice(outcome, memo, report)
+    candidates: list[Advice] = []
+    if not outcome.gap < AT_THE_BOUND:
+        candidates = [
+            *_other_order(outcome, memo),
+            *_finer_groups(outcome, memo, report),
+            *_other_placement(outcome, memo, report),
+        ]
+    candidates += _micro_batches_of_step(outcome, subject, memo, report)
+    # Several steps are other work: behind what makes this one faster.
+    several_steps = best_advice([*_micro_batches_of_graph(outcome, memo, report)])
+    return (*best_advice(candidates), *several_steps)[:MOST_ADVICE]
+
+
+def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
+    """Those with the largest gain."""
+    faster = [a for a in candidates if a.after_us < BETTER * a.before_us]
+    return tuple(sorted(faster, key=lambda a: a.after_us / a.before_us)[:MOST_ADVICE])
+
+
+def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
+    """The same placement under the scheduler that makes its step the shortest."""
+    setting, before = outcome.setting, outcome.timeline.makespan_us
+    if setting.schedule is not None:
+        return
+    steps = {}
+    for name in SCHEDULERS.names():
+        if name != "planned":
+            steps[name] = _simulated_us(setting.replace(scheduler=name), outcome, memo)
+    if setting.scheduler and outcome.placement.rank is not None:
+        steps[None] = _simulated_us(setting.replace(scheduler=None), outcome, memo)
+    best = min(steps, key=lambda name: steps[name])
+    order = f"order {best}" if best else f"the order that {setting.placer} planned"
+    yield Advice(
+        f"same placement, {order}", f"Use {best or 'the planned order'}", {"scheduler": best}, before, steps[best]
+    )
+
+
+def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
+    """The step of the outcome's placement under another setting; infinite where it does not fit."""
+    try:
+        timeline = simulated(setting, outcome.graph, outcome.placement, memo)
+    except BaechiLabError:
+        return float("inf")
+    return timeline.makespan_us if timeline.feasible else float("inf")
+
+
+def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
+    """The most passes that leave something to divide and whose step is shorter.
+
+    What took long is not asked twice: `QUICK` placers stand in.
+    """
+    setting, before = outcome.setting, outcome.timeline.makespan_us
+    divided = before <= WELL_DIVIDED * outcome.one_device_us
+    if divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
+        return
+    quick = _asking_quick_placers(setting) if outcome.seconds > SECONDS else {}
+    for passes in finer(setting.passes):
+        changes = {"passes": passes, "moves": (), **quick}
+        changed = setting.replace(**changes)
+        if too_coarse(outcome.graph, optimized(changed, outcome.graph, memo), setting.cluster):
+            continue
+        report(f"is it faster with {', '.join(passes) or 'no passes'}?", 0.97)
+        step_us = _step_us(changed, outcome, memo)
+        if step_us < BETTER * before:
+            by = f", placed by {Auto.name} among {', '.join(QUICK)}" if quick else ""
+            left_out = _without(setting.passes, passes)
+            cause = f"{coarse_in_words(outcome.coarse)}; {left_out}{by}"
+            yield Advice(cause, f"Place {left_out}", changes, before, step_us)
+            return
+
+
+def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
+    """Of a rule's placement: groups of ops where single ones were placed, and what the quick placers find."""
+    setting, before = outcome.setting, outcome.timeline.makespan_us
+    ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
+    if not ask_all or setting.moves or setting.pipeline or setting.cluster.n == 1:
+        return
+    options = {}
+    if not setting.passes and before > outcome.one_device_us:
+        options["groups of ops instead of single ones", "Place groups of ops"] = {"passes": PASSES}
+    if outcome.coarse.n <= MOST_GROUPS:
+        words = f"placed by {Auto.name} among {', '.join(QUICK)}"
+        options[words, "Ask these placers (auto)"] = _asking_quick_placers(setting)
+    for (cause, text), changes in options.items():
+        report(f"is it faster: {cause}?", 0.97)
+        yield Advice(cause, text, changes, before, _step_us(setting.replace(**changes), outcome, memo))
+
+
+def works_one_at_a_time(outcome: Outcome) -> bool:
+    """Whether hardly ever two devices work at once, though there are several."""
+    timeline = outcome.timeline
+    return outcome.setting.cluster.n > 1 and float(timeline.busy_us.sum()) <= ONE_AT_A_TIME * timeline.makespan_us
+
+
+def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
+    """Of a graph alone, whose smaller batches nobody knows: several steps of it behind each other."""
+    setting = outcome.setting
+    if outcome.step is not None or setting.pipeline or setting.cluster.n == 1 or not works_one_at_a_time(outcome):
+        return
+    count = next((m for m in (MICRO_BATCHES, 4, 2) if m * outcome.graph.n <= MOST_COPIES), 0)
+    if not count:
+        return
+    changes = _pipelined(count)
+    report(f"is it faster with {count} micro-batches?", 0.98)
+    after = _step_us(setting.replace(**changes), outcome, memo)
+    cause = f"one device works at a time; {count} such steps as micro-batches under 1F1B instead of one after the other"
+    yield Advice(cause, f"Use {count} micro-batches", changes, count * outcome.timeline.makespan_us, after)
+
+
+def _micro_batches_of_step(
+    outcome: Outcome, subject: Step | OpGraph | None, memo: Memo, report: Report
+) -> Iterator[Advice]:
+    """Of a model that can be built for a smaller batch: the same batch in micro-batches. Building takes seconds."""
+    setting = outcome.setting
+    batch = setting.batch_size
+    rebuilt = outcome.step is not None and "model" in outcome.step.info and setting.profile == "estimated"
+    if not rebuilt or batch is None or setting.pipeline:
+        return
+    count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_COPIES), 0)
+    if not count or not works_one_at_a_time(outcome):
+        return
+    changes = _pipelined(count)
+    try:
+        report("building the model for a smaller batch")
+        after = compute(setting.replace(**changes), subject, memo, report).timeline
+    except BaechiLabError:  # no stages, or they do not fit
+        return
+    cause = f"one device works at a time; {count} micro-batches under 1F1B"
+    if after.feasible:
+        yield Advice(cause, f"Use {count} micro-batches", changes, outcome.timeline.makespan_us, after.makespan_us)
+
+
+def _pipelined(count: int) -> dict[str, Any]:
+    """The changes that make a step one of `count` micro-batches in stages."""
+    stages = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
+    return {**stages, "micro_batches": count, "schedule": "1f1b"}
+
+
+def _asking_quick_placers(setting: Setting) -> dict[str, Any]:
+    """The changes that make `auto` ask the quick placers; parameters that it has already stay."""
+    own_params = setting.params if setting.placer == Auto.name else {}
+    return {"placer": Auto.name, "params": {**own_params, "placers": QUICK}}
+
+
+def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
+    """The simulated step under another setting of the same graph; infinite where it does not fit."""
+    try:
+        base = placed(setting, optimized(setting, outcome.graph, memo), memo)
+        line = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
+    except BaechiLabError:  # no placement, or no stages
+        return float("inf")
+    return line.makespan_us if line.feasible else float("inf")
+
+
+def _without(passes: tuple[str, ...], kept_passes: tuple[str, ...]) -> str:
+    """Which passes are left out: `without fusion`, or without passes at all."""
+    left_out = " and ".join(name for name in passes if name not in kept_passes)
+    return f"without {left_out if kept_passes else 'passes'}"
+
+
+def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Advice | None:
+    """The most passes under which the placer's answer fits; None where there are none, or it never fits."""
+    quick = _asking_quick_placers(setting) if setting.placer == Auto.name else {}
+    for passes in finer(setting.passes):
+        changes = {"passes": passes, "moves": (), **quick}
+        changed = setting.replace(**changes)
+        report(f"does it fit with {', '.join(passes) or 'no passes'}?", 0.6)
+        try:
+            base = placed(changed, optimized(changed, graph, memo), memo, report)
+            line = simulated(changed, graph, laid_out(changed, graph, base), memo)
+        except BaechiLabError:  # this one does not fit either
+            continue
+        if line.feasible:
+            left_out, peak = _without(setting.passes, passes), format_bytes(int(line.peak_bytes.max(initial=0)))
+            return Advice(f"{left_out} it fits, with a peak of {peak}", f"Place {left_out}", changes)
+    return None
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """A setting that fits in place of one that does not: its outcome, and which field was changed."""
+
+    outcome: Outcome
+    changed: str
+
+
+def fitted(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Fitted | None:
+    """The smallest change that makes a setting fit: passes, then the placer, then more devices; None where none does."""
+    for changed, changes in _fitting_changes(setting):
+        try:
+            outcome = compute(setting.replace(**changes), subject, memo, report)
+        except BaechiLabError:
+            continue
+        if outcome.timeline.feasible:
+            return Fitted(outcome, changed)
+    return None
+
+
+def _fitting_changes(setting: Setting) -> Iterator[tuple[str, dict[str, Any]]]:
+    for passes in finer(setting.passes):
+        yield "passes", {"passes": passes, "moves": ()}
+    quick = _asking_quick_placers(setting)
+    if setting.placer != Auto.name:
+        yield "placer", {**quick, "moves": ()}
+        yield "passes and placer", {**quick, "passes": (), "moves": ()}
+    for count in (setting.cluster.n * factor for factor in (2, 4, 8, 16)):
+        if count <= 64 and len(np.unique(setting.cluster.memory_bytes)) == 1:
+            yield f"devices ({setting.cluster.n} to {count})", {"cluster": resized(setting.cluster, count), **quick}

@@ -1,0 +1,54 @@
+// The step from 0 to its end as one stacked bar of what its critical path does. Traits: see verdict_view.py.
+
+/** @typedef {{label: string, kind: string, color: string, ink: string, share: number, text: string}} VerdictPart */
+
+/** @param {{model: Model, el: HTMLElement}} given */
+function render({ model, el }) {
+  el.classList.add("bl-view", "bl-verdict");
+  const bar = element("div", { class: "bl-verdict-bar", role: "toolbar", "aria-label": "what the critical path does from 0 to the end of the step" });
+  const tick = element("span", { class: "bl-verdict-bound", hidden: true });
+  const live = element("div", { class: "bl-hidden", role: "status", "aria-live": "polite" });
+  el.replaceChildren(bar, live);
+
+  function draw() {
+    const parts = /** @type {VerdictPart[]} */ (model.get("parts"));
+    const pieces = parts.map((part, k) => {
+      const words = `${part.label} ${formatShare(part.share)}`;
+      const piece = button("", `${part.text}. A click shows its longest stretch.`, () => model.send({ type: "zoom", part: k }));
+      piece.className = `bl-verdict-part bl-verdict-${part.kind}`;
+      piece.setAttribute("aria-label", part.text);
+      piece.style.flexGrow = String(Math.max(part.share, 0.002));
+      if (part.color) {
+        piece.style.background = part.color;
+        piece.style.color = part.ink;
+      }
+      piece.append(element("span", {}, words));
+      return piece;
+    });
+    const bound = model.get("bound");
+    tick.hidden = !(bound >= 0 && bound <= 1 && pieces.length);
+    tick.style.left = `calc(${100 * bound}% - 1px)`;
+    tick.title = model.get("bound_text");
+    bar.replaceChildren(...pieces, tick);
+    bar.hidden = !pieces.length;
+    rove(bar);
+    fitWords();
+  }
+
+  /** A word is shown where its piece is wide enough. */
+  function fitWords() {
+    for (const piece of bar.querySelectorAll("button")) {
+      const words = /** @type {HTMLElement} */ (piece.firstElementChild);
+      words.style.visibility = words.scrollWidth + 6 > piece.clientWidth ? "hidden" : "";
+    }
+  }
+  const sizes = new ResizeObserver(fitWords);
+  sizes.observe(bar);
+  const say = () => { live.textContent = model.get("said"); };
+  draw();
+  say();
+  const stop = listen(model, { parts: draw, bound: draw, bound_text: draw, said: say });
+  return () => { stop(); sizes.disconnect(); };
+}
+
+export default { render };

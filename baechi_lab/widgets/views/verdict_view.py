@@ -1,0 +1,81 @@
+"""The verdict: the step from 0 to its end as one bar of what its critical path does, with the lower bound as a tick."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ...graph.units import format_us
+from ...step_summary import step_parts
+from ...viz.colors import device_colors, text_on
+from ..bars import short_device
+from ..compute import Outcome
+from .base import source
+
+WORDS = {"transfer": "transfers", "queue": "queueing", "idle": "idle"}
+MEANINGS = {
+    "compute": "ops of the critical path run on this device",
+    "transfer": "the critical path waits for a tensor that is under way",
+    "queue": "the critical path waits for a tensor that stands in the queue of a link",
+    "idle": "nothing of the critical path runs or is under way: a planned order, or what a runtime does besides",
+}
+
+
+class VerdictView(anywidget.AnyWidget):
+    """One stacked bar; `on_zoom(start_us, end_us)` is called with the longest stretch of the part that was clicked.
+
+    `parts` say what is drawn: `label`, `color` (empty for what is no device), `ink`, `share` of the step, `text`, `kind`.
+    `said` is announced to screen readers whenever it changes.
+    """
+
+    _esm = source("js", "verdict_view")
+    _css = source("css", "verdict_view")
+    parts: traitlets.List = traitlets.List().tag(sync=True)
+    bound = traitlets.Float(-1.0).tag(sync=True)
+    bound_text = traitlets.Unicode("").tag(sync=True)
+    said = traitlets.Unicode("").tag(sync=True)
+
+    def __init__(self, on_zoom: Callable[[float, float], None] = lambda start_us, end_us: None):
+        super().__init__()
+        self.on_zoom = on_zoom
+        self._windows: list[tuple[float, float]] = []
+        self.on_msg(self._clicked)
+
+    def show(self, outcome: Outcome) -> None:
+        """The parts of an outcome's step."""
+        timeline = outcome.timeline
+        names, span = timeline.device_names, timeline.makespan_us
+        colors = device_colors(len(names))
+        parts = step_parts(timeline, outcome.chain.ops.tolist(), outcome.chain.transfers.tolist())
+        self._windows = [part.window_us for part in parts]
+        drawn = []
+        for part in parts:
+            device = part.kind == "compute"
+            label = short_device(names[part.device]) if device else WORDS[part.kind]
+            share = part.us / span
+            drawn.append(
+                {
+                    "label": label,
+                    "kind": part.kind,
+                    "color": colors[part.device] if device else "",
+                    "ink": text_on(colors[part.device]) if device else "",
+                    "share": share,
+                    "text": f"{label}: {format_us(part.us)}, {share:.0%} of the step; {MEANINGS[part.kind]}",
+                }
+            )
+        bound = outcome.lower_bound_us
+        with self.hold_sync():
+            self.parts = drawn
+            self.bound = bound / span if span > 0 and bound == bound else -1.0
+            self.bound_text = f"lower bound {format_us(bound)}" if bound == bound else ""
+
+    def clear(self) -> None:
+        """Show nothing."""
+        self.parts, self._windows = [], []
+
+    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        if content.get("type") == "zoom" and 0 <= int(content["part"]) < len(self._windows):
+            self.on_zoom(*self._windows[int(content["part"])])
