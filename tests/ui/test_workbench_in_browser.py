@@ -144,7 +144,8 @@ def test_the_verdict_is_drawn_and_a_click_leads_to_its_stretch(page, expected):
     pieces.nth(longest).click()
     first, last = parts[longest].window_us
     page.wait_for_function(
-        "([first, last]) => { const w = document.querySelector('canvas[aria-label=\"Timeline\"]').dataset.window.split(' ').map(Number);"
+        "([first, last]) => { const canvas = document.querySelector('canvas[aria-label=\"Timeline\"]');"
+        " const w = canvas.dataset.window.split(' ').map(Number);"
         " return w[0] <= first && w[1] >= last && w[1] - w[0] < 1.31 * (last - first); }",
         arg=[first, last],
     )
