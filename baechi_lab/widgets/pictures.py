@@ -22,8 +22,8 @@ WIDTH = 960
 GUTTER = 110
 
 
-def page(pictures: Sequence[tuple[str, str, float]]) -> str:
-    """One SVG out of `(title, body, height)` parts, below one another."""
+def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
+    """One SVG out of `(title, body, height)` parts, below one another; `words` are read where it is not seen."""
     y, body = 0.0, []
     for title, picture, height in pictures:
         if title:
@@ -32,8 +32,10 @@ def page(pictures: Sequence[tuple[str, str, float]]) -> str:
         body.append(f'<g transform="translate(0 {y:g})">{picture}</g>')
         y += height + 10
     head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {y:g}" width="{WIDTH}" height="{y:g}"'
+    words = html.escape(words or ", ".join(title for title, _, _ in pictures if title))
+    head += f' role="img" aria-label="{words}"'
     background = '<rect width="100%" height="100%" fill="#ffffff"/>'
-    return f'{head} font-family="Helvetica, Arial, sans-serif">{background}{"".join(body)}</svg>'
+    return f'{head} font-family="Helvetica, Arial, sans-serif"><title>{words}</title>{background}{"".join(body)}</svg>'
 
 
 def text_picture(text: str, width: int = 150) -> tuple[str, float]:

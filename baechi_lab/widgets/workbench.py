@@ -22,7 +22,7 @@ from .panels.explore_panel import ExplorePanel
 from .panels.export_panel import ExportPanel
 from .panels.fit_panel import FitPanel
 from .panels.header import Header, facts_of
-from .panels.parts import WIDE, button, heading, row
+from .panels.parts import WIDE, heading, row
 from .panels.run_panel import RunPanel
 from .panels.setting_panel import SettingPanel
 from .panels.tabs import Tabs
@@ -30,6 +30,7 @@ from .pictures import graph_picture, memory_picture, page, text_picture, timelin
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
+from .views.folder import Folder
 
 TABS = {
     "Graph": "the graph; on a high screen timeline and memory below it",
@@ -116,16 +117,16 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
-        body = ipywidgets.HBox([self.setting.widget, self.panes])
+        # The setting stands to the left, but comes after the views for whoever goes through the page with Tab.
+        body = ipywidgets.HBox([self.panes, self.setting.widget])
         body.add_class("bl-body")
-        self.fold = button("Setting", "fold the setting away, or show it", lambda: self._fold(body))
-        self.fold.add_class("bl-tab")
+        self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
+        self.fold.observe(lambda _: self._fold(body), "unfolded")
         return body
 
     def _fold(self, body: ipywidgets.HBox) -> None:
         """Hide the setting, or show it."""
-        folded = "bl-folded" in body._dom_classes
-        body.remove_class("bl-folded") if folded else body.add_class("bl-folded")
+        body.remove_class("bl-folded") if self.fold.unfolded else body.add_class("bl-folded")
 
     # -- wiring ----------------------------------------------------------------------------------------
 
@@ -282,7 +283,8 @@ class Workbench(Pictured, ipywidgets.VBox):
         outcome = self.model.outcome
         if outcome is None:  # nothing fits: the reason stays, where else there would be a broken widget
             problem = self.model.problem
-            return page([("", *text_picture(problem.sentence if problem else "no result yet"))])
+            sentence = problem.sentence if problem else "no result yet"
+            return page([("", *text_picture(sentence))], sentence)
         if self.graph.scene is None or self.graph._paint is None or self.timeline.drawn is None:
             return ""
         names = outcome.timeline.device_names
@@ -292,7 +294,8 @@ class Workbench(Pictured, ipywidgets.VBox):
                 ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
                 ("Timeline", *timeline_picture(self.timeline.drawn, names)),
                 ("Memory", *memory_picture(self.memory.timelines)),
-            ]
+            ],
+            self.in_words().strip("<>"),
         )
 
     def in_words(self) -> str:

@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, lines, load, model } from "./load.js";
 
-const { readScene, readPaint, readMarks, bounds, framesAround, frameAtPoint, arrowAt, arrowFacts, devicesOf, factsOf, titleOf, minimapOf } = load(
+const { readScene, readPaint, readMarks, bounds, framesAround, frameAtPoint, arrowAt, arrowFacts, devicesOf, factsOf, titleOf, minimapOf, boxTowards } = load(
   ["common.js", "graph_data.js", "graph_draw.js"],
-  ["readScene", "readPaint", "readMarks", "bounds", "framesAround", "frameAtPoint", "arrowAt", "arrowFacts", "devicesOf", "factsOf", "titleOf", "minimapOf"]);
+  ["readScene", "readPaint", "readMarks", "bounds", "framesAround", "frameAtPoint", "arrowAt", "arrowFacts", "devicesOf", "factsOf", "titleOf", "minimapOf", "boxTowards"]);
 
 // A closed scope (10) beside an open one (20) with op 11 in it; an arrow from the scope to the frame, and one straight down.
 const scene = readScene(model({
@@ -85,4 +85,14 @@ test("what is said of a box", () => {
   const box = Object.fromEntries(factsOf(scene, paint, devices, 0));
   assert.deepEqual([box.holds, box.keeps, box["makes in turn"]], ["3 ops", "2.00 kB all the time", "500 B, not all held at once"]);
   assert.equal(Object.fromEntries(factsOf(scene, paint, devices, 2))["backward of"], "net/a");
+});
+
+test("arrows go to the nearest box ahead, rather straight than aside", () => {
+  // 0 at the origin, 1 to the right, 2 nearer but far aside, 3 below.
+  const boxes = { id: [10, 11, 12, 13], x: [0, 100, 60, 0], y: [0, 0, 90, 50] };
+  assert.equal(boxTowards(boxes, 0, 1, 0), 1);
+  assert.equal(boxTowards(boxes, 0, 0, 1), 3);
+  assert.equal(boxTowards(boxes, 1, -1, 0), 0);
+  assert.equal(boxTowards(boxes, 0, -1, 0), -1); // nothing there
+  assert.equal(boxTowards(boxes, -1, 1, 0), 0); // from nowhere: the first in that direction
 });

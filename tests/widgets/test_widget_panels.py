@@ -619,3 +619,8 @@ def test_after_a_cancelled_computation_the_header_offers_to_compute():
     assert bench.model.worker.wait(60)
     assert not bench.model.stale and again.layout.display == "none"
     assert bench.outcome.placement.placer == "single"
+
+
+def test_static_pictures_have_words(bench):
+    assert 'role="img"' in bench.picture() and "placed by single on 2 devices" in bench.picture().split("</title>")[0]
+    assert 'aria-label="Timeline"' in bench.timeline.picture()

@@ -11,6 +11,7 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ..glossary import explained
+from ..views.folder import Folder
 
 WIDE = {"width": "100%", "margin": "1px 0"}
 """A dict, not a Layout: every widget makes its own of it."""
@@ -141,28 +142,28 @@ class Fold(ipywidgets.VBox):
 
     >>> part = Fold("Cluster", [ipywidgets.HTML()])
     >>> part.title.click()
-    >>> part.unfolded, part.title.description
-    (False, '▸ Cluster')
+    >>> part.unfolded
+    False
     """
 
     def __init__(self, title: str, children: Sequence[Any], unfolded: bool = True):
-        self.name, self.unfolded = title, unfolded
-        self.title = button("", "fold or unfold this part", self._toggle)
-        self.title.add_class("bl-fold")
+        self.title = Folder(title, unfolded=unfolded)
         self.inside = ipywidgets.VBox(list(children), layout=WIDE)
+        self.inside.add_class("bl-inside")
         super().__init__([self.title, self.inside], layout=WIDE)
+        self.title.observe(lambda _: self._show(), "unfolded")
         self._show()
 
-    def _toggle(self) -> None:
-        self.fold(self.unfolded)
+    @property
+    def unfolded(self) -> bool:
+        """Whether the children are shown."""
+        return bool(self.title.unfolded)
 
     def fold(self, folded: bool = True) -> None:
         """Fold the children away, or show them."""
-        self.unfolded = not folded
-        self._show()
+        self.title.unfolded = not folded
 
     def _show(self) -> None:
-        self.title.description = f"{'▾' if self.unfolded else '▸'} {self.name}"
         self.inside.layout.display = "flex" if self.unfolded else "none"
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 
 import ipywidgets
 
-from .parts import button
+from ..views.tab_strip import TabStrip
 
 
-class Tabs(ipywidgets.HBox):
-    """Buttons by name with their tooltips; the chosen one puts `bl-at-NAME` on `target`, in small letters.
+class Tabs(TabStrip):
+    """Tabs by name with their tooltips; the chosen one puts `bl-at-NAME` on `target`, in small letters.
 
     `changed` is called with the name of the chosen one.
 
@@ -26,19 +25,17 @@ class Tabs(ipywidgets.HBox):
     def __init__(
         self, names: Mapping[str, str], target: ipywidgets.Box, changed: Callable[[str], None] = lambda name: None
     ):
-        self.target, self.chosen, self.changed = target, "", changed
-        self.buttons = {name: button(name, hint, partial(self.choose, name)) for name, hint in names.items()}
-        super().__init__(list(self.buttons.values()))
-        for tab_button in self.buttons.values():
-            tab_button.add_class("bl-tab")
+        super().__init__(tabs=dict(names))
+        self.target, self.changed = target, changed
+        self.observe(lambda change: self._show(change["old"], change["new"]), "chosen")
         self.choose(next(iter(names)))
 
     def choose(self, name: str) -> None:
         """Show what belongs to a tab."""
-        if self.chosen:
-            self.target.remove_class(f"bl-at-{self.chosen.lower()}")
-            self.buttons[self.chosen].remove_class("bl-chosen")
         self.chosen = name
+
+    def _show(self, before: str, name: str) -> None:
+        if before:
+            self.target.remove_class(f"bl-at-{before.lower()}")
         self.target.add_class(f"bl-at-{name.lower()}")
-        self.buttons[name].add_class("bl-chosen")
         self.changed(name)

@@ -12,7 +12,8 @@ const UNSEEN = -1;
  * @typedef {{background: string, text: string, faint: string, grid: string, edge: string, crossing: string, accent: string,
  *   danger: string, font: string}} Theme */
 /** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag.
- * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement,
+ * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement, tabulate: () => void,
+ *   describe: (words: string, keys: Record<string, string>, table: () => {caption: string, head: string[], rows: string[][]}) => void,
  *   context: CanvasRenderingContext2D, tooltip: HTMLElement, live: HTMLElement, width: number, height: number,
  *   pending: number, colours: Theme | null, rectangle: number[] | null, paint: () => void, redraw: () => void,
  *   resize: () => void, say: (text: string) => void, wantsWheel: (event: WheelEvent) => boolean,
@@ -92,6 +93,54 @@ function button(text, title, onclick) {
   return element("button", { type: "button", title, class: "bl-button", onclick }, text);
 }
 
+let lastNumber = 0;
+/** A number that no other element of this module has. */
+function nextNumber() {
+  lastNumber += 1;
+  return `${lastNumber}-${Math.random().toString(36).slice(2, 8)}`;
+}
+
+/** A panel that lists the keys of a view, hidden at first. @param {string} label */
+function keyList(label) {
+  const host = element("div", { class: "bl-keys", role: "dialog", "aria-label": `keys of ${label}`, tabindex: "-1", hidden: true });
+  /** @type {HTMLElement | null} */
+  let before = null;
+  const hide = () => {
+    host.hidden = true;
+    before?.focus();
+  };
+  host.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape" && event.key !== "?") return;
+    hide();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  return {
+    host,
+    /** @param {Record<string, string>} keys */
+    fill: (keys) => host.replaceChildren(
+      element("b", {}, `Keys of ${label}`),
+      element("dl", {}, ...Object.entries(keys).flatMap(([key, what]) => [element("dt", {}, element("kbd", {}, key)), element("dd", {}, what)])),
+      button("Close", "hide the keys (Escape)", hide)),
+    /** @param {HTMLElement} from */
+    toggle: (from) => {
+      if (!host.hidden) return hide();
+      before = from;
+      host.hidden = false;
+      return host.focus();
+    },
+  };
+}
+
+/** A table of texts. @param {{caption: string, head: string[], rows: string[][]}} contents */
+function textTable({ caption, head, rows }) {
+  const most = 500;
+  const cells = (/** @type {"th" | "td"} */ kind, /** @type {string[]} */ texts) => element("tr", {}, ...texts.map((text) => element(kind, kind === "th" ? { scope: "col" } : {}, text)));
+  const more = rows.length > most ? `, the first ${most} of ${rows.length.toLocaleString("en")}` : "";
+  return element("table", {}, element("caption", {}, `${caption}${more}`), element("thead", {}, cells("th", head)),
+    element("tbody", {}, ...rows.slice(0, most).map((texts) => cells("td", texts))));
+}
+
 /** One Tab stop for all buttons of a toolbar; arrows, Home and End go from one to the next. Buttons that are added later join
  * when this is called again. @param {HTMLElement} bar */
 function rove(bar) {
@@ -138,12 +187,13 @@ function frame(host, label, draw) {
   host.classList.add("bl-view");
   host.setAttribute("data-lm-suppress-shortcuts", "true"); // JupyterLab's shortcuts must not eat the view's keys
   const toolbar = element("div", { class: "bl-toolbar", role: "toolbar", "aria-label": `${label} tools` });
-  const canvas = element("canvas", { tabindex: "0", role: "img", "aria-label": label });
+  const about = element("div", { class: "bl-hidden", id: `bl-about-${nextNumber()}` });
+  const canvas = element("canvas", { tabindex: "0", role: "application", "aria-label": label, "aria-describedby": about.id });
   const tooltip = element("div", { class: "bl-tooltip", hidden: true });
   const hint = element("div", { class: "bl-hint" }, "click here first, or hold Ctrl, to zoom with the wheel");
   const live = element("div", { class: "bl-live", "aria-live": "polite" });
   const stage = element("div", { class: "bl-stage" }, canvas, tooltip, hint);
-  host.replaceChildren(toolbar, stage, live);
+  host.replaceChildren(toolbar, about, stage, live);
   const context = /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
   // The functions follow.
   const view = /** @type {View} */ (/** @type {unknown} */ ({
@@ -174,6 +224,35 @@ function frame(host, label, draw) {
   view.say = (text) => {
     live.textContent = text;
   };
+  const list = keyList(label);
+  const rows = element("div", { class: "bl-rows-table", hidden: true });
+  const help = button("?", "the keys of this view (?)", () => list.toggle(canvas));
+  const tabular = button("Table", "the same as a table of text", () => {
+    rows.hidden = !rows.hidden;
+    tabular.setAttribute("aria-pressed", String(!rows.hidden));
+    view.tabulate();
+  });
+  tabular.setAttribute("aria-pressed", "false");
+  stage.append(list.host);
+  host.append(rows);
+  /** @type {() => {caption: string, head: string[], rows: string[][]}} */
+  let contents = () => ({ caption: label, head: [], rows: [] });
+  view.tabulate = () => {
+    if (!rows.hidden) rows.replaceChildren(textTable(contents()));
+  };
+  view.describe = (words, keys, table) => {
+    about.textContent = `${words} Keys: ${Object.entries(keys).map(([key, what]) => `${key}: ${what}`).join("; ")}.`;
+    list.fill(keys);
+    contents = table;
+    if (!help.isConnected) toolbar.append(tabular, help);
+    rove(toolbar);
+  };
+  canvas.addEventListener("keydown", (event) => {
+    if (event.key !== "?") return;
+    list.toggle(canvas);
+    event.preventDefault();
+    event.stopPropagation();
+  });
   const sizes = new ResizeObserver(view.resize);
   sizes.observe(stage);
   const undress = onTheme(() => {

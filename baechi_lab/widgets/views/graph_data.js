@@ -182,3 +182,19 @@ function factsOf(scene, paint, devices, i) {
     ["", group ? "double-click to open" : ""],
   ];
 }
+
+/** The box that is next in a direction: near, and rather ahead than beside; from nowhere, the first in that direction.
+ * @param {Pick<Scene, "x" | "y" | "id">} scene @param {number} from position of a box, negative for none
+ * @param {number} dx @param {number} dy one of them is 1 or -1, the other 0 */
+function boxTowards(scene, from, dx, dy) {
+  let best = UNSEEN;
+  let least = Infinity;
+  for (let i = 0; i < scene.id.length; i += 1) {
+    const [x, y] = from < 0 ? [scene.x[i], scene.y[i]] : [scene.x[i] - scene.x[from], scene.y[i] - scene.y[from]];
+    const ahead = x * dx + y * dy;
+    if (from >= 0 && (i === from || ahead <= 0)) continue;
+    const far = from < 0 ? ahead : ahead + 2 * Math.abs(x * dy + y * dx);
+    if (far < least) [least, best] = [far, i];
+  }
+  return best;
+}

@@ -1,5 +1,8 @@
 // Graph view: nested boxes, opened in place, coloured by device. Traits: see graph_view.py.
 
+/** Pixels by which Shift and an arrow move the picture. @type {Record<string, number[]>} */
+const PAN = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] };
+
 function render({ model, el }) {
   /** @type {Transform} */
   const t = { x: 0, y: 0, k: 1 };
@@ -17,6 +20,7 @@ function render({ model, el }) {
   let fitted = false;
   let fittedFor = "";
   let untouched = true; // nobody has panned or zoomed since the last fit: a resize fits again
+  let cursor = UNSEEN; // the box that arrows came to last
   let anchor = null; // a box that is being opened or closed, and where its upper left is on the screen
 
   const view = frame(el, "Graph", draw);
@@ -204,6 +208,16 @@ function render({ model, el }) {
     bring([scene.id[next]]);
   }
 
+  /** Select the nearest box in a direction from the selected one; without one, the box farthest against it. */
+  function stepTowards(dx, dy) {
+    const from = scene.id.indexOf(cursor);
+    const next = boxTowards(scene, from >= 0 && selected.has(cursor) ? from : scene.id.findIndex((id) => selected.has(id)), dx, dy);
+    if (next === UNSEEN) return;
+    cursor = scene.id[next]; // a box is selected with its whole group: where one was is not seen in that
+    select([scene.id[next]]);
+    bring([scene.id[next]]);
+  }
+
   function hover(x, y) {
     const now = nodeAt(x, y);
     const arrow = now === UNSEEN ? arrowAt(scene, ...worldAt(x, y), 6 / t.k) : UNSEEN;
@@ -259,7 +273,7 @@ function render({ model, el }) {
 
   const chosen = () => [...selected].sort((a, b) => a - b);
   const keys = {
-    ArrowLeft: () => { t.x += 40; }, ArrowRight: () => { t.x -= 40; }, ArrowUp: () => { t.y += 40; }, ArrowDown: () => { t.y -= 40; },
+    ArrowLeft: () => stepTowards(-1, 0), ArrowRight: () => stepTowards(1, 0), ArrowUp: () => stepTowards(0, -1), ArrowDown: () => stepTowards(0, 1),
     "+": () => zoom(1.25), "=": () => zoom(1.25), "-": () => zoom(0.8), 0: () => fit(), Escape: () => select([]),
     n: () => step(1), p: () => step(-1), c: () => toggleCritical(),
     Enter: () => send("open", chosen()), Backspace: () => send("close", chosen()),
@@ -269,7 +283,11 @@ function render({ model, el }) {
     if (command && event.key.toLowerCase() === "z") model.send({ type: event.shiftKey ? "redo" : "undo" });
     else if (command && event.key.toLowerCase() === "y") model.send({ type: "redo" });
     else if (!command && /^[1-9]$/.test(event.key)) move(Number(event.key) - 1);
-    else if (!command && keys[event.key]) keys[event.key]();
+    else if (event.shiftKey && PAN[event.key]) {
+      t.x += PAN[event.key][0];
+      t.y += PAN[event.key][1];
+      untouched = false;
+    } else if (!command && keys[event.key]) keys[event.key]();
     else return;
     event.preventDefault();
     event.stopPropagation();
@@ -315,6 +333,7 @@ function render({ model, el }) {
       made.dataset.device = name;
       return made;
     });
+    requestAnimationFrame(() => rove(view.toolbar));
     moves.replaceChildren(element("span", {}, model.get("editable") ? "Move selection to" : "Devices"), ...moveButtons);
     repaint();
   }
@@ -343,11 +362,22 @@ function render({ model, el }) {
     } else if (untouched) fitted = false;
     anchor = null;
     repaint();
+    view.tabulate();
   }
 
   view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, element("span", { class: "bl-space" }), moves);
+  const place = (i) => [scene.names[i] || "graph", ...factsOf(scene, paint, devices, i).slice(0, 3).map(([, value]) => value)];
+  view.describe(
+    "The graph as nested boxes, coloured by device; what is selected is told below it.",
+    {
+      "← → ↑ ↓": "select the next box in that direction", "Shift with an arrow": "move the picture", Enter: "open the selected boxes",
+      Backspace: "close the frame around them", "1 to 9": "move the selection to that device", "n, p": "select the next, the previous box",
+      "+, -": "zoom", 0: "show everything", c: "mark the critical path", Escape: "select nothing", "Ctrl+Z, Ctrl+Y": "undo, redo", "?": "show or hide these keys",
+    },
+    () => ({ caption: "Boxes that are drawn", head: ["box", "holds or type", "device", "time"], rows: [...scene.id.keys()].map(place) }));
   devicesChanged();
   listFound();
+  rove(view.toolbar);
   const pressed = () => criticalButton.setAttribute("aria-pressed", String(Boolean(model.get("critical"))));
   pressed();
 

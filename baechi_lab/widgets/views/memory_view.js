@@ -24,6 +24,15 @@ function render({ model, el }) {
   const legend = element("span", { class: "bl-group" });
   const reset = button("Fit", "show the whole step (0)", axis.fit);
   const title = element("span", { class: "bl-title" });
+  view.describe(
+    "Bytes that each device holds over time, by category, against its limit; peaks are told below it.",
+    { "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "?": "show or hide these keys" },
+    () => ({
+      caption: "Peak of each device", head: ["device", "peak", "limit", "at", "caused by", ...CATEGORIES.map((name) => CATEGORY_TEXT[name])],
+      rows: model.get("peaks").map((p, d) => [
+        rowName(d), formatBytes(p.bytes), formatLimit(model.get("limit_bytes")[d]), formatTime(p.time_us), p.name, ...p.parts.map(formatBytes),
+      ]),
+    }));
   view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
 
   /** Simulated and measured rows are shown beside each other. */
@@ -232,6 +241,7 @@ function render({ model, el }) {
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
     title.classList.toggle("bl-over", over > 0);
     view.say(model.get("peaks").map((p, d) => `${rowName(d)}: peak ${formatBytes(p.bytes)}${p.name ? ` at ${p.name}` : ""}`).join("  ·  "));
+    view.tabulate();
     view.redraw();
   }
   rebuild();

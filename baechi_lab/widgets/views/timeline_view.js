@@ -17,6 +17,22 @@ function render({ model, el }) {
   const against = chooser("Against", "another placement on the same axis, with what moved", (value) => change({ against: value }));
   const title = element("span", { class: "bl-title" });
   view.toolbar.append(reset, zoomSelection, criticalButton, measure, trace, colourBy.whole, against.whole, element("span", { class: "bl-space" }), title);
+  view.describe(
+    "What each device computes, sends and receives, over time; the op that is selected is explained below it.",
+    {
+      "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "n, p": "select the next, the previous op", z: "zoom to the selection",
+      c: "mark the critical path", s: "statistics of what is shown", Escape: "select nothing", "?": "show or hide these keys",
+    },
+    () => ({
+      caption: "Ops and transfers in what is shown", head: ["op", "lane", "origin", "start", "takes"],
+      rows: s.lanes.flatMap((lane, k) => {
+        const rows = [];
+        for (let b = firstVisible(s.bars, k, axis.range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < axis.range[1] && rows.length < 501; b += 1) {
+          if (s.bars.end[b] >= axis.range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "transfers" ? ", transfers" : ""}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
+        }
+        return rows;
+      }),
+    }));
   const legend = element("div", { class: "bl-legend" });
   const table = element("div", { class: "bl-statistics", hidden: true });
   view.host.insertBefore(legend, view.live);
@@ -197,6 +213,7 @@ function render({ model, el }) {
     recolour();
     arrange();
     describe();
+    view.tabulate();
     view.redraw();
   }
   function recolour() {
@@ -243,7 +260,7 @@ function render({ model, el }) {
     makespans: rebuild,
     names: () => { s.names = texts(model.get("names")); view.redraw(); },
     selected: () => { s.selected = new Set(model.get("selected")); describe(); view.redraw(); },
-    window: () => { axis.read(); view.redraw(); },
+    window: () => { axis.read(); view.tabulate(); view.redraw(); },
     waits: rebuild,
     kinds: recolour,
     legend: recolour,

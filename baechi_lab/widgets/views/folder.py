@@ -1,0 +1,34 @@
+"""A button that folds something away and back, with the state of a disclosure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+
+from .base import source
+
+
+class Folder(anywidget.AnyWidget):
+    """`unfolded` follows the clicks on a button with this `title`; `hint` is its tooltip.
+
+    >>> folder = Folder("Cluster")
+    >>> folder.click()
+    >>> folder.unfolded
+    False
+    """
+
+    _esm = source("js", "folder")
+    _css = source("css", "tab_strip")
+    title = traitlets.Unicode("").tag(sync=True)
+    hint = traitlets.Unicode("fold or unfold this part").tag(sync=True)
+    unfolded = traitlets.Bool(True).tag(sync=True)
+    in_strip = traitlets.Bool(False).tag(sync=True)
+
+    def __init__(self, title: str, **traits: Any):
+        super().__init__(title=title, **traits)
+
+    def click(self) -> None:
+        """Fold, or unfold, as a click in the page does."""
+        self.unfolded = not self.unfolded

@@ -1,0 +1,81 @@
+// Tabs, and buttons that fold something: what a plain widget button cannot say to assistive technology. Traits: see tab_strip.py.
+
+let counter = 0;
+
+/** The handles of sliders have no name of their own: that of their label; a text without one has that of its tooltip. @param {Element} bench */
+function nameSliders(bench) {
+  for (const handle of bench.querySelectorAll(".noUi-handle:not([aria-label])")) {
+    const label = handle.closest(".widget-inline-hbox")?.querySelector("label")?.textContent;
+    if (label) handle.setAttribute("aria-label", label);
+  }
+  for (const input of bench.querySelectorAll("input[title]:not([aria-label])")) {
+    if (!input.closest(".widget-inline-hbox")?.querySelector("label")?.textContent) input.setAttribute("aria-label", String(input.getAttribute("title")));
+  }
+}
+
+/** @param {{model: Model, el: HTMLElement}} given */
+function render({ model, el }) {
+  el.classList.add("bl-tabs");
+  const list = element("div", { role: "tablist", class: "bl-tablist", "aria-label": "parts of the workbench" });
+  el.replaceChildren(list);
+  counter += 1;
+  const mark = `bl-tab-${counter}`;
+  const names = () => Object.keys(model.get("tabs"));
+
+  function choose(name) {
+    model.set("chosen", name);
+    model.save_changes();
+  }
+
+  function draw() {
+    list.replaceChildren(...Object.entries(model.get("tabs")).map(([name, hint]) => {
+      const made = element("button", { type: "button", role: "tab", class: "bl-tab", id: `${mark}-${name}`, title: hint, onclick: () => choose(name) }, name);
+      return made;
+    }));
+    mark_chosen();
+  }
+
+  /** The chosen tab is the one Tab stop, and the panes say whose they are. */
+  function mark_chosen() {
+    for (const one of /** @type {NodeListOf<HTMLElement>} */ (list.querySelectorAll("[role='tab']"))) {
+      const chosen = one.textContent === model.get("chosen");
+      one.setAttribute("aria-selected", String(chosen));
+      one.classList.toggle("bl-chosen", chosen);
+      one.tabIndex = chosen ? 0 : -1;
+    }
+    const panes = el.closest(".bl-workbench")?.querySelector(".bl-panes");
+    if (!panes) return;
+    panes.id ||= `${mark}-panes`;
+    panes.setAttribute("role", "tabpanel");
+    panes.setAttribute("aria-labelledby", `${mark}-${model.get("chosen")}`);
+    for (const one of list.children) one.setAttribute("aria-controls", panes.id);
+  }
+
+  list.addEventListener("keydown", (event) => {
+    const all = names();
+    const at = all.indexOf(model.get("chosen"));
+    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: all.length - 1 }[event.key];
+    if (to === undefined) return;
+    const next = all[(to + all.length) % all.length];
+    choose(next);
+    /** @type {HTMLElement | null} */ (list.querySelector(`[id="${mark}-${next}"]`))?.focus();
+    event.preventDefault();
+    event.stopPropagation();
+  });
+  draw();
+  const changes = new MutationObserver(() => {
+    const bench = el.closest(".bl-workbench");
+    if (bench) nameSliders(bench);
+  });
+  requestAnimationFrame(() => { // the panes may come after this
+    mark_chosen();
+    const bench = el.closest(".bl-workbench");
+    if (!bench) return;
+    nameSliders(bench);
+    changes.observe(bench, { childList: true, subtree: true });
+  });
+  const stop = listen(model, { tabs: draw, chosen: mark_chosen });
+  return () => { stop(); changes.disconnect(); };
+}
+
+export default { render };

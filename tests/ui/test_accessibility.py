@@ -1,0 +1,131 @@
+"""The workbench for a person without a mouse, or without eyes for it: roles, names, contrast (axe-core), and keys."""
+
+from __future__ import annotations
+
+import jupyter_browser as jb
+import pytest
+from whole_screen import TABS, tab, themed
+
+AXE = jb.ROOT / "tests" / "js" / "node_modules" / "axe-core" / "axe.min.js"
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-"),
+    pytest.mark.timeout(280),
+]
+
+CELL = """
+import baechi_lab as bl
+graph = bl.generators.gnmt(length=4, layers=2)
+bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="m-topo")
+bench
+"""
+GRAPH = 'canvas[aria-label="Graph"]'
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    with jb.running_lab(tmp_path_factory.mktemp("lab")) as lab, jb.browser_page(1280, 720) as opened:
+        opened.problems = []
+        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+        jb.open_notebook(opened, lab.add_notebook("bench.ipynb", [CELL]))
+        jb.run_all(opened, GRAPH, 120_000)
+        opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")
+        opened.wait_for_selector(".bl-advice .bl-note", timeout=60_000)
+        yield opened
+
+
+@pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install in tests/js")
+def test_axe_finds_nothing_light_and_dark(page):
+    page.evaluate(AXE.read_text())
+    found = {}
+    for theme in ("Light", "Dark"):
+        themed(page, theme)
+        page.wait_for_timeout(300)
+        for name in TABS:
+            tab(page, name)
+            page.wait_for_timeout(150)
+            for violation in page.evaluate("async () => (await axe.run('.bl-workbench')).violations"):
+                nodes = [f"{node['html'][:160]} {node['any'][:1]}" for node in violation["nodes"]]
+                found[violation["id"], theme, name] = nodes[:3]
+    themed(page, "Light")
+    assert found == {}, "\n".join(f"{key}: {nodes}" for key, nodes in found.items())
+
+
+def test_tabs_and_folds_say_what_they_are_and_obey_keys(page):
+    tab(page, "Graph")
+    tabs = page.locator('.bl-workbench [role="tab"]')
+    assert tabs.all_inner_texts() == list(TABS)
+    selected = page.locator('.bl-workbench [role="tab"][aria-selected="true"]')
+    assert selected.inner_text() == "Graph" and page.locator('.bl-panes[role="tabpanel"]').count() == 1
+    selected.focus()
+    page.keyboard.press("ArrowRight")
+    page.wait_for_selector('.bl-workbench [role="tab"][aria-selected="true"]:text-is("Timeline")')
+    page.keyboard.press("Home")
+    page.wait_for_selector(".bl-panes.bl-at-graph")
+    fold = page.locator(".bl-setting button[aria-expanded]").first
+    before = fold.get_attribute("aria-expanded")
+    fold.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function(
+        "(before) => document.querySelector('.bl-setting button[aria-expanded]').ariaExpanded !== before", arg=before
+    )
+    page.keyboard.press("Enter")
+
+
+def test_the_graph_is_ten_tab_stops_away_and_its_boxes_are_reached_by_arrows(page):
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-panes.bl-at-graph")
+    page.evaluate("() => { const f = document.querySelector('.bl-workbench'); f.tabIndex = -1; f.focus(); }")
+    stops = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        stops.append(
+            page.evaluate(
+                "() => `${document.activeElement.tagName} ${document.activeElement.ariaLabel || document.activeElement.textContent}`"
+            )
+        )
+        if stops[-1] == "CANVAS Graph":
+            break
+    assert stops[-1] == "CANVAS Graph" and len(stops) <= 10, stops
+    page.keyboard.press("ArrowRight")
+    page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}').dataset.chosen) > 0")
+    said = page.locator(f".bl-view:has({GRAPH}) .bl-live").inner_text()
+    told = {said}
+    for key in ("ArrowDown", "ArrowRight", "ArrowDown", "ArrowRight", "ArrowUp", "ArrowLeft"):
+        page.keyboard.press(key)
+        page.wait_for_timeout(400)
+        told.add(page.locator(f".bl-view:has({GRAPH}) .bl-live").inner_text())
+    assert len(told) > 1 and all(text.startswith("Selected: ") for text in told), told
+    page.keyboard.press("Escape")
+
+
+def test_keys_are_listed_and_a_table_stands_for_the_picture(page):
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-panes.bl-at-graph")
+    page.locator(GRAPH).focus()
+    page.keyboard.press("?")
+    keys = page.locator(f".bl-view:has({GRAPH}) .bl-keys")
+    keys.wait_for(state="visible")
+    assert "mark the critical path" in keys.inner_text()
+    page.keyboard.press("Escape")
+    keys.wait_for(state="hidden")
+    assert page.evaluate("() => document.activeElement.ariaLabel") == "Graph"
+    described = page.locator(GRAPH).get_attribute("aria-describedby")
+    assert "nested boxes" in page.locator(f"[id='{described}']").text_content()
+    assert page.locator(GRAPH).get_attribute("role") == "application"
+    page.click(f'.bl-view:has({GRAPH}) button:text-is("Table")')
+    rows = page.locator(f".bl-view:has({GRAPH}) .bl-rows-table tbody tr")
+    assert rows.count() == int(page.locator(GRAPH).get_attribute("data-nodes"))
+    page.click(f'.bl-view:has({GRAPH}) button:text-is("Table")')
+
+
+def test_results_and_errors_are_announced(page):
+    status = page.locator('.bl-verdict [role="status"]')
+    assert status.text_content().startswith("step ") and "placed by m-topo" in status.text_content()
+    memory = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("memory each")) input')
+    memory.fill("nonsense")
+    memory.press("Enter")
+    page.wait_for_selector('.bl-header [role="alert"]:has-text("is not an amount of memory")')
+    page.click('.bl-header button:text-is("Dismiss")')
+    assert page.problems == []
