@@ -82,7 +82,7 @@ def test_the_graph_is_ten_tab_stops_away_and_its_boxes_are_reached_by_arrows(pag
         page.keyboard.press("Tab")
         stops.append(
             page.evaluate(
-                "() => `${document.activeElement.tagName} ${document.activeElement.ariaLabel || document.activeElement.textContent}`"
+                "() => { const at = document.activeElement; return `${at.tagName} ${at.ariaLabel || at.textContent}`; }"
             )
         )
         if stops[-1] == "CANVAS Graph":
