@@ -93,7 +93,9 @@ def test_the_header_s_placement_is_one_of_the_tries(monkeypatch):
 def test_where_nothing_fits_the_button_says_what_would():
     """It waited for a result, which there never is."""
     bench = Workbench(graph(), bl.Cluster.uniform(1, memory_bytes="600kB", link=bl.Link(5.0, 0.0001)))
-    assert bench.model.worker.wait() and bench.outcome.setting.cluster.n == 2  # it opens with a device more, and says so
+    assert (
+        bench.model.worker.wait() and bench.outcome.setting.cluster.n == 2
+    )  # it opens with a device more, and says so
     assert "devices (1 to 2) changed so that it fits" in bench.header.chip.value
     bench.model.inline = True
     bench.model.undo()
