@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     )
     from .executors import LocalCluster, apply, execute, make_secret, measure_cluster, measure_link
     from .exporters import export
+    from .exporters.layouts import write_layout
     from .exporters.plans import WrittenPlan, write_plan
     from .fitting.fit import fit
     from .graph import (
@@ -155,5 +156,6 @@ __all__ = [
     "trace",
     "unroll",
     "upward_rank",
+    "write_layout",
     "write_plan",
 ]

@@ -1,0 +1,49 @@
+"""DeepSpeed: its JSON file.
+
+Source: DeepSpeed, "Configuration JSON" (batch sizes, ZeRO, BF16) and "AutoTP training".
+"""
+
+from __future__ import annotations
+
+import json
+
+from ..plans.records import WrittenPlan
+from .request import LayoutRequest
+
+
+def write(request: LayoutRequest) -> WrittenPlan:
+    """The file: value is what the JSON holds."""
+    layout = request.layout
+    unsupported = []
+    value: dict[str, object] = {
+        "train_batch_size": request.global_batch,
+        "train_micro_batch_size_per_gpu": layout.micro_batch,
+        "gradient_accumulation_steps": request.micro_batches,
+        "zero_optimization": {"stage": layout.zero},
+    }
+    if layout.zero:
+        value["zero_optimization"] = {"stage": layout.zero, "overlap_comm": True, "contiguous_gradients": True}
+    if request.precision == "mixed-bf16":
+        value["bf16"] = {"enabled": True}
+    if layout.tp > 1:
+        value["tensor_parallel"] = {"autotp_size": layout.tp}
+        if layout.zero == 3:
+            unsupported.append("DeepSpeed's tensor parallelism runs with ZeRO stages 0 to 2 only")
+    if layout.sequence_parallel:
+        unsupported.append("DeepSpeed's tensor parallelism does not divide norms along the sequence")
+    if layout.pp > 1:
+        unsupported.append(f"the file has no pipeline; make the model a PipelineModule with num_stages={layout.pp}")
+        if layout.schedule != "1f1b":
+            unsupported.append(f"DeepSpeed's pipeline runs 1f1b, not {layout.schedule}")
+        if layout.stage_layers is not None:
+            unsupported.append("the file has no division of layers; DeepSpeed balances the stages by parameters")
+    if layout.cp > 1:
+        unsupported.append(
+            "the file has no context parallelism; Ulysses divides attention heads instead of the sequence"
+        )
+    if layout.ep > 1:
+        unsupported.append(f"the file has no experts; give ep_size={layout.ep} to deepspeed.moe.layer.MoE")
+    if layout.recompute != "none":
+        unsupported.append(f"the file does not switch {layout.recompute} recomputation on; the model's code does")
+    text = json.dumps(value, indent=2) + "\n"
+    return WrittenPlan("deepspeed", value, text, tuple(unsupported), {"deepspeed.json": text.encode()})

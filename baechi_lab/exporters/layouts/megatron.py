@@ -1,0 +1,107 @@
+"""Megatron-LM: arguments of `pretrain_gpt.py`.
+
+Source: Megatron Core, user guide, "Parallelism Guide" and `megatron/training/arguments.py`.
+"""
+
+from __future__ import annotations
+
+from ..plans.records import WrittenPlan
+from .request import LayoutRequest
+
+_SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def write(request: LayoutRequest) -> WrittenPlan:
+    """The arguments: value is {argument: value, or None for a switch}, text one line of them."""
+    layout, model = request.layout, request.transformer
+    unsupported = []
+    arguments: dict[str, object] = {
+        "--num-layers": model.layers,
+        "--hidden-size": model.hidden,
+        "--ffn-hidden-size": model.feed_forward,
+        "--num-attention-heads": model.heads,
+        "--kv-channels": model.head_size,
+        "--seq-length": request.sequence_length,
+        "--max-position-embeddings": max(model.positions, request.sequence_length),
+        "--vocab-size": model.vocabulary,
+        "--micro-batch-size": layout.micro_batch,
+        "--global-batch-size": request.global_batch,
+        "--tensor-model-parallel-size": layout.tp,
+        "--pipeline-model-parallel-size": layout.pp,
+        "--context-parallel-size": layout.cp,
+    }
+    switches = []
+    if model.kv_heads != model.heads:
+        arguments["--num-query-groups"] = model.kv_heads
+        switches.append("--group-query-attention")
+    if model.gated:
+        switches.append("--swiglu")
+    if not model.bias:
+        switches += ["--disable-bias-linear"]
+    if not model.tied:
+        switches.append("--untie-embeddings-and-output-weights")
+    if not model.positions:
+        arguments["--position-embedding-type"] = "rope"
+    if "rms_norm_eps" in request.fields:
+        arguments["--normalization"] = "RMSNorm"
+    if model.experts:
+        arguments |= {
+            "--num-experts": model.experts,
+            "--moe-router-topk": model.experts_per_token,
+            "--moe-ffn-hidden-size": model.expert_feed_forward,
+            "--expert-model-parallel-size": layout.ep,
+        }
+        if model.shared_feed_forward:
+            arguments["--moe-shared-expert-intermediate-size"] = model.shared_feed_forward
+        if model.dense_layers:
+            arguments["--moe-layer-freq"] = f"'([0]*{model.dense_layers}+[1]*{model.layers - model.dense_layers})'"
+    if model.key_rank:
+        switches.append("--multi-latent-attention")
+        arguments |= {
+            "--kv-lora-rank": model.key_rank,
+            "--qk-head-dim": model.head_size,
+            "--v-head-dim": model.value_size,
+        }
+        arguments["--qk-pos-emb-head-dim"] = model.rope_size
+        if model.query_rank:
+            arguments["--q-lora-rank"] = model.query_rank
+    if layout.sequence_parallel:
+        switches.append("--sequence-parallel")
+    elif layout.tp > 1 and model.experts:
+        unsupported.append("Megatron requires sequence parallelism where experts meet tensor parallelism")
+    if layout.zero:
+        switches += ["--use-distributed-optimizer", "--overlap-grad-reduce", "--overlap-param-gather"]
+    if layout.zero > 1:
+        switches.append("--use-megatron-fsdp")
+        arguments["--data-parallel-sharding-strategy"] = _SHARDING[layout.zero]
+    if request.precision == "mixed-bf16":
+        switches.append("--bf16")
+    if layout.recompute == "full":
+        arguments |= {
+            "--recompute-granularity": "full",
+            "--recompute-method": "uniform",
+            "--recompute-num-layers": 1,
+        }
+    elif layout.recompute == "selective":
+        arguments["--recompute-granularity"] = "selective"
+    unsupported += _divide_into_stages(request, arguments)
+    words = [f"{name} {value}" for name, value in arguments.items()] + switches
+    value = arguments | dict.fromkeys(switches)
+    text = " ".join(words) + "\n"
+    return WrittenPlan("megatron", value, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+
+
+def _divide_into_stages(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
+    """Adds the arguments of the pipeline's schedule and of uneven stages; returns what they cannot express."""
+    layout, counts = request.layout, request.stage_layers
+    if layout.pp == 1:
+        return []
+    sentences = []
+    if layout.schedule not in ("1f1b", "interleaved-1f1b"):
+        sentences.append(f"Megatron has no schedule {layout.schedule}; these arguments run 1f1b")
+    if len(set(counts)) > 1 or layout.schedule == "interleaved-1f1b":
+        cells = ["t*" + str(count) if count != 1 else "t" for count in counts]
+        cells = ["" if count == 0 else cell for count, cell in zip(counts, cells, strict=True)]
+        cells[0], cells[-1] = "E" + cells[0], cells[-1] + "L"
+        arguments["--pipeline-model-parallel-layout"] = f'"{"|".join(cells)}"'
+    return sentences

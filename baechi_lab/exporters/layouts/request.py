@@ -1,0 +1,88 @@
+"""`LayoutRequest`: a layout to write, with the model and batch that it is for; the checks that all formats share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...errors import InvalidInput
+from ...graph.layout import Layout
+from ...parallel.layouts import why_illegal
+from ...parallel.transformer import Transformer
+
+PRECISIONS = ("mixed-bf16", "float32")
+
+
+@dataclass(frozen=True)
+class LayoutRequest:
+    """A layout to write: for `transformer`, whose configuration has `fields`; `global_batch` sequences a step."""
+
+    layout: Layout
+    transformer: Transformer
+    fields: Mapping[str, object]
+    global_batch: int
+    sequence_length: int
+    per_machine: int
+    precision: str
+
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of one copy in a step."""
+        return self.global_batch // (self.layout.dp * self.layout.micro_batch)
+
+    @property
+    def machines(self) -> int:
+        """Machines that the layout fills."""
+        return -(-self.layout.devices // self.per_machine)
+
+    @property
+    def processes_per_machine(self) -> int:
+        """Processes that run on each machine."""
+        return min(self.per_machine, self.layout.devices)
+
+    @property
+    def model_type(self) -> str:
+        """The architecture's name in the configuration."""
+        return str(self.fields.get("model_type", ""))
+
+    @property
+    def stage_layers(self) -> tuple[int, ...]:
+        """Layers of every pipeline stage; without a division of its own, the first stages have one more where they must."""
+        if self.layout.stage_layers is not None:
+            return self.layout.stage_layers
+        stages, layers = self.layout.stages, self.transformer.layers
+        return tuple(layers // stages + (k < layers % stages) for k in range(stages))
+
+    def check(self) -> None:
+        """Rejects a batch or model that the layout does not divide.
+
+        Raises:
+            InvalidInput: such a batch or model.
+        """
+        layout = self.layout
+        reason = why_illegal(self.transformer, layout, layout.devices, self.global_batch, self.sequence_length)
+        if reason:
+            raise InvalidInput(reason)
+        if self.devices_left:
+            raise InvalidInput(
+                f"the layout has {layout.devices} devices; above one machine they must be a multiple of per_machine, which is "
+                f"{self.per_machine}"
+            )
+
+    @property
+    def devices_left(self) -> int:
+        """Devices of the last machine that the layout leaves unused."""
+        return 0 if self.layout.devices <= self.per_machine else -self.layout.devices % self.per_machine
+
+
+def configuration_fields(model: object) -> Mapping[str, object]:
+    """Returns the fields of a configuration, of its file, or of a model's configuration; {} for sizes without one."""
+    if isinstance(model, (str, Path)):
+        path = Path(str(model).removeprefix("hf:"))
+        fields = json.loads(((path / "config.json") if path.is_dir() else path).read_text(encoding="utf-8"))
+    else:
+        config = getattr(model, "config", model)
+        fields = config.to_dict() if hasattr(config, "to_dict") else config
+    return dict(fields) if isinstance(fields, Mapping) else {}

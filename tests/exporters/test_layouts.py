@@ -1,0 +1,220 @@
+"""Layouts written for programs that train: values by hand, files that other readers take, a script that trains alike."""
+
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+import baechi_lab as bl
+from baechi_lab.exporters.layouts import LAYOUT_FORMATS
+
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+GPT2 = {"model_type": "gpt2", "n_embd": 32, "n_layer": 4, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+GPT2 |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+MIXTRAL = LLAMA | {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2}
+
+
+def written(layout, format, model=LLAMA, **options):
+    return bl.write_layout(layout, format, model=model, **{"global_batch": 16, "sequence_length": 32} | options)
+
+
+def test_megatron_arguments():
+    layout = bl.Layout(tp=2, pp=2, dp=4, zero=1, micro_batch=2, sequence_parallel=True, recompute="full")
+    plan = written(layout, "megatron")
+    assert plan.value["--num-query-groups"] == 2 and plan.value["--num-layers"] == 4
+    assert plan.value["--tensor-model-parallel-size"] == plan.value["--pipeline-model-parallel-size"] == 2
+    for switch in ("--sequence-parallel", "--use-distributed-optimizer", "--swiglu", "--bf16"):
+        assert switch in plan.text.split()
+    assert "--recompute-granularity full --recompute-method uniform --recompute-num-layers 1" in plan.text
+    assert plan.unsupported == ()
+    uneven = written(bl.Layout(pp=2, stage_layers=(3, 1), schedule="gpipe"), "megatron")
+    assert uneven.value["--pipeline-model-parallel-layout"] == '"Et*3|tL"'
+    assert uneven.unsupported == ("Megatron has no schedule gpipe; these arguments run 1f1b",)
+    experts = written(bl.Layout(dp=4, ep=4), "megatron", MIXTRAL).value
+    assert (experts["--num-experts"], experts["--expert-model-parallel-size"], experts["--moe-router-topk"]) == (
+        8,
+        4,
+        2,
+    )
+    sharded = written(bl.Layout(dp=4, zero=3), "megatron").value
+    assert sharded["--data-parallel-sharding-strategy"] == "optim_grads_params"
+
+
+def test_torchtitan_file():
+    tomllib = pytest.importorskip("tomllib")
+    plan = written(bl.Layout(tp=2, pp=2, dp=4, zero=1, stage_layers=(3, 1)), "torchtitan")
+    assert tomllib.loads(plan.text) == plan.value
+    parallelism = plan.value["parallelism"]
+    assert parallelism["data_parallel_shard_degree"] == 4 and parallelism["data_parallel_replicate_degree"] == 1
+    assert parallelism["module_fqns_per_model_part"][1] == ["layers.3", "norm", "output"]
+    assert plan.value["training"]["local_batch_size"] == 16 // 4
+    assert any("ZeRO-1" in sentence for sentence in plan.unsupported)
+    assert any("'gpt2'" in sentence for sentence in written(bl.Layout(), "torchtitan", GPT2).unsupported)
+
+
+def test_deepspeed_file():
+    plan = written(bl.Layout(dp=4, zero=2, micro_batch=2), "deepspeed")
+    assert json.loads(plan.text) == plan.value
+    assert plan.value["train_batch_size"] == 16 and plan.value["train_micro_batch_size_per_gpu"] == 2
+    assert plan.value["gradient_accumulation_steps"] == 16 // (4 * 2)
+    assert plan.value["zero_optimization"]["stage"] == 2 and plan.unsupported == ()
+    assert any("num_stages=2" in sentence for sentence in written(bl.Layout(pp=2), "deepspeed").unsupported)
+
+
+def test_accelerate_file():
+    plan = written(bl.Layout(tp=2, dp=8, zero=3), "accelerate")
+    assert yaml.safe_load(plan.text) == plan.value
+    assert plan.value["num_processes"] == 16 and plan.value["num_machines"] == 2
+    sizes = plan.value["parallelism_config"]
+    assert sizes["parallelism_config_dp_shard_size"] == 8 and sizes["parallelism_config_tp_size"] == 2
+    assert plan.value["fsdp_config"]["fsdp_reshard_after_forward"] is True
+    assert plan.value["gradient_accumulation_steps"] == 16 // 8
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "message"),
+    [
+        (bl.Layout(dp=3), {}, r"dp \* micro_batch is 3 \* 1; it must divide global_batch, which is 16"),
+        (bl.Layout(tp=8), {}, "tp is 8; it must divide the model's heads, which is 4"),
+        (bl.Layout(dp=2, ep=2), {}, "ep is 2 and the model has no experts"),
+        (bl.Layout(cp=3), {}, "cp is 3; it must divide sequence_length, which is 32"),
+        (bl.Layout(pp=8), {}, "pp is 8; the schedule .1f1b. makes 8 stages of 4 layers"),
+        (bl.Layout(pp=2, stage_layers=(1, 1)), {}, "stage_layers is .1, 1.; they must add up to the model.s 4 layers"),
+        (bl.Layout(dp=4), {"per_machine": 3}, "the layout has 4 devices; above one machine"),
+        (bl.Layout(), {"global_batch": 0}, "global_batch is 0"),
+        (bl.Layout(), {"precision": "fp8"}, "precision is 'fp8'"),
+        (5, {}, "layout is int; it must be a bl.Layout"),
+    ],
+)
+@pytest.mark.parametrize("format", ["megatron", "torchrun"])
+def test_what_the_model_cannot_be_divided_by(layout, options, message, format):
+    with pytest.raises(bl.BaechiLabError, match=message):
+        written(layout, format, **options)
+
+
+def test_unknown_formats():
+    with pytest.raises(bl.UnknownNameError, match="did you mean 'megatron'"):
+        written(bl.Layout(), "megatorn")
+    assert {written(bl.Layout(), format).format for format in LAYOUT_FORMATS if format != "torchrun"} <= set(
+        LAYOUT_FORMATS
+    )
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("layout", "model", "message"),
+    [
+        (bl.Layout(cp=2), LLAMA, "cp is 2; the script runs layouts with cp 1"),
+        (
+            bl.Layout(pp=2, schedule="zb-h1"),
+            LLAMA,
+            "schedule is 'zb-h1'; the script runs gpipe, 1f1b, interleaved-1f1b",
+        ),
+        (bl.Layout(pp=2), LLAMA | {"model_type": "granite"}, "pp is 2; the script divides only these models"),
+        (bl.Layout(tp=2), GPT2, "tp is 2; transformers has no tensor-parallel plan for 'gpt2'"),
+        (bl.Layout(tp=2), MIXTRAL, r"tp is 2; the script cannot divide model\.layers\.\*\.mlp\.experts"),
+        (bl.Layout(tp=4), LLAMA, "tp is 4; it must divide the model's kv_heads, which is 2"),
+        (bl.Layout(recompute="selective"), LLAMA, "recompute is 'selective'"),
+        (bl.Layout(), LLAMA | {"model_type": "vit"}, "model_type is 'vit', which has no causal language model"),
+        (bl.Layout(), LLAMA | {"model_type": "lama"}, "model_type is 'lama'"),
+    ],
+)
+def test_what_the_script_does_not_run(layout, model, message):
+    with pytest.raises(bl.BaechiLabError, match=message):
+        written(layout, "torchrun", model)
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["llama", "gpt2", "gpt_neox", "qwen3", "olmo", "phi"])
+def test_stages_compute_what_the_model_computes(kind):
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    from baechi_lab.exporters.layouts import train
+
+    fields = GPT2 if kind == "gpt2" else LLAMA | {"model_type": kind, "head_dim": 8}
+    torch.manual_seed(0)
+    config = transformers.CONFIG_MAPPING[kind].from_dict(fields)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    tokens = torch.randint(3, 64, (2, 16))
+    expected = copy.deepcopy(model)(input_ids=tokens, use_cache=False).logits
+    first = train.StageModel(copy.deepcopy(model), range(3), first=True, last=False)
+    last = train.StageModel(copy.deepcopy(model), range(3, 4), first=False, last=True)
+    assert torch.allclose(last(first(tokens)), expected, rtol=1e-5, atol=1e-6)
+
+
+CHECK = """
+import json, pathlib, torch, torch.distributed as dist, train
+from torch.distributed.tensor import DTensor
+from transformers import AutoConfig, AutoModelForCausalLM
+
+torch.set_num_threads(1)
+layout = json.loads(pathlib.Path("layout.json").read_text())
+dist.init_process_group("gloo")
+trainer = train.Trainer(layout, torch.device("cpu"))
+torch.manual_seed(layout["seed"])
+model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained("."), dtype=torch.float32)
+optimizer = torch.optim.AdamW(model.parameters(), lr=layout["learning_rate"])
+gradients = 0
+for step in range(2):
+    tokens = train.batch(layout, step)
+    optimizer.zero_grad()
+    loss = train.next_token_loss(model(input_ids=tokens, use_cache=False).logits, tokens)
+    loss.backward()
+    trainer.optimizer.zero_grad()
+    of_copy = trainer.backward(tokens)
+    own = torch.tensor([of_copy if trainer.last else 0.0])
+    dist.all_reduce(own)
+    assert abs(float(own) / (layout["tp"] * layout["dp"]) - float(loss.detach())) < 1e-5
+    expected = dict(model.named_parameters(remove_duplicate=False))
+    for module in trainer.modules:
+        for name, parameter in module.model.named_parameters():
+            gradient = parameter.grad.full_tensor() if isinstance(parameter.grad, DTensor) else parameter.grad
+            worst = float((gradient - expected[name].grad).abs().max() / expected[name].grad.abs().max())
+            assert worst < 1e-3, (name, worst)
+            gradients += 1
+    optimizer.step()
+    trainer.optimizer.step()
+dist.barrier()
+if dist.get_rank() == 0:
+    print("compared", gradients)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.subprocess
+@pytest.mark.parametrize(
+    ("layout", "model", "gradients"),
+    [
+        # The first stage has the embedding and 9 matrices of each of its two layers; two steps.
+        (bl.Layout(tp=2, pp=2, dp=2, zero=1), LLAMA, 2 * (1 + 2 * 9)),
+        # Tied: both ends hold the embedding. Two layers on each device, in two stages; 12 parameters of a layer.
+        (bl.Layout(pp=2, schedule="interleaved-1f1b"), GPT2, 2 * (2 + 2 * 12)),
+    ],
+)
+def test_the_script_trains_as_the_undivided_model_does(tmp_path, layout, model, gradients):
+    pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    folder = tmp_path / "training"
+    written(layout, "torchrun", model, global_batch=8, precision="float32", folder=folder)
+    assert Path(folder, "README.md").read_text().startswith(f"    torchrun --nproc-per-node {layout.devices} train.py")
+    Path(folder, "check.py").write_text(CHECK)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(layout.devices)]
+    ended = subprocess.run([*launcher, "check.py"], cwd=folder, capture_output=True, text=True, timeout=250)
+    assert f"compared {gradients}" in ended.stdout, ended.stderr[-3000:]
