@@ -6,8 +6,10 @@ MODEL is a configuration, hf:config.json. With --json, one object per layout, th
 from __future__ import annotations
 
 import argparse
+import sys
 from typing import TYPE_CHECKING, Any
 
+from ..errors import InvalidInput
 from ..graph import Cluster
 from ..graph.units import format_bytes, format_us
 from . import console, options, output
@@ -36,12 +38,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--attention", default="flash", metavar="NAME", help="flash or eager (%(default)s)")
     parser.add_argument(
+        "--write",
+        metavar="FORMAT",
+        help="write the best layout for a program that trains: accelerate, deepspeed, megatron, torchrun or torchtitan",
+    )
+    parser.add_argument(
+        "-o", "--output", metavar="FOLDER", help="folder for --write (the layout is printed without one)"
+    )
+    parser.add_argument(
         "--rows", default="15", metavar="N", help="layouts to print (%(default)s); all of them with --json"
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table and the best layout."""
+    from ..exporters.layouts import write_layout
     from ..parallel.layouts import layouts
 
     cluster = Cluster.machines(
@@ -53,6 +64,10 @@ def run(arguments: argparse.Namespace) -> int:
         network=arguments.network,
     )
     count = options.whole_number(arguments.rows, "--rows", lowest=1)
+    if arguments.output is not None and arguments.write is None:
+        raise InvalidInput("--output is the folder of --write; say which format to write")
+    if arguments.json and arguments.write is not None and arguments.output is None:
+        raise InvalidInput("--json prints the table; with --write it needs --output, a folder for the files")
     with console.progress("layouts") as status:
         table = layouts(
             arguments.model,
@@ -67,7 +82,22 @@ def run(arguments: argparse.Namespace) -> int:
         output.print_json(output.rows_of(table.to_pandas()))
     else:
         _print(table, count)
-    _ = table.best  # raises where no layout fits
+    best = table.best  # raises where no layout fits
+    if arguments.write is not None:
+        plan = write_layout(
+            best.layout,
+            arguments.write,
+            model=arguments.model,
+            global_batch=table.global_batch,
+            sequence_length=table.sequence_length,
+            per_machine=int(arguments.per_machine),
+            precision=arguments.precision,
+            folder=arguments.output,
+        )
+        for sentence in plan.unsupported:
+            print(f"not written: {sentence}", file=sys.stderr)
+        if not arguments.json:
+            print(plan.text if arguments.output is None else f"wrote {', '.join(plan.files)} to {arguments.output}")
     return 0
 
 

@@ -22,6 +22,7 @@ LESSONS = {
     "pipelines": "32_pipelines",
     "micro-batches": "33_micro_batches",
     "your-model": "60_your_model",
+    "collectives": "35_collectives",
 }
 """Lesson -> its notebook."""
 

@@ -294,6 +294,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
             )
     kind = str(fields.get("model_type", "")).lower()
     gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
+    if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
+        raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
     if kind in ROTARY or gated or fields.get("position_embedding_type") == "rotary":
         sizes["positions"] = 0
     if kind == "opt":

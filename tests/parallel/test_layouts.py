@@ -205,3 +205,33 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert rows[0]["fits"] and np.isfinite(rows[0]["step_us"]) and {row["tp"] for row in rows} == {1, 2}
     assert main(arguments) == 0
     assert "best: Layout(" in capsys.readouterr().out
+
+
+def test_the_command_writes_the_best_layout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(GPT), encoding="utf-8")
+    arguments = ["layouts", f"hf:{config}", "--devices", "2", "--global-batch", "8", "--sequence-length", "1024"]
+    assert main([*arguments, "--write", "megatron"]) == 0
+    assert "--micro-batch-size" in capsys.readouterr().out
+    assert main([*arguments, "--write", "deepspeed", "-o", str(tmp_path / "out"), "--json"]) == 0
+    assert json.loads((tmp_path / "out" / "deepspeed.json").read_text())["train_batch_size"] == 8
+    for odd, message in (
+        (["-o", "x"], "--output is the folder of --write"),
+        (["--write", "megatron", "--json"], "--json prints the table"),
+        (["--write", "megatorn"], "did you mean 'megatron'"),
+    ):
+        capsys.readouterr()
+        assert main([*arguments, *odd]) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_gated_model_without_the_width_of_its_feed_forward_part() -> None:
+    fields = {
+        "model_type": "llama",
+        "hidden_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 64,
+    }
+    with pytest.raises(bl.InvalidInput, match="has no field 'intermediate_size'"):
+        read_transformer(fields)
