@@ -26,8 +26,8 @@ LINES = [
     "compare G --optimize --link-latency 3 --link-us-per-byte 0.1", "simulate G P --devices 2 --trace T --figure F",
     "simulate G P --cluster C --scheduler planned -o OUT --json", "sweep G --devices 1,2 --placers m-etf --jobs 1 -o DB",
     "sweep G --memory 1MB,1GB --jobs 1 --json", "sweep mlp --batch-size 2,4 --hardware rtx2080 --jobs 1",
-    "profile mlp --batch-size 4 --mode estimated --hardware v100 -o OUT", "profile mlp -p layers=2",
-    "run mlp --placement P --devices 2 --steps 3", "run mlp --placer m-etf --mode measured --hardware v100 --trace T",
+    "profile mlp --batch-size 4 --mode estimated --hardware v100 --precision bf16 -o OUT", "profile mlp -p layers=2",
+    "run mlp --placement P --devices 2 --steps 3", "run mlp --placer m-etf --hardware v100 --precision tf32 --trace T",
     "export mlp --placement P -o DIR2", "demo --model mlp --devices 2 --placers m-etf --passes fusion --steps 2 --memory 1GB",
     "lab --print", "place --list", "--version",
 ]  # fmt: skip
