@@ -83,7 +83,7 @@ def _lanes(
     start: NDArray[np.float64],
     end: NDArray[np.float64],
     labels: list[str],
-    details: list[dict[str, Any]],
+    details: list[dict[str, object]],
 ) -> Iterator[dict[str, Any]]:
     """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
     lane = _free_lanes(device, start, end)

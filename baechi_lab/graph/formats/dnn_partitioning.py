@@ -86,7 +86,7 @@ def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _field(
-    entry: Mapping[str, Any], key: str, section: str, k: int, types: tuple[type, ...], default: Any = None
+    entry: Mapping[str, object], key: str, section: str, k: int, types: tuple[type, ...], default: Any = None
 ) -> Any:
     value = entry.get(key, default)
     if not isinstance(value, types):
@@ -102,7 +102,7 @@ def _milliseconds(nodes: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.fl
         return values * 1000.0
 
 
-def _bytes(entries: Sequence[Mapping[str, Any]], section: str) -> NDArray[np.int64]:
+def _bytes(entries: Sequence[Mapping[str, object]], section: str) -> NDArray[np.int64]:
     """int64: their sizes, rounded where they are no whole numbers; whole ones are exact."""
     values = [_field(x, "size", section, k, (int, float)) for k, x in enumerate(entries)]
     return whole_numbers(
@@ -110,7 +110,7 @@ def _bytes(entries: Sequence[Mapping[str, Any]], section: str) -> NDArray[np.int
     )
 
 
-def _index(ids: list[Any]) -> dict[Any, int]:
+def _index(ids: list[object]) -> dict[Any, int]:
     index = {x: k for k, x in enumerate(ids)}
     if len(index) != len(ids):
         k = next(k for k, x in enumerate(ids) if index[x] != k)
@@ -118,7 +118,7 @@ def _index(ids: list[Any]) -> dict[Any, int]:
     return index
 
 
-def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> NDArray[np.int64]:
+def _triples(edges: Sequence[Mapping[str, object]], index: Mapping[object, int]) -> NDArray[np.int64]:
     size = _bytes(edges, "edges")
     end_ids = []
     for k, edge in enumerate(edges):
@@ -130,7 +130,7 @@ def _triples(edges: Sequence[Mapping[str, Any]], index: Mapping[Any, int]) -> ND
     return np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size])
 
 
-def _names(nodes: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
+def _names(nodes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     """The nodes' names; where a name is missing or used twice, the id is added."""
     names = [str(x.get("name", f"node{x['id']}")) for x in nodes]
     count: dict[str, int] = {}

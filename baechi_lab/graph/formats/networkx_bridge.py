@@ -204,7 +204,7 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
     yield from listed
 
 
-def _outputs(edges: Sequence[Any], unread: Any, order: Sequence[Any], producer: str) -> dict[Any, int]:
+def _outputs(edges: Sequence[Any], unread: object, order: Sequence[Any], producer: str) -> dict[Any, int]:
     """The producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
     if not isinstance(unread, Mapping):
         raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")

@@ -82,7 +82,7 @@ def _compiled_by_one(kernel: Any) -> Any:
         return kernel
     compile_it = kernel.compile
 
-    def compile_alone(signature: Any) -> Any:
+    def compile_alone(signature: object) -> Any:
         with _compiler_lock, _alone(Path(index._index_path).with_suffix(".lock")), in_existing_folder():
             return compile_it(signature)
 

@@ -221,7 +221,7 @@ def _op(row: Row) -> _Op:
     return _Op(row.name, row.thread, row.start, row.end, row, input_bytes)
 
 
-def _largest(dims: Any, types: Any) -> int:
+def _largest(dims: object, types: object) -> int:
     """Bytes of the largest input."""
     if not isinstance(dims, list) or not isinstance(types, list):
         return 0

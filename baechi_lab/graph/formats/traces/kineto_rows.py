@@ -76,7 +76,7 @@ def rows_of(document: Mapping[str, Any]) -> list[Row]:
     return rows
 
 
-def _complete(entries: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, Any]]:
     """Entries of the categories that are read, each with a duration; what never ended is left out."""
     open_entries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
     for entry in entries:
@@ -93,17 +93,17 @@ def _complete(entries: Iterator[Mapping[str, Any]]) -> Iterator[Mapping[str, Any
                 yield {**start_entry, "ph": "X", "dur": duration, "args": arguments}
 
 
-def _category(entry: Mapping[str, Any]) -> str:
+def _category(entry: Mapping[str, object]) -> str:
     category = str(entry.get("cat"))
     return _OLD_NAMES.get(category, category)
 
 
-def _args(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _args(entry: Mapping[str, object]) -> Mapping[str, Any]:
     args = entry.get("args")
     return args if isinstance(args, Mapping) else {}
 
 
-def _row(entry: Mapping[str, Any]) -> Row:
+def _row(entry: Mapping[str, object]) -> Row:
     start, duration = _time(entry, "ts"), _time(entry, "dur") if "dur" in entry else 0
     return Row(
         str(entry.get("name")),
@@ -115,7 +115,7 @@ def _row(entry: Mapping[str, Any]) -> Row:
     )
 
 
-def _time(entry: Mapping[str, Any], key: str) -> float:
+def _time(entry: Mapping[str, object], key: str) -> float:
     """A number of microseconds; some writers have it as text."""
     value = entry.get(key)
     number = value
