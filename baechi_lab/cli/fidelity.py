@@ -101,7 +101,11 @@ def _cases(names: list[str]) -> Iterator[Case]:
             continue
         step = step_of_file(name)
         if not isinstance(step, Step):
-            raise InvalidInput(f"{name} returned a {type(step).__name__}; the study runs TensorFlow steps")
+            raise InvalidInput(
+                f"{name} returned a {type(step).__name__}; the study runs TensorFlow steps on workers that compute at the same "
+                "time, while PyTorch's CPU devices are one process that works for one of them at a time: compare its peaks with "
+                "bl.compare(..., step=step, measure=True)"
+            )
         yield Case(name.rpartition(":")[2], step)
 
 

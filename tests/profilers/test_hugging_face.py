@@ -627,7 +627,9 @@ def test_experts_of_gpt_oss(call):
     assert graph.persistent_bytes.sum() == other_bytes + experts * 17 // 32
     code, facts, _ = call(config, "--hardware", "h100", "--inference", "--sequence-length", "8")
     assert code == 0 and facts["persistent_bytes"] == other_bytes + experts * 17 // 32
-    assert facts["quantization"] == "4 weights of 4.25 bits per number, scales among them"
+    assert facts["quantization"] == (
+        "4 weights of 4.25 bits per number, scales among them; their products are estimated in the type of the activations"
+    )
 
 
 def test_experts_in_fp8_as_transformers_stores_them():

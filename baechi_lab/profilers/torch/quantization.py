@@ -97,7 +97,10 @@ def quantization_facts(model: nn.Module) -> str | None:
     if not quantized:
         return None
     bits = 8 * sum(map(stored_bytes, quantized)) / sum(p.numel() for p in quantized)
-    return f"{len(quantized)} weights of {bits:.3g} bits per number, scales among them"
+    return (
+        f"{len(quantized)} weights of {bits:.3g} bits per number, scales among them; their products are estimated in the type of "
+        "the activations"
+    )
 
 
 def _method(config: Mapping[str, Any]) -> str:
