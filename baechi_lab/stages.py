@@ -37,7 +37,7 @@ class Profile(Stage):
     """Stage 1: a training step becomes a graph with costs, see `bl.profile`.
 
     Args:
-        mode: "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a roofline); by default
+        mode: "measured" (`warmup` steps, then `runs` traced ones on `device`) or "estimated" (a model of kernels); by default
             estimated if hardware or a precision is named.
         hardware: for "estimated": a name, several, or a mapping from device kinds.
         precision: for "estimated": as in `bl.profile`.

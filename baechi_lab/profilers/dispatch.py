@@ -88,7 +88,7 @@ def profile(
             memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
         inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
-            (default the first GPU, else the CPU), in a process of its own. `estimated` computes a roofline and runs nothing.
+            (default the first GPU, else the CPU), in a process of its own. `estimated` asks a model of kernels and runs nothing.
             By default `estimated` if `hardware` or `precision` is given, or the step is a program, else `measured`.
         hardware: for `estimated` (by default `rtx2080`), a name in any case (`a100`, `h100`, `mi300x`, `cpu-core`, ...:
             the keys of `baechi_lab.graph.hardware.HARDWARE`) or a `Hardware`, whose durations are recorded under that

@@ -21,7 +21,8 @@ class Generation:
     Args:
         name: such as "ampere"; "" for hardware of no known generation.
         tile_rows, tile_columns: the part of a matrix product's output that one block of threads computes.
-        product_share: share of the peak that the inner loop of a matrix product reaches.
+        product_share: share of the peak that the inner loop of a float32 product reaches.
+        matrix_unit_share: the same of products in TF32 and narrower types, which matrix units compute.
         tile_us: microseconds that a block needs besides its inner loop: first operands, and writing its output.
         long_row_ps: picoseconds that a FLOP of a float32 product takes more each time that the summed dimension doubles beyond
             `LONG_ROW` elements, whatever the number of multiprocessors: rows are then too far apart in memory.
@@ -37,6 +38,7 @@ class Generation:
     tile_rows: int = 1
     tile_columns: int = 1
     product_share: float = 1.0
+    matrix_unit_share: float = 1.0
     tile_us: float = 0.0
     long_row_ps: float = 0.0
     product_pj: float = 0.0
@@ -55,12 +57,11 @@ class Generation:
 def _read_table() -> dict[str, Generation]:
     lines = Path(__file__).with_name("generations.csv").read_text(encoding="utf-8").splitlines()
     numbers = {key: type(value) for key, value in Generation().constants.items()}
-    return {
-        row["name"]: Generation(
-            name=row["name"], fitted_on=row["fitted_on"], **{key: kind(row[key]) for key, kind in numbers.items()}
-        )
-        for row in csv.DictReader(lines)
-    }
+    generations = {}
+    for row in csv.DictReader(lines):
+        constants = {key: kind(row[key]) for key, kind in numbers.items()}
+        generations[row["name"]] = Generation(row["name"], fitted_on=row["fitted_on"], **constants)  # type: ignore[arg-type]
+    return generations
 
 
 IDEAL = Generation()

@@ -95,20 +95,21 @@ def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
 def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
     """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
     calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
-    peaks = np.array([hardware.product_flops(precision) for precision in PRECISIONS])[work.precision] * calibrated
-    rate = np.where(work.matrix, peaks * constants.product_share, hardware.peak_flops * hardware.arithmetic_share)
+    full_precision = work.precision == FP32
+    reached = np.where(full_precision, constants.product_share, constants.matrix_unit_share)
+    rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated * reached
+    rate = np.where(work.matrix, rates, hardware.peak_flops * hardware.arithmetic_share)
     unshaped = 1e6 * work.flops / rate
     if not hardware.multiprocessors:
         return unshaped
-    full_precision = work.precision == FP32
     owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
-    product_us = _products_us(work.products, peaks[owner], full_precision[owner], hardware, constants, tile)
+    product_us = _products_us(work.products, rates[owner], full_precision[owner], hardware, constants, tile)
     replaced = work.winograd.owner
     if len(replaced):
         tile = (WINOGRAD_TILE, WINOGRAD_TILE)
         kernels = owner[replaced]
-        us = _products_us(work.winograd, peaks[kernels], full_precision[kernels], hardware, constants, tile)
+        us = _products_us(work.winograd, rates[kernels], full_precision[kernels], hardware, constants, tile)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * work.winograd.inner
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[replaced] = np.minimum(product_us[replaced], us)
@@ -121,18 +122,18 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
 
 def _products_us(
     products: Products,
-    peaks: NDArray[np.float64],
+    rates: NDArray[np.float64],
     full_precision: NDArray[np.bool_],
     hardware: Hardware,
     constants: Generation,
     tile: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Returns the time of every product, by tiles, waves and power; `peaks` and `full_precision` are those of the products."""
+    """Returns the time of every product, by tiles, waves and power; `rates` (FLOP/s) and `full_precision` are theirs."""
     tile_rows, tile_columns = tile
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
     long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
-    flop_us = hardware.multiprocessors * (1e6 / (constants.product_share * peaks) + long_row_us)
+    flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     best = np.full(len(tiles), np.inf)
     for splits in SPLITS:

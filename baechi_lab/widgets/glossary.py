@@ -80,7 +80,7 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
             "The first moment at which an op could begin on a device: its inputs are there and the device is free."
         ),
         "Estimated, measured, simulated": (
-            "An *estimated* duration comes from a roofline over FLOPs and bytes. A *measured* one comes from "
+            "An *estimated* duration comes from a model of the hardware's kernels. A *measured* one comes from "
             "running the op (`bl.profile`). A *simulated* timeline comes from `bl.simulate`, a *measured* one "
             "from `bl.execute`."
         ),

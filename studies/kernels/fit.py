@@ -79,7 +79,8 @@ def _search(
     """Returns the best constants that were found, and their loss; they are searched by their logarithms."""
 
     def constants(logarithms: NDArray[np.float64]) -> Generation:
-        return replace(start, **{key: float(value) for key, value in zip(keys, np.exp(logarithms), strict=True)})
+        values = {key: float(value) for key, value in zip(keys, np.exp(logarithms), strict=True)}
+        return replace(start, **values)  # type: ignore[arg-type]
 
     def loss(logarithms: NDArray[np.float64]) -> float:
         generation, total = constants(logarithms), 0.0

@@ -103,24 +103,24 @@ def main(arguments: Sequence[str] | None = None) -> None:
     constants = {name: generation.constants for name, generation in fitted_generations(table).items()}
     for name, values in constants.items():
         print(name, {key: round(value, 4) for key, value in values.items()})
-    content = {
-        "rows": {
-            device: {kind: len(rows.kernels) for (d, kind), rows in table.items() if d == device} for device in devices
-        },
-        "fitted_on": FITTED_ON,
-        "constants": constants,
-        "errors": {
-            "roofline": roofline_errors(table),
-            "catalog": {device: errors(table, device) for device in devices},
-            "half": half_errors(table),
-            "device": device_errors(table),
-        },
-        "held_out": HELD_OUT,
+    tables = {
+        "roofline": roofline_errors(table),
+        "catalog": {device: errors(table, device) for device in devices},
+        "half": half_errors(table),
+        "device": device_errors(table),
     }
-    for label, by_device in content["errors"].items():
+    for label, by_device in tables.items():
         for device, by_kind in by_device.items():
             print(label, device, by_kind)
-    store(options.store, "python -m studies.kernels.study data/neusight --store FILE", **content)
+    store(
+        options.store,
+        "python -m studies.kernels.study data/neusight --store FILE",
+        rows={d: {kind: len(rows.kernels) for (device, kind), rows in table.items() if device == d} for d in devices},
+        fitted_on=FITTED_ON,
+        constants=constants,
+        errors=tables,
+        held_out=HELD_OUT,
+    )
 
 
 if __name__ == "__main__":

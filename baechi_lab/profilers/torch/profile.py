@@ -43,9 +43,9 @@ def profile(
 ) -> OpGraph:
     """Profiles a model into an OpGraph: one op per layer call and per function between layers, with backward ops.
 
-    Without `hardware`, the model is measured on its device. With `hardware`, a roofline on fake tensors estimates it: nothing
-    is computed and no weights are held, so a model made under `torch.device("meta")` may have any size. Estimates are worst
-    for processors: the mean error on the measured core is 50 %, or 24 % when calibrated (docs/estimates.md).
+    Without `hardware`, the model is measured on its device. With `hardware`, a model of kernels estimates it on fake tensors:
+    nothing is computed and no weights are held, so a model made under `torch.device("meta")` may have any size. Estimates are
+    worst for processors: the mean error on the measured core is 50 %, or 24 % when calibrated (docs/estimates.md).
 
     Args:
         model: a module, or a `TorchStep` (then its inputs, atomic classes and optimizer are taken).

@@ -107,7 +107,7 @@ class SettingPanel:
             (self.file, "a graph of this package, of dnn-partitioning, or a task graph (.stg)"),
             (
                 self.hardware,
-                "whose times the ops have: estimated by a roofline for that hardware, or measured on this machine",
+                "whose times the ops have: estimated for that hardware, or measured on this machine",
             ),
             (self.memory, "one size for all devices, or one for each"),
             (self.speeds, "1: as fast as the profile says; one for all devices, or one for each"),
