@@ -16,7 +16,7 @@ from baechi_lab.profilers.work import Kernel
 
 NAMES = (
     "k40 p4 p100 t4 rtx2080 v100 v100-pcie-32gb rtx3090 rtx4090 rtx5090 a10 l4 l40s a100 a100-40gb a100-pcie-40gb "
-    "a100-80gb-pcie h100 h100-pcie h200 b200 mi100 mi210 mi250 mi300x tpu-v5e cpu-core cpu-epyc-9654 cpu-xeon-8480"
+    "a100-80gb-pcie h100 h100-pcie h200 gh200 b200 mi100 mi210 mi250 mi300x tpu-v5e cpu-core cpu-epyc-9654 cpu-xeon-8480"
 )
 
 
