@@ -14,6 +14,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link, Placement
 from ..graph.device import DEFAULT_MEMORY, default_memory
+from ..graph.hardware import HARDWARE
 from ..graph.link import FREE, PCIE
 from ..graph.link_presets import LINKS as PRESETS
 from ..graph.link_presets import default_link
@@ -32,6 +33,48 @@ LINKS: Mapping[str, Link] = MappingProxyType(
 )
 """Links by the names in the list of the workbench: paper B's fit (section 5.1), those of `baechi_lab.graph.link_presets`, and
 one without cost."""
+
+
+@dataclass(frozen=True)
+class HardwarePreset:
+    """So many machines of so many devices each, of one `hardware` (`graph.hardware`); links as in `Cluster.machines`."""
+
+    hardware: str
+    devices: int
+    link: str
+    machines: int = 1
+    network: str = ""
+
+    @property
+    def cluster(self) -> Cluster:
+        """The devices with the memory of their data sheet; between machines every pair has the link of the network."""
+        memory_bytes = int(HARDWARE[self.hardware].memory_bytes)
+        if self.machines == 1:
+            return Cluster.uniform(self.devices, memory_bytes=memory_bytes, link=self.link, comm="duplex")
+        count = self.devices * self.machines
+        return Cluster.machines(count, self.devices, memory_bytes=memory_bytes, link=self.link, network=self.network)
+
+
+HARDWARE_PRESETS: Mapping[str, HardwarePreset] = MappingProxyType(
+    {
+        "8 x H100, NVLink": HardwarePreset("h100", 8, "nvlink4"),
+        "8 x A100, NVLink": HardwarePreset("a100", 8, "nvlink3"),
+        "4 x RTX 4090, PCIe": HardwarePreset("rtx4090", 4, "pcie4"),
+        "4 x RTX 2080, PCIe": HardwarePreset("rtx2080", 4, "pcie3"),
+        "2 machines of 4 x A100, InfiniBand": HardwarePreset("a100", 4, "nvlink3", 2, "infiniband-hdr"),
+        "2 machines of 4 x RTX 4090, Ethernet": HardwarePreset("rtx4090", 4, "pcie4", 2, "ethernet-25g"),
+    }
+)
+"""Clusters that many have, by the words of the control."""
+
+
+def preset_name(cluster: Cluster) -> str:
+    """The preset that a cluster is; empty for any other.
+
+    >>> preset_name(HARDWARE_PRESETS["4 x RTX 4090, PCIe"].cluster), preset_name(Cluster.uniform(3))
+    ('4 x RTX 4090, PCIe', '')
+    """
+    return next((name for name, preset in HARDWARE_PRESETS.items() if preset.cluster == cluster), "")
 
 
 @dataclass(frozen=True)

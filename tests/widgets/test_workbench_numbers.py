@@ -593,3 +593,29 @@ def test_a_workbench_does_not_open_on_an_error(two):
     bench = bl.Workbench(huge, two, placer="auto", passes=())
     assert bench.outcome is None and "needs 5.00 kB" in bench.header.problem.value
     assert "needs 5.00 kB" in bench.picture() and bench.timeline.span_us == 0.0
+
+
+def test_a_hardware_preset_is_one_click_and_the_rest_is_advanced(diamond, pair):
+    from baechi_lab.widgets.setting import HARDWARE_PRESETS
+
+    bench = bl.Workbench(diamond, pair, placer="single", passes=())
+    bench.model.inline = True
+    folds = {part.title.title: part.unfolded for part in bench.setting.widget.children}
+    assert folds == {"Model": True, "Hardware": True, "Placer": True, "Advanced": False}
+    assert bench.setting.preset.value == "as given below"
+    bench.setting.preset.value = "8 x H100, NVLink"
+    cluster = bench.model.setting.cluster
+    assert cluster.n == 8 and set(cluster.memory_bytes.tolist()) == {80_000_000_000} and bench.outcome.timeline.feasible
+    assert bench.setting.devices.value == 8 and bench.setting.preset.value == "8 x H100, NVLink"
+    bench.setting.devices.value = 4
+    assert bench.setting.preset.value == "as given below" and bench.model.setting.cluster.n == 4
+    for name, preset in HARDWARE_PRESETS.items():
+        made = preset.cluster
+        assert made.n == preset.devices * preset.machines, name
+        inside = made.link_between(0, 1)
+        assert (made.link_between(0, made.n - 1) == inside) == (preset.machines == 1)
+    # One control for micro-batches: the placer's own form has none.
+    bench.setting.placer.value = "contiguous"
+    assert not {"micro_batches", "schedule"} & set(bench.setting.params._fields)
+    hints = [control.description for _, control in bench.setting.params._fields.values()]
+    assert any("an even share of the work" in text for text in hints)

@@ -13,11 +13,20 @@ import ipywidgets
 
 from ...errors import InvalidInput
 from ..glossary import tip
-from .parts import WIDE, hinted
+from .parts import WIDE, hinted, switch
 
-HIDDEN = ("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up")
+HIDDEN = (
+    *("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up"),
+    *("micro_batches", "schedule"),  # those of the setting
+)
 """Parameters that have a place of their own in the workbench, or that nobody can type."""
 NARROW = {"description_width": "96px"}
+PLAIN = {
+    "caps": "how much more than an even share of the work one device may get; 1 is even, and each number is tried",
+    "lp_ops": "graphs with more ops than this do without the linear program of SCT, which would take longer than all else",
+    "sum": "a device computes or transfers, never both at once: the two times are added up",
+}
+"""Parameters whose docstring is for those who know the algorithm."""
 COMMON = {
     "seed": "of the random choices; the same one gives the same placement",
     "objective": "what is to be short: the step (latency), the period of endless micro-batches, or a step of some",
@@ -45,7 +54,11 @@ class ParamsForm:
         }
         hint_texts = hints(cls)
         for name, (field, widget) in self._fields.items():
-            hinted(widget, hint_texts.get(name, name))
+            hint = hint_texts.get(name, name)
+            if isinstance(widget, ipywidgets.ToggleButton):
+                widget.tooltip = hint
+            else:
+                hinted(widget, hint)
             widget.value = shown(values.get(name, default_of(field)), widget)
             widget.observe(self._observed, "value")
         self.widget.children = [widget for _, widget in self._fields.values()]
@@ -79,7 +92,7 @@ def hints(cls: type) -> dict[str, str]:
             name: " ".join(description.split())
             for name, description in re.findall(r"`(\w+)`: ([^`]*?\.)(?=\s|$)", text)
         }
-    return hint_texts
+    return {**hint_texts, **PLAIN}
 
 
 def default_of(field: Field) -> Any:
@@ -88,16 +101,16 @@ def default_of(field: Field) -> Any:
 
 
 def control(field: Field) -> Any:
-    """A check box for a truth value, a text for anything else (parsed by the type of the default)."""
+    """A switch for a truth value, a text for anything else (parsed by the type of the default)."""
     label = field.name.replace("_", " ")
     if isinstance(default_of(field), bool):
-        return ipywidgets.Checkbox(description=label, indent=False, layout=WIDE)
+        return switch(label, label)
     return ipywidgets.Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
 
 
 def shown(value: Any, widget: Any) -> Any:
     """A value as its control shows it."""
-    if isinstance(widget, ipywidgets.Checkbox):
+    if isinstance(widget, ipywidgets.ToggleButton):
         return bool(value)
     return "" if value is None else str(value)
 

@@ -16,7 +16,18 @@ from ..charts import progress_chart
 from ..compute import time_limit
 from ..guard import Guard, refused
 from ..model import WorkbenchModel
-from ..setting import GIVEN_SUBJECT, LINKS, Setting, link_name, resized, stored_graphs, with_hardware, with_speeds
+from ..setting import (
+    GIVEN_SUBJECT,
+    HARDWARE_PRESETS,
+    LINKS,
+    Setting,
+    link_name,
+    preset_name,
+    resized,
+    stored_graphs,
+    with_hardware,
+    with_speeds,
+)
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .params_form import ParamsForm
@@ -26,6 +37,7 @@ STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 SLIDER_DEVICES = 16
 """Devices that the slider reaches; more can be typed beside it."""
+OWN_CLUSTER = "as given below"
 PLANNED, FREE = "as planned", "what is ready first"
 PASS_HINTS = {
     "colocation": "ops that TensorFlow requires on one device become one group",
@@ -73,6 +85,7 @@ class SettingPanel:
             description="batch size", options=BATCHES, continuous_update=False, layout=WIDE, style=STYLE
         )
         self.hardware = drop("costs for", [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")])
+        self.preset = drop("hardware", [OWN_CLUSTER, *HARDWARE_PRESETS])
         self.devices = ipywidgets.IntSlider(
             description="devices",
             min=1,
@@ -103,6 +116,11 @@ class SettingPanel:
         hints = (
             (self.source, "the graph that is placed: the given one, one of a model that is built, or a stored one"),
             (self.batch, "samples of a step"),
+            (
+                self.preset,
+                "devices, memory and links that many have; a step that is estimated gets the times of these devices, a stored "
+                "graph keeps its own",
+            ),
             (self.devices, "how many; further ones are like the last"),
             (self.file, "a graph of this package, of dnn-partitioning, or a task graph (.stg)"),
             (
@@ -119,7 +137,8 @@ class SettingPanel:
             (self.comm, "sequential: a device sends or receives one tensor at a time; parallel: any number at once"),
             (
                 self.forward,
-                "place forward ops only, their backward ops go with them; auto: where the model fits one device",
+                "only ops of the forward pass are placed by choice, each backward op goes to the device of its forward op: fewer "
+                "decisions, fewer transfers; auto: where the model fits one device",
             ),
             (
                 self.scheduler,
@@ -131,7 +150,7 @@ class SettingPanel:
         )
         for control, hint in hints:
             hinted(control, hint)
-        for control in (self.source, self.file, self.link):  # their texts are long
+        for control in (self.source, self.preset, self.file, self.link):  # their texts are long
             control.add_class("bl-stacked")
 
     def _sources(self) -> list[tuple[str, str]]:
@@ -145,21 +164,27 @@ class SettingPanel:
     def _layout(self) -> list[Any]:
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         return [
-            Fold("Setting", [self.source, self.file, self.batch, self.batch_note, self.hardware, self.costs_note]),
+            Fold("Model", [self.source, self.batch, self.batch_note, self.costs_note]),
+            Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
+            Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
             Fold(
-                "Cluster",
+                "Advanced",
                 [
-                    row(self.devices, self.count, wrap=False),
-                    self.memory,
+                    self.file,
+                    self.hardware,
                     self.speeds,
                     self.link,
                     self.measure,
                     self.comm,
+                    passes,
+                    self.forward,
+                    self.params.widget,
+                    self.scheduler,
+                    self.schedule,
+                    self.replicas,
                 ],
+                unfolded=False,
             ),
-            Fold("Optimization passes", [passes, self.forward]),
-            Fold("Placer", [self.placer, self.placer_note, self.curve, self.params.widget, self.scheduler]),
-            Fold("Micro-batches", [self.micro, self.schedule, self.replicas]),
         ]
 
     def _bind(self) -> None:
@@ -173,6 +198,7 @@ class SettingPanel:
         changes(self.file, self._opened)
         changes(self.batch, lambda v: {"batch_size": v})
         changes(self.hardware, self._costs_of)
+        changes(self.preset, self._preset)
         changes(self.devices, lambda v: {"cluster": resized(cluster(), v)})
         changes(self.count, lambda v: {"cluster": resized(cluster(), self._typed(v))})
         changes(self.memory, lambda v: {"cluster": cluster().with_memory(_each(v, str))})
@@ -221,6 +247,17 @@ class SettingPanel:
             raise InvalidInput(f"there is no file {path.strip()!r} here")
         return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
 
+    def _preset(self, name: str) -> dict[str, Any]:
+        if name == OWN_CLUSTER:
+            return {}
+        preset = HARDWARE_PRESETS[name]
+        costs = {} if self._stepless(self.model.setting) else {"profile": "estimated", "hardware": preset.hardware}
+        return {"cluster": preset.cluster, **costs}
+
+    def _stepless(self, setting: Setting) -> bool:
+        """Whether ops have the times that are stored with them."""
+        return not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
+
     def _measure(self) -> None:
         with Guard(self.model.fail):
             self.tasks.measure_link()
@@ -243,6 +280,7 @@ class SettingPanel:
         with self.quiet:
             self._show_source(setting)
             cluster = setting.cluster
+            self.preset.value = preset_name(cluster) or OWN_CLUSTER
             self.devices.max = max(SLIDER_DEVICES, cluster.n)
             self.devices.value = cluster.n
             self.count.value = str(cluster.n)
@@ -278,7 +316,7 @@ class SettingPanel:
         stored = "a stored graph has the batch size it was profiled with"
         say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
         self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
-        stepless = not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
+        stepless = self._stepless(setting)
         self.hardware.layout.display = "none" if stepless else "flex"
         say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
 
