@@ -129,3 +129,18 @@ def test_results_and_errors_are_announced(page):
     page.wait_for_selector('.bl-header [role="alert"]:has-text("is not an amount of memory")')
     page.click('.bl-header button:text-is("Dismiss")')
     assert page.problems == []
+
+
+def test_one_sentence_instead_of_broken_links_when_the_kernel_is_gone(page):
+    """The last in this file: it restarts the kernel, which knows the widgets no more."""
+    page.evaluate(
+        "async () => { await window.jupyterapp.shell.currentWidget.sessionContext.session.kernel.restart(); }"
+    )
+    page.wait_for_selector(".bl-workbench.jupyter-widgets-disconnected", timeout=30_000)
+    told = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
+    assert told == '"kernel gone: last result shown, run the cell to continue"'
+    icons = page.evaluate(
+        "() => [...document.querySelectorAll('.bl-workbench, .bl-workbench *')].filter((e) => "
+        "e.classList.contains('jupyter-widgets-disconnected') && getComputedStyle(e, '::before').display !== 'none').length"
+    )
+    assert icons == 0

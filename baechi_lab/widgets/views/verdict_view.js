@@ -39,7 +39,7 @@ function render({ model, el }) {
   function fitWords() {
     for (const piece of bar.querySelectorAll("button")) {
       const words = /** @type {HTMLElement} */ (piece.firstElementChild);
-      words.style.visibility = words.scrollWidth + 6 > piece.clientWidth ? "hidden" : "";
+      words.style.visibility = words.offsetWidth + 6 > piece.clientWidth ? "hidden" : "";
     }
   }
   const sizes = new ResizeObserver(fitWords);
