@@ -203,7 +203,6 @@ class NotebookRun:
     def __init__(self, folder: str, deadline: float) -> None:
         self.deadline, self.remarks = deadline, []  # type: tuple[float, list[str]]
         self._folder = _folder_with_data(folder)
-        self._buffer = b""
         self._process = self._start(CREATE_NETWORK)
         if (
             self._read(min(START_SECONDS, self._remaining())) is None
@@ -213,6 +212,7 @@ class NotebookRun:
             self._read(min(START_SECONDS, self._remaining()))
 
     def _start(self, network: int | None) -> subprocess.Popen[bytes]:
+        self._buffer = b""
         variables = {"PLOTLY_RENDERER": "plotly_mimetype", "MPLBACKEND": "agg", "TF_CPP_MIN_LOG_LEVEL": "2"}
         return subprocess.Popen(
             isolated(MODULE, network=network),

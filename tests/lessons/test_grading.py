@@ -127,6 +127,16 @@ def test_whoever_replaces_the_checker_gains_nothing_and_is_told(tmp_path):
     assert "exercise 1: that is too small" in grade.remarks
 
 
+@pytest.mark.subprocess
+@pytest.mark.slow
+def test_what_is_written_into_the_answers_of_the_process_is_no_answer(tmp_path):
+    forged = json.dumps({"error": "", "values": {"1": {"instance": 3}}}).encode() + b"\n"
+    lines = ["import os", "for file in range(3, 12):", "    try:", f"        os.write(file, {forged!r})"]
+    cell = "\n".join([*lines, "    except OSError:", "        pass"])
+    grade = grade_notebook(write(tmp_path / "student.ipynb", *exercises(), cell))
+    assert (grade.right, grade.remarks) == (0, ("what its process sent is no answer",))
+
+
 def homework_cells(student, answer):
     return f"import baechi_lab as bl\nstudent = {student}\ngraph, cluster = bl.generators.homework(student)", answer
 
