@@ -209,7 +209,9 @@ def make_layout_step(
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
     counts = stage_blocks(layout, model.layers)
     stages, hardwares = _stage_parts(model, layout, cluster, counts, sequence_length, options, collectives)
-    writer = _StepWriter(layout, options)
+    size = next((part.costs.part.output_bytes for part in stages[0] if part.costs.part.output_bytes), 0)
+    border_us = 0.0 if layout.sequence_parallel else collectives.us("all_gather", size, layout.axis_devices("tp"))
+    writer = _StepWriter(layout, options, border_us)
     for s, parts in enumerate(stages):
         writer.add_forward(s, parts, hardwares[stage_device(layout, s)])
     writer.add_backward()
@@ -360,10 +362,13 @@ def _group_cluster(
 
 
 class _StepWriter:
-    """Collects ops, tensors and buckets of a step."""
+    """Collects ops, tensors and buckets of a step.
 
-    def __init__(self, layout: Layout, options: StepOptions) -> None:
-        self.layout, self.options = layout, options
+    `border_us`: for which ranks that share tensors gather what each has received of the stage before.
+    """
+
+    def __init__(self, layout: Layout, options: StepOptions, border_us: float) -> None:
+        self.layout, self.options, self.border_us = layout, options, border_us
         self.splits = layout.schedule.startswith("zb")
         self.names: list[str] = []
         self.types: list[str] = []
@@ -395,9 +400,15 @@ class _StepWriter:
             us = part.count * costs.forward.us + (host_us if k == 0 else 0.0)
             op = self._add(f"stage{stage}/{part.name}", "Forward", us, stage, costs.part.transient_bytes)
             if op:
-                before = self.parts[-1][1].costs.part
-                self.table.add(op - 1, "activation", before.output_bytes, [op])
+                before, border = self.parts[-1][1].costs.part, self.parts[-1][0] != stage
+                self.us[op] += self.border_us if border else 0.0
+                self.table.add(op - 1, "activation", self._sent_bytes(before.output_bytes, border), [op])
             self.parts.append((stage, part, host_us))
+
+    def _sent_bytes(self, size: int, border: bool) -> int:
+        """Bytes that each rank sends to the next stage: where all ranks of a group have the same tensor, a share of it."""
+        divided = border and not self.layout.sequence_parallel
+        return -(-size // self.layout.tp) if divided else size
 
     def add_backward(self) -> None:
         """Backward ops in reverse, and with a schedule that wants them the gradients of weights apart."""
@@ -412,7 +423,8 @@ class _StepWriter:
             input_us = min(part.count * costs.backward.input_us + (host_us if last else 0.0), us) if self.splits else us
             op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
             if after >= 0:
-                self.table.add(after, "gradient", self.parts[k][1].costs.part.output_bytes, [op])
+                self.us[op] += self.border_us if last else 0.0
+                self.table.add(after, "gradient", self._sent_bytes(part.costs.part.output_bytes, last), [op])
             else:
                 self.table.add(k, "loss", CONTROL_BYTES, [op])
             readers = [op]

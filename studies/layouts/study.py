@@ -28,7 +28,7 @@ from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
 from studies.layouts.measured import SOURCES, MeasuredStep
 from studies.results import store
 
-FIT_ROWS = {"vtrain": 9, "bloom": 4, "mpt": 5, "b200": 3, "sailor": 3}
+FIT_ROWS = {"vtrain": 9, "bloom": 3, "mpt": 6, "b200": 3, "sailor": 3}
 """Number of rows of each source to fit on."""
 
 SHARED = (
@@ -53,10 +53,21 @@ OWN = {
 }
 """Constants that are fitted for one kind of hardware."""
 
-PRIOR = 0.7
-"""Spread of the prior of every constant, in its logarithm."""
+START = {
+    "a100": Efficiency(product_share=0.75, attention_share=0.35, multiprocessors=108),
+    "h100": Efficiency(product_share=0.6, attention_share=0.25, multiprocessors=132),
+    "b200": Efficiency(product_share=0.5, attention_share=0.4, multiprocessors=148),
+    "gh200": Efficiency(product_share=0.4, bandwidth_share=0.3, multiprocessors=132),
+}
+"""Where the fit starts: round numbers."""
 
-WEIGHT_OF_PRIOR = 0.02
+PRIOR = {"wave_exponent": 0.2}
+"""Spread of the prior of a constant, in its logarithm."""
+
+PRIOR_OF_SHARES, PRIOR_OF_TIMES = 0.3, 0.7
+"""Likewise of other shares and times."""
+
+WEIGHT_OF_PRIOR = 0.01
 """Relative error of a row that costs as much as a constant one spread away from its start."""
 
 
@@ -85,7 +96,7 @@ def _settings(step: MeasuredStep) -> list[float]:
         layout.micro_batch,
         model.hidden,
         model.layers,
-        step.sequence_length,
+        step.sequence_length**2,
         step.global_batch,
         kinds[step.hardware],
     ]
@@ -97,7 +108,10 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
 
     keys = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
     start = np.log([getattr(_base(kind or "a100"), key) for kind, key in keys])
-    upper = np.array([0.0 if key.endswith("_share") else np.inf for _, key in keys])
+    upper = np.array([0.0 if key.endswith(("_share", "_exponent")) else np.inf for _, key in keys])
+    spread = np.array(
+        [PRIOR.get(key, PRIOR_OF_SHARES if key.endswith("_share") else PRIOR_OF_TIMES) for _, key in keys]
+    )
     start = np.minimum(start, upper - 1e-3)
 
     def table(values: np.ndarray) -> dict[str, Efficiency]:
@@ -110,16 +124,16 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
     def residuals(values: np.ndarray) -> np.ndarray:
         efficiencies = table(values)
         errors = [step.predicted_seconds(efficiencies[step.hardware]) / float(step.seconds or 1) - 1 for step in steps]
-        return np.r_[errors, WEIGHT_OF_PRIOR * (values - start) / PRIOR]
+        return np.r_[errors, WEIGHT_OF_PRIOR * (values - start) / spread]
 
     solution = least_squares(
-        residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.05, diff_step=2e-3, max_nfev=25
+        residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.1, diff_step=2e-3, max_nfev=18
     )
     return table(solution.x)
 
 
 def _base(kind: str) -> Efficiency:
-    return EFFICIENCIES.get(kind, EFFICIENCIES["h100"])
+    return START[kind]
 
 
 def write_table(path: Path, efficiencies: dict[str, Efficiency]) -> None:

@@ -58,7 +58,7 @@ class Operator:
 
 
 @dataclass
-class _Memory:
+class Memory:
     """A memory block: its last writer (-1: none in the step), its readers since then, and the state that it holds."""
 
     writer: int = -1
@@ -69,7 +69,7 @@ class _Memory:
 
 
 @dataclass(frozen=True)
-class _Gradient:
+class Gradient:
     """Bytes of a parameter's gradient, and the op that makes it (-1: none)."""
 
     size: int
@@ -84,7 +84,7 @@ class Recorder(Counter):
         self.recording = False
         self.ops: list[Operator] = []
         self.edges: dict[tuple[int, str], tuple[int, set[int]]] = {}  # (producer, label) -> bytes, readers
-        self.memory: dict[int, _Memory] = {}
+        self.memory: dict[int, Memory] = {}
         self.groups: list[tuple[int, ...]] = []
         self.users: dict[str, list[int]] = {}
         self.of_node: dict[int, int] = {}  # sequence number of an autograd node -> forward op
@@ -95,7 +95,7 @@ class Recorder(Counter):
     def register_states(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Registers parameters and buffers by name."""
         for name, tensor in states:
-            self.memory.setdefault(storage_key(tensor), _Memory(state=name))
+            self.memory.setdefault(storage_key(tensor), Memory(state=name))
 
     def observe(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
         """Records the operator while recording is on."""
@@ -109,7 +109,7 @@ class Recorder(Counter):
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
         if kernel.metadata:
             for key in outputs.keys() - inputs.keys():
-                self.memory[key] = _Memory()  # allocated, not written
+                self.memory[key] = Memory()  # allocated, not written
             behind = max((self.memory[key].writer for key in inputs if key in self.memory), default=-1)
             self._assign_node(node, behind, self.of_view)
             return
@@ -123,7 +123,7 @@ class Recorder(Counter):
             if key in written:
                 self._overwrite(key, index)
             elif key not in inputs:
-                self.memory[key] = _Memory(index, f"{len(self.edges)}", storage_bytes(tensor))
+                self.memory[key] = Memory(index, f"{len(self.edges)}", storage_bytes(tensor))
                 self._tensor(self.memory[key])
 
     def _assign_node(self, node: Node, index: int, of: dict[int, int]) -> None:
@@ -132,7 +132,9 @@ class Recorder(Counter):
             of.setdefault(int(torch._C._autograd._get_sequence_nr()) - 1, index)  # type: ignore[attr-defined]
 
     def _forward_op(self, node: Node) -> int:
-        number = -1 if node is None else node._sequence_nr()
+        if node is None:
+            return -1
+        number = node._sequence_nr()
         return self.of_node.get(number, self.of_view.get(number, -1))
 
     def _name(self, kind: str) -> str:
@@ -141,11 +143,11 @@ class Recorder(Counter):
         count = self.counts[name] = self.counts.get(name, -1) + 1
         return f"{name}#{count}" if count else name
 
-    def _tensor(self, memory: _Memory) -> set[int]:
+    def _tensor(self, memory: Memory) -> set[int]:
         return self.edges.setdefault((memory.writer, memory.label), (memory.size, set()))[1]
 
     def _read(self, key: int, index: int) -> None:
-        memory = self.memory.setdefault(key, _Memory())
+        memory = self.memory.setdefault(key, Memory())
         memory.readers.add(index)
         if memory.writer >= 0:
             self._tensor(memory).add(index)
@@ -159,17 +161,17 @@ class Recorder(Counter):
         if before.writer >= 0:
             self.groups.append((before.writer, index))
         # A new name for the same memory: it counts again, like a value written in place in a layer graph.
-        self.memory[key] = _Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
+        self.memory[key] = Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
         if before.size:
             self._tensor(self.memory[key])
 
-    def keep_gradient(self, gradient: torch.Tensor) -> _Gradient:
+    def keep_gradient(self, gradient: torch.Tensor) -> Gradient:
         """Records a parameter's gradient: its bytes are persistent, and no longer an output of the op that makes it."""
-        memory = self.memory.get(storage_key(gradient), _Memory())
+        memory = self.memory.get(storage_key(gradient), Memory())
         edge = (memory.writer, memory.label)
         if edge in self.edges:
             self.edges[edge] = (CONTROL_BYTES, self.edges[edge][1])
-        return _Gradient(storage_bytes(gradient), memory.writer)
+        return Gradient(storage_bytes(gradient), memory.writer)
 
 
 def profile_operators(
@@ -205,11 +207,11 @@ def profile_operators(
         model_trace = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in model_trace.calls)
         recorder.register_states((*model.named_parameters(), *model.named_buffers()))
-        gradients: dict[str, _Gradient] = {}
+        gradients: dict[str, Gradient] = {}
         size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_gradient_hook(name, gradients, recorder))
+                parameter.register_post_accumulate_grad_hook(gradient_hook(name, gradients, recorder))
         interceptor = Interceptor(
             model, model_trace.layers, WorkWatch(model, model_trace, training, recorder)
         ).install()
@@ -222,8 +224,8 @@ def profile_operators(
     warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        _add_updates(recorder, gradients, precision.update_share(states))
-    return _graph(
+        add_updates(recorder, gradients, precision.update_share(states))
+    return make_operator_graph(
         recorder,
         kinds,
         size,
@@ -235,7 +237,9 @@ def profile_operators(
     )
 
 
-def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorder) -> Any:
+def gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Any:
+    """Returns a hook that records the gradient of a parameter."""
+
     def hook(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             gradients[name] = recorder.keep_gradient(parameter.grad)
@@ -243,7 +247,7 @@ def _gradient_hook(name: str, gradients: dict[str, _Gradient], recorder: Recorde
     return hook
 
 
-def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], moved_share: int) -> None:
+def add_updates(recorder: Recorder, gradients: Mapping[str, Gradient], moved_share: int) -> None:
     """Adds an update per parameter with a gradient, which moves `moved_share` times its bytes.
 
     For a sparse gradient it touches only the gradient's rows.
@@ -258,16 +262,17 @@ def _add_updates(recorder: Recorder, gradients: Mapping[str, _Gradient], moved_s
             recorder.edges.setdefault((op, "control"), (CONTROL_BYTES, set()))[1].add(index)
 
 
-def _graph(
+def make_operator_graph(
     recorder: Recorder,
     kinds: Mapping[str, Hardware],
     size: dict[str, int],
-    gradients: Mapping[str, _Gradient],
+    gradients: Mapping[str, Gradient],
     states: int,
     name: str,
     precision: Precision,
     half: str,
 ) -> OpGraph:
+    """Builds the graph of what a recorder has seen; `size` are the bytes of parameters and buffers."""
     ops, n = recorder.ops, len(recorder.ops)
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():

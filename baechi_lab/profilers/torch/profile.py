@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from torch import nn
@@ -10,6 +10,7 @@ from torch import nn
 from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import Hardware, HardwareChoice, by_kind
+from ...graph.layout import Layout
 from ...torch_steps.step import TorchStep
 from ..precision import Precision
 from .configured_dtype import warn_about_configured_dtype
@@ -40,6 +41,8 @@ def profile(
     device: str | None = None,
     split_backward: bool = False,
     accumulate: bool = False,
+    layout: Layout | None = None,
+    plan: Mapping[str, str] | None = None,
 ) -> OpGraph:
     """Profiles a model into an OpGraph: one op per layer call and per function between layers, with backward ops.
 
@@ -71,6 +74,11 @@ def profile(
             `/backward_weights`), which schedules such as `zb-h1` run apart; the two together may take longer than one.
         accumulate: of a measurement: backward passes add to gradients that are there, as those of all micro-batches but
             the first do.
+        layout: of an estimate: the graph is that of one rank of this layout, operator by operator, with collectives as ops
+            (`baechi_lab.profilers.torch.divided`); operators are divided over `tp`, gradients over `dp`.
+        plan: with `layout`: names of modules (`*` is a number) and how they are divided, in the words of Hugging Face's
+            `tp_plan`: "colwise", "rowwise", "colwise_gather_output", "embedding_rowwise"; by default that of the model, or
+            by the names of its layers.
 
     Ops `0 .. k-1` are the calls in code order; backward ops follow in reverse. `forward_of` pairs them, and each pair
     is a colocation group, together with calls that share parameters. The model is left as it was.
@@ -101,6 +109,20 @@ def profile(
         sample_inputs, atomic, states = step.inputs, step.atomic, states or step.optimizer_states
     if granularity not in GRANULARITIES:
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
+    if layout is not None or plan is not None:
+        return _profile_rank(
+            model,
+            sample_inputs,
+            hardware,
+            layout,
+            plan=plan,
+            mode=mode,
+            dtype=dtype,
+            autocast=autocast,
+            optimizer=optimizer,
+            states=states or 0,
+            precision=Precision.of(precision, gradients),
+        )
     if hardware is not None:
         states = states or (0 if step is None else step.kept_states)
         return _estimate(
@@ -140,6 +162,19 @@ def profile(
     if optimizer is not None:
         states = state_count(optimizer)
     return layers.graph(optimizer_states=states)
+
+
+def _profile_rank(
+    model: nn.Module, inputs: Any, hardware: HardwareChoice | None, layout: Layout | None, **options: Any
+) -> OpGraph:
+    """The graph of one rank of a layout."""
+    from .divided import profile_divided
+
+    if hardware is None:
+        raise InvalidInput("layout is for estimates; name the hardware that they are for")
+    if layout is None:
+        raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
+    return profile_divided(model, inputs, by_kind(hardware), layout, **options)
 
 
 def _estimate(

@@ -1,0 +1,518 @@
+"""`bl.torch.profile(..., layout=)`: the graph of one rank of a model whose operators are divided over ranks.
+
+PyTorch divides the model itself: `torch.distributed.tensor.parallel.parallelize_module` on a device mesh of a fake process group
+turns parameters into `DTensor`, and one step on meta tensors shows what the first rank computes and which collectives it starts.
+So what is simulated is what PyTorch would run. The plan of a model names the layers that are divided by columns and by rows:
+that of its Hugging Face configuration (`tp_plan`), or one by the names that layers of GPT, BERT, OPT and Llama kinds have.
+`sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama.
+
+A collective is an op of type `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`;
+`graph.info["collectives"]` has its axis
+and bytes. Its duration is that of `Collectives` on devices of the hardware behind its fastest link. Data parallelism is the
+pass `passes.data_parallel`.
+"""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from ...errors import InvalidInput
+from ...graph import Cluster, Link, OpGraph
+from ...graph.collectives import Collectives
+from ...graph.hardware import Hardware
+from ...graph.layout import Layout
+from ...graph.link import PCIE
+from ...passes.data_parallel import Bucket, divide_data
+from ...torch_runtime.tree import as_arguments, map_tensors, tensors
+from ...torch_steps.records import UPDATE
+from ..precision import Precision
+from .fake_tensors import half_name, types_of_estimate
+from .layer_estimate import optimizer_states
+from .layers import mode_of, run_once
+from .operator_counter import is_model_operator
+from .operators import Gradient, Recorder, add_updates, make_operator_graph
+
+if TYPE_CHECKING:
+    from torch._ops import OpOverload
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+PER_MACHINE = 8
+"""Devices of a machine, for links between ranks."""
+
+COLLECTIVE_TYPES = {
+    "all_reduce": "all_reduce",
+    "all_gather_into_tensor": "all_gather",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "all_to_all_single": "all_to_all",
+}
+"""PyTorch's functional collectives -> op types."""
+
+COLUMNS = "colwise"
+ROWS = "rowwise"
+_BY_NAME = {
+    COLUMNS: r"(q_proj|k_proj|v_proj|query|key|value|gate_proj|up_proj|fc1|c_fc|c_attn|intermediate\.dense|dense_h_to_4h)$",
+    ROWS: r"(o_proj|out_proj|down_proj|fc2|c_proj|attention\.output\.dense|output\.dense|dense_4h_to_h)$",
+}
+"""Layers of blocks by name: divided by columns and by rows."""
+
+_WHOLE = (
+    r"(pooler|classifier|score|router|gate|lm_head|embed_out|seq_relationship|decoder|transform\.dense|predictions.*)$"
+)
+"""Linear layers that a plan may leave whole: those at the end of a model, and routers."""
+
+Plan = Mapping[str, str]
+"""Pattern of module names (`*` is a number) -> how the layer is divided, in the words of `tp_plan`."""
+
+
+def profile_divided(
+    model: nn.Module,
+    sample_inputs: Any,
+    kinds: Mapping[str, Hardware],
+    layout: Layout,
+    *,
+    plan: Plan | None = None,
+    mode: str | None = None,
+    dtype: Any = None,
+    autocast: Any = None,
+    optimizer: str | None = None,
+    states: int = 0,
+    precision: Precision | str | None = None,
+) -> OpGraph:
+    """Builds the graph of one rank of a layout; arguments as in `bl.torch.profile`.
+
+    Raises:
+        InvalidInput: a layout with a pipeline, context or expert parallelism; degrees that do not divide; a layer that the plan
+            lacks, by name; a process group that this process has initialised.
+    """
+    if not isinstance(layout, Layout):
+        raise InvalidInput(f"layout is {layout!r:.60}; it must be a bl.Layout")
+    for axis in ("pp", "cp", "ep"):
+        if getattr(layout, axis) > 1:
+            raise InvalidInput(
+                f"{axis} of layout is {getattr(layout, axis)}; bl.torch.profile divides operators over tp and "
+                f"gradients over dp, so "
+                f"it must be 1 (bl.layouts simulates the others)"
+            )
+    if autocast is not None:
+        raise InvalidInput("autocast is given and layout too; give precision or dtype in its place")
+    training, precision = mode_of(model, mode), Precision.of(precision)
+    types = types_of_estimate(precision, dtype, None)
+    rank_model = copy.deepcopy(model).to("meta").train(training)
+    if types["dtype"] is not None:
+        rank_model = rank_model.to(types["dtype"])
+    args, kwargs = as_arguments(sample_inputs, model)
+    args, kwargs = map_tensors((args, kwargs), lambda t: _on_meta(t, types["dtype"]))
+    recorder = RankRecorder()
+    with ExitStack() as stack:
+        if layout.tp > 1:
+            stack.enter_context(fake_ranks(layout.tp))
+            _divide(rank_model, layout, plan)
+            if layout.sequence_parallel:
+                kwargs = _with_positions(kwargs)
+        names = dict(rank_model.named_parameters()) | dict(rank_model.named_buffers())
+        recorder.register_states((name, local_tensor(tensor)) for name, tensor in names.items())
+        size = {name: local_tensor(tensor).nbytes for name, tensor in names.items()}
+        gradients: dict[str, Gradient] = {}
+        for name, parameter in rank_model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(_gradient_hook(name, gradients, recorder))
+        for name, module in rank_model.named_modules():
+            recorder.watch(name, module)
+        recorder.recording = True
+        with _RankMode(recorder):
+            try:
+                run_once(rank_model, args, kwargs, training, keep=True)
+            except RuntimeError as error:
+                raise InvalidInput(f"{type(model).__name__} does not run divided by {layout!r}: {error}") from error
+        recorder.recording = False
+    if optimizer is not None:
+        states = optimizer_states(optimizer)
+        add_updates(recorder, gradients, precision.update_share(states))
+    name = type(model).__name__.lower()
+    half = half_name(model, types.values())
+    graph = make_operator_graph(recorder, kinds, size, gradients, states, name, precision, half)
+    graph = _with_collective_times(graph, recorder, kinds, layout)
+    return _divide_gradients(graph, recorder, gradients, size, states, kinds, layout, precision)
+
+
+def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+    return torch.empty_like(tensor, device="meta", dtype=kind)
+
+
+def _with_positions(kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Adds the positions of the whole sequence, which a model would take from its share of it."""
+    tokens = kwargs.get("input_ids")
+    if tokens is None or "position_ids" in kwargs:
+        return kwargs
+    return {**kwargs, "position_ids": torch.empty((1, tokens.shape[1]), dtype=torch.int64, device="meta")}
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What the first rank holds of a tensor that may be divided."""
+    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
+
+
+def _gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Any:
+    def hook(parameter: torch.Tensor) -> None:
+        if parameter.grad is not None:
+            gradients[name] = recorder.keep_gradient(local_tensor(parameter.grad))
+
+    return hook
+
+
+@contextmanager
+def fake_ranks(count: int) -> Iterator[None]:
+    """A process group of `count` ranks, of which this process is the first and the others do not exist."""
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    if dist.is_initialized():
+        raise InvalidInput(
+            "this process has initialised torch.distributed; profile with layout= in a process that has not"
+        )
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=count)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+# -- dividing the model -------------------------------------------------------------------------------------------------
+
+
+def _divide(model: nn.Module, layout: Layout, plan: Plan | None) -> None:
+    """Divides the layers of a model over `tp` ranks, in place."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    _replace_transposed_layers(model, layout.tp)
+    styles = {name: _style(kind, layout.sequence_parallel) for name, kind in make_plan(model, layout, plan).items()}
+    if layout.sequence_parallel:
+        _refuse_position_tables(model)
+        styles |= _sequence_styles(model, styles)
+    mesh = init_device_mesh("cpu", (layout.tp,))
+    parallelize_module(model, mesh, styles)
+
+
+def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dict[str, str]:
+    """How each linear layer and embedding is divided: the user's plan, that of the model, or by the layers' names.
+
+    Raises:
+        InvalidInput: a linear layer of a block that no plan names; sizes that `tp` does not divide.
+
+    >>> block = nn.ModuleDict({"fc1": nn.Linear(8, 32), "fc2": nn.Linear(32, 8)})
+    >>> make_plan(block, Layout(tp=4))
+    {'fc1': 'colwise', 'fc2': 'rowwise'}
+    """
+    given = plan if plan is not None else getattr(model, "_tp_plan", None) or {}
+    patterns = [(re.compile("^" + re.escape(k).replace(r"\*", r"\d+") + "$"), kind) for k, kind in given.items()]
+    chosen: dict[str, str] = {}
+    for name, module in model.named_modules():
+        if not isinstance(module, (nn.Linear, nn.Embedding)):
+            if _is_mixture(module):
+                raise InvalidInput(
+                    f"layer {name!r} is a mixture of experts, whose work depends on values; bl.layouts "
+                    f"simulates it from the model's "
+                    "configuration"
+                )
+            continue
+        kind = next((kind for pattern, kind in patterns if pattern.match(name)), None)
+        if kind is None and plan is None:
+            kind = next((kind for kind, pattern in _BY_NAME.items() if re.search(pattern, name)), None)
+            kind = kind if isinstance(module, nn.Linear) else _embedding_kind(name, model)
+        if kind is None:
+            if isinstance(module, nn.Linear) and not re.search(_WHOLE, name):
+                raise InvalidInput(
+                    f"the plan of {type(model).__name__} lacks layer {name!r}; give bl.torch.profile a plan= "
+                    f"that names it, such as "
+                    f"{{{name!r}: 'colwise'}}"
+                )
+            continue
+        _check_divides(name, module, kind, layout.tp)
+        chosen[name] = kind
+    if not chosen:
+        raise InvalidInput(
+            f"the plan of {type(model).__name__} names none of its layers; tp must be 1, or give a plan="
+        )
+    _check_heads(model, layout.tp)
+    return chosen
+
+
+def _is_mixture(module: nn.Module) -> bool:
+    return type(module).__name__.endswith("Experts") and any(p.dim() == 3 for p in module.parameters(recurse=False))
+
+
+def _embedding_kind(name: str, model: nn.Module) -> str | None:
+    """Divides the table of the tokens along the vocabulary; tables of positions and kinds stay whole."""
+    tokens = getattr(model, "get_input_embeddings", lambda: None)()
+    return "embedding_rowwise" if tokens is not None and model.get_submodule(name) is tokens else None
+
+
+def _check_divides(name: str, module: nn.Module, kind: str, tp: int) -> None:
+    weight = module.weight
+    size = int(weight.shape[1 if kind.startswith(ROWS) and isinstance(module, nn.Linear) else 0])
+    if size % tp and not isinstance(module, nn.Embedding) and "gather" not in kind and "rep" not in kind:
+        raise InvalidInput(
+            f"tp is {tp}; it must divide layer {name!r}, which has {size} {'inputs' if kind == ROWS else 'outputs'}"
+        )
+
+
+def _check_heads(model: nn.Module, tp: int) -> None:
+    config = getattr(model, "config", None)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, key, None)
+        if isinstance(heads, int) and heads % tp:
+            raise InvalidInput(f"tp is {tp}; it must divide the model's {key}, which is {heads}")
+
+
+def _refuse_position_tables(model: nn.Module) -> None:
+    """Positions from a table are added to the whole sequence, of which a rank has a share."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding) and _embedding_kind(name, model) is None:
+            raise InvalidInput(
+                f"sequence_parallel is True and {type(model).__name__} adds positions from a table, {name!r}; "
+                f"it is for models with "
+                "rotary positions, such as Llama (bl.layouts simulates others)"
+            )
+
+
+def _style(kind: str, sequence: bool) -> ParallelStyle:
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+
+    gathered = "gather_output" in kind or kind.endswith("_rep")
+    if kind.startswith("embedding"):
+        return RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1) if sequence else Replicate())
+    if kind.startswith((COLUMNS, "local_" + COLUMNS)):
+        if gathered:
+            return ColwiseParallel(input_layouts=Shard(1) if sequence else Replicate(), output_layouts=Replicate())
+        return ColwiseParallel()
+    if kind.startswith((ROWS, "local_" + ROWS)):
+        return RowwiseParallel(output_layouts=Shard(1) if sequence else Replicate())
+    raise InvalidInput(
+        f"plan has {kind!r:.40}; it must be 'colwise', 'rowwise', 'colwise_gather_output' or 'embedding_rowwise'"
+    )
+
+
+def _sequence_styles(model: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
+    """Norms work on a share of the sequence; what follows them gathers it."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleInput, SequenceParallel
+
+    extra: dict[str, ParallelStyle] = {}
+    for name, module in model.named_modules():
+        if "norm" in name.rsplit(".", 1)[-1].lower() and not list(module.children()) and list(module.parameters()):
+            extra[name] = SequenceParallel(use_local_output=True)
+        attention = name.endswith(("self_attn", "attn"))
+        if (attention or name.endswith("mlp")) and any(key.startswith(f"{name}.") for key in styles):
+            if attention:
+                extra[name] = PrepareModuleInput(
+                    input_kwarg_layouts={"hidden_states": Shard(1)},
+                    desired_input_kwarg_layouts={"hidden_states": Replicate()},
+                )
+            else:
+                extra[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+    return extra
+
+
+def _replace_transposed_layers(model: nn.Module, tp: int) -> None:
+    """Puts linear layers in the place of GPT-2's transposed ones, and divides the size by which it splits their output."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+                inputs, outputs = child.weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta", dtype=child.weight.dtype)
+                setattr(module, name, linear)
+                if isinstance(getattr(module, "split_size", None), int) and name == "c_attn":
+                    module.split_size = module.split_size // tp
+
+
+# -- recording one rank -------------------------------------------------------------------------------------------------
+
+
+class RankRecorder(Recorder):
+    """Records the operators and collectives of one rank; ops are named after the module that was running."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modules: list[str] = []
+        self.module_of_op: list[str] = []
+        self.messages: dict[int, tuple[str, int]] = {}
+        self.alive: list[torch.Tensor] = []  # type: ignore[assignment]
+
+    def watch(self, name: str, module: nn.Module) -> None:
+        """Names ops after `module` while it runs."""
+
+        def leave(*_: object) -> None:
+            self.modules.pop()
+
+        module.register_forward_pre_hook(lambda *_: self.modules.append(name), prepend=True)
+        module.register_forward_hook(leave, always_call=True)
+
+    def record(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+        """Records one call on the rank's tensors."""
+        self.alive += [*tensors((args, kwargs)), *tensors(out)]  # keys of memory are unique while it lives
+        kind = func.overloadpacket.__name__
+        if "c10d" in func.namespace:
+            if kind not in COLLECTIVE_TYPES:
+                self._alias(args, kwargs, out)
+                return
+            inputs, outputs = (sum(t.nbytes for t in tensors(x)) for x in ((args, kwargs), out))
+            index = len(self.ops)
+            self._record(func, args, kwargs, out)
+            if len(self.ops) > index:
+                self.ops[index].op_type = COLLECTIVE_TYPES[kind]
+                self.messages[index] = COLLECTIVE_TYPES[kind], max(inputs, outputs)
+        elif is_model_operator(func):
+            self._record(func, args, kwargs, out)
+
+    def _alias(self, args: Any, kwargs: Any, out: Any) -> None:
+        """A wait, or a wrapper of a collective's result: the same tensor."""
+        from ...torch_runtime.storage import storage_key
+
+        source = next((storage_key(t) for t in tensors((args, kwargs))), None)
+        for tensor in tensors(out):
+            if source in self.memory:
+                self.memory.setdefault(storage_key(tensor), self.memory[source])
+
+    def _name(self, kind: str) -> str:
+        node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
+        forward = self._forward_op(node)
+        backward = node is not None
+        module = self.module_of_op[forward] if forward >= 0 else (self.modules[-1] if self.modules else "")
+        self.module_of_op.append(module)
+        scope = f"{module}/backward/" if backward else f"{module}/" if module else ""
+        name = f"{scope.lstrip('/')}{kind}"
+        count = self.counts[name] = self.counts.get(name, -1) + 1
+        return f"{name}#{count}" if count else name
+
+
+_ITEM = torch.ops.aten._local_scalar_dense.default
+
+
+def _answer(question: torch.Tensor) -> bool:
+    """The answer to a question about values that meta tensors do not have: attention masks hold no padding.
+
+    Raises `InvalidInput` for a number, which could be any.
+    """
+    if question.dtype is torch.bool:
+        return True
+    raise InvalidInput("the model reads values of its tensors; with layout= it must decide by their shapes alone")
+
+
+class _RankMode(TorchDispatchMode):
+    """Sees what runs on the rank's own tensors, below `DTensor`."""
+
+    def __init__(self, recorder: RankRecorder) -> None:
+        super().__init__()
+        self.recorder = recorder
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # DTensor runs it on local tensors, which come back here
+        if func is _ITEM and args[0].is_meta:
+            return _answer(args[0])
+        out = func(*args, **(kwargs or {}))
+        shapes_only = any(type(t).__name__ == "FakeTensor" for t in (*tensors((args, kwargs)), *tensors(out)))
+        if not shapes_only:  # DTensor asks for shapes of whole tensors on fake ones
+            self.recorder.record(func, args, kwargs or {}, out)
+        return out
+
+
+# -- costs ---------------------------------------------------------------------------------------------------------------
+
+
+def _rank_cluster(hardware: Hardware, devices: int) -> Cluster:
+    link: Link | str = hardware.links[0] if hardware.links else PCIE
+    if devices <= PER_MACHINE:
+        return Cluster.uniform(devices, kind=hardware.name, link=link)
+    return Cluster.machines(devices, PER_MACHINE, kind=hardware.name, link=link)
+
+
+def _with_collective_times(
+    graph: OpGraph, recorder: RankRecorder, kinds: Mapping[str, Hardware], layout: Layout
+) -> OpGraph:
+    """Durations of collectives over `tp`, and their axes and bytes in `info`."""
+    columns = {kind: us.copy() for kind, us in graph.duration_by_kind.items()}
+    for kind, hardware in kinds.items():
+        collectives = Collectives(_rank_cluster(hardware, layout.tp))
+        for op, (collective, size) in recorder.messages.items():
+            columns[kind][op] = collectives.us(collective, size, range(layout.tp))
+    described = {graph.names[op]: {"axis": "tp", "bytes": size} for op, (_, size) in recorder.messages.items()}
+    info = {**graph.info, "layout": repr(layout), "collectives": described}
+    return graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
+
+
+def _divide_gradients(
+    graph: OpGraph,
+    recorder: RankRecorder,
+    gradients: Mapping[str, Gradient],
+    size: Mapping[str, int],
+    states: int,
+    kinds: Mapping[str, Hardware],
+    layout: Layout,
+    precision: Precision,
+) -> OpGraph:
+    """Adds what data parallelism exchanges, one bucket per parameter."""
+    if layout.dp == 1 or not gradients:
+        return graph
+    if not any(op.op_type == UPDATE for op in recorder.ops):
+        raise InvalidInput(
+            f"dp of layout is {layout.dp} and optimizer is not given; name it, as what is exchanged depends on it"
+        )
+    hardware = next(iter(kinds.values()))
+    collectives = Collectives(_rank_cluster(hardware, layout.devices))
+    buckets = []
+    for name, gradient in sorted(gradients.items(), key=lambda entry: recorder.users[entry[0]][0]):
+        users = recorder.users[name]
+        kept = gradient.size * precision.gradient_share
+        readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
+        maker = gradient.maker if gradient.maker >= 0 else users[0]
+        backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
+        buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size[name], kept, 0, 0, layout.dp))
+    divided = divide_data(
+        graph,
+        buckets,
+        lambda kind, axis, nbytes: collectives.us(kind, nbytes, layout.axis_devices(axis)),
+        zero=layout.zero,
+    )
+    return divided.replace(
+        persistent_bytes=_divided_bytes(divided, recorder, gradients, size, states, layout, precision)
+    )
+
+
+def _divided_bytes(
+    graph: OpGraph,
+    recorder: RankRecorder,
+    gradients: Mapping[str, Gradient],
+    size: Mapping[str, int],
+    states: int,
+    layout: Layout,
+    precision: Precision,
+) -> np.ndarray:
+    """int64[n]: persistent bytes of one of `dp` copies: a share of states and gradients, as ZeRO says.
+
+    Those of parameters are divided by the pass.
+    """
+    persistent = graph.persistent_bytes.copy()
+
+    def keep_share(op: int, nbytes: float) -> None:
+        persistent[op] -= int(nbytes) - int(-(-nbytes // layout.dp))
+
+    for name, gradient in gradients.items():
+        users = recorder.users[name]
+        if layout.zero >= 1:
+            keep_share(users[-1], size[name] * precision.state_share(states))
+        if layout.zero >= 2:
+            keep_share(gradient.maker if gradient.maker >= 0 else users[0], gradient.size * precision.gradient_share)
+    return persistent
