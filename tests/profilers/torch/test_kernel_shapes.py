@@ -1,0 +1,71 @@
+"""Shapes of ATen operators' products and rows, by hand, and the same from torch.export and ONNX."""
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
+from baechi_lab.profilers.work import Product, Rows  # noqa: E402
+
+
+def kernels_of(model, *inputs, mode="inference"):
+    kernels = estimate_layers(model, inputs, mode=mode).kernels
+    return [kernel for _, kernel in kernels if not kernel.metadata]
+
+
+def test_a_linear_layer_and_its_gradients():
+    """32 x 16 by 16 x 8; the input's gradient sums over 8 columns, the weight's over 32 rows."""
+    x = torch.empty(32, 16, device="meta", requires_grad=True)
+    forward, *rest = kernels_of(torch.nn.Linear(16, 8, device="meta"), x, mode="training")
+    assert forward.products == (Product(1, 32, 8, 16),)
+    products = [product for kernel in rest for product in kernel.products]
+    assert sorted((p.rows, p.columns, p.inner) for p in products) == [(8, 16, 32), (32, 16, 8)]
+
+
+def test_a_convolution_and_its_gradients():
+    """4 images of 8 x 8: 256 positions of 5 filters, sums over 3 * 9 numbers; Winograd's parts are 4 * 4 * 4."""
+    x = torch.empty(4, 3, 8, 8, device="meta", requires_grad=True)
+    model = torch.nn.Conv2d(3, 5, 3, padding=1, device="meta")
+    forward, *rest = kernels_of(model, x, mode="training")
+    product = Product(1, 256, 5, 27, Product(16, 64, 5, 3))
+    assert forward.convolution and forward.products == (product,)
+    (backward,) = [kernel for kernel in rest if kernel.products]
+    assert backward.products == (product, product.right_gradient)
+    (strided,) = kernels_of(torch.nn.Conv2d(3, 5, 3, stride=2, device="meta"), x)
+    assert strided.products == (Product(1, 4 * 3 * 3, 5, 27),), "no Winograd"
+
+
+def test_attention_is_two_products_for_every_head():
+    class Attention(torch.nn.Module):
+        def forward(self, q, k, v):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v)
+
+    q, k, v = (torch.empty(2, 4, size, 16, device="meta") for size in (32, 64, 64))
+    products = [product for kernel in kernels_of(Attention(), q, k, v) for product in kernel.products]
+    assert products == [Product(8, 32, 64, 16), Product(8, 32, 16, 64)]
+
+
+def test_rows_that_are_read_again():
+    (norm,) = kernels_of(torch.nn.LayerNorm(64, device="meta"), torch.empty(10, 64, device="meta"))
+    assert norm.rows == Rows.of_norm(640, 64, 4)
+    (softmax,) = kernels_of(torch.nn.Softmax(1), torch.empty(3, 20_000, device="meta"))
+    assert softmax.rows == Rows(240_000.0, 80_000.0, 2, 2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "shape"),
+    [
+        (torch.nn.Linear(64, 96), (32, 64)),
+        (torch.nn.Conv2d(8, 16, 3, padding=1), (2, 8, 14, 14)),
+        (torch.nn.Conv2d(8, 16, 3, stride=2, groups=2), (2, 8, 14, 14)),
+        (torch.nn.LayerNorm(4096), (512, 4096)),
+        (torch.nn.Softmax(-1), (256, 3000)),
+    ],
+    ids=lambda value: getattr(value, "_get_name", lambda: "")(),
+)
+def test_torch_export_has_the_same_time(layer, shape):
+    x = torch.empty(*shape)
+    direct = bl.torch.profile(layer.eval(), x, hardware="t4").duration_us.sum()
+    exported = bl.profile_program(torch.export.export(layer, (x,)), hardware="t4", training=False).duration_us.sum()
+    assert exported == pytest.approx(direct, abs=1.0), "a view more or less"
