@@ -114,7 +114,7 @@ def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
     setting, before = outcome.setting, outcome.timeline.makespan_us
     if setting.schedule is not None:
         return
-    steps = {}
+    steps: dict[str | None, float] = {}
     for name in SCHEDULERS.names():
         if name != "planned":
             steps[name] = _simulated_us(setting.replace(scheduler=name), outcome, memo)
@@ -224,7 +224,7 @@ def _micro_batches_of_step(
 
 def _pipelined(count: int) -> dict[str, Any]:
     """The changes that make a step one of `count` micro-batches in stages."""
-    stages = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
+    stages: dict[str, Any] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
     return {**stages, "micro_batches": count, "schedule": "1f1b"}
 
 

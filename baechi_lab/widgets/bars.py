@@ -131,7 +131,7 @@ def _elsewhere(
     return {0: np.where(differs, devices[1] + 1, 0), against: np.where(differs, devices[0] + 1, 0)}
 
 
-def only_renamed(first: NDArray[np.int64], second: NDArray[np.int64]) -> bool:
+def only_renamed(first: NDArray[np.integer[Any]], second: NDArray[np.integer[Any]]) -> bool:
     """Whether two placements differ by the names of devices alone: what shares a device in one does so in the other.
 
     >>> only_renamed(np.array([0, 0, 1]), np.array([2, 2, 0])), only_renamed(np.array([0, 0]), np.array([0, 1]))
