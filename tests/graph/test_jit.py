@@ -45,10 +45,13 @@ def test_bug_a_cache_that_names_a_class_of_an_earlier_version_is_written_anew(tm
 TOGETHER = """
 import sys
 from kernels import inner, outer
-saved = []
-for kernel in (outer, inner):
-    save = kernel._cache.save_overload
-    kernel._cache.save_overload = lambda *given, save=save, name=kernel.__name__: (saved.append(name), save(*given))
+from numba.core.caching import FunctionCache
+saved, save = [], FunctionCache.save_overload
+def note_and_save(cache, signature, compiled):
+    if cache._py_func.__module__ == "kernels":
+        saved.append(cache._py_func.__qualname__)
+    save(cache, signature, compiled)
+FunctionCache.save_overload = note_and_save
 print("ready", flush=True)
 sys.stdin.readline()
 assert outer(3.0) == 7.0 and outer(3) == 7
@@ -70,7 +73,10 @@ def outer(x):
 @pytest.mark.slow
 @pytest.mark.subprocess
 def test_of_processes_that_start_together_one_compiles_and_the_others_read(tmp_path):
-    """Two kernels, one calling the other, each for two types: four versions in all, whoever makes them."""
+    """Two kernels, one calling the other, each for two types: four versions in all, whoever makes them.
+
+    Of `inner`, only the form that kernels call is compiled: nobody calls it from Python.
+    """
     pytest.importorskip("fcntl")
     (tmp_path / "kernels.py").write_text(KERNELS)
     (tmp_path / "together.py").write_text(TOGETHER)
@@ -82,5 +88,46 @@ def test_of_processes_that_start_together_one_compiles_and_the_others_read(tmp_p
             process.stdin.write("\n")
             process.stdin.flush()
         compiled = [name for process in (one, second) for name in process.communicate(timeout=100)[0].split()]
-    assert sorted(compiled) == ["inner", "inner", "outer", "outer"]
+    assert sorted(compiled) == ["inner_part", "inner_part", "outer", "outer"]
     assert one.returncode == second.returncode == 0
+
+
+COUNTED = """
+import numpy as np
+from baechi_lab.graph.kernels.jit import njit
+
+@njit()
+def twice(x):
+    return 2 * x
+
+@njit()
+def total(narrow, wide):
+    return twice(narrow[0]) + twice(wide[0]) + twice(-1) + twice(len(wide))
+
+@njit()
+def depth(n):
+    return 0 if n == 0 else 1 + depth(n - 1)
+"""
+
+
+def test_kernels_that_kernels_call_are_compiled_once_for_all_whole_numbers(tmp_path, monkeypatch):
+    """int32, int64, a constant and a length: 2 * 3 + 2 * 4 + 2 * -1 + 2 * 1 = 14 by one version of `twice`."""
+    numba_event = pytest.importorskip("numba.core.event")
+    (tmp_path / "counted_kernels.py").write_text(COUNTED)
+    monkeypatch.syspath_prepend(tmp_path)
+    import counted_kernels as kernels
+    import numpy as np
+
+    class Names(numba_event.Listener):
+        def on_start(self, event):
+            compiled.append(event.data["dispatcher"].py_func.__qualname__)
+
+        def on_end(self, event):
+            pass
+
+    compiled = []
+    with numba_event.install_listener("numba:compile", Names()):
+        assert kernels.total(np.array([3], np.int32), np.array([4])) == 14
+    assert [name for name in compiled if name.startswith(("t", "d"))] == ["total", "twice_part"]
+    assert kernels.twice(0.5) == 1.0  # from Python too, for another type
+    assert kernels.depth(3) == 3  # a kernel that calls itself
