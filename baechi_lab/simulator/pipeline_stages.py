@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph
-from ..graph.kernels.csr import offsets
+from ..graph.kernels.csr import distinct, offsets
 from ..passes.roles import BACKWARD, FORWARD, SETUP, roles
 
 START, F, B, W, END = range(5)
@@ -112,18 +112,19 @@ class _StageAssigner:
     def _device_successors(self, without_forward: set[int]) -> list[set[int]]:
         """Successors of each device by forward tensors; devices `without_forward` ops are ordered by their gradients."""
         graph, after = self.graph, [set[int]() for _ in range(self.cluster.n)]
-        a, b = self.device[graph.edge_source[self.forward_edges]], self.device[graph.consumers[self.forward_edges]]
-        for x, y in np.unique(np.stack([a, b], axis=1)[a != b], axis=0).tolist():
+        for x, y in self._device_pairs(self.forward_edges):
             after[x].add(y)
         if without_forward:
-            a, b = (
-                self.device[graph.edge_source[self.backward_edges]],
-                self.device[graph.consumers[self.backward_edges]],
-            )
-            for x, y in np.unique(np.stack([a, b], axis=1)[a != b], axis=0).tolist():
+            for x, y in self._device_pairs(self.backward_edges):
                 if (x in without_forward or y in without_forward) and y not in after[x]:
                     after[y].add(x)
         return after
+
+    def _device_pairs(self, edges: Ints) -> list[tuple[int, int]]:
+        """The pairs of different devices between which these edges lead, ascending."""
+        a, b = self.device[self.graph.edge_source[edges]], self.device[self.graph.consumers[edges]]
+        pairs = distinct(a.astype(np.int64) * self.cluster.n + b)
+        return [(x, y) for x, y in (divmod(pair, self.cluster.n) for pair in pairs.tolist()) if x != y]
 
     def _pipeline_order(self) -> list[int] | None:
         """The used devices in pipeline order (ties: lowest first); None if forward tensors form a cycle of devices.

@@ -70,12 +70,15 @@ def make_device_chain(
 ) -> DeviceChain:
     """The chain of `devices` (indices into the cluster). Without `replicas`, a stage takes one device only."""
     device_indices = np.asarray(devices, dtype=np.int64)
-    columns = np.concatenate([units.work, ~units.allowed, cluster.memory_bytes[None, :].repeat(1, axis=0)])[
-        :, device_indices
+    kind_of_device: dict[bytes, int] = {}
+    kinds = [
+        kind_of_device.setdefault(
+            b"".join(column.tobytes() for column in (units.work[:, d], units.allowed[:, d], cluster.memory_bytes[d])), d
+        )
+        for d in device_indices.tolist()
     ]
-    _, first, kind = np.unique(columns, axis=1, return_index=True, return_inverse=True)
-    kind = kind.reshape(-1)
-    work, barred = units.work[:, device_indices[first]], ~units.allowed[:, device_indices[first]]
+    first, kind = np.unique(kinds, return_inverse=True)
+    work, barred = units.work[:, first], ~units.allowed[:, first]
     return DeviceChain(
         kind=kind.astype(np.int32),
         work=_prefix_sums(work),

@@ -141,6 +141,12 @@ def _sweep_intervals(
     blocks = best.shape[1] - 1
     edge = np.zeros((blocks, 8))  # what changes from block i + 1 to block i
     cross = np.zeros((blocks + 1, 8))  # of the interval from i on
+    useful_devices = np.empty((len(goals), blocks + 1, 2), np.int64)  # of each goal and i, first and last + 1
+    for g in range(len(goals)):
+        for i in range(blocks + 1):
+            useful_devices[g, i, 0] = 0
+            useful_devices[g, i, 1] = _last_useful_device(chain, sums[0], i, goals[g, 1], bound[g]) + 1
+    start = np.zeros(len(goals), np.int64)  # of the longest interval up to j that is not above the bound by its work alone
     for j in range(1, blocks + 1):
         for k in range(pointer[j - 1], pointer[j]):
             c, first, last = column[k], block_range[k, 0], block_range[k, 1]
@@ -148,14 +154,43 @@ def _sweep_intervals(
                 edge[last, c + x] += change[k, x]
                 if first > 0:
                     edge[first - 1, c + x] -= change[k, x]
+        for g in range(len(goals)):
+            start[g] = _first_start(chain, sums[0], start[g], j, goals[g, 1], bound[g])
         cross[j] = 0.0
-        for i in range(j - 1, -1, -1):
+        for i in range(j - 1, start.min() - 1, -1):
             for x in range(8):
                 cross[i, x] = cross[i + 1, x] + edge[i, x]
         for g in range(len(goals)):
-            _relax_stages_ending_at(best[g], predecessor[g], chain, sums, cross, j, goals[g, 0], goals[g, 1], bound[g])
+            _relax_stages_ending_at(
+                best[g], predecessor[g], chain, sums, cross, useful_devices[g], (start[g], j), goals[g], bound[g]
+            )
             if not chain.use_all:
                 allow_idle_device(best[g], predecessor[g], j)
+            while useful_devices[g, j, 0] < useful_devices[g, j, 1] and not (
+                best[g, j, useful_devices[g, j, 0]] <= bound[g]
+            ):
+                useful_devices[g, j, 0] += 1
+
+
+@njit(cache=True)
+def _last_useful_device(chain: DeviceChain, work: NDArray[np.float64], i: int, count: float, bound: float) -> int:
+    """The last device from which the units after place `i` fit on the remaining devices with no load above `bound`."""
+    devices = len(chain.kind)
+    rest = count * least_work(work, i, len(work) - 1) * (1.0 - 1e-9)
+    last = devices - 1
+    while last > 0 and rest > bound * (devices - last):
+        last -= 1
+    return last
+
+
+@njit(cache=True)
+def _first_start(chain: DeviceChain, work: NDArray[np.float64], start: int, j: int, count: float, bound: float) -> int:
+    """The first place from `start` on from which a stage up to place `j` is not above `bound` by its work alone."""
+    run = chain.run
+    max_replicas = run.max() if len(run) else 1
+    while start < j and count * least_work(work, start, j) / max_replicas > bound:
+        start += 1
+    return start
 
 
 @njit(cache=True)
@@ -165,22 +200,20 @@ def _relax_stages_ending_at(
     chain: DeviceChain,
     sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     cross: NDArray[np.float64],
-    j: int,
-    ahead: float,
-    count: float,
+    useful_devices: NDArray[np.int64],
+    interval: tuple[int, int],
+    goal: NDArray[np.float64],
     bound: float,
 ) -> None:
-    """Relaxes all stages that end with block j, the shortest first.
+    """Relaxes all stages that begin at `interval[0]` or later and end with block `interval[1]`, the shortest first.
 
-    `relax` is called only if a stage may be better by its work alone. A stage above `bound` is in no better solution.
+    `relax` is called only if a stage may be better by its work alone. A stage above `bound` is in no better solution, nor is
+    one on a device after which the remaining work does not fit below `bound`.
     """
-    work, kind, run = sums[0], chain.kind, chain.run
-    devices, max_replicas = len(kind), run.max() if len(run) else 1
-    for i in range(j - 1, -1, -1):
-        if count * least_work(work, i, j) / max_replicas > bound:
-            break
+    work, kind, run, (start, j), ahead, count = sums[0], chain.kind, chain.run, interval, goal[0], goal[1]
+    for i in range(j - 1, start - 1, -1):
         may_improve = False
-        for d in range(devices):
+        for d in range(useful_devices[i, 0], useful_devices[i, 1]):
             if best[i, d] < best[j, d + 1] and best[i, d] <= bound and not may_improve:
                 alone = work[j, kind[d]] - work[i, kind[d]]
                 least = (ahead * work[i, kind[d]] + count * alone / run[d]) * (1.0 - 1e-12)
