@@ -111,7 +111,7 @@ class _StageAssigner:
 
     def _device_successors(self, without_forward: set[int]) -> list[set[int]]:
         """Successors of each device by forward tensors; devices `without_forward` ops are ordered by their gradients."""
-        graph, after = self.graph, [set[int]() for _ in range(self.cluster.n)]
+        after = [set[int]() for _ in range(self.cluster.n)]
         for x, y in self._device_pairs(self.forward_edges):
             after[x].add(y)
         if without_forward:
