@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from .base import Placer
 from .memory.feasible import within_memory
 from .partition import DeviceUsage, assign_unit, emptiest, empty_usage, feasible, make_units, units_by_rank
@@ -52,7 +52,7 @@ class BatchSplit(Placer):
         return Placement(device=usage.home[units.group])
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _assign_batches(
     sequence: NDArray[np.int64], cost: NDArray[np.float64], pace: NDArray[np.float64], share: float, usage: DeviceUsage
 ) -> None:

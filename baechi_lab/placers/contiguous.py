@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.paths import heads_and_tails
 from .base import Placer
 from .evaluation.orders import best_of, topological_position
@@ -189,7 +189,7 @@ def _crossing_cost(
     return np.maximum(np.cumsum(step)[: count + 1], 0.0)
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _cut_line(
     work: NDArray[np.float64],
     persistent_bytes: NDArray[np.int64],

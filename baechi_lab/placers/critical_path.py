@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ..checks import check_whole
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.paths import heads_and_tails
 from ..simulator.ranks import longest_path, rank_costs
 from .base import Placer
@@ -111,7 +111,7 @@ def _divide_path(path: NDArray[np.int32], devices: list[int], usage: DeviceUsage
     return assignments
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _balance_work(
     sequence: NDArray[np.int64], cost: NDArray[np.float64], load: NDArray[np.float64], usage: DeviceUsage
 ) -> None:

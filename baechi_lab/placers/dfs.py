@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.ranks import total_rank
 from .base import Placer
 from .memory.feasible import within_memory
@@ -69,7 +69,7 @@ def walk(graph: OpGraph) -> NDArray[np.int64]:
     return _visit(sources[np.lexsort((sources, -rank[sources]))], pointer, successor[by_rank])
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _visit(sources: NDArray[np.int64], pointer: NDArray[np.int64], successor: NDArray[np.int32]) -> NDArray[np.int64]:
     n = len(pointer) - 1
     visit_order, visited, visit_count = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
@@ -98,7 +98,7 @@ def _visit(sources: NDArray[np.int64], pointer: NDArray[np.int64], successor: ND
     return visit_order
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _choose(
     visit: NDArray[np.int64],
     group: NDArray[np.int32],

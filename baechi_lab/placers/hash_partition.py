@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ..checks import check_whole
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from .base import Placer
 from .memory.feasible import within_memory
 from .partition import DeviceUsage, assign_unit, empty_usage, feasible, make_units
@@ -63,7 +63,7 @@ class Hash(Placer):
         return np.frombuffer(digests, dtype="<u8") / 2.0**64
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _spread(draw: NDArray[np.float64], weight: NDArray[np.float64], usage: DeviceUsage) -> None:
     """Places each unit on the feasible device into whose share of the weights its draw falls."""
     devices = len(weight)

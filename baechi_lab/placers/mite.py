@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from .base import Placer
 from .memory.feasible import within_memory
 from .partition import (
@@ -57,7 +57,7 @@ def _plan(graph: OpGraph, cluster: Cluster) -> Placement:
     return Placement(device=usage.home[units.group])
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _choose(
     sequence: NDArray[np.int64],
     cost: NDArray[np.float64],

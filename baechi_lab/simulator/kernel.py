@@ -351,8 +351,10 @@ def _begin_units(ops: NDArray[np.void], devices: NDArray[np.void], scheduler: Sc
         _enter_unit(d, 0, devices, scheduler)
 
 
-@njit(cache=True)
-def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> tuple[NDArray[np.void], NDArray[np.void]]:
+@njit(cache=True, interpreted_if=lambda state, *_: len(state.ops) < 50_000)
+def _run(
+    state: State, links: Links, scheduler: Scheduler, keep_log: bool
+) -> tuple[NDArray[np.void], NDArray[np.void], int]:
     ops, tensors, devices = state.ops, state.tensors, state.devices
     n, mode = len(ops) - 1, scheduler.mode
     sends = plan_sends(state)
@@ -390,7 +392,7 @@ def _run(state: State, links: Links, scheduler: Scheduler, keep_log: bool) -> tu
             _change_memory(devices, log, size, ops[op].device, _TEMPORARY, ops[op].temp, op, now_us)
             size[0] = push(event_time, event_code, 0, size[0], ops[op].end, (_OP_END << _SHIFT) | op)
         if size[0] == 0:
-            return sends, log[: size[1]]
+            return sends, log, size[1]
         now_us = event_time[0]
         while size[0] > 0 and event_time[0] == now_us:
             kind, k = event_code[0] >> _SHIFT, event_code[0] & _MASK
@@ -430,5 +432,5 @@ def run(
     """
     links = Links(latency, per_byte, COMMUNICATION_MODES.index(comm))
     # `make_state` has copied the ranks into the ops. The kernel gets no rank array, whose type differs between schedulers.
-    sends, log = _run(state, links, scheduler._replace(rank=_NO_RANKS), keep_log)
-    return sends, log
+    sends, log, count = _run(state, links, scheduler._replace(rank=_NO_RANKS), keep_log)
+    return sends, log[:count]

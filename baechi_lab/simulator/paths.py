@@ -6,13 +6,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _heads(
     order: NDArray[np.int32],
     weight: Floats,
@@ -31,7 +31,7 @@ def _heads(
     return head
 
 
-@njit(cache=True, nogil=True)
+@njit(cache=True, nogil=True, interpreted_if=has_few_entries)
 def tails(
     order: NDArray[np.int32],
     weight: Floats,

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.arguments import check_records
-from ..graph.kernels.jit import njit
+from ..graph.kernels.jit import has_few_entries, njit
 from .paths import heads_and_tails
 
 Ints = NDArray[np.int64]
@@ -123,7 +123,7 @@ def longest_path(graph: OpGraph, weight: Floats, edge_weight: Floats | None, fre
     return np.array(path[::-1], dtype=np.int64)
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _longest_path_tree(
     order: NDArray[np.int32],
     weight: Floats,

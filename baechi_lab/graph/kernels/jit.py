@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FunctionType
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ...importing import in_existing_folder
+from .interpreted import run_interpreted
 
 try:
     import fcntl as _files
@@ -30,16 +32,69 @@ except ImportError:  # slower, but everything still works
 HAS_NUMBA = _njit is not None
 
 
-def njit(**options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Compile a kernel (always call with options, for example `@njit(cache=True)`); `.py_func` is its Python form."""
+INTERPRETED_SECONDS = 3.0
+"""Processor seconds that a kernel runs as plain Python in a process before it is compiled: about what compiling takes."""
+FEW_ENTRIES = 300_000
+
+
+def njit(
+    *, interpreted_if: Callable[..., bool] | None = None, **options: Any
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Compile a kernel (always call with options, for example `@njit(cache=True)`); `.py_func` is its Python form.
+
+    While the kernel is neither compiled nor on disk, calls whose arguments satisfy `interpreted_if` run as plain Python
+    (`interpreted.py`): what is small is done before a compiler would be.
+    """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         if _njit is not None:
-            return _called_by_kernels(_for_disk(_njit(no_cfunc_wrapper=True, **options)(function)), options)
+            kernel = _called_by_kernels(_for_disk(_njit(no_cfunc_wrapper=True, **options)(function)), options)
+            return kernel if interpreted_if is None else _interpreted_at_first(kernel, interpreted_if)
         function.py_func = function  # type: ignore[attr-defined]
         return function
 
     return decorate
+
+
+def has_few_entries(*arguments: Any) -> bool:
+    """Whether the arrays among `arguments` have few entries together: where work is linear, Python needs less than a second."""
+    return _count_entries(arguments) < FEW_ENTRIES
+
+
+def _count_entries(value: Any) -> int:
+    if isinstance(value, tuple):
+        return sum(map(_count_entries, value))
+    return value.size if isinstance(value, np.ndarray) else 0
+
+
+def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
+    compile_for_arguments = kernel._compile_for_args
+    seconds_left = INTERPRETED_SECONDS
+
+    def run(*arguments: Any) -> Any:
+        nonlocal seconds_left
+        started = time.thread_time()
+        returned = run_interpreted(kernel.py_func, records, arguments)
+        seconds_left -= time.thread_time() - started
+        return returned
+
+    def choose(*arguments: Any, **keywords: Any) -> Any:
+        if seconds_left > 0 and not keywords and is_small(*arguments) and not _is_on_disk(kernel, arguments):
+            return run
+        return compile_for_arguments(*arguments, **keywords)
+
+    kernel._compile_for_args = choose
+    return kernel
+
+
+def _is_on_disk(kernel: Any, arguments: tuple[Any, ...]) -> bool:
+    """Whether numba's cache has this kernel for these arguments; True, which leaves it to numba, if the cache is not known."""
+    cache = getattr(kernel, "_cache", None)
+    index: Any = getattr(cache, "_cache_file", None)
+    if not (hasattr(index, "_load_index") and hasattr(cache, "_index_key")):
+        return True
+    signature = tuple(kernel.typeof_pyval(argument) for argument in arguments)
+    return cache._index_key(signature, kernel.targetctx.codegen()) in index._load_index()  # type: ignore[union-attr]
 
 
 def _for_disk(kernel: Any) -> Any:
@@ -107,7 +162,12 @@ def _compiled_by_one(kernel: Any) -> Any:
     compile_it = kernel.compile
 
     def compile_alone(signature: object) -> Any:
-        with _compiler_lock, _alone(Path(index._index_path).with_suffix(".lock")), in_existing_folder(), _no_garbage_search():
+        with (
+            _compiler_lock,
+            _alone(Path(index._index_path).with_suffix(".lock")),
+            in_existing_folder(),
+            _no_garbage_search(),
+        ):
             return compile_it(signature)
 
     kernel.compile = compile_alone

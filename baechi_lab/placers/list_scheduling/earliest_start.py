@@ -315,7 +315,7 @@ def _rekey_readers(
                 rekey(p, pairs[p, j].place, devices, pairs, pending)
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=lambda favour, traffic, groups, pairs, *_: pairs.size < 30_000)
 def _schedule(
     favour: bool,
     traffic: Traffic,

@@ -230,7 +230,7 @@ def _earliest_pair(
     return at
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=lambda problem, rule, key, *_: len(key) < 2000)
 def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDArray[np.int64]) -> Any:
     table, allowed, group, mode = problem.table, problem.allowed, problem.group, rule.mode
     producer, input_ptr, inputs, output_ptr = problem.producer, problem.input_ptr, problem.inputs, problem.output_ptr

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import BaechiLabError
-from ...graph.kernels.jit import njit
+from ...graph.kernels.jit import has_few_entries, njit
 from ...highs import silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
 from .reductions import reduce_problem
@@ -96,7 +96,7 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     return SctSolution(x, float(value[-1]) * unit, solver, rows, columns, time.perf_counter() - began)
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def _spend_remaining_savings(
     x: NDArray[np.float64], source: NDArray[np.int32], target: NDArray[np.int32], order: NDArray[np.int64], n: int
 ) -> NDArray[np.float64]:

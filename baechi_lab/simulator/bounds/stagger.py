@@ -14,18 +14,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.jit import njit
+from ...graph.kernels.jit import has_few_entries, njit
 from .problem import MergeProblem
 
 Floats = NDArray[np.float64]
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def staggered(x: MergeProblem, unit: NDArray[np.int32], head: Floats, tail: Floats) -> float:
     """The bound in microseconds; `unit` holds the smallest index of each op's unit."""
     release = _by_unit(first_starts(x, False, unit, head), x.p, unit)
     finish = _by_unit(first_starts(x, True, unit, tail), x.p, unit)
-    total, least = x.p.sum(), np.inf
+    total, least = 0.0, np.inf
+    for i in range(len(x.p)):
+        total += x.p[i]
     for m in range(min(x.devices, len(release))):
         total += release[m] + finish[m]
         least = min(least, total / (m + 1))

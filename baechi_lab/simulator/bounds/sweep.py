@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.jit import njit
+from ...graph.kernels.jit import has_few_entries, njit
 from .problem import MergeProblem
 from .units import group_units, serial_end
 
@@ -53,7 +53,7 @@ def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.f
     return deductions.head, deductions.tail
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple[Ints, Ints]) -> bool:
     """Raise heads (backwards: tails) by rules 1, 3 (ops of the unit before it), 4 and 5; returns whether anything rose.
 
@@ -139,7 +139,7 @@ def serial_or_queue(free: int, nodes: Ints, near: NDArray[np.int32], cost: Float
         serial += p[u]
         ratio[a] = cost[e] / p[u] if p[u] > 0.0 else np.inf
     queue = 0.0
-    for a in np.argsort(ratio):  # send first what is cheap to send and long to compute
+    for a in np.argsort(ratio, kind="mergesort"):  # send first what is cheap to send and long to compute
         e = nodes[a]
         work = p[near[e]]
         if start_r + serial - work >= queue_r + queue + cost[e]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.jit import njit
+from ...graph.kernels.jit import has_few_entries, njit
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
@@ -33,7 +33,7 @@ def join(unit: NDArray[np.int32], i: int, k: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, interpreted_if=has_few_entries)
 def group_units(unit: NDArray[np.int32]) -> tuple[Ints, Ints]:
     """Flattens `unit` to roots; returns the members by root in CSR form."""
     n = len(unit)

@@ -1,0 +1,136 @@
+"""Kernels run as plain Python: for small graphs, while their kernels are not compiled yet.
+
+Python reads an attribute of an object many times faster than a field of a structured array. So where a kernel takes
+structured arrays, these become lists of objects, and other arrays lists; what the kernel has changed goes back into the
+arrays afterwards. Such a kernel may use an array only by its elements, rows and length, and returns new arrays whole.
+The Python functions of all kernels that a kernel calls are used too.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from operator import attrgetter
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+
+class Column(list[Any]):
+    """One-dimensional array: numbers, or one object per entry where `dtype` has fields."""
+
+    def __init__(self, values: Iterable[Any], dtype: np.dtype[Any]):
+        super().__init__(values)
+        self.dtype = dtype
+
+    def array(self) -> NDArray[Any]:
+        names = self.dtype.names
+        return np.array(list(map(attrgetter(*names), self)) if names else list(self), dtype=self.dtype)
+
+
+class Grid:
+    """Two-dimensional array: a `Column` per row, read at `[row, column]` or `[row]`."""
+
+    def __init__(self, rows: Sequence[Column]):
+        self.rows = rows
+
+    def __getitem__(self, at: Any) -> Any:
+        return self.rows[at[0]][at[1]] if type(at) is tuple else self.rows[at]
+
+    def __setitem__(self, at: tuple[int, int], value: Any) -> None:
+        self.rows[at[0]][at[1]] = value
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def array(self) -> NDArray[Any]:
+        return np.stack([row.array() for row in self.rows])
+
+
+@functools.cache
+def _entry_class(dtype: np.dtype[Any]) -> type[Any]:
+    names = dtype.names or ()
+    return dataclasses.make_dataclass("Entry", [(name, Any) for name in names], slots=True, eq=False)
+
+
+def to_lists(array: Any) -> Any:
+    """Returns the `Column` or `Grid` of an array of one or two dimensions; anything else as it is."""
+    if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or array.dtype.kind == "O":
+        return array
+    if array.ndim == 2:
+        return Grid([to_lists(row) for row in array])
+    values = array.tolist()
+    return Column((_entry_class(array.dtype)(*value) for value in values) if array.dtype.names else values, array.dtype)
+
+
+class _ArrayMaker:
+    """Stands for NumPy within kernels: new arrays are lists."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(np, name)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: DTypeLike = float) -> Any:
+        return to_lists(np.zeros(shape, dtype))
+
+    empty = zeros
+
+    def full(self, shape: int | tuple[int, ...], value: Any, dtype: DTypeLike = None) -> Any:
+        return to_lists(np.full(shape, value, dtype))
+
+
+def _identity(column: Any) -> Any:
+    return column
+
+
+@functools.cache
+def _interpreted_function(function: FunctionType, records: Callable[..., Any], on_lists: bool) -> FunctionType:
+    """The Python function of a kernel, which calls Python functions only. `records` is what kernels name structured arrays by."""
+    names: dict[str, Any] = {}
+    copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
+    for name, value in function.__globals__.items():
+        if value is np and on_lists:
+            value = _ArrayMaker()
+        elif value is records and on_lists:
+            value = _identity
+        elif name in function.__code__.co_names and isinstance(getattr(value, "py_func", None), FunctionType):
+            value = copied if value.py_func is function else _interpreted_function(value.py_func, records, on_lists)
+        names[name] = value
+    return copied
+
+
+def run_interpreted(function: FunctionType, records: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Runs a kernel's Python function on `arguments`; arrays that may be written are changed as the kernel changes them."""
+    if not _has_structured_array(arguments):
+        with np.errstate(all="ignore"):  # as compiled code
+            return _interpreted_function(function, records, on_lists=False)(*arguments)
+    converted: dict[int, tuple[NDArray[Any], Any]] = {}
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, tuple):
+            values = map(convert, value)
+            return type(value)._make(values) if hasattr(value, "_make") else tuple(values)
+        if isinstance(value, np.ndarray):
+            return converted.setdefault(id(value), (value, to_lists(value)))[1]
+        return value.item() if isinstance(value, np.generic) else value
+
+    returned = _interpreted_function(function, records, on_lists=True)(*map(convert, arguments))
+    for array, lists in converted.values():
+        if array.flags.writeable and lists is not array:
+            array[...] = lists.array()
+    return _to_arrays(returned)
+
+
+def _has_structured_array(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_structured_array, value))
+    return isinstance(value, np.ndarray) and value.dtype.names is not None
+
+
+def _to_arrays(value: Any) -> Any:
+    if isinstance(value, tuple):
+        values = map(_to_arrays, value)
+        return type(value)._make(values) if hasattr(value, "_make") else tuple(values)  # type: ignore[attr-defined]
+    return value.array() if isinstance(value, (Column, Grid)) else value
