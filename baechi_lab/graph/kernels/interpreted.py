@@ -77,7 +77,7 @@ class _ArrayMaker:
 
     empty = zeros
 
-    def full(self, shape: int | tuple[int, ...], value: Any, dtype: DTypeLike = None) -> Any:
+    def full(self, shape: int | tuple[int, ...], value: Any, dtype: DTypeLike | None = None) -> Any:
         return to_lists(np.full(shape, value, dtype))
 
 
