@@ -99,7 +99,9 @@ EXTRAS = {"tensorflow": "TensorFlow", "torch": "PyTorch", "transformers": "trans
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_a_notebook_says_how_long_it_takes_and_what_it_needs(path):
     first = "".join(cells_of(path)[0]["source"])
-    time_and_needs = r"^\*Takes about \S+ \w+ on two cores, up to a minute more the first time · Needs (.*)\*$"
+    time_and_needs = (
+        r"^\*Takes (?:about|less than) \S+ \w+ on two cores(?:, up to a minute more the first time)? · Needs (.*)\*$"
+    )
     needs = re.search(time_and_needs, first, re.MULTILINE)[1]
     extras = re.findall(r"checkout}\[(.*)\]", "".join(cells_of(path)[1]["source"]))
     parts = extras[0].split(",") if extras else []
