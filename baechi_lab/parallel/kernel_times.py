@@ -4,7 +4,9 @@ A product is cut into tiles, one per multiprocessor at a time; a last wave that 
 in one kernel and element-wise kernels reach shares of their own. A part (a block, say) lasts as long as its kernels or as the
 host needs to launch them, whichever is longer, rounded where both are near.
 
-Shares are constants per generation of hardware (`efficiency.csv` names what they were fitted on). Hardware that is not in the
+Shares are constants per kind of hardware (`efficiency.csv`), fitted to 24 measured steps by `python -m
+studies.layouts.study --fit`, whose
+stored result (`studies/results/layouts.json`) names these rows and the errors of all others. Hardware that is not in the
 table takes those of the named hardware with the nearest peak.
 """
 
@@ -16,6 +18,7 @@ from dataclasses import dataclass, fields
 from functools import lru_cache
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from ..errors import InvalidInput
 from ..graph.hardware import HARDWARE, Hardware
@@ -103,10 +106,11 @@ class Efficiency(Params):
 def _read_table() -> dict[str, Efficiency]:
     lines = Path(__file__).with_name("efficiency.csv").read_text(encoding="utf-8").splitlines()
     names = [field.name for field in fields(Efficiency)]
-    return {
-        row["hardware"]: Efficiency(**{k: int(row[k]) if k == "multiprocessors" else float(row[k]) for k in names})
-        for row in csv.DictReader(line for line in lines if not line.startswith("#"))
-    }
+    table: dict[str, Efficiency] = {}
+    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
+        constants: dict[str, Any] = {name: float(row[name]) for name in names}
+        table[row["hardware"]] = Efficiency(**constants | {"multiprocessors": int(row["multiprocessors"])})
+    return table
 
 
 EFFICIENCIES = _read_table()

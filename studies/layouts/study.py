@@ -117,7 +117,9 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
     def table(values: np.ndarray) -> dict[str, Efficiency]:
         out = {}
         for kind in OWN:
-            changed = {key: float(np.exp(v)) for (k, key), v in zip(keys, values, strict=True) if k in ("", kind)}
+            changed: dict[str, Any] = {
+                key: float(np.exp(v)) for (k, key), v in zip(keys, values, strict=True) if k in ("", kind)
+            }
             out[kind] = replace(_base(kind), **changed)
         return out
 
