@@ -61,9 +61,9 @@ COLUMNS = (
 def compare(
     graph: OpGraph,
     cluster: Cluster | LocalCluster,
-    placers: Iterable[Any] | None = None,
+    placers: Iterable[object] | None = None,
     *,
-    passes: Sequence[Any] | None = None,
+    passes: Sequence[object] | None = None,
     forward_only: bool | str = "auto",
     scheduler: SchedulerOption | None = None,
     micro_batches: int | None = None,
@@ -75,7 +75,7 @@ def compare(
     native: bool | str = False,
     backend: str | None = None,
     workers: Sequence[str] = (),
-    params: Mapping[str, Mapping[str, Any]] | None = None,
+    params: Mapping[str, Mapping[str, object]] | None = None,
     progress: bool = True,
     **common: Any,
 ) -> pandas.DataFrame:
@@ -201,7 +201,7 @@ def _pipeline(micro_batches: Any, schedule: ScheduleOption | None, batch_size: A
 
 
 def _check_measuring(
-    measure: bool, native: Any, step: Any, steps: Any, backend: str | None, workers: Sequence[str]
+    measure: bool, native: object, step: object, steps: object, backend: str | None, workers: Sequence[str]
 ) -> None:
     if not measure and (backend is not None or workers):
         raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
@@ -256,7 +256,7 @@ def _check_used(kind: str, names: Iterable[str], known_names: Iterable[str]) -> 
             raise UnknownNameError.of(kind, name, set(known_names))
 
 
-def _passes(passes: Sequence[Any] | None, placers: Any, micro_batches: int | None) -> Sequence[Any]:
+def _passes(passes: Sequence[object] | None, placers: object, micro_batches: int | None) -> Sequence[Any]:
     """Returns the given passes. Default: none for named placers and for micro-batches, else `PASSES`."""
     from .passes.optimize import PASSES
 

@@ -77,7 +77,7 @@ class Unidentified(Exception):
     """Raised for a value that cannot be identified in another process; the message is a noun that says why."""
 
 
-def content_digest(value: Any) -> str:
+def content_digest(value: object) -> str:
     """Returns a digest that is equal for equal contents, in this process or another.
 
     Raises:
@@ -101,7 +101,7 @@ class _Digester:
         self.digests: dict[int, str] = {}
         self.alive: list[Any] = []  # keeps objects alive, so that no id is used twice
 
-    def of(self, value: Any) -> str:
+    def of(self, value: object) -> str:
         """Returns the digest of a value."""
         if type(value) in _ATOMS:
             return _hash_chunks(type(value).__name__, hex(value) if type(value) is int else repr(value))
@@ -125,7 +125,7 @@ class _Digester:
         """Returns the digests of keys and values, in an order independent of the mapping's."""
         return [digest for pair in sorted((self.of(k), self.of(v)) for k, v in mapping.items()) for digest in pair]
 
-    def describe(self, value: Any) -> Iterator[str]:
+    def describe(self, value: object) -> Iterator[str]:
         """Yields the texts and digests that describe a value, its kind first."""
         kind = type(value)
         if isinstance(value, (OpGraph, Cluster)):
@@ -235,7 +235,7 @@ class _Digester:
                 raise Unidentified(f"a function that imports {name or 'by a relative name'}")
             yield from ("import", name, version_of(name))
 
-    def reached(self, value: Any, names: set[str]) -> Iterator[str]:
+    def reached(self, value: object, names: set[str]) -> Iterator[str]:
         """Describes a global variable, and the named attributes of a module that is not installed."""
         yield self.of(value)
         if isinstance(value, ModuleType) and not installed(value.__name__):
@@ -259,7 +259,7 @@ class _Digester:
         )
         yield from self.each(columns)
 
-    def reduced(self, value: Any) -> Iterator[str]:
+    def reduced(self, value: object) -> Iterator[str]:
         """Describes any other object by what `__reduce_ex__` returns, as pickle would."""
         kind = type(value)
         described = f"a {kind.__name__}"
@@ -296,7 +296,7 @@ def _hash_chunks(*chunks: str | bytes) -> str:
     return digest.hexdigest()
 
 
-def state_of(value: Any) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, Any]:
     """Returns the attributes of an object, without cached properties."""
     return {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(type(value))}
 

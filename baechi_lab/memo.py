@@ -10,7 +10,7 @@ from typing import Any
 from .identity import Unidentified, content_digest
 
 
-def content(value: Any) -> Hashable:
+def content(value: object) -> Hashable:
     """Returns a hashable that is equal for equal contents; for what cannot be identified, one that equals no other.
 
     >>> content({"a": [1, 2]}) == content({"a": [1, 2]}), content(object()) == content(object())
@@ -35,7 +35,7 @@ class Memo:
         self._results: dict[str, OrderedDict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def recall(self, name: str, stage: Callable[..., Any], *inputs: Any, fresh: bool = False) -> tuple[Any, bool]:
+    def recall(self, name: str, stage: Callable[..., object], *inputs: Any, fresh: bool = False) -> tuple[Any, bool]:
         """Returns `stage(*inputs)` and whether it was computed: it was not remembered, or `fresh` is true."""
         depends = getattr(stage, "depends", lambda *all_of_them: all_of_them)
         key = content((stage, *depends(*inputs)))

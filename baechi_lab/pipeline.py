@@ -29,7 +29,7 @@ class Stage(Params):
     def __post_init__(self) -> None:
         self.validate()
 
-    def __or__(self, other: Callable[..., Any]) -> Pipeline:
+    def __or__(self, other: Callable[..., object]) -> Pipeline:
         return Pipeline.of(self) | other
 
 
@@ -167,11 +167,11 @@ class Pipeline:
     # -- composing -----------------------------------------------------------------------------------
 
     @classmethod
-    def of(cls, stage: Callable[..., Any]) -> Pipeline:
+    def of(cls, stage: Callable[..., object]) -> Pipeline:
         """Returns the pipeline of one stage."""
         return cls(**{stage.slot: stage}, memo=None) if isinstance(stage, Stage) else cls() | stage
 
-    def __or__(self, other: Callable[..., Any]) -> Pipeline:
+    def __or__(self, other: Callable[..., object]) -> Pipeline:
         filled = [SLOTS.index(s) for s in self.stages]
         after = max(filled, default=-1)
         added = other.stages if isinstance(other, Pipeline) else {_slot_of(other, after): other}
@@ -267,7 +267,7 @@ class _StageRunner:
         self.stages, self.memo, self.recompute = pipeline.stages, pipeline.memo, recompute
         self.recomputed: list[str] = []
 
-    def __call__(self, slot: str, *inputs: Any, otherwise: Any = None) -> Any:
+    def __call__(self, slot: str, *inputs: Any, otherwise: object = None) -> Any:
         stage = _bounds if slot == "bounds" else self.stages.get(slot)
         if stage is None:
             return otherwise
@@ -290,7 +290,7 @@ def _with_graph_key(placement: Placement | None, coarse: OpGraph) -> Placement |
     return placement.replace(graph_key=coarse.key, group_of=coarse.group_of, source_key=coarse.source_key)
 
 
-def _slot_of(stage: Any, after: int) -> str:
+def _slot_of(stage: object, after: int) -> str:
     if not callable(stage):
         raise InvalidInput(f"{stage!r} is not a stage; it must be callable")
     named = getattr(stage, "slot", None)
@@ -303,5 +303,5 @@ def _slot_of(stage: Any, after: int) -> str:
     return SLOTS[after + 1]
 
 
-def _name(stage: Any) -> str:
+def _name(stage: object) -> str:
     return repr(stage) if isinstance(stage, Stage) else getattr(stage, "__name__", repr(stage))

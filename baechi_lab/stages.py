@@ -151,16 +151,16 @@ class Place(Stage):
     placer: Any
     params: Mapping[str, Any]
 
-    def __init__(self, placer: Any = "m-sct", **params: Any):
+    def __init__(self, placer: object = "m-sct", **params: Any):
         self._hold(placer, params)
 
-    def _hold(self, placer: Any, params: Mapping[str, Any]) -> None:
+    def _hold(self, placer: object, params: Mapping[str, object]) -> None:
         object.__setattr__(self, "placer", placer)
         object.__setattr__(self, "params", MappingProxyType(dict(params)))
         self.validate()
 
     @classmethod
-    def with_params(cls, placer: Any, params: Mapping[str, Any]) -> Place:
+    def with_params(cls, placer: object, params: Mapping[str, object]) -> Place:
         """Returns the stage for parameters of any name, such as the `placer` of post-adjusted."""
         stage = object.__new__(cls)
         stage._hold(placer, params)

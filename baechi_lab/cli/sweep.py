@@ -75,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _Jobs(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)
 
-        def tell(_: Any) -> None:
+        def tell(_: object) -> None:
             status.detail = f"{next(row_numbers)} new rows"
 
         table = sweep(subject, path=arguments.output, executor=executor, progress=False, on_row=tell, **axes)

@@ -16,7 +16,7 @@ from ..graph.step import Step, TensorSpec
 Batch = tuple[NDArray[Any], ...]
 
 
-def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
+def checked_batches(step: Step, inputs: Sequence[object] | None) -> list[Batch]:
     """Returns one tuple of arrays per batch. `inputs` are one batch, a list of batches, or None for the example inputs."""
     if inputs is None:
         return [checked_batch(step, step.example_inputs)]
@@ -26,7 +26,7 @@ def checked_batches(step: Step, inputs: Sequence[Any] | None) -> list[Batch]:
     return batches
 
 
-def _one_by_one(step: Step, inputs: Any) -> list[Any]:
+def _one_by_one(step: Step, inputs: object) -> list[Any]:
     """Returns the batches in `inputs`: one batch, or a list of tuples, lists or dicts. Such a list may also be one batch."""
     if isinstance(inputs, list) and all(isinstance(b, (tuple, list)) for b in inputs):
         return inputs
@@ -42,7 +42,7 @@ def _one_by_one(step: Step, inputs: Any) -> list[Any]:
     return [inputs]
 
 
-def checked_batch(step: Step, batch: Sequence[Any]) -> Batch:
+def checked_batch(step: Step, batch: Sequence[object]) -> Batch:
     """Returns the arrays of one batch in the step's types. Raises `InvalidInput` that names an input that does not match."""
     batch = _flat(step, batch)
     arrays = []
@@ -70,7 +70,7 @@ def _flat(step: Step, batch: Any) -> list[Any]:
     return values
 
 
-def _leaves(value: Any) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[Any]:
     if isinstance(value, dict):
         for key in sorted(value):
             yield from _leaves(value[key])
@@ -83,13 +83,13 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
-def _is_composite(value: Any) -> bool:
+def _is_composite(value: object) -> bool:
     """Whether this is a ragged or sparse tensor. TensorFlow is loaded already if it is."""
     tf = sys.modules.get("tensorflow")
     return tf is not None and isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
 
-def _as_type(array: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
+def _as_type(array: NDArray[np.generic], dtype: str, name: str) -> NDArray[Any]:
     if dtype == "string" or array.dtype.name == dtype:
         return array
     if dtype == "bfloat16":
@@ -103,14 +103,14 @@ def _as_type(array: NDArray[Any], dtype: str, name: str) -> NDArray[Any]:
     return array.astype(target)
 
 
-def whole_batches(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> list[Any] | None:
+def whole_batches(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> list[Any] | None:
     """Returns, per batch, the inputs of all its micro-batches (see `divided`). None stays None: each uses the example inputs."""
     if inputs is None:
         return None
     return [divided(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
 
 
-def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
+def divided(step: Step, micro_batches: int, batch: object) -> tuple[Any, ...]:
     """Splits a whole batch into the inputs of its micro-batches, those of micro-batch 0 first.
 
     An input is split along the axis on which it is `micro_batches` times as long as the step's input. An input with
@@ -134,7 +134,7 @@ def divided(step: Step, micro_batches: int, batch: Any) -> tuple[Any, ...]:
     return tuple(pieces[k] for k in range(count) for pieces in slices)
 
 
-def batch_axes(step: Step, micro_batches: int, inputs: Sequence[Any] | None) -> dict[str, int]:
+def batch_axes(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> dict[str, int]:
     """Returns input name -> axis along which it is split; without `inputs`, axis 0. Inputs that are not split are left out."""
     batch = None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
     if batch is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput, UnknownNameError
 from ..frameworks import framework_of, framework_part
@@ -23,7 +23,7 @@ def native_runners(
     placements: Sequence[Placement] = (),
     cluster: Cluster | None = None,
     kind: str = "auto",
-    inputs: Any = None,
+    inputs: object = None,
     micro_batches: int | None = None,
 ) -> Mapping[str, NativeRunner]:
     """Returns name -> runner: how the framework of `step` runs it undivided, on the first device of its placements.

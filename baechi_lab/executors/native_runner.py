@@ -38,13 +38,13 @@ class Stop:
 
 def timed_steps(
     name: str,
-    call: Callable[[int], tuple[tuple[Any, ...], float]],
+    call: Callable[[int], tuple[tuple[object, ...], float]],
     steps: int,
     warmup: int,
     stop: Stop | None,
     failure: Callable[[BaseException], tuple[str, str]],
     failures: tuple[type[BaseException], ...],
-    info: dict[str, Any],
+    info: dict[str, object],
 ) -> NativeRun:
     """Run `call(k)`, which returns outputs and seconds, for every step. An exception in `failures` ends the run with a status."""
     seconds: list[float] = []

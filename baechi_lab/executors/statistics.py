@@ -174,7 +174,7 @@ def _resampled(series: NDArray[np.float64], resamples: int, seed: int) -> NDArra
     return series[np.random.default_rng(seed).integers(0, len(series), (resamples, len(series)))]
 
 
-def _pooled(series: Sequence[NDArray[np.float64]], rounds: NDArray[Any], rng: np.random.Generator) -> float:
+def _pooled(series: Sequence[NDArray[np.float64]], rounds: NDArray[np.generic], rng: np.random.Generator) -> float:
     return float(np.median(np.concatenate([rng.choice(series[r], len(series[r])) for r in rounds])))
 
 

@@ -53,7 +53,7 @@ def provenance(command: str | None = None, **settings: Any) -> dict[str, Any]:
     }
 
 
-def store(path: str | os.PathLike[str], section: str, content: Mapping[str, Any]) -> None:
+def store(path: str | os.PathLike[str], section: str, content: Mapping[str, object]) -> None:
     """Write one section and keep the others. Raises `FormatError` if the file is in another format or not writable."""
     document = load(path) if Path(path).exists() else {"format": FORMAT, "version": VERSION}
     text = json.dumps({**document, section: content}, indent=1, ensure_ascii=False)

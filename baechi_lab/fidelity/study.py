@@ -83,7 +83,7 @@ class Case:
 
 
 def study(
-    cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None = None,
+    cases: Iterable[Case] | Mapping[str, Mapping[str, object]] | None = None,
     placements: Sequence[str] = PLACEMENTS,
     *,
     workers: int = 2,
@@ -150,7 +150,7 @@ def _measure_undisturbed(
     raise busy_machine_error(worst, f"during {TRIES} measurements of {measurement.model!r}")
 
 
-def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, Any]] | None) -> Iterable[Case]:
+def cases_of(cases: Iterable[Case] | Mapping[str, Mapping[str, object]] | None) -> Iterable[Case]:
     """Returns the cases. Models given by name and parameters are built lazily; traced steps are used as they are."""
     from ..models import build
 

@@ -36,7 +36,7 @@ LEAST_TIME = 0.0005
 
 
 def fit(
-    graph: Any,
+    graph: object,
     cluster: Cluster,
     *,
     batch_size: int | None = None,
@@ -47,7 +47,7 @@ def fit(
     every_way: bool = False,
     give_up: Sequence[str] = tuple(GIVE_UP),
     placement: Placement | None = None,
-    callback: Callable[[str], Any] | None = None,
+    callback: Callable[[str], object] | None = None,
 ) -> Fit:
     """Checks whether a training step fits into the devices' memory; if not, simulates options that make it fit.
 

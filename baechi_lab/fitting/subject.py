@@ -80,7 +80,7 @@ def subject_of(subject: Any, batch_size: Any, hardware: str | Mapping[str, str])
     )
 
 
-def _subject_of_model(name: str, params: Mapping[str, Any], batch_size: int | None, hardware: Any) -> Subject:
+def _subject_of_model(name: str, params: Mapping[str, object], batch_size: int | None, hardware: object) -> Subject:
     from ..models.building import build
     from ..models.registry import make_model
 
@@ -90,7 +90,7 @@ def _subject_of_model(name: str, params: Mapping[str, Any], batch_size: int | No
     return Subject(rebuild(size), size, rebuild, model_code(name, other_params, hardware))
 
 
-def model_code(name: str, params: Mapping[str, Any], hardware: Any) -> str:
+def model_code(name: str, params: Mapping[str, object], hardware: object) -> str:
     """Returns code that builds the graph of a model at batch size BATCH; `params` are the other parameters."""
     arguments = "".join(f", {k}={v!r}" for k, v in params.items())
     return (
@@ -104,7 +104,7 @@ def _profile(step: Step, hardware: Any) -> OpGraph:
     return profile(step, mode="estimated", hardware=hardware)
 
 
-def _check_graph(returned: Any, hardware: Any) -> OpGraph:
+def _check_graph(returned: object, hardware: object) -> OpGraph:
     if isinstance(returned, Step):
         returned = _profile(returned, hardware)
     if not isinstance(returned, OpGraph):

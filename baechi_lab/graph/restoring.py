@@ -6,12 +6,13 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 
 
-def copy_back(values: Mapping[str, NDArray[Any]], model: Any) -> int:
+def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     """Assign `values`, by their names in the step, to the variables of `model`; returns how many were copied.
 
     `model` is a Keras model (its optimizer's variables included) or an iterable of variables, which `assign`.
@@ -36,7 +37,7 @@ def copy_back(values: Mapping[str, NDArray[Any]], model: Any) -> int:
     return len(values)
 
 
-def _by_name(model: Any) -> dict[str, Any]:
+def _by_name(model: object) -> dict[str, Any]:
     """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
     variables: list[Any] = list(_variables(model))
     optimizer = getattr(model, "optimizer", None)

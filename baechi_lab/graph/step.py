@@ -184,7 +184,7 @@ class Run:
         medians = [run.median_seconds for run in self.native.values() if len(run.step_seconds)]
         return self.median_seconds / min(medians) if medians else float("nan")
 
-    def restore(self, model: Any) -> int:
+    def restore(self, model: object) -> int:
         """Copy the trained variables of a TensorFlow step into what it was traced from; returns how many were copied.
 
         `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -48,7 +47,7 @@ def ratio(instance: Instance, attacked: str, other: str) -> float:
 def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
     """An `Instance` on which one placer takes so many times as long as another."""
 
-    def check(answer: Any) -> str:
+    def check(answer: object) -> str:
         if not isinstance(answer, Instance):
             return f"give an Instance, not {type(answer).__name__}"
         if not 1 <= len(answer.durations) <= most_ops:
@@ -65,7 +64,7 @@ def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
     return check
 
 
-def graham(answer: Any) -> str:
+def graham(answer: object) -> str:
     """Durations of independent ops, in the order of the list, that make list scheduling as bad as it can be."""
     if not isinstance(answer, (list, tuple)) or not 1 <= len(answer) <= MOST_OPS:
         return f"give a list of 1 to {MOST_OPS} durations"

@@ -114,7 +114,7 @@ def state_for(uses: Uses, event_kind: Ints, index: Ints) -> State:
     )
     rows = 2 * buffer_count + 2 * len(starts) + int(np.count_nonzero(event_kind == END))
 
-    def zeros(count: int, kind: Any = np.int64) -> Any:
+    def zeros(count: int, kind: object = np.int64) -> Any:
         return np.zeros(count, dtype=kind)
 
     slots = np.full(len(uses.size) + len(uses.moved_tensor), NONE)

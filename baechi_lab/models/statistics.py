@@ -99,11 +99,11 @@ def table() -> pandas.DataFrame:
     return pandas.DataFrame([row | {"params": _as_text(row["params"])} for row in rows])
 
 
-def _as_text(params: dict[str, Any]) -> str:
+def _as_text(params: dict[str, object]) -> str:
     return ", ".join(f"{key}={value!r}" for key, value in params.items())
 
 
-def store(path: Path, listed: Iterable[tuple[str, dict[str, Any]]] = LISTED) -> None:
+def store(path: Path, listed: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:
     """Trace the listed models and write their records."""
     from tqdm.auto import tqdm
 

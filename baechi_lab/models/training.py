@@ -72,7 +72,7 @@ def make_step(
     name: str,
     loss: Callable[..., tf.Tensor],
     variables: Sequence[tf.Variable],
-    inputs: tuple[NDArray[Any], ...],
+    inputs: tuple[NDArray[np.generic], ...],
     input_names: Sequence[str],
     optimizer: str,
     clip_norm: float | None = None,

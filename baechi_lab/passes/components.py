@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
+from ..graph.kernels.csr import Integers
 
-def components(n: int, a: NDArray[Any], b: NDArray[Any]) -> NDArray[np.int64]:
+
+def components(n: int, a: Integers, b: Integers) -> NDArray[np.int64]:
     """int64[n]: the smallest node that each node is connected to by the pairs `(a[k], b[k])`.
 
     Every root with a smaller neighbour hooks onto it, then paths are halved until they are flat. Of the roots of an

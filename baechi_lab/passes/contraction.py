@@ -32,7 +32,7 @@ from numpy.typing import NDArray
 
 from ..errors import ColocationError, InvalidInput
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct, inverse, offsets
+from ..graph.kernels.csr import Integers, distinct, inverse, offsets
 from ..graph.opgraph import default_tensor_names
 from .allowed_lists import UNCLEAR, common_allowed
 from .components import components
@@ -40,7 +40,7 @@ from .components import components
 Ints = NDArray[np.int64]
 
 
-def contract(graph: OpGraph, group: NDArray[Any]) -> OpGraph:
+def contract(graph: OpGraph, group: Integers) -> OpGraph:
     """The coarse graph with one op per distinct value of `group` (int[n]), numbered by their smallest member.
 
     A group is named after its longest member (ties: smallest index) and has its type. It inherits every colocation
@@ -88,7 +88,7 @@ class GroupEdges:
     reader: Ints
 
 
-def number_groups(graph: OpGraph, group: NDArray[Any]) -> Ints:
+def number_groups(graph: OpGraph, group: Integers) -> Ints:
     """int64[n]: groups renumbered 0, 1, ... by their smallest member."""
     group_array = np.asarray(group)
     if group_array.shape != (graph.n,) or (group_array.size and group_array.dtype.kind not in "iu"):

@@ -279,7 +279,7 @@ class Hierarchical(TrainingParameters, Placer):
             return given_grouping(graph, units, self.grouping)
         return self._grouping(self.grouping, graph, cluster, units)
 
-    def _start(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+    def _start(self, graph: OpGraph, cluster: Cluster, units: object) -> NDArray[np.int64] | None:
         learned = isinstance(self.grouping, str) and self.grouping == "learned"
         return self._grouping(self.grouper_start, graph, cluster, units) if learned else None
 

@@ -11,12 +11,12 @@ to fill a gap on an earlier one, and where the caps leave no room at all, to the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
+from ..graph.kernels.csr import Integers
 from ..graph.units import format_bytes
 from .base import Placer
 from .list_scheduling.earliest_start_reference import Candidate, Decision
@@ -59,11 +59,11 @@ def _fill(graph: OpGraph, cluster: Cluster, explain: bool = False) -> Placement:
 
 def _decisions(
     graph: OpGraph,
-    group: NDArray[Any],
-    home: NDArray[Any],
-    need: NDArray[Any],
-    cap: NDArray[Any],
-    allowed: NDArray[Any],
+    group: Integers,
+    home: Integers,
+    need: NDArray[np.int64],
+    cap: NDArray[np.float64],
+    allowed: NDArray[np.bool_],
 ) -> tuple[Decision, ...]:
     """The log, op by op in topological order, with the bytes on each device. The placer plans no times: `start_us` is NaN."""
     used, log = [0] * len(cap), []
@@ -89,7 +89,9 @@ def _decisions(
     return tuple(log)
 
 
-def _reject_reason(d: int, placed_device: int, used: list[int], need: int, cap: NDArray[Any], allowed: bool) -> str:
+def _reject_reason(
+    d: int, placed_device: int, used: list[int], need: int, cap: NDArray[np.float64], allowed: bool
+) -> str:
     if not allowed:
         return "not allowed there"
     if used[d] + need > cap[d]:
@@ -98,12 +100,12 @@ def _reject_reason(d: int, placed_device: int, used: list[int], need: int, cap: 
 
 
 def _assign(
-    sequence: NDArray[Any],
-    need: NDArray[Any],
-    persistent_bytes: NDArray[Any],
-    allowed: NDArray[Any],
-    cap: NDArray[Any],
-    limit: NDArray[Any],
+    sequence: Integers,
+    need: NDArray[np.int64],
+    persistent_bytes: NDArray[np.int64],
+    allowed: NDArray[np.bool_],
+    cap: NDArray[np.float64],
+    limit: NDArray[np.int64],
 ) -> NDArray[np.int32]:
     devices = len(cap)
     used, promised, current = [0] * devices, [0] * devices, 0

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, durations
+from ..graph.kernels.csr import Integers
 from ..graph.kernels.jit import njit
 from ..simulator.ranks import total_rank
 from .problem import allowed_group_devices, groups_of, output_bytes
@@ -156,7 +157,7 @@ class Incoming(NamedTuple):
     per_byte: NDArray[np.float64]
 
 
-def incoming(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> Incoming:
+def incoming(graph: OpGraph, cluster: Cluster, group: Integers) -> Incoming:
     """The edges that a unit reads from other units."""
     source, target = group[graph.edge_source], group[graph.consumers]
     between = np.flatnonzero(source != target)

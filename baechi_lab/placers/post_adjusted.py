@@ -8,13 +8,13 @@ that "co-adjusting is better" can be seen. Ties go to the lower op, then the low
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import UnknownNameError
 from ..graph import Cluster, OpGraph, Placement, allowed_devices
+from ..graph.kernels.csr import Integers
 from .base import Placer
 from .memory.feasible import within_memory
 from .problem import groups_of, output_bytes
@@ -53,7 +53,7 @@ class PostAdjusted(Placer):
         return within_memory(graph, cluster, attempt)
 
 
-def adjust_to_groups(graph: OpGraph, device: NDArray[Any], allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
+def adjust_to_groups(graph: OpGraph, device: Integers, allowed: NDArray[np.bool_], rule: str) -> NDArray[np.int32]:
     """int32[n]: moves every colocation group to the allowed device that `rule` prefers."""
     adjusted_device = np.array(device, dtype=np.int32)
     group = groups_of(graph)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, allowed_devices, durations
 from ..graph.cluster import COMMUNICATION_MODES
-from ..graph.kernels.csr import inverse, offsets
+from ..graph.kernels.csr import Integers, inverse, offsets
 
 
 class Problem(NamedTuple):
@@ -53,7 +53,7 @@ def groups_of(graph: OpGraph) -> NDArray[np.int32]:
     return inverse(np.argsort(first, kind="stable")).astype(np.int32)[group.reshape(-1)]
 
 
-def allowed_group_devices(graph: OpGraph, cluster: Cluster, group: NDArray[Any]) -> NDArray[np.bool_]:
+def allowed_group_devices(graph: OpGraph, cluster: Cluster, group: Integers) -> NDArray[np.bool_]:
     """bool[groups, devices]: the devices that every op of a group may run on; `group` int[n] of each op."""
     allowed = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
     np.logical_and.at(allowed, group, allowed_devices(graph, cluster))

@@ -131,7 +131,13 @@ def makespan_and_peak(
 
 
 def _timeline(
-    graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any, info: dict[str, Any]
+    graph: OpGraph,
+    cluster: Cluster,
+    placed: Placement,
+    state: Any,
+    sends: Any,
+    log: Any,
+    info: dict[str, Any],
 ) -> Timeline:
     ops = state.ops[:-1]
     return Timeline(

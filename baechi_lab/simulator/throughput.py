@@ -15,7 +15,7 @@ from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.costs import placed_durations
-from ..graph.kernels.csr import distinct
+from ..graph.kernels.csr import Integers, distinct
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -150,7 +150,7 @@ def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> t
     return tensor, source, target, cost
 
 
-def _per_device(device: NDArray[Any], us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
+def _per_device(device: Integers, us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
     return np.bincount(device, us, cluster.n).astype(np.float64)
 
 

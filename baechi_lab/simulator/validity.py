@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
 from ..graph.columns import whole_numbers
+from ..graph.kernels.csr import Integers
 from ..graph.opgraph import GROWS
 from .reuse_intervals import merge_reused_intervals
 from .schedules.schedule import Schedule
@@ -106,7 +106,7 @@ class _TimedStep:
         return of_op
 
 
-def constraint_violations(graph: OpGraph, cluster: Cluster, device: NDArray[Any]) -> Iterator[Violation]:
+def constraint_violations(graph: OpGraph, cluster: Cluster, device: Integers) -> Iterator[Violation]:
     """Violations of colocation and of allowed devices, the rules that need no timeline."""
     grouped = np.flatnonzero(graph.colocation >= 0)
     group_device = np.full(len(graph.colocation_names), -1, dtype=np.int64)

@@ -144,7 +144,7 @@ class Steps:
     replicas: tuple[int, ...] = (1,)
 
     @classmethod
-    def of(cls, micro_batches: Any, schedule: Any, replicas: Any) -> Steps:
+    def of(cls, micro_batches: object, schedule: object, replicas: object) -> Steps:
         """Returns the checked lists; each argument is one value or several."""
         from ..simulator.pipelined_graph import pipeline_options
 

@@ -151,7 +151,7 @@ class Store:
         with self._as_format_errors():
             return {key for (key,) in self._database.execute("SELECT key FROM rows")}
 
-    def add(self, key: str, row: Mapping[str, Any]) -> None:
+    def add(self, key: str, row: Mapping[str, object]) -> None:
         """Writes one row; it is on disk when this returns."""
         values = list(as_stored(row).values())
         self._write("rows", key, values, _digest(key, values))
@@ -182,7 +182,7 @@ class Store:
         """Writes one graph."""
         self._write("graphs", key, [data], _digest(key, [data]))
 
-    def _write(self, table: str, key: str, values: list[Any], digest: str) -> None:
+    def _write(self, table: str, key: str, values: list[object], digest: str) -> None:
         marks = ", ".join("?" for _ in range(len(values) + 1))
         with self._as_format_errors():
             self._database.execute("BEGIN IMMEDIATE")
@@ -220,14 +220,14 @@ class Store:
         self._database.close()
 
 
-def as_stored(row: Mapping[str, Any]) -> dict[str, Any]:
+def as_stored(row: Mapping[str, object]) -> dict[str, Any]:
     """Returns a row as SQLite returns it: all columns, each of its type, None for NaN."""
     types = {"INTEGER": int, "REAL": float, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}
     return {k: None if v is None or v != v else types[COLUMNS[k]](v) for k, v in values.items()}
 
 
-def _digest(key: str, values: Iterable[Any]) -> str:
+def _digest(key: str, values: Iterable[object]) -> str:
     """Returns the digest of a row or graph and its key; equal values of different types have different digests."""
     short = [hashlib.blake2b(value).digest() if isinstance(value, bytes) else value for value in values]
     return hashlib.blake2b(repr((key, *short)).encode("utf-8", "backslashreplace"), digest_size=16).hexdigest()
@@ -261,6 +261,6 @@ def _error_text(error: Exception) -> str:
     return f"{text} (for more than {LOCK_SECONDS} s, by another program)" if "locked" in text else text
 
 
-def as_text(params: Mapping[str, Any]) -> str:
+def as_text(params: Mapping[str, object]) -> str:
     """Returns parameters as the text of a column."""
     return json.dumps(dict(params), sort_keys=True, default=repr)

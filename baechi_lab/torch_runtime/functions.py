@@ -31,7 +31,7 @@ class Running(threading.local):
 running = Running()
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+def _apply(cls: object, *args: Any, **kwargs: Any) -> Any:
     straight = super(_SingleLevelFunction, cls).apply
     interceptor = running.interceptor
     if interceptor is not None and interceptor.between_layers:

@@ -73,7 +73,7 @@ def _duration(graph: OpGraph, cluster: Cluster, pair: Any) -> float:
     return float(durations(graph, cluster)[pair.op, pair.device])
 
 
-def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[Any], step: int, factor: float) -> list[Any]:
+def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[object], step: int, factor: float) -> list[Any]:
     """The three traces of one slider position; those of the last are shown at first."""
     marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
     traces = [_placed(graph, cluster, log[: step + 1], factor), *marks]

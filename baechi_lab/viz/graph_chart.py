@@ -67,7 +67,13 @@ def scene_of(opgraph: OpGraph, max_nodes: int) -> Scene:
 
 
 def boxes(
-    opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str], device: Any, title: str
+    opgraph: OpGraph,
+    scene: Scene,
+    share: object,
+    names: Sequence[str],
+    colors: Sequence[str],
+    device: object,
+    title: str,
 ) -> go.Figure:
     """The scene, each box with its `share` float64[boxes, len(names)] of whatever the names and colours stand for."""
     figure = go.Figure(_hover(opgraph, scene, share, names, colors))

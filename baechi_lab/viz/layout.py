@@ -86,7 +86,7 @@ def labelled(figure: go.Figure) -> go.Figure:
 
 
 def annotated(
-    figure: go.Figure, points: Sequence[tuple[Any, float, str, str]], leftward: Sequence[bool] = ()
+    figure: go.Figure, points: Sequence[tuple[object, float, str, str]], leftward: Sequence[bool] = ()
 ) -> go.Figure:
     """Texts beside points `(x, y, text, colour)`, in place of a legend; those that would overlap are pushed apart.
 

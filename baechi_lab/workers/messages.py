@@ -54,7 +54,7 @@ def encode(message: Message) -> bytes:
     return b"".join([_HEAD.pack(MAGIC, len(text), body), text, *chunks])
 
 
-def _pack(array: NDArray[Any]) -> tuple[dict[str, Any], bytes]:
+def _pack(array: NDArray[np.generic]) -> tuple[dict[str, Any], bytes]:
     if array.dtype.kind == "O":
         if not all(isinstance(x, (bytes, str)) for x in array.reshape(-1)):
             raise ExecutionError("an array of Python objects cannot be sent; give numbers, booleans or text")
@@ -123,7 +123,9 @@ def decode_all(data: bytes) -> list[Message]:
     return list(Decoder().feed(data))
 
 
-def write_message(stream: BinaryIO, kind: str, header: dict[str, Any], arrays: Sequence[NDArray[Any]] = ()) -> None:
+def write_message(
+    stream: BinaryIO, kind: str, header: dict[str, object], arrays: Sequence[NDArray[np.generic]] = ()
+) -> None:
     """Writes one message to a blocking stream."""
     stream.write(encode(Message(kind, header, tuple(arrays))))
     stream.flush()

@@ -68,7 +68,7 @@ def metis_parts(
         return _answer(header, [*arrays, *optional_arrays.values()])
 
 
-def _answer(header: dict[str, Any], arrays: list[NDArray[np.generic]]) -> NDArray[np.int64]:
+def _answer(header: dict[str, object], arrays: list[NDArray[np.generic]]) -> NDArray[np.int64]:
     try:
         process = _running()
         write_message(process.stdin, "divide", header, arrays)  # type: ignore[arg-type]

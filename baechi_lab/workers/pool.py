@@ -74,7 +74,7 @@ class Pool(Executor):
         self._shared_data[token.key] = data
         return token
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """As in `concurrent.futures.Executor`; the future of a task whose processes were killed raises `BrokenExecutor`."""
         if self._closed.is_set():
             raise RuntimeError("the pool is closed")
@@ -119,7 +119,7 @@ class Pool(Executor):
                 process.worker.close()
 
     def _answer(
-        self, process: _Process | None, future: Future[Any], task: bytes, shared: tuple[Shared, ...]
+        self, process: _Process | None, future: Future[object], task: bytes, shared: tuple[Shared, ...]
     ) -> _Process | None:
         """Sets the future's result or error; returns the process for the next task, or None if it has ended."""
         for retries_left in reversed(range(self._tries)):

@@ -37,7 +37,7 @@ def main() -> None:
         answers.flush()
 
 
-def _prepare(preparation: dict[str, Any]) -> None:
+def _prepare(preparation: dict[str, object]) -> None:
     pool.importing_main = True
     try:
         spawn.prepare(preparation)
@@ -50,7 +50,7 @@ def _run_task(task: bytes, shared_data: dict[str, bytes]) -> Any:
     return function(*(shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args), **kwargs)
 
 
-def _pack_reply(succeeded: bool, value: Any) -> bytes:
+def _pack_reply(succeeded: bool, value: object) -> bytes:
     return pickle.dumps((succeeded, value))
 
 

@@ -39,14 +39,14 @@ class RayExecutor(Executor):
             ray.exceptions.ObjectLostError,
         )
 
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Returns the future of a Ray task; cancelling it cancels the task."""
         if fn not in self._remote:
             self._remote[fn] = self._ray.remote(**self._options)(_plain(fn))
         reference = self._remote[fn].remote(*args, **kwargs)
         future: Future[Any] = reference.future()
 
-        def cancel(ended: Future[Any]) -> None:
+        def cancel(ended: Future[object]) -> None:
             if ended.cancelled():
                 self._ray.cancel(reference)
 
@@ -58,7 +58,7 @@ class RayExecutor(Executor):
         return self._ray.put(data)
 
 
-def _plain(fn: Callable[..., Any]) -> Callable[..., Any]:
+def _plain(fn: Callable[..., object]) -> Callable[..., Any]:
     """Returns a plain function that calls `fn`: Ray accepts neither built-in functions nor other callables."""
     if isinstance(fn, FunctionType):
         return fn

@@ -159,7 +159,11 @@ class BatchValues:
 
 
 def _slice(
-    node: NodeDef, x: NDArray[Any], begin_indices: NDArray[Any], end_indices: NDArray[Any], steps: NDArray[Any]
+    node: NodeDef,
+    x: NDArray[np.generic],
+    begin_indices: NDArray[np.generic],
+    end_indices: NDArray[np.generic],
+    steps: NDArray[np.generic],
 ) -> NDArray[Any] | None:
     """`x[begin:end]` or `x[begin]` of one axis."""
     if len(begin_indices) != 1:
@@ -414,7 +418,7 @@ class _OpRule:
             return Total(None, exact=False)
         return replace(total, power=total.power + (-factor.power if self.node.op in _DIVISIONS else factor.power))
 
-    def _divided(self, total: Total, constant: NDArray[Any] | None) -> Total:
+    def _divided(self, total: Total, constant: NDArray[np.generic] | None) -> Total:
         """Value of `total` divided by `constant`.
 
         A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a

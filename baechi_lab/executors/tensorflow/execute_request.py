@@ -64,7 +64,7 @@ def _check_devices(names: Sequence[str], available: Sequence[str]) -> None:
         raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(available))}")
 
 
-def _set_variables(session: PlacedSession, step: Step, inputs: Sequence[tuple[Any, ...]]) -> None:
+def _set_variables(session: PlacedSession, step: Step, inputs: Sequence[tuple[object, ...]]) -> None:
     """Set the variables. Raises `ExecutionError` if TensorFlow rejects the placed graph."""
     import tensorflow as tf
 

@@ -71,7 +71,7 @@ def execute(
     traced: int = 3,
     cluster: Cluster | LocalCluster | None = None,
     graph: OpGraph | None = None,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
     timeout: float | None = None,
     on_step: Callable[[StepResult], None] | None = None,
     cancel: threading.Event | None = None,

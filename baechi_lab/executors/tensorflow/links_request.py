@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -73,7 +74,7 @@ def _in_turns(measures: Sequence[Callable[[], float]], repeats: int) -> NDArray[
 class _Timer:
     """Runs one pair's graph and reads the times from traces."""
 
-    tf: Any
+    tf: ModuleType
     graph: _Graph
     session: Any
 

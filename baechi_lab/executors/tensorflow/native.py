@@ -49,7 +49,7 @@ def native_runners(
     return {FUNCTION: partial(_run_function, _as_function(source.function), source, batches, kind)}
 
 
-def _nested(source: Source, batch: Sequence[Any]) -> tuple[Any, ...]:
+def _nested(source: Source, batch: Sequence[object]) -> tuple[Any, ...]:
     """Returns the arrays of a batch in the nested structure that the function takes."""
     import tensorflow as tf
 
@@ -68,9 +68,9 @@ def _as_function(function: Any) -> Callable[..., Any]:
 
 
 def _run_function(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     source: Source,
-    batches: list[tuple[Any, ...]],
+    batches: list[tuple[object, ...]],
     kind: str,
     steps: int,
     warmup: int = 3,
@@ -81,7 +81,7 @@ def _run_function(
 
 
 def _run_keras(
-    source: Source, batches: list[tuple[Any, ...]], kind: str, steps: int, warmup: int = 3, stop: Stop | None = None
+    source: Source, batches: list[tuple[object, ...]], kind: str, steps: int, warmup: int = 3, stop: Stop | None = None
 ) -> NativeRun:
     """Runs the model's own train function, metrics included: `train_on_batch` without its conversions."""
     model = source.function
@@ -123,7 +123,9 @@ def _restoring(variables: Sequence[Any]) -> Iterator[None]:
             variable.assign(value)
 
 
-def _timed(name: str, call: Callable[[int], Any], steps: int, warmup: int, stop: Stop | None, kind: str) -> NativeRun:
+def _timed(
+    name: str, call: Callable[[int], object], steps: int, warmup: int, stop: Stop | None, kind: str
+) -> NativeRun:
     import tensorflow as tf
 
     gpu = kind.lower() != "cpu" and bool(tf.config.list_logical_devices("GPU"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from ...errors import InvalidInput
 from ...graph.cluster import Cluster
@@ -43,14 +42,14 @@ class PipelinedStep:
 
 
 def pipelined_step(
-    step: Any,
+    step: object,
     placement: Placement,
     cluster: Cluster | None,
     graph: OpGraph | None,
     micro_batches: int | None,
     schedule: ScheduleOption | None,
     reduction: str | None,
-    inputs: Sequence[Any] | None = None,
+    inputs: Sequence[object] | None = None,
 ) -> PipelinedStep:
     """Unrolls a traced step. If `graph` is None, it is estimated, which marks forward and backward ops like a measurement.
 

@@ -130,7 +130,7 @@ class PlacedStep:
         except OSError as error:
             raise ExecutionError(f"cannot write {target}: {error.strerror or error}") from error
 
-    def load(self, values: str | os.PathLike[str] | Mapping[str, NDArray[Any]]) -> None:
+    def load(self, values: str | os.PathLike[str] | Mapping[str, NDArray[np.generic]]) -> None:
         """Set the variables from a file that `save` wrote, or from a mapping like `variables`."""
         names = [node_of(spec.name) for spec in self.step.variables]
         if not isinstance(values, Mapping):
@@ -145,7 +145,7 @@ class PlacedStep:
         ]
         self._session.assign(converted)
 
-    def restore(self, model: Any) -> int:
+    def restore(self, model: object) -> int:
         """Copy the variables back into what the step was traced from; returns how many were copied.
 
         `model` is a Keras model (its optimizer's variables included) or an iterable of variables. Raises
@@ -175,7 +175,7 @@ class PlacedStep:
         return f"<PlacedStep {self.step.name!r}: {len(self.step.variables)} variables, {len(self.step.inputs)} inputs>"
 
 
-def _checked_value(value: Any, initial: NDArray[Any], name: str, step: str) -> NDArray[Any]:
+def _checked_value(value: object, initial: NDArray[np.generic], name: str, step: str) -> NDArray[Any]:
     array = np.asarray(value)
     array = array.view(initial.dtype) if array.dtype.kind == "V" else array
     if array.shape != initial.shape:

@@ -11,7 +11,7 @@ Tensors of other types and rows of looked-up tables are added up, or concatenate
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...graph import OpGraph, Placement
 from ...passes.all_reduce import ALL_REDUCE
@@ -162,7 +162,7 @@ class Rings:
 
         return int(tf.int64.as_datatype_enum)
 
-    def _integers(self, name: str, value: Any) -> str:
+    def _integers(self, name: str, value: object) -> str:
         import tensorflow as tf
 
         return constant(self.graph_def, name, tf.constant(value, tf.int64), tf.int64)

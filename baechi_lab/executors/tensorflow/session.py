@@ -268,13 +268,13 @@ class PlacedSession:
         """Name, type and memory limit in bytes of every device of the session."""
         return tuple((d.name, d.device_type, int(d.memory_limit_bytes)) for d in self.session.list_devices())
 
-    def start(self, values: Sequence[NDArray[Any]]) -> None:
+    def start(self, values: Sequence[NDArray[np.generic]]) -> None:
         """Set the variables and build the step."""
         self.assign(values)
         fetches = [*self.placed.fetches, *self.placed.targets]
         self._call = self.session.make_callable(fetches, list(self.placed.feeds), accept_options=True)
 
-    def assign(self, values: Sequence[NDArray[Any]]) -> None:
+    def assign(self, values: Sequence[NDArray[np.generic]]) -> None:
         """Set the variables.
 
         TensorFlow prepares the graph again for every set of feeds, which takes longer than most assignments. Assigning all
@@ -284,11 +284,11 @@ class PlacedSession:
             feeds = {self.placed.variables[i].value: values[i] for i in portion}
             self.session.run([self.placed.variables[i].assign for i in portion], feeds)
 
-    def call(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    def call(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Any, ...]:
         """Run one step; the values of its outputs."""
         return self._run(inputs)
 
-    def divided(self, inputs: Sequence[NDArray[Any]]) -> tuple[Any, ...]:
+    def divided(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Any, ...]:
         """Run one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
 
         A worker that records its partition does so before it starts (`GraphMgr::ExecuteAsync`). The worker with the larger
@@ -300,7 +300,7 @@ class PlacedSession:
         self._partition_graphs = list(metadata.partition_graphs)
         return outputs
 
-    def trace(self, inputs: Sequence[NDArray[Any]]) -> tuple[tuple[Any, ...], Any]:
+    def trace(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[tuple[Any, ...], Any]:
         """Run one step under a full trace. Returns outputs and RunMetadata, including partition graphs."""
         divided_before = bool(self._partition_graphs)
         full = self._tf.RunOptions.FULL_TRACE
@@ -312,7 +312,7 @@ class PlacedSession:
         self._partition_graphs = list(metadata.partition_graphs)
         return outputs, metadata
 
-    def _run(self, inputs: Sequence[NDArray[Any]], **options: Any) -> tuple[Any, ...]:
+    def _run(self, inputs: Sequence[NDArray[np.generic]], **options: Any) -> tuple[Any, ...]:
         try:
             return tuple(self._call(*inputs, **options)[: len(self.placed.fetches)])
         except self._tf.errors.OpError as error:
@@ -376,7 +376,7 @@ def session_config(
     return config
 
 
-def timed(call: Callable[[], Any]) -> tuple[Any, float]:
+def timed(call: Callable[[], object]) -> tuple[Any, float]:
     """Returns the result of a call and the seconds it took."""
     start = time.perf_counter()
     result = call()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from importlib import import_module
-from typing import Any
 
 import numpy as np
 
@@ -26,7 +25,7 @@ def write_plan(
     placement: Placement,
     format: str = "device_map",
     *,
-    model: Any = None,
+    model: object = None,
     cluster: Cluster | None = None,
     layers: str | None = None,
     timeline: Timeline | None = None,

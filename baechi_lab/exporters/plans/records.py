@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph.cluster import Cluster
 from ...graph.hardware import HOST
+from ...graph.kernels.csr import Integers
 from ...graph.opgraph import OpGraph
 from ...graph.timeline import Timeline
 
@@ -50,7 +51,7 @@ class Request:
     """A plan to write: `device` is int32[n], the device of every op of `graph`; `timeline` has their times."""
 
     graph: OpGraph
-    device: NDArray[Any]
+    device: Integers
     cluster: Cluster | None
     model: Any
     layers: str | None
@@ -79,7 +80,7 @@ class Written:
 
     value: Any
     text: str
-    device: NDArray[Any]
+    device: Integers
     unsupported: tuple[str, ...] = ()
     files: Mapping[str, bytes] = field(default_factory=dict)
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,7 +82,7 @@ def _dtype(kinds: Mapping[str, str], name: str) -> str:
     return next(dtype for spec, dtype in kinds.items() if spec.split(":")[0] == name)
 
 
-def _save(arrays: Mapping[str, NDArray[Any]], stream: BinaryIO) -> None:
+def _save(arrays: Mapping[str, NDArray[np.generic]], stream: BinaryIO) -> None:
     """Writes an .npz without pickle; text becomes fixed-width."""
     plain = {k: np.asarray(v).astype("S") if np.asarray(v).dtype.kind == "O" else v for k, v in arrays.items()}
     np.savez(stream, **plain)  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import FormatError
+from ..kernels.csr import Integers
 from ..timeline import MEMORY_CATEGORIES, Timeline
 from .files import compressed, write_atomically
 from .reading import name_of
@@ -79,7 +80,7 @@ def _transfers(timeline: Timeline, side: str) -> Iterator[dict[str, Any]]:
 
 def _lanes(
     kind: str,
-    device: NDArray[Any],
+    device: Integers,
     start: NDArray[np.float64],
     end: NDArray[np.float64],
     labels: list[str],
@@ -106,7 +107,7 @@ def _lanes(
         }
 
 
-def _free_lanes(device: NDArray[Any], start: NDArray[np.float64], end: NDArray[np.float64]) -> list[int]:
+def _free_lanes(device: Integers, start: NDArray[np.float64], end: NDArray[np.float64]) -> list[int]:
     """For each event the lowest lane of its device that is free when it starts. O(events log events)."""
     lane = [0] * len(device)
     free: dict[int, list[int]] = {}

@@ -37,12 +37,12 @@ _GRADIENT_NAMES = (
 """How the set's graphs name a backward node after its forward node, tried in this order."""
 
 
-def looks_like_partitioning(document: Any) -> bool:
+def looks_like_partitioning(document: object) -> bool:
     """Is this parsed JSON of that family? (A split of theirs, with `fpgas` and `cpus`, is refused by the reader.)"""
     return isinstance(document, Mapping) and "format" not in document and ("nodes" in document or "fpgas" in document)
 
 
-def graph_from_partitioning(document: Mapping[str, Any], name: str) -> OpGraph:
+def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGraph:
     """The graph of a parsed file.
 
     Raises `FormatError` naming field and place, `DuplicateNameError`, `UnknownOpError`, `CycleError`.
@@ -75,7 +75,7 @@ def graph_from_partitioning(document: Mapping[str, Any], name: str) -> OpGraph:
     )
 
 
-def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
     listed = document.get(key)
     if not isinstance(listed, list):
         raise FormatError(f"field {key} is {type(listed).__name__}; it must be a list of objects")
@@ -86,7 +86,7 @@ def _objects(document: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 
 def _field(
-    entry: Mapping[str, object], key: str, section: str, k: int, types: tuple[type, ...], default: Any = None
+    entry: Mapping[str, object], key: str, section: str, k: int, types: tuple[type, ...], default: object = None
 ) -> Any:
     value = entry.get(key, default)
     if not isinstance(value, types):
@@ -95,7 +95,7 @@ def _field(
     return value
 
 
-def _milliseconds(nodes: Sequence[Mapping[str, Any]], key: str) -> NDArray[np.float64]:
+def _milliseconds(nodes: Sequence[Mapping[str, object]], key: str) -> NDArray[np.float64]:
     """float64: the nodes' latencies in microseconds; the graph refuses what is infinite."""
     values = numbers(f"nodes.{key}", [_field(x, key, "nodes", k, (int, float)) for k, x in enumerate(nodes)])
     with np.errstate(over="ignore"):
@@ -139,7 +139,7 @@ def _names(nodes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
     return tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True))
 
 
-def _forward_of(nodes: Sequence[Mapping[str, Any]], colours: Sequence[Any]) -> NDArray[np.int32]:
+def _forward_of(nodes: Sequence[Mapping[str, object]], colours: Sequence[object]) -> NDArray[np.int32]:
     """The forward node that each backward node names, or the only forward node of its colour; -1 when neither."""
     by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
     only: dict[Any, int] = {}

@@ -166,7 +166,7 @@ def write_atomically(path: PathLike, data: bytes) -> None:
             os.close(mode)
 
 
-def encode(document: dict[str, Any]) -> bytes:
+def encode(document: dict[str, object]) -> bytes:
     """A document as UTF-8 JSON: every column on a line of its own, so that files can be compared line by line."""
     lines = []
     for key, value in document.items():
@@ -178,7 +178,7 @@ def encode(document: dict[str, Any]) -> bytes:
     return ("{\n" + ",\n".join(lines) + "\n}\n").encode()
 
 
-def _dumps(value: Any) -> str:
+def _dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 

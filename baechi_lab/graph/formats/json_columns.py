@@ -15,7 +15,7 @@ from ...errors import FormatError
 _NUMBERS = {"null": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
-def listed(document: Mapping[str, Any], field: str, path: str) -> list[Any]:
+def listed(document: Mapping[str, object], field: str, path: str) -> list[Any]:
     """The list under `field`; `path` is the path that leads to it, for messages."""
     if field not in document:
         raise FormatError(f"{place(path, field)} is missing; it must be a list")
@@ -30,7 +30,7 @@ def place(path: str, field: str) -> str:
     return f"{path}.{field}" if path else field
 
 
-def integers(document: Mapping[str, Any], field: str, path: str = "") -> NDArray[np.int64]:
+def integers(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.int64]:
     """A list of whole numbers as int64."""
     return whole_numbers(listed(document, field, path), place(path, field))
 
@@ -48,7 +48,7 @@ def whole_numbers(values: list[Any], label: str) -> NDArray[np.int64]:
         raise FormatError(f"{label}[{large}] is {_short(values[large])}; it must fit into 64 bits") from None
 
 
-def floats(document: Mapping[str, Any], field: str, path: str = "") -> NDArray[np.float64]:
+def floats(document: Mapping[str, object], field: str, path: str = "") -> NDArray[np.float64]:
     """A list of numbers as float64; `null` is NaN, "Infinity" and "-Infinity" are themselves."""
     values, label = listed(document, field, path), place(path, field)
     if not set(map(type, values)) <= {int, float}:
@@ -60,7 +60,7 @@ def floats(document: Mapping[str, Any], field: str, path: str = "") -> NDArray[n
         raise FormatError(f"{label}[{bad}] is too large for a float64") from None
 
 
-def texts(document: Mapping[str, Any], field: str, path: str = "") -> tuple[str, ...]:
+def texts(document: Mapping[str, object], field: str, path: str = "") -> tuple[str, ...]:
     """A list of texts."""
     values = listed(document, field, path)
     if not set(map(type, values)) <= {str}:
@@ -69,7 +69,7 @@ def texts(document: Mapping[str, Any], field: str, path: str = "") -> tuple[str,
     return tuple(values)
 
 
-def rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A list of lists of whole numbers as row pointers and their flat content."""
     values, label = listed(document, field, path), place(path, field)
     if not set(map(type, values)) <= {list}:
@@ -84,7 +84,7 @@ def rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[NDArr
     return pointer, whole_numbers(flat, label)
 
 
-def text_rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
+def text_rows(document: Mapping[str, object], field: str, path: str = "") -> tuple[tuple[str, ...], ...]:
     """A list of lists of texts."""
     values, label = listed(document, field, path), place(path, field)
     if not all(isinstance(x, list) for x in values):
@@ -93,7 +93,7 @@ def text_rows(document: Mapping[str, Any], field: str, path: str = "") -> tuple[
     return tuple(texts({field: row}, field, f"{label}[{k}]") for k, row in enumerate(values))
 
 
-def codes(document: Mapping[str, Any], field: str, table: int, path: str = "", lowest: int = 0) -> NDArray[np.int64]:
+def codes(document: Mapping[str, object], field: str, table: int, path: str = "", lowest: int = 0) -> NDArray[np.int64]:
     """Whole numbers from `lowest` to `table - 1`."""
     values = integers(document, field, path)
     bad = np.flatnonzero((values < lowest) | (values >= table))
@@ -103,7 +103,7 @@ def codes(document: Mapping[str, Any], field: str, table: int, path: str = "", l
     return values
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """A value that JSON can hold: arrays become lists, NaN null, infinities texts, unknown objects their repr."""
     if isinstance(value, np.ndarray):
         return plain(value.tolist())
@@ -122,7 +122,7 @@ def plain(value: Any) -> Any:
     return repr(value)
 
 
-def column(values: NDArray[Any]) -> list[Any]:
+def column(values: NDArray[np.generic]) -> list[Any]:
     """An array as a list for `json.dumps`, infinities and NaN as `floats` reads them."""
     if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
         return [plain(x) for x in values.tolist()]
@@ -138,6 +138,6 @@ def _number(value: Any, label: str, k: int) -> float:
     return _NUMBERS[key]
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."

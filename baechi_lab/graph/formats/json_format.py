@@ -62,7 +62,7 @@ def schema() -> dict[str, Any]:
     return dict(json.loads(text))
 
 
-def check_schema(document: Any) -> None:
+def check_schema(document: object) -> None:
     """Check the document's structure, every list cut to its first entries; `FormatError` names the first bad field."""
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise FormatError(f'not a {FORMAT} document: field format must be "{FORMAT}"')
@@ -86,7 +86,7 @@ def check_schema(document: Any) -> None:
         )
 
 
-def _cut(value: Any) -> Any:
+def _cut(value: object) -> Any:
     if isinstance(value, list):
         return [_cut(x) for x in value[:_SAMPLE]]
     if isinstance(value, dict):
@@ -192,7 +192,7 @@ def _read_graph(document: Mapping[str, Any]) -> OpGraph:
     )
 
 
-def _read_groups(document: Mapping[str, Any], n: int) -> dict[str, Any]:
+def _read_groups(document: Mapping[str, object], n: int) -> dict[str, Any]:
     group = codes(document, "group_of", n).astype(np.int32) if "group_of" in document else None
     return {"group_of": group, "source_key": document.get("source_key")}
 
@@ -328,7 +328,7 @@ def _read_timeline(document: Mapping[str, Any]) -> Timeline:
     )
 
 
-def _table(section: Mapping[str, Any], fields: tuple[str, ...], path: str, **limits: int) -> dict[str, Any]:
+def _table(section: Mapping[str, object], fields: tuple[str, ...], path: str, **limits: int) -> dict[str, Any]:
     """Columns of equal length; those in `limits` index a table of that size."""
     out: dict[str, Any] = {}
     for key in fields:
@@ -348,7 +348,7 @@ def _times(section: Mapping[str, Any], key: str, path: str = "") -> Any:
     return times_us
 
 
-def _read_violation(fields: Mapping[str, Any], k: int) -> Violation:
+def _read_violation(fields: Mapping[str, object], k: int) -> Violation:
     time = floats({"time_us": [fields.get("time_us")]}, "time_us", f"violations[{k}]")[0]
     violation: Violation = _read_object({**fields, "time_us": float(time)}, Violation, f"violations[{k}]")
     return violation

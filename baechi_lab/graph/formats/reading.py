@@ -104,14 +104,14 @@ HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 """How a half of a surrogate pair begins; pairs are legal, so this is only a reason to look."""
 
 
-def _refuse_half_characters(document: Any) -> None:
+def _refuse_half_characters(document: object) -> None:
     try:
         json.dumps(document, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
         raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     """An object; the last of two equal keys would win without a word."""
     members = dict(pairs)
     if len(members) != len(pairs):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 from .jit import HAS_NUMBA
 
@@ -38,10 +37,10 @@ if HAS_NUMBA:
     from numba.core import event
 
     class _CompileListener(event.Listener):  # type: ignore[misc]  # numba has no types
-        def on_start(self, _: Any) -> None:
+        def on_start(self, _: object) -> None:
             _clock.start()
 
-        def on_end(self, _: Any) -> None:
+        def on_end(self, _: object) -> None:
             _clock.end()
 
     event.register("numba:compile", _CompileListener())

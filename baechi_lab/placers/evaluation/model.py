@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +46,7 @@ class Model(NamedTuple):
     comm: int
 
 
-def make_model(graph: OpGraph, cluster: Cluster, table: Any = None) -> Model:
+def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
     """The arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
     costs = durations(graph, cluster) if table is None else np.asarray(table, dtype=np.float64)
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph
+from ...graph.kernels.csr import Integers
 from ...simulator.ranks import upward_rank
 from .assignment import Limits, make_assignment
 from .evaluate import evaluate, overflow
@@ -47,7 +48,7 @@ def usual_orders(graph: OpGraph, cluster: Cluster) -> dict[str, NDArray[np.float
 
 
 def measure(
-    model: Model, work: Work, name: str, device: NDArray[Any], rank: NDArray[np.float64] | None, cutoff: float = np.inf
+    model: Model, work: Work, name: str, device: Integers, rank: NDArray[np.float64] | None, cutoff: float = np.inf
 ) -> Candidate:
     """Simulate one candidate (an infinite makespan: it exceeds `cutoff`)."""
     assignment = make_assignment(device, rank)

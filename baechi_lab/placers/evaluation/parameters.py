@@ -19,7 +19,7 @@ class Moves(NamedTuple):
     least_saving: float
 
 
-def number(default: Any, unit: str, meaning: str, origin: str) -> Any:
+def number(default: object, unit: str, meaning: str, origin: str) -> Any:
     """A field of a parameter object: its value, and what is known of it."""
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "origin": origin})
 

@@ -70,7 +70,7 @@ if HAS_NUMBA:
 
 else:
 
-    def lowest_bit(word: Any) -> int:
+    def lowest_bit(word: object) -> int:
         """Position of the lowest bit that is set."""
         return (int(word) & -int(word)).bit_length() - 1
 

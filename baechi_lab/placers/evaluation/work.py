@@ -104,7 +104,7 @@ def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arr
     each other, although each has its own arrays.
     """
 
-    def padded_copy(a: Any) -> Any:
+    def padded_copy(a: object) -> Any:
         if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:
             return a
         around = parameters.spare_bytes // a.itemsize

@@ -33,7 +33,7 @@ def add_memory(m: ExactModel) -> None:
             m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)
 
 
-def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
+def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[object, int]]]) -> None:
     """An output: from its producer's start until its last local reader has ended and its last copy has arrived."""
     producer = int(m.graph.tensor_producer[t])
     free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
@@ -47,7 +47,7 @@ def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]
         spans[d].append((span, size))
 
 
-def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]) -> None:
+def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[object, int]]]) -> None:
     """A received copy: from the start of the receive until the last reader on that device has ended."""
     for d in range(m.cluster.n):
         if (t, d) not in m.present:
@@ -59,7 +59,7 @@ def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[Any, int]]]
         spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, freed, present, ""), size))
 
 
-def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
+def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[object, int]]]) -> None:
     for i in np.flatnonzero(m.graph.temp_bytes >= unit).tolist():
         for d in range(m.cluster.n):
             length = int(m.times.duration[i, d])
@@ -67,7 +67,7 @@ def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -
             spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
 
 
-def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[Any, int]]]) -> None:
+def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[object, int]]]) -> None:
     """Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group."""
     op_output_bytes, group_bytes = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
     np.add.at(group_bytes, m.group, m.graph.persistent_bytes)

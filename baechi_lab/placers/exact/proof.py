@@ -139,7 +139,7 @@ class Proof:
         units = self.timeline.makespan_us * self.times.scale
         return round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
 
-    def _ask_solver(self, strict: bool, horizon: int, hint: dict[str, Any]) -> dict[str, Any]:
+    def _ask_solver(self, strict: bool, horizon: int, hint: dict[str, object]) -> dict[str, Any]:
         lowest = int(np.floor(self.bound * self.times.scale + ADDED))
         request = {
             "strict": strict,

@@ -87,7 +87,7 @@ class _Queues:
         if m.strict:
             self._served_at_once()
 
-    def _use(self, key: Key, side: str, queue: int, literal: Any) -> None:
+    def _use(self, key: Key, side: str, queue: int, literal: object) -> None:
         m = self.m
         start = m.send[key] if side == "out" else m.receive[key]
         stop, length = m.var(0, 2 * m.horizon), m.var(0, int(m.times.transfer[key[0]].max()))

@@ -55,7 +55,7 @@ class ExactModel:
         """A new literal."""
         return self.model.new_bool_var(name)
 
-    def reason(self, start: Any, cause: Any, conditions: Sequence[Any]) -> Any:
+    def reason(self, start: object, cause: object, conditions: Sequence[object]) -> Any:
         """A literal that implies that `start` happens at `cause` and that all `conditions` hold."""
         literal = self.bool()
         self.at_one_instant(start, cause, literal)

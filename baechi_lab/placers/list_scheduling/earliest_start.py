@@ -298,9 +298,9 @@ def _rekey_readers(
     consumers: NDArray[np.int32],
     traffic: Traffic,
     pairs: Records,
-    pending: Any,
+    pending: object,
     fetch: Records,
-    other_fetch: Any,
+    other_fetch: object,
 ) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
     ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices

@@ -216,7 +216,7 @@ def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate]
 
 
 def earliest_start_reference(
-    problem: Problem, child: Any, parent: Any, explain: bool = False
+    problem: Problem, child: object, parent: object, explain: bool = False
 ) -> tuple[Any, Any, Any, Any, int, tuple[Decision, ...]]:
     """Same inputs and results as `earliest_start`, plus the decision log where `explain`."""
     state = _State(problem, child, parent)

@@ -42,7 +42,7 @@ class Replay(Sequence[Decision]):
     'The placer chose gpu:1 by its own rule; gpu:0 could have started it 2.00 us earlier.'
     """
 
-    def __init__(self, graph: OpGraph, cluster: Cluster, placement: Placement, order: Any):
+    def __init__(self, graph: OpGraph, cluster: Cluster, placement: Placement, order: object):
         self.cluster, self.device = cluster, placement.device.tolist()
         self.order: NDArray[np.int64] = np.asarray(order, dtype=np.int64)
         self.problem = make_problem(graph, cluster)

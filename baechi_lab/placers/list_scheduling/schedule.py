@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, Link, OpGraph, Placement, allowed_devices
+from ...graph.kernels.csr import Integers
 from ...graph.units import format_bytes
 from ..problem import make_problem
 
@@ -24,8 +25,8 @@ def schedule(
     graph: OpGraph,
     cluster: Cluster,
     *,
-    child: NDArray[Any] | None = None,
-    parent: NDArray[Any] | None = None,
+    child: Integers | None = None,
+    parent: Integers | None = None,
     limited: bool = True,
     reservation: bool = False,
     explain: bool = False,
@@ -52,8 +53,8 @@ def schedule(
 def _plan(
     graph: OpGraph,
     cluster: Cluster,
-    child: NDArray[Any] | None,
-    parent: NDArray[Any] | None,
+    child: Integers | None,
+    parent: Integers | None,
     limited: bool,
     reservation: bool,
     explain: bool,

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement, allowed_devices
+from ...graph.kernels.csr import Integers
 from ..evaluation.anneal import Schedule, anneal
 from ..evaluation.assignment import Limits, make_assignment
 from ..evaluation.cost import NEVER, Prices, evaluate_current, make_objective
@@ -120,7 +121,7 @@ class _Repair:
         for d in range(self.cluster.n):
             yield self._with_whole_groups(np.full(self.graph.n, d)), None
 
-    def _orders(self, start: Placement | None, start_rank: Any) -> Iterator[NDArray[Any] | None]:
+    def _orders(self, start: Placement | None, start_rank: object) -> Iterator[NDArray[Any] | None]:
         yield None
         yield self.position.astype(np.float64)
         yield depth_first_order(self.graph)
@@ -132,7 +133,7 @@ class _Repair:
         np.add.at(total, self.group, self.graph.persistent_bytes + output_bytes(self.graph) + self.graph.temp_bytes)
         return total
 
-    def _with_whole_groups(self, device: NDArray[Any]) -> NDArray[np.int32]:
+    def _with_whole_groups(self, device: Integers) -> NDArray[np.int32]:
         """Moves every group to the allowed device on which most of its ops are."""
         votes = np.zeros(self.group_allowed.shape, dtype=np.int64)
         np.add.at(votes, (self.group, np.minimum(device, self.cluster.n - 1)), 1)

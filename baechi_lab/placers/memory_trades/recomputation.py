@@ -81,7 +81,7 @@ def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterat
             yield arguments, recomputed_graph
 
 
-def format_arguments(arguments: Mapping[str, Any]) -> str:
+def format_arguments(arguments: Mapping[str, object]) -> str:
     """Formats the arguments as Python code."""
     return ", ".join(f"{k}={v!r}" for k, v in arguments.items())
 

@@ -131,7 +131,7 @@ def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, fl
     return not timeline.feasible, timeline.makespan_us
 
 
-def _with_trade(placed: Placement, graph: OpGraph, gave_up: dict[str, Any]) -> Placement:
+def _with_trade(placed: Placement, graph: OpGraph, gave_up: dict[str, object]) -> Placement:
     """The placement with its graph, which earlier versions had in `info`."""
     info = {**placed.info, "graph": graph, "gave_up": gave_up}
     return placed.replace(graph=graph, gave_up=gave_up, info=info)

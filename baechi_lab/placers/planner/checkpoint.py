@@ -20,7 +20,7 @@ VERSION = 2
 _CURVES = ("reward", "valid", "best_seconds", "entropy", "grouper_entropy")
 
 
-def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]) -> None:
+def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, object]) -> None:
     """Write `trainer`'s state; `belongs` says what it may be continued with."""
     head = {"version": VERSION, "belongs": belongs}
     arrays: dict[str, Any] = {
@@ -42,7 +42,7 @@ def save(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]
     os.replace(partial, target)
 
 
-def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, Any]) -> None:
+def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, object]) -> None:
     """Continue from `path`: replaces the state of a fresh `trainer`.
 
     Raises `FormatError` for a file that is missing, damaged or foreign, `InvalidInput` for one of another run.

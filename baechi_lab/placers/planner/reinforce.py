@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
+from ...graph.kernels.csr import Integers
 from .adam import Adam
 from .credit import Credit, leave_one_out, moving_average, standardised
 from .embeddings import Units, group_embeddings
@@ -152,7 +153,7 @@ class Trainer:
         noise = rng.standard_normal(shape, dtype=np.float32)
         return noise * np.float32(self.params.noise_amplitude / np.abs(noise).max())
 
-    def _grouped(self, tensors: Any, rng: np.random.Generator) -> tuple[NDArray[np.int64], Any, Any]:
+    def _grouped(self, tensors: object, rng: np.random.Generator) -> tuple[NDArray[np.int64], Any, Any]:
         """`m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
         p, count = self.params, self.units.total
         if self.fixed is not None:
@@ -167,7 +168,7 @@ class Trainer:
         )
         return group.numpy().astype(np.int64), log_p, entropy
 
-    def _placed(self, tensors: Any, rng: np.random.Generator, group: NDArray[np.int64]) -> tuple[Any, Any, Any]:
+    def _placed(self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]) -> tuple[Any, Any, Any]:
         """`k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
         p = self.params
         read = np.stack([group_embeddings(self.units, g, self.groups) for g in group], axis=1)
@@ -177,7 +178,7 @@ class Trainer:
         home, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
         return home.numpy().transpose(1, 2, 0), log_p, entropy
 
-    def _devices(self, group: NDArray[np.int64], home: NDArray[Any]) -> NDArray[np.int32]:
+    def _devices(self, group: NDArray[np.int64], home: Integers) -> NDArray[np.int32]:
         """int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one."""
         units = self.units
         op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)

@@ -24,6 +24,7 @@ from ...errors import ExecutionError, InfeasiblePlacement, InvalidInput
 from ...frameworks import framework_part
 from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.formats.json_format import from_document, to_document
+from ...graph.kernels.csr import Integers
 from ..evaluation.batch import Batch
 
 Reward = Callable[[NDArray[np.int32]], NDArray[np.float64]]
@@ -45,7 +46,7 @@ class SimulatedReward:
         self.mine = threading.local()  # scratch space must not be shared
         self.pool = ThreadPoolExecutor(self.workers) if self.workers > 1 else None
 
-    def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
+    def __call__(self, devices: Integers) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
         if self.pool is None or len(rows) < 2:
             return self._simulate_part(rows)
@@ -65,10 +66,10 @@ class MeasuredReward:
     def __init__(self, graph: OpGraph, run: Callable[[Placement], float]):
         self.graph, self.run = graph, run
 
-    def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
+    def __call__(self, devices: Integers) -> NDArray[np.float64]:
         return np.array([self._one(row) for row in devices], dtype=np.float64)
 
-    def _one(self, device: NDArray[Any]) -> float:
+    def _one(self, device: Integers) -> float:
         graph = self.graph
         placement = Placement(
             device=device,
@@ -140,7 +141,7 @@ class ExecutorReward:
     def __init__(self, executor: Executor, job: Job, part_count: int | None):
         self.executor, self.job, self.parts = executor, job, part_count
 
-    def __call__(self, devices: NDArray[Any]) -> NDArray[np.float64]:
+    def __call__(self, devices: Integers) -> NDArray[np.float64]:
         rows = np.ascontiguousarray(devices, dtype=np.int32)
         row_blocks = np.array_split(rows, min(self.parts or len(rows), len(rows)))
         futures = [self.executor.submit(answer, self.job, block) for block in row_blocks]

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import UnknownNameError
+from ...graph.kernels.csr import Integers
 from .lp import SctProblem
 
 # The canonical optimum differs from the others by some 1e-5 of the objective: interior solvers must come closer.
@@ -42,7 +43,7 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
     return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
 
 
-def _incidence(end: NDArray[Any], n: int) -> Any:
+def _incidence(end: Integers, n: int) -> Any:
     from scipy.sparse import csr_array
 
     return csr_array((np.ones(len(end)), (end, np.arange(len(end)))), shape=(n, len(end)))

@@ -15,15 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Integers, offsets
 from ...graph.kernels.jit import njit
 from .parameters import SEARCH, SearchParameters
 
 
 def coarsen(
-    label: NDArray[Any],
-    device: NDArray[Any],
-    edges: tuple[NDArray[Any], NDArray[Any], NDArray[np.float64]],
+    label: Integers,
+    device: Integers,
+    edges: tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.float64]],
     work: NDArray[np.float64],
     target_count: int,
     rng: np.random.Generator,
@@ -51,7 +51,7 @@ def coarsen(
     return labels
 
 
-def _unit_graph(a: NDArray[Any], b: NDArray[Any], cost: NDArray[np.float64], home: NDArray[Any], count: int) -> Any:
+def _unit_graph(a: Integers, b: Integers, cost: NDArray[np.float64], home: Integers, count: int) -> Any:
     """CSR of the pairs of different units on one device, with the summed cost."""
     near = (a != b) & (home[a] == home[b])
     a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]

@@ -73,7 +73,7 @@ def _island_rule(rule: Any, k: int, island: int, start: Placement | None, second
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
 
 
-def _round(calls: Calls, shared: Any, cluster: Cluster, island_rules: Sequence[Any]) -> list[Placement]:
+def _round(calls: Calls, shared: object, cluster: Cluster, island_rules: Sequence[object]) -> list[Placement]:
     """What each of the searches finds, one at a time per process of the executor."""
     futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
     return [
@@ -82,7 +82,7 @@ def _round(calls: Calls, shared: Any, cluster: Cluster, island_rules: Sequence[A
     ]
 
 
-def _submit(calls: Calls, shared: Any, cluster: Cluster, island_rule: Any) -> Future[Placement]:
+def _submit(calls: Calls, shared: object, cluster: Cluster, island_rule: object) -> Future[Placement]:
     return calls.submit(search_once, shared, cluster, island_rule)
 
 

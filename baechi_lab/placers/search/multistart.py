@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +194,7 @@ class MultiStart:
             chain.start_from(remeasured)
 
     def _together(
-        self, chains: Sequence[Chain], share: float, levels: Sequence[Any], region_share: float = 0.0
+        self, chains: Sequence[Chain], share: float, levels: Sequence[object], region_share: float = 0.0
     ) -> None:
         """Every chain does one cycle with its part of `share` of the whole budget."""
         donors = () if self.small else tuple(self.partners)

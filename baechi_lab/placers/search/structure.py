@@ -14,13 +14,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
+from ...graph.kernels.csr import Integers
 from ...graph.kernels.jit import njit
 from ..scopes import scope_labels, scope_of
 from .parameters import SEARCH
 
 
 def structures(
-    graph: OpGraph, group: NDArray[Any], limit_share: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
+    graph: OpGraph, group: Integers, limit_share: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
 ) -> list[NDArray[np.int64]]:
     """Labels int64[n] of every structure that says something, the coarsest first; all ops of a `group` int[n] share a label.
 
@@ -43,7 +44,7 @@ def structures(
     return sorted(distinct_labels, key=lambda labels: int(labels.max()))
 
 
-def weights(graph: OpGraph, group: NDArray[Any]) -> NDArray[np.int64]:
+def weights(graph: OpGraph, group: Integers) -> NDArray[np.int64]:
     """int64[n]: the group with persistent bytes that comes at the fewest edges before each op; a backward op goes with
     its forward op; what no such group comes before goes with its first reader."""
     group_bytes = np.bincount(group, graph.persistent_bytes)

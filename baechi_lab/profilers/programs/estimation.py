@@ -23,7 +23,7 @@ class GuessedCosts(UserWarning):
 
 
 def profile_program(
-    program: Any,
+    program: object,
     *,
     hardware: HardwareChoice = DEFAULT_HARDWARE,
     training: bool = True,

@@ -37,7 +37,7 @@ def product_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
     return None if rule is None else rule(node, input_shapes, output_shapes)
 
 
-def attribute(node: NodeProto, name: str, default: Any) -> Any:
+def attribute(node: NodeProto, name: str, default: object) -> Any:
     """Returns the value of a node's attribute (a number, text or list of whole numbers)."""
     for entry in node.attribute:
         if entry.name == name:

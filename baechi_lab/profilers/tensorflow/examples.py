@@ -10,7 +10,7 @@ import numpy as np
 from ...errors import InvalidInput
 
 
-def as_tensors(value: Any, label: str) -> Any:
+def as_tensors(value: object, label: str) -> Any:
     """Replaces arrays, pandas tables and tensor specs by tensors, also within nests; Python values stay as they are.
 
     Args:
@@ -53,7 +53,7 @@ def as_tensors(value: Any, label: str) -> Any:
     return value
 
 
-def leaves(examples: Any) -> list[Any]:
+def leaves(examples: object) -> list[Any]:
     """Returns the tensors of a nest in TensorFlow's order; ragged and sparse tensors as their components."""
     import tensorflow as tf
 
@@ -71,7 +71,7 @@ def _tensor(value: Any) -> Any:
     return tf.constant(value)
 
 
-def _is_array(value: Any) -> bool:
+def _is_array(value: object) -> bool:
     """Whether tf.function converts it to a tensor: a pandas column or table, an array of another framework."""
     import tensorflow as tf
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
-def is_keras_model(candidate: Any) -> bool:
+def is_keras_model(candidate: object) -> bool:
     """Whether this is a `keras.Model`; Keras is not loaded for the check."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(candidate, keras.Model)
@@ -50,7 +50,7 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
     return _in_replica(model, _default_step(model))
 
 
-def strategy_of(item: Any) -> Any:
+def strategy_of(item: object) -> Any:
     """Returns the `tf.distribute.Strategy` under which a Keras object was created, or TensorFlow's default strategy."""
     import tensorflow as tf
 
@@ -58,7 +58,7 @@ def strategy_of(item: Any) -> Any:
     return strategy or tf.distribute.get_strategy()
 
 
-def refuse_replicas(objects: Iterable[Any], label: str) -> None:
+def refuse_replicas(objects: Iterable[object], label: str) -> None:
     """Raises `InvalidInput` if a Keras object was created under a strategy of several replicas."""
     for strategy in map(strategy_of, objects):
         if strategy.num_replicas_in_sync > 1:
@@ -105,7 +105,7 @@ def _default_step(model: Any) -> Callable[..., Any]:
     return train
 
 
-def keras_objects(function: Any, depth: int = 4) -> list[Any]:
+def keras_objects(function: object, depth: int = 4) -> list[Any]:
     """Returns the Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
     keras = sys.modules.get("keras")
     if keras is None:
@@ -128,7 +128,7 @@ def keras_objects(function: Any, depth: int = 4) -> list[Any]:
     return list(objects.values())
 
 
-def _optimizers_of(item: Any, keras: ModuleType) -> Iterator[Any]:
+def _optimizers_of(item: object, keras: ModuleType) -> Iterator[Any]:
     """Yields a model's optimizer and the optimizer inside a loss-scaling one."""
     for key in ("optimizer", "inner_optimizer"):
         optimizer = getattr(item, key, None)
@@ -136,7 +136,7 @@ def _optimizers_of(item: Any, keras: ModuleType) -> Iterator[Any]:
             yield optimizer
 
 
-def _referenced_objects(item: Any) -> Iterable[Any]:
+def _referenced_objects(item: object) -> Iterable[Any]:
     if isinstance(item, (list, tuple)):
         return list(item[:1000])
     if isinstance(item, dict):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .nodes import split
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
 
 
-def name_outputs(nodes: list[NodeDef], outputs: list[str], returned: Any) -> tuple[list[str], tuple[str, ...]]:
+def name_outputs(nodes: list[NodeDef], outputs: list[str], returned: object) -> tuple[list[str], tuple[str, ...]]:
     """Renames the Identity that tracing adds for an output to the key under which the output is returned.
 
     Args:
@@ -49,7 +49,7 @@ def _rename_reference(reference: str, renamed: dict[str, str]) -> str:
     return waits + renamed.get(source, source) + colon + index
 
 
-def _paths(value: Any, above: tuple[str, ...]) -> Iterator[str]:
+def _paths(value: object, above: tuple[str, ...]) -> Iterator[str]:
     """Yields one path per tensor in TensorFlow's order of flattening, with the keys of dicts sorted."""
     import tensorflow as tf
 

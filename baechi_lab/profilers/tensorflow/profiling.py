@@ -34,8 +34,8 @@ _LOG = logging.getLogger(__name__)
 
 
 def profile_with_report(
-    subject: Any,
-    inputs: tuple[Any, ...],
+    subject: object,
+    inputs: tuple[object, ...],
     *,
     mode: str,
     hardware: HardwareChoice,

@@ -40,7 +40,7 @@ _IN_KERAS = "Exception encountered when calling "
 _BOUND_TO_PROCESS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
-def trace(fn: Any, *example_inputs: Any, name: str | None = None) -> Step:
+def trace(fn: object, *example_inputs: Any, name: str | None = None) -> Step:
     """Traces one training step.
 
     Args:
@@ -92,14 +92,14 @@ def _step_label(fn: Any) -> str:
     return str(label) if label and label != "<lambda>" else "step"
 
 
-def _batch(example_inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+def _batch(example_inputs: tuple[object, ...]) -> tuple[Any, ...]:
     """Returns the batch, which is given as one tuple or list `(x, y)`, or as separate inputs."""
     if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         return tuple(example_inputs[0])
     return example_inputs
 
 
-def _keras_step(model: Any, examples: list[Any], label: str) -> Callable[..., Any]:
+def _keras_step(model: object, examples: list[object], label: str) -> Callable[..., Any]:
     try:
         return training_step(model, tuple(examples))
     except InvalidInput:
@@ -108,7 +108,7 @@ def _keras_step(model: Any, examples: list[Any], label: str) -> Callable[..., An
         raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
 
-def _concrete_function(function: Any, examples: list[Any], label: str) -> Any:
+def _concrete_function(function: object, examples: list[object], label: str) -> Any:
     import tensorflow as tf
 
     if hasattr(function, "captured_inputs") and hasattr(function, "graph"):

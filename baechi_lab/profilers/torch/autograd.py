@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def autograd_edges(
-    model: nn.Module, sample_inputs: Any, *, atomic: Collection[str | type] = ()
+    model: nn.Module, sample_inputs: object, *, atomic: Collection[str | type] = ()
 ) -> set[tuple[str, str]]:
     """Returns `(parent key, child key)` of every dependency in the autograd graph of one forward pass.
 

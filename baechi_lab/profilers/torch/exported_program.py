@@ -128,7 +128,7 @@ class _Reader:
             return f"{self.name_of(node.args[0])}.{node.args[1]}"
         return self.prefix.get(node.graph, "") + str(node.name)
 
-    def _argument(self, argument: Any) -> Any:
+    def _argument(self, argument: object) -> Any:
         """Returns an argument for a call on meta tensors."""
         if isinstance(argument, torch.fx.Node):
             return self._value_of(self._source(argument))
@@ -145,7 +145,7 @@ class _Reader:
         return self.value[node]
 
 
-def _as_meta_tensors(value: Any, name: str, open_sizes: OpenSizes) -> Any:
+def _as_meta_tensors(value: object, name: str, open_sizes: OpenSizes) -> Any:
     """Replaces fake tensors by meta tensors and symbols by whole numbers."""
     if isinstance(value, (torch.SymInt, torch.SymFloat, torch.SymBool)):
         return open_sizes.of(value, name, 1)

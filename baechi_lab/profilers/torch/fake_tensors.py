@@ -65,7 +65,7 @@ _NEEDS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 _UNKNOWN = (UnsupportedFakeTensorException, UnsupportedOperatorException)
 
 
-def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
+def named_dtype(dtype: object, field: str = "dtype") -> torch.dtype | None:
     """Returns a floating-point type by its name, a type itself, or None for None."""
     if dtype is None or (isinstance(dtype, torch.dtype) and dtype in DTYPES.values()):
         return dtype
@@ -75,7 +75,7 @@ def named_dtype(dtype: Any, field: str = "dtype") -> torch.dtype | None:
     return DTYPES[name]
 
 
-def types_of_estimate(precision: Precision, dtype: Any, autocast: Any) -> dict[str, torch.dtype | None]:
+def types_of_estimate(precision: Precision, dtype: object, autocast: object) -> dict[str, torch.dtype | None]:
     """Returns the options `dtype` and `autocast` of `use_fake_tensors` for those of an estimate.
 
     Raises:
@@ -96,7 +96,7 @@ def half_name(model: nn.Module, types: Iterable[torch.dtype | None]) -> str:
 @contextmanager
 def use_fake_tensors(
     model: nn.Module,
-    inputs: Any,
+    inputs: object,
     *,
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
@@ -143,7 +143,7 @@ def use_fake_tensors(
             ) from error
 
 
-def with_full_attention(kwargs: dict[str, Any]) -> dict[str, Any]:
+def with_full_attention(kwargs: dict[str, object]) -> dict[str, Any]:
     """Replaces attention masks on the meta device, which have no values, by ones: no token is padding.
 
     >>> with_full_attention({"attention_mask": torch.empty(1, 2, dtype=torch.long, device="meta")})
@@ -236,14 +236,20 @@ def _use_fused_kernels() -> Iterator[None]:
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
 
     @functools.wraps(dropout)
-    def fused_dropout(input: Any, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
             return dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
 
     @functools.wraps(attention)
     def fused_attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, *args: Any, **kwargs: Any
+        query: object,
+        key: object,
+        value: object,
+        attn_mask: object = None,
+        dropout_p: float = 0.0,
+        *args: Any,
+        **kwargs: Any,
     ) -> Any:
         if has_torch_function((query, key, value)):  # an interceptor gets this function, with its draw
             arguments = (query, key, value, attn_mask, dropout_p, *args)
@@ -348,7 +354,7 @@ class OperatorObserver(TorchDispatchMode):
         self.observe(func, args, kwargs, out)
         return out
 
-    def observe(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+    def observe(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
         """Handles an operator that has run."""
 
 

@@ -17,7 +17,7 @@ from .profile import profile
 
 def profile_with_report(
     subject: nn.Module | TorchStep,
-    inputs: tuple[Any, ...],
+    inputs: tuple[object, ...],
     *,
     mode: str,
     hardware: HardwareChoice,

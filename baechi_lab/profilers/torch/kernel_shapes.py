@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 Products = tuple[Product, ...]
 
 
-def products_of(name: str, args: Sequence[Any]) -> Products:
+def products_of(name: str, args: Sequence[object]) -> Products:
     """Returns the matrix products that an operator consists of; none if their shapes are not known.
 
     Args:
@@ -69,7 +69,7 @@ _BATCH_NORMS = {"native_batch_norm": 5, "_native_batch_norm_legit": 5, "cudnn_ba
 """Operators, and the position of their argument that says whether they compute statistics."""
 
 
-def _dims(value: Any) -> int:
+def _dims(value: object) -> int:
     return value.dim() if hasattr(value, "dim") else 0
 
 

@@ -114,7 +114,7 @@ def _flops(packet: OpOverloadPacket, name: str, args: Any, kwargs: Any, out: Any
 
 
 def _arithmetic(
-    func: OpOverload, name: str, args: Any, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    func: OpOverload, name: str, args: object, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> float:
     """Returns the FLOPs of an operator other than a product; 0 if unknown, so that its bytes decide."""
     if name in _MOVES or (not inputs and name not in _DRAWN):
@@ -153,7 +153,7 @@ def _recurrent(args: Any, out: Any) -> float:
     return 2.0 * prod(args[0].shape[:-1]) * sum(t.numel() for t in tensors(args[1:3]))
 
 
-def _recurrent_backward(args: Any, out: Any) -> float:
+def _recurrent_backward(args: object, out: object) -> float:
     return 2 * _recurrent(args, out)
 
 
@@ -172,7 +172,7 @@ def _grouped(args: Any, out: Any) -> float:
     return 2.0 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _grouped_backward(args: Any, out: Any) -> float:
+def _grouped_backward(args: object, out: object) -> float:
     return 2 * _grouped(args, out)
 
 

@@ -93,7 +93,7 @@ class KnownValues:
         else:
             self.spoiled.add(key)
 
-    def propagate(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+    def propagate(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
         written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
         if func.overloadpacket.__name__ in _EMPTY:
@@ -144,7 +144,7 @@ class KnownValues:
         self.store(fake, real)
         return fake
 
-    def _fresh(self, tensor: torch.Tensor, args: Any, kwargs: Any) -> bool:
+    def _fresh(self, tensor: torch.Tensor, args: object, kwargs: object) -> bool:
         if tensor.layout is not torch.strided:
             return False
         storage_id = tensor.untyped_storage()._cdata

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,12 +124,12 @@ class LayerEstimate:
 
 def estimate_layers(
     model: nn.Module,
-    sample_inputs: Any,
+    sample_inputs: object,
     *,
     mode: str | None = None,
     atomic: Collection[str | type] = (),
-    dtype: Any = None,
-    autocast: Any = None,
+    dtype: object = None,
+    autocast: object = None,
     step: TorchStep | None = None,
     precision: Precision | str | None = None,
 ) -> LayerEstimate:

@@ -58,7 +58,7 @@ MODES = ("training", "inference")
 
 def profile_layers(
     model: nn.Module,
-    sample_inputs: Any,
+    sample_inputs: object,
     *,
     mode: str | None = None,
     warmup: int = 2,
@@ -69,7 +69,7 @@ def profile_layers(
     split_backward: bool = False,
     accumulate: bool = False,
     loss: LossOf | None = None,
-    batch: Any = None,
+    batch: object = None,
     make: MakeOptimizer | None = None,
 ) -> LayerProfile:
     """Measures a model's layers; arguments as in `profile`.
@@ -161,7 +161,7 @@ class Timer(Handler):
         """Returns float64[runs, 2 * calls], the time of the calls in each measured run, forward and then backward."""
         return np.diff(np.array(self._totals), axis=0)
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: object, kwargs: object) -> tuple[Any, Any]:
         self.called = []
         return args, kwargs
 
@@ -210,10 +210,10 @@ class Timer(Handler):
         started = [0.0]
         column = self.backward if column is None else column
 
-        def before(gradients: Any) -> None:
+        def before(gradients: object) -> None:
             started[0] = now_us()
 
-        def after(into: Any, outof: Any) -> None:
+        def after(into: object, outof: object) -> None:
             column[calls] += (now_us() - started[0]) / len(calls)
 
         node.register_prehook(before)

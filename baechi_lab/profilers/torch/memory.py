@@ -113,7 +113,7 @@ class MemoryWatch(Handler):
         # calls of the running Function: call, storages of its arguments with their positions, storages of its results
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
-    def begin(self, frame: Frame, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: object, kwargs: object) -> tuple[Any, Any]:
         self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
         self.called, self.constants, self.owner = [], set(), {}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
@@ -229,11 +229,11 @@ class MemoryWatch(Handler):
         """Measures backward temporaries: the node's execution is a window of the allocator's events or peak counter."""
         windows: list[Any] = []
 
-        def before(gradients: Any) -> None:
+        def before(gradients: object) -> None:
             windows.append(self.window(phase, op))
             windows[-1].__enter__()
 
-        def after(into: Any, outof: Any) -> None:
+        def after(into: object, outof: object) -> None:
             windows.pop().__exit__(None, None, None)
 
         node.register_prehook(before)

@@ -25,7 +25,7 @@ Named = dict[tuple[int, int], int]
 """(call, position of one of its outputs) -> the last call at whose start that tensor is alive."""
 
 
-def named_tensors(trace: Trace, interceptor: Interceptor, forward: Callable[[], Any]) -> Named:
+def named_tensors(trace: Trace, interceptor: Interceptor, forward: Callable[[], object]) -> Named:
     """Runs `forward` once more; returns an empty dict if its code needs what autograd retains."""
     before, watch = interceptor.handler, _Watch(trace)
     interceptor.handler = watch

@@ -25,7 +25,7 @@ def offline() -> Iterator[None]:
     """
     thread = threading.get_ident()
 
-    def refused_here(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def refused_here(name: str, function: Callable[..., object]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             if threading.get_ident() == thread:
                 raise NetworkUse(f"{name}: nothing is downloaded here")

@@ -97,12 +97,12 @@ class Recorder(Counter):
         for name, tensor in states:
             self.memory.setdefault(storage_key(tensor), Memory(state=name))
 
-    def observe(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+    def observe(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
         """Records the operator while recording is on."""
         if self.recording and is_model_operator(func):
             self._record(func, args, kwargs, out)
 
-    def _record(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+    def _record(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
         kernel = self.kernel_of(func, args, kwargs, out)
         inputs = {storage_key(t): t for t in tensors((args, kwargs))}
         outputs = {storage_key(t): t for t in tensors(out)}
@@ -176,13 +176,13 @@ class Recorder(Counter):
 
 def profile_operators(
     model: nn.Module,
-    sample_inputs: Any,
+    sample_inputs: object,
     kinds: Mapping[str, Hardware],
     *,
     mode: str | None = None,
     atomic: Collection[str | type] = (),
-    dtype: Any = None,
-    autocast: Any = None,
+    dtype: object = None,
+    autocast: object = None,
     optimizer: str | None = None,
     states: int = 0,
     precision: Precision | str | None = None,

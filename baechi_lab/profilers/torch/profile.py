@@ -24,15 +24,15 @@ GRANULARITIES = ("layer", "operator")
 
 def profile(
     model: nn.Module | TorchStep,
-    sample_inputs: Any = None,
+    sample_inputs: object = None,
     *,
     mode: str | None = None,
     hardware: HardwareChoice | None = None,
     granularity: str = "layer",
     precision: str | Precision | None = None,
     gradients: str | None = None,
-    dtype: Any = None,
-    autocast: Any = None,
+    dtype: object = None,
+    autocast: object = None,
     optimizer: str | None = None,
     warmup: int = 2,
     runs: int = 5,

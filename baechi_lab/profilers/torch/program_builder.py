@@ -90,7 +90,7 @@ WRAPPERS = ("wrap_with_set_grad_enabled", "wrap_with_autocast")
 """Operators that run a graph of their own: the first graph among their arguments, on all arguments after it."""
 
 
-def without_gradients(target: str, arguments: Sequence[Any]) -> bool:
+def without_gradients(target: str, arguments: Sequence[object]) -> bool:
     """Whether a wrapper disables gradients, as `torch.no_grad` does."""
     return target.endswith(WRAPPERS[0]) and arguments[0] is False
 
@@ -108,7 +108,7 @@ class OpenSizes:
             dtype = self.float_type
         return torch.empty(tuple(shape), dtype=dtype, device="meta")
 
-    def of(self, size: Any, value: str, position: int) -> int:
+    def of(self, size: object, value: str, position: int) -> int:
         """Returns a whole number for a size that may be a symbol or an expression of several."""
         if isinstance(size, int):
             return size
@@ -136,7 +136,7 @@ class OpenSizes:
         return self.size_of_symbol[label]
 
 
-def innermost(stack: Any) -> str:
+def innermost(stack: object) -> str:
     """Returns the innermost module of a call, by its path in the model."""
     if isinstance(stack, Mapping) and stack:
         return str(list(stack.values())[-1][0])

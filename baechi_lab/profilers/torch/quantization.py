@@ -47,7 +47,7 @@ def stored_bytes(tensor: torch.Tensor) -> int:
     return tensor_bytes(tensor) if stored is None else stored
 
 
-def quantize(model: nn.Module, fields: Mapping[str, Any], source: str) -> None:
+def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> None:
     """Sets the stored bytes of all parameters that a configuration quantizes.
 
     Raises:
@@ -103,7 +103,7 @@ def quantization_facts(model: nn.Module) -> str | None:
     )
 
 
-def _method(config: Mapping[str, Any]) -> str:
+def _method(config: Mapping[str, object]) -> str:
     if config.get("load_in_4bit") or config.get("load_in_8bit"):
         return "bitsandbytes"
     return str(config.get("quant_method"))
@@ -169,7 +169,7 @@ def _blocks(rows: int, columns: int, block: tuple[int, int] | None) -> int:
     return 1 if block is None else ceil(rows / block[0]) * ceil(columns / block[1])
 
 
-def _mxfp4(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _mxfp4(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]:
     """The experts of GPT-OSS: two numbers per byte, and a byte per 32 of one row."""
     yield Scheme(lambda rows, columns: rows * ceil(columns / 2) + rows * ceil(columns / 32), linear=False)
 
@@ -190,17 +190,17 @@ def _fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
     yield Scheme(lambda rows, columns: rows * columns + scale * _blocks(rows, columns, blocks) + static)
 
 
-def _fbgemm_fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _fbgemm_fp8(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]:
     """A byte per number, a float32 per row and one for the largest activation."""
     yield Scheme(lambda rows, columns: rows * columns + _FLOAT32 * (rows + 1))
 
 
-def _nvfp4(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _nvfp4(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]:
     """Two numbers per byte, a byte per 16 of them, a float32 for the weight and one for its inputs."""
     yield Scheme(lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32)
 
 
-def _bitsandbytes(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _bitsandbytes(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]:
     """In 8 bits a float32 per row; in 4 bits one per 64 numbers, which may be quantized to a byte each, and code books."""
     if config.get("load_in_8bit"):
         if not config.get("llm_int8_has_fp16_weight"):

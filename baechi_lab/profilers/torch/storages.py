@@ -145,7 +145,7 @@ class StorageTracker:
             if record is not None and record.op < 0 and not (record.persistent or record.received):
                 record.device, record.op = device, CLAIMED
 
-    def start_operator(self, arguments: Any) -> StorageRecord:
+    def start_operator(self, arguments: object) -> StorageRecord:
         """Records the start of an operator; its position in `operator_records` is its label."""
         op = getattr(self.local, "op", -1)
         device = self.local.device if op >= 0 else self.device_of(arguments)
@@ -163,7 +163,7 @@ class StorageTracker:
         """Sets the op and device of calls in this thread from now on; op -1 for none."""
         self.local.op, self.local.device = op, device
 
-    def device_of(self, arguments: Any) -> int:
+    def device_of(self, arguments: object) -> int:
         """Returns the device of the largest tracked storage among the arguments; `default_device` if there is none."""
         records = [record for t in tensors(arguments) if (record := self._record_of(t)) is not None]
         return max(records, key=lambda row: row.size).device if records else self.default_device
@@ -190,7 +190,7 @@ class StorageTracker:
         device: int | None = None,
         persistent: bool = False,
         received: bool = False,
-        arguments: Any = (),
+        arguments: object = (),
     ) -> None:
         """Tracks the storages of tensors that are not tracked yet and are not among `arguments` of their operator."""
         op, current_device = getattr(self.local, "op", -1), getattr(self.local, "device", self.default_device)
@@ -233,7 +233,7 @@ def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() - tensor.storage_offset() * tensor.element_size()
 
 
-def _mark_freed(record: StorageRecord, _: Any) -> None:
+def _mark_freed(record: StorageRecord, _: object) -> None:
     record.end_ns = time.perf_counter_ns()
 
 

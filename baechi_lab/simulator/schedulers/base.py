@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class SchedulerLike(Protocol):
         """The arrays by which devices choose."""
 
 
-def by_rank(rank: Any) -> kernel.Scheduler:
+def by_rank(rank: object) -> kernel.Scheduler:
     """Run the ready op with the lowest rank first; ties by op index."""
     column = np.ascontiguousarray(rank, dtype=np.float64)
     return kernel.Scheduler(kernel.BY_RANK, column, NO_COLUMN, NO_POINTERS, NO_DEVICES, 0.0)

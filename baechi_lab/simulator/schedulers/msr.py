@@ -13,14 +13,13 @@ O(ready ops x their successors' devices) per decision.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Integers, offsets
 from ...params import Params
 from .. import kernel
 from .base import NO_COLUMN
@@ -47,7 +46,7 @@ class Msr(Params):
         return kernel.Scheduler(kernel.BY_IDLENESS, NO_COLUMN, score, pointer, woken, float(self.delta))
 
     def terms(
-        self, graph: OpGraph, device: NDArray[Any]
+        self, graph: OpGraph, device: Integers
     ) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int32]]:
         """Score float64[n] without the idle term, and CSR op -> devices of the successors that it alone makes ready."""
         pointer, successor = graph.successors

@@ -435,7 +435,7 @@ class Recorder(Handler):
 _ELSE = "run the placement in the session (pipeline=False)"
 
 
-def _tensor_paths(value: object, path: tuple[Any, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
+def _tensor_paths(value: object, path: tuple[object, ...] = ()) -> Iterator[tuple[tuple[Any, ...], torch.Tensor]]:
     if isinstance(value, torch.Tensor):
         yield path, value
     elif isinstance(value, (tuple, list)):

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph, Timeline
+from ...graph.kernels.csr import Integers
 from ...graph.units import format_us
 from .arrange import Arranged, Boxes, arrange
 from .scopes import updates
@@ -289,7 +290,7 @@ class Paint:
     critical_arrow: NDArray[np.bool_]
 
 
-def device_shares(graph: OpGraph, scene: Scene, device: NDArray[Any], count: int) -> NDArray[np.float64]:
+def device_shares(graph: OpGraph, scene: Scene, device: Integers, count: int) -> NDArray[np.float64]:
     """float64[boxes, devices]: of the time (where there is none, of the number) of each box's ops."""
     # Ops that take no time still have a device: every op counts a little.
     weight = graph.duration_us + max(float(graph.duration_us.mean()) if graph.n else 0.0, 1e-9) * 1e-6
@@ -332,7 +333,7 @@ def _bytes_over_links(graph: OpGraph, scene: Scene, timeline: Timeline, device: 
     return sent_bytes, received
 
 
-def crossing_bytes(graph: OpGraph, arrows: Arrows, device: NDArray[Any]) -> NDArray[np.float64]:
+def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[np.float64]:
     """Bytes of each arrow's tensors that some op of it reads on another device than they were made on."""
     across = (device[graph.edge_source] != device[graph.consumers]) & (arrows.edge_of >= 0)
     tensors = max(graph.tensor_count, 1)

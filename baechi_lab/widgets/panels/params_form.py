@@ -72,7 +72,7 @@ class ParamsForm:
         read = {name: parse(field, widget.value) for name, (field, widget) in self._fields.items()}
         return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
 
-    def _observed(self, _: Any) -> None:
+    def _observed(self, _: object) -> None:
         self.changed()
 
 

@@ -176,5 +176,5 @@ class Quiet:
     def __enter__(self) -> None:
         self.active = True
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self.active = False

@@ -39,7 +39,7 @@ class Pictured(ipywidgets.DOMWidget):
         """One line for readers that show neither widgets nor pictures."""
         return f"<{type(self).__name__}>"
 
-    def _ipython_display_(self, **_: Any) -> None:
+    def _ipython_display_(self, **_: object) -> None:
         from IPython.display import display
 
         bundle: Any = self._repr_mimebundle_()

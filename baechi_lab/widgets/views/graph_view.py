@@ -220,7 +220,7 @@ class GraphView(CanvasView):
 
     # -- commands from the browser -------------------------------------------------------------------
 
-    def _received(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
         if self.on_command is not None and content["type"] in ("move", "undo", "redo"):
             self.on_command(content["type"], content)
         else:

@@ -179,7 +179,7 @@ class TimelineView(CanvasView):
             self.timelines[-1].to_chrome_trace(os.fspath(path))
             return path.read_bytes()
 
-    def _received(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
         if content["type"] == "trace" and self.timelines:
             named = {"type": "download", "name": f"{self.timelines[-1].origin}.trace.json", "mime": "application/json"}
             self.send(named, [self.chrome_trace()])

@@ -300,7 +300,7 @@ def _start_ready(
     return sorted((events[i].end_us, i) for i in begun)
 
 
-def _check_version(version: Any) -> None:
+def _check_version(version: object) -> None:
     """The schema that is read here calls itself 0.0.4; files that say nothing are taken to be of it."""
     if version and not str(version).startswith("0."):
         raise FormatError(f"version is {version!r:.60}; versions 0.x of Chakra traces are read")
@@ -328,7 +328,7 @@ def _objects(text: str) -> Iterable[dict[str, Any]]:
             at += 1
 
 
-def _of_json(fields: Any, k: int) -> Node:
+def _of_json(fields: object, k: int) -> Node:
     if not isinstance(fields, dict):
         raise FormatError(f"node {k} is {fields!r:.60}; it must be an object")
     name, kind = fields.get("name", ""), fields.get("type", 0)
@@ -366,17 +366,17 @@ def _of_json(fields: Any, k: int) -> Node:
     )
 
 
-def _first(fields: Mapping[str, Any], keys: Sequence[str], default: Any) -> Any:
+def _first(fields: Mapping[str, object], keys: Sequence[str], default: object) -> Any:
     return next((fields[key] for key in keys if key in fields), default)
 
 
-def _listed(value: Any, k: int, key: str) -> list[Any]:
+def _listed(value: object, k: int, key: str) -> list[Any]:
     if not isinstance(value, list):
         raise FormatError(f"node {k}: {key} is {value!r:.60}; it must be a list")
     return value
 
 
-def _as_integer(value: Any, field: str) -> int:
+def _as_integer(value: object, field: str) -> int:
     """A whole number; JSON of protocol buffers has those of 64 bits as text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         value = int(value)

@@ -44,7 +44,7 @@ class Access:
         return not self.name or self.name.partition(".")[0] == op.partition(".")[0]
 
 
-def looks_like_execution_trace(document: Any) -> bool:
+def looks_like_execution_trace(document: object) -> bool:
     """Is this parsed JSON an execution trace?"""
     return isinstance(document, Mapping) and "schema" in document and "nodes" in document
 
@@ -77,7 +77,7 @@ def accesses(document: Any) -> dict[int, Access]:
     return access_of
 
 
-def _access(node: Mapping[str, Any], schema: str, thread: str) -> Access:
+def _access(node: Mapping[str, object], schema: str, thread: str) -> Access:
     inputs = _values(node, "inputs")
     changed = _changed(schema)
     reads = dict(s for value in inputs for s in _storages(value))
@@ -87,13 +87,13 @@ def _access(node: Mapping[str, Any], schema: str, thread: str) -> Access:
     return Access(reads, makes, changes, str(node.get("name", "")), thread)
 
 
-def _values(node: Mapping[str, Any], key: str) -> list[Any]:
+def _values(node: Mapping[str, object], key: str) -> list[Any]:
     values = node.get(key)
     values = values.get("values") if isinstance(values, Mapping) else values
     return values if isinstance(values, list) else []
 
 
-def _storages(value: Any) -> Iterator[tuple[int, int]]:
+def _storages(value: object) -> Iterator[tuple[int, int]]:
     """(storage, bytes) of a tensor, or of every tensor in a list."""
     if not isinstance(value, list):
         return

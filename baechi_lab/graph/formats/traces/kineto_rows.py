@@ -60,7 +60,7 @@ class Step:
     notes: list[str]
 
 
-def rows_of(document: Mapping[str, Any]) -> list[Row]:
+def rows_of(document: Mapping[str, object]) -> list[Row]:
     """The rows that are read, in the order of the file.
 
     Raises:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ....errors import FormatError
 from ...cluster import Cluster
 from ...device import MOST_DEVICES, Device
+from ...kernels.csr import Integers
 from ...link import Link
 from ...opgraph import CONTROL_BYTES, OpGraph
 from ...placement import Placement
@@ -293,7 +292,7 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
 
 
 def _timeline(
-    events: Sequence[Event], order: list[int], graph: OpGraph, cluster: Cluster, device: NDArray[Any], notes: list[str]
+    events: Sequence[Event], order: list[int], graph: OpGraph, cluster: Cluster, device: Integers, notes: list[str]
 ) -> Timeline:
     start = np.array([events[i].start_us for i in order])
     end = np.array([events[i].end_us for i in order])
