@@ -146,12 +146,15 @@ class Steps:
     @classmethod
     def of(cls, micro_batches: object, schedule: object, replicas: object) -> Steps:
         """Returns the checked lists; each argument is one value or several."""
+        from ..passes.unroll import MOST_OPS
         from ..simulator.pipelined_graph import pipeline_options
 
         counts = [None] if micro_batches is None else as_list("micro_batches", micro_batches)
         orders = [None] if schedule is None else as_list("schedule", schedule)
         for count, order in product(counts, orders):
             pipeline_options(count, order)
+            if count is not None and count > MOST_OPS:
+                raise InvalidInput(f"micro_batches is {str(count)[:60]}; it must be at most {MOST_OPS}")
             if count is not None and count > MOST_MICRO_BATCHES:
                 raise InvalidInput(f"micro_batches is {count!s:.60}; it must be at most {MOST_MICRO_BATCHES}")
         for field, values in (("micro_batches", counts), ("schedule", orders)):

@@ -109,7 +109,8 @@ def test_nothing_else_runs_on_a_host():
     assert {v.kind for v in bl.simulate(graph, cluster, placed).violations} == {"allowed"}
     estimated = graph.replace(duration_by_kind={"a100": graph.duration_us})
     cluster = bl.Cluster.uniform(1, kind="a100").with_host("1GB")  # the host was refused: it is no a100
-    assert bl.simulate(bl.offload(estimated, cluster), cluster, bl.place(estimated, cluster, "single")).violations == ()
+    offloaded = bl.offload(estimated, cluster)
+    assert bl.simulate(offloaded, cluster, bl.place(offloaded, cluster, "single")).violations == ()
 
 
 def test_bad_input():

@@ -34,8 +34,9 @@ class Column(list[Any]):
 class Grid:
     """Two-dimensional array: a `Column` per row, read at `[row, column]` or `[row]`."""
 
-    def __init__(self, rows: Sequence[Column]):
-        self.rows = rows
+    def __init__(self, values: NDArray[Any]):
+        self.rows: Sequence[Column] = [to_lists(row) for row in values]
+        self.without_rows = values[:0]
 
     def __getitem__(self, at: Any) -> Any:
         return self.rows[at[0]][at[1]] if type(at) is tuple else self.rows[at]
@@ -47,7 +48,7 @@ class Grid:
         return len(self.rows)
 
     def array(self) -> NDArray[Any]:
-        return np.stack([row.array() for row in self.rows])
+        return np.stack([row.array() for row in self.rows]) if self.rows else self.without_rows
 
 
 @functools.cache
@@ -61,7 +62,7 @@ def to_lists(array: Any) -> Any:
     if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or array.dtype.kind == "O":
         return array
     if array.ndim == 2:
-        return Grid([to_lists(row) for row in array])
+        return Grid(array)
     values = array.tolist()
     return Column((_entry_class(array.dtype)(*value) for value in values) if array.dtype.names else values, array.dtype)
 
