@@ -527,7 +527,7 @@ def test_compare_shows_bl_compare(page, expected):
 def test_a_real_run_arrives_live(page, expected):
     tab(page, "Run")
     page.locator('.widget-inline-hbox:has(label:text-is("steps"), label > :text-is("steps")) input').fill("5")
-    page.locator('.bl-pane-run label:has-text("and as the framework runs it") input').check()
+    assert page.locator('.bl-pane-run .bl-switch.mod-active:has-text("and as the framework runs it")').count() == 1
     page.click('.bl-workbench button:text-is("Start")')
     page.wait_for_selector('.bl-note:has-text("Done.")', timeout=120_000)
     text = page.locator(".bl-pane-run .bl-facts").inner_text()
