@@ -80,7 +80,7 @@ class Header:
         self.verdict = VerdictView()
         self.advice_rows = [AdviceRow(self._apply, model.undo) for _ in range(MOST_ADVICE)]
         self.chip = ipywidgets.HTML()
-        self.undo_chip = button("Undo", "back to the setting as it was", model.undo)
+        self.undo_chip = button("Undo that", "back to the setting as it was", model.undo)
         self.chip_row = row(self.chip, self.undo_chip, wrap=False)
         self.chip_row.add_class("bl-advice")
         self._applied: tuple[Advice, Setting] | None = None
