@@ -49,7 +49,6 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
     try:
         from ..profilers.torch.hugging_face import GIVE_INPUTS, hugging_face
         from ..profilers.torch.profile import profile as profile_layers
-        from ..profilers.torch.quantization import quantization_facts
     except ModuleNotFoundError as error:
         if error.name != "torch":
             raise
@@ -88,5 +87,5 @@ def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[Any, dict[str
         "device": hardware if isinstance(hardware, str) else ", ".join(hardware),
         "seconds": time.perf_counter() - started,
     }
-    quantized = quantization_facts(model)
-    return graph, facts if quantized is None else {"quantization": quantized, **facts}
+    quantization = graph.info["estimate"].get("quantization")
+    return graph, facts if quantization is None else {"quantization": quantization, **facts}

@@ -1,10 +1,11 @@
 """Plans of recomputation within a budget of bytes: least repeated work with a peak on one device of at most the budget.
 
-Candidates are plans for all budgets at once, so a smaller budget never gives less work. They are: plans for chains of groups
-(`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and the step as it is.
-Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of few values in one order
-(`memory_saving.state_search`). What a candidate holds is what the simulator counts, in the
-order of readiness or in that of the plan, and with what `OpGraph.reuse` says.
+Candidates are plans for all budgets at once, so a smaller budget never gives less work. Graphs in code order are an exception:
+candidates that exceed the budget in that order are left out, and no others are searched for in their place. Candidates are:
+plans for chains of groups (`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and
+the step as it is. Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of few values
+in one order (`memory_saving.state_search`). What a candidate holds is what the simulator counts, in the order of readiness or
+in that of the plan, and with what `OpGraph.reuse` says.
 """
 
 from __future__ import annotations

@@ -71,9 +71,10 @@ def recompute(
             chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two backward ops
             that read it, of up to 40 ops by an integer program (`memory_saving.integer_program`); else in groups. Where the order
             of readiness would take more, control dependencies keep the order of the plan.
-            What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work.
-            Of a PyTorch profile, plans that keep to the budget in the order of the code too come first; where only others keep
-            to it, a warning says what PyTorch may need.
+            What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work,
+            except of a PyTorch profile: there, plans that keep to the budget in the order of the code too come first, and
+            where only others keep to it, a warning says what PyTorch may need. So a smaller budget may allow another kind of
+            plan, and a plan of less work may exceed a larger budget in the order of the code.
         ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
             promises no order, and may run copies earlier than they are due. For steps on one device.
         time_limit: seconds for the integer program on larger graphs too, and up to 80 ops over all plans; its plan is taken

@@ -613,6 +613,7 @@ def test_bug_quantized_weights_counted_in_the_type_of_activations(method):
     for granularity in ("layer", "operator"):
         graph = bl.torch.profile(model, inputs, hardware="h100", optimizer="adam", granularity=granularity)
         assert graph.persistent_bytes.sum() == stored + 3 * trained + rotary
+        assert graph.info["estimate"]["quantization"].endswith("products are estimated in the type of the activations")
 
 
 def test_experts_of_gpt_oss(call):

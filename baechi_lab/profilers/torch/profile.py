@@ -18,6 +18,7 @@ from .layer_estimate import estimate_layers
 from .layer_estimate import optimizer_states as state_count
 from .layers import LossOf, profile_layers
 from .operators import profile_operators
+from .quantization import quantization_facts
 
 GRANULARITIES = ("layer", "operator")
 
@@ -174,7 +175,7 @@ def _profile_rank(
         raise InvalidInput("layout is for estimates; name the hardware that they are for")
     if layout is None:
         raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
-    return profile_divided(model, inputs, by_kind(hardware), layout, **options)
+    return _with_quantization(profile_divided(model, inputs, by_kind(hardware), layout, **options), model)
 
 
 def _estimate(
@@ -190,5 +191,15 @@ def _estimate(
     if not (options["precision"].name or options["dtype"] or options["autocast"]):
         warn_about_configured_dtype(model)
     if granularity == "layer":
-        return estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
-    return profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
+        graph = estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
+    else:
+        graph = profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
+    return _with_quantization(graph, model)
+
+
+def _with_quantization(graph: OpGraph, model: nn.Module) -> OpGraph:
+    """The graph whose estimate says which weights are quantized, and in which type their products are counted."""
+    quantization = quantization_facts(model)
+    if quantization is None:
+        return graph
+    return graph.replace(info={**graph.info, "estimate": {**graph.info["estimate"], "quantization": quantization}})
