@@ -102,3 +102,9 @@ def test_collectives_in_a_pipeline_of_micro_batches() -> None:
     steady = bl.throughput(graph, cluster, placement)
     assert steady.loads["communication"].tolist() == [3, 0]
     assert steady.loads["compute"].tolist() == [6, 6]
+
+
+def test_the_exact_placer_refuses_what_it_cannot_prove() -> None:
+    pytest.importorskip("ortools")
+    with pytest.raises(bl.InvalidInput, match="op 'sum' is a collective; 'exact' proves nothing"):
+        bl.place(one_rank(), bl.Cluster.uniform(2), "exact", time_limit=1)

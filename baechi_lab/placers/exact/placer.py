@@ -86,6 +86,11 @@ class Exact(Placer):
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if importlib.util.find_spec("ortools") is None:
             raise MissingPackage.of("ortools", "solvers", "placer 'exact'")
+        if graph.on_communication_lane.any():
+            first = graph.names[int(graph.on_communication_lane.argmax())]
+            raise InvalidInput(
+                f"op {first!r} is a collective; 'exact' proves nothing of devices that compute and communicate at once"
+            )
         size = model_size(graph, cluster) if self.objective == "latency" else load_size(graph, cluster)
         if size > LARGEST_MODEL:
             raise InvalidInput(
