@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 
 import numpy as np
 
@@ -221,7 +221,11 @@ def make_layout_step(
         RankCosts(layout, hardware, _efficiency(options, hardware), collectives, _first_device(layout, d))
         for d, hardware in enumerate(hardwares)
     ]
-    collective_us = lambda kind, axis, size: max(r.collective_us(kind, axis, size) for r in rank)  # noqa: E731
+
+    @cache
+    def collective_us(kind: str, axis: str, size: float) -> float:
+        return max(r.collective_us(kind, axis, size) for r in rank)
+
     gather_us = _efficiency(options, hardwares[0]).gather_us if layout.zero >= 2 else 0.0
     graph = divide_data(
         graph,
