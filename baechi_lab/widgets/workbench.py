@@ -30,6 +30,7 @@ from .pictures import graph_picture, memory_picture, page, text_picture, timelin
 from .tasks import Tasks
 from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
+from .views.details_view import DetailsView
 from .views.folder import Folder
 
 TABS = {
@@ -71,6 +72,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     def __init__(self, subject: Step | OpGraph | None = None, cluster: Cluster | None = None, **setting: Any):
         self.model = WorkbenchModel(subject, first_setting(subject, cluster, setting))
         self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
+        self.details = DetailsView(self._go_to_op)
         self.tasks = Tasks(self.model)
         self.header = Header(self.model, self.tasks)
         self.setting = SettingPanel(self.model, self.tasks)
@@ -81,7 +83,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self._open()
         style, body = ipywidgets.HTML(f"<style>{STYLE}</style>"), self._body()
         style.add_class("bl-style")
-        strip = row(self.fold, self.tabs, self.header.buttons)
+        strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
         strip.add_class("bl-strip")
         super().__init__([style, self.header.widget, strip, body], layout=WIDE)
         self.add_class("bl-workbench")
@@ -118,15 +120,17 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
         # The setting stands to the left, but comes after the views for whoever goes through the page with Tab.
-        body = ipywidgets.HBox([self.panes, self.setting.widget])
+        pane = ipywidgets.VBox([self.details])
+        pane.add_class("bl-details-pane")
+        body = ipywidgets.HBox([self.panes, pane, self.setting.widget])
         body.add_class("bl-body")
+        self.details_fold = Folder(
+            "Details", hint="fold the details of the selection away, or show them", in_strip=True
+        )
+        self.details_fold.observe(lambda _: fold(body, "bl-without-details", self.details_fold), "unfolded")
         self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
-        self.fold.observe(lambda _: self._fold(body), "unfolded")
+        self.fold.observe(lambda _: fold(body, "bl-folded", self.fold), "unfolded")
         return body
-
-    def _fold(self, body: ipywidgets.HBox) -> None:
-        """Hide the setting, or show it."""
-        body.remove_class("bl-folded") if self.fold.unfolded else body.add_class("bl-folded")
 
     # -- wiring ----------------------------------------------------------------------------------------
 
@@ -202,6 +206,30 @@ class Workbench(Pictured, ipywidgets.VBox):
             with Guard(self.model.fail):
                 self.tasks.bring(key)
 
+    def _go_to_op(self, op: int) -> None:
+        """A link of the details: select its op in every view, and bring it into the graph's picture."""
+        outcome = self.model.outcome
+        if outcome is not None:
+            with Guard(self.model.fail):
+                executed = op if self.details.executed else int(outcome.copies([op])[0])
+                self.graph.reveal(outcome.originals([executed]).tolist())
+                self.timeline.focus = executed
+                self._describe()
+
+    def _describe(self) -> None:
+        """Details of the op that was clicked, whatever is selected along with it; else of the selection."""
+        outcome, ops = self.model.outcome, self.model.selection
+        if outcome is None or not ops:
+            self.details.clear()
+            return
+        copies = outcome.copies(ops)
+        if self.timeline.focus in copies:
+            self.details.show_op(outcome, self.timeline.focus)
+        elif len(ops) == 1:
+            self.details.show_op(outcome, int(copies[0]))
+        else:
+            self.details.show_selection(outcome, ops)
+
     def _select(self, origin: Any, ops: Any) -> None:
         """A view selected ops: what moves along with them is selected as well, everywhere."""
         if self._listening and self.graph.graph is not None:
@@ -212,8 +240,17 @@ class Workbench(Pictured, ipywidgets.VBox):
                 if origin is not self.graph:
                     self.graph.choose(indices)
                 self._origin = origin if len(indices) == len(self.graph.selected_ops) else None
+                if origin is self.graph and self.model.outcome is not None:
+                    self._focus_clicked_op(self.model.outcome)
                 self.model.select(self.graph.selected_ops)
                 self._origin = None
+
+    def _focus_clicked_op(self, outcome: Outcome) -> None:
+        """Explain the op that was clicked in the graph; the timeline may explain a certain copy of it already."""
+        clicked = self.graph.clicked_ops
+        copies = outcome.copies(clicked).tolist() if len(clicked) == 1 else [-1]
+        if self.timeline.focus not in copies:
+            self.timeline.focus = copies[0]
 
     _origin: Any = None
 
@@ -227,6 +264,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         for view in (self.timeline, self.memory):
             if self._origin is not view:
                 view.selected = copies
+        self._describe()
         self._listening = True
 
     def _command(self, name: str, content: dict[str, Any]) -> None:
@@ -315,3 +353,8 @@ class Workbench(Pictured, ipywidgets.VBox):
         data = super()._repr_mimebundle_(**kwargs)
         drawn = self.picture()
         return {**data, PICTURE: drawn} if data is not None and drawn else data
+
+
+def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:
+    """Put the class `mark`, under which a part is hidden, on `body` while the part's folder is folded."""
+    body.remove_class(mark) if folder.unfolded else body.add_class(mark)

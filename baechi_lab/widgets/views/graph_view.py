@@ -27,9 +27,9 @@ MOST_HITS = 200
 class GraphView(CanvasView):
     """Draws an `OpGraph` under a `Timeline`; boxes open inside a frame, at most `MOST_NODES` are drawn.
 
-    `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked, and with it
-    what moves along (its group of the coarse graph, its colocation group). `said` tells in words what a move would move, and
-    `chosen_us` how long these ops take.
+    `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked
+    (`clicked_ops`), and with it what moves along (its group of the coarse graph, its colocation group). `said` tells in
+    words what a move would move, and `chosen_us` how long these ops take.
     Moves and history commands arrive as messages and are passed to `on_command(name, content)`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
@@ -66,6 +66,7 @@ class GraphView(CanvasView):
         self._paint: Paint | None = None
         self._lit: Any = None
         self._ops: Any = np.zeros(0, dtype=np.int64)
+        self.clicked_ops: list[int] = []
         self._hits: list[int] = []
         self._hit_index = -1
         self.on_command: Any = None
@@ -168,6 +169,7 @@ class GraphView(CanvasView):
         if self.graph is None or self.scene is None:
             return
         asked_ops = self._ops if clicked is None else np.unique(np.fromiter(clicked, dtype=np.int64))
+        self.clicked_ops = asked_ops.tolist()
         with self.hold_sync():
             self.said = in_words(self.graph, self.tree, asked_ops, self._ops, self.group_of)
             self.selected = covering(self.scene, self._ops.tolist())

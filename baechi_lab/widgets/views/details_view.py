@@ -1,0 +1,123 @@
+"""The details pane: what is known of the selected op, with its neighbours as links; or of several, with the longest ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import anywidget
+import traitlets
+
+from ...graph.units import format_bytes, format_us
+from ..bars import short_device
+from ..compute import Outcome
+from ..details import OpDetails, SelectionDetails, TensorEnd, op_details, selection_details
+from .base import source
+
+HINT = "Select an op in the graph or on the timeline: its tensors, times, reason to start and costs stand here."
+
+
+class DetailsView(anywidget.AnyWidget):
+    """Draws `OpDetails` or `SelectionDetails`; `on_go(op)` is called with the op of a link that was clicked.
+
+    Links of one op are ops of the executed graph, links of a selection ops of the graph; `executed` says which.
+    `facts` are pairs of name and value. `sections` have a `title`, `rows` (`op`, -1 for no link, `name`, `text`, `marked`)
+    and `more`, the number of rows that are left out.
+
+    >>> DetailsView().heading
+    ''
+    """
+
+    _esm = source("js", "details_view")
+    _css = source("css", "details_view")
+    heading = traitlets.Unicode("").tag(sync=True)
+    hint = traitlets.Unicode(HINT).tag(sync=True)
+    facts: traitlets.List = traitlets.List().tag(sync=True)
+    sections: traitlets.List = traitlets.List().tag(sync=True)
+
+    def __init__(self, on_go: Callable[[int], None] = lambda op: None):
+        super().__init__()
+        self.on_go, self.executed = on_go, True
+        self.on_msg(self._clicked)
+
+    def show_op(self, outcome: Outcome, op: int) -> None:
+        """One op of the executed graph."""
+        details = op_details(outcome, op)
+        with self.hold_sync():
+            self.executed, self.heading, self.hint = True, details.name, ""
+            self.facts, self.sections = op_facts(details), op_sections(details)
+
+    def show_selection(self, outcome: Outcome, ops: Iterable[int]) -> None:
+        """Several ops of the graph."""
+        details = selection_details(outcome, ops)
+        with self.hold_sync():
+            self.executed, self.heading, self.hint = False, f"{details.count:,} ops", ""
+            self.facts, self.sections = selection_facts(details), selection_sections(details)
+
+    def clear(self) -> None:
+        """Say what will stand here."""
+        with self.hold_sync():
+            self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
+
+    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        if content.get("type") == "go":
+            self.on_go(int(content["op"]))
+
+
+def op_facts(details: OpDetails) -> list[list[str]]:
+    """Name and value of what is said of one op; values that are nothing are left out."""
+    runs = details.start_us == details.start_us
+    facts = [
+        ("type", details.op_type),
+        ("device", short_device(details.device)),
+        ("runs", f"{format_us(details.start_us)} to {format_us(details.end_us)}" if runs else "not in this timeline"),
+        ("takes", format_us(details.end_us - details.start_us) if runs else ""),
+        ("copies", f"{details.copies}, one per micro-batch or replica" if details.copies > 1 else ""),
+        ("critical path", "yes" if details.critical else "no"),
+        ("keeps", format_bytes(details.persistent_bytes) if details.persistent_bytes else ""),
+        ("while it runs", f"{format_bytes(details.temp_bytes)} temporary" if details.temp_bytes else ""),
+        ("why then", details.why),
+    ]
+    return [[name, value] for name, value in facts if value]
+
+
+def op_sections(details: OpDetails) -> list[dict[str, Any]]:
+    """Inputs, outputs, readers and costs of one op."""
+    made = [
+        {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
+        for name, size in details.output_sizes
+    ]
+    costs = [
+        {
+            "op": -1,
+            "name": short_device(cost.device),
+            "text": format_us(cost.duration_us) if cost.duration_us == cost.duration_us else "may not run here",
+            "marked": cost.chosen,
+        }
+        for cost in details.costs
+    ]
+    return [
+        {"title": "Reads", "rows": [_link(end) for end in details.inputs], "more": details.more_inputs},
+        {"title": "Makes", "rows": made, "more": 0},
+        {"title": "Read by", "rows": [_link(end) for end in details.outputs], "more": details.more_outputs},
+        {"title": "Time on each device", "rows": costs, "more": 0},
+    ]
+
+
+def _link(end: TensorEnd) -> dict[str, Any]:
+    place = f", {short_device(end.device)}" if end.device else ""
+    return {"op": end.op, "name": end.name, "text": f"{format_bytes(end.size_bytes)}{place}", "marked": False}
+
+
+def selection_facts(details: SelectionDetails) -> list[list[str]]:
+    """Sums over the selected ops."""
+    facts = [("time together", format_us(details.duration_us))]
+    if details.persistent_bytes:
+        facts.append(("keep", format_bytes(details.persistent_bytes)))
+    return [list(fact) for fact in facts]
+
+
+def selection_sections(details: SelectionDetails) -> list[dict[str, Any]]:
+    """The longest of the selected ops as links."""
+    rows = [{"op": op, "name": name, "text": format_us(us), "marked": False} for op, name, us in details.longest]
+    return [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]

@@ -1,0 +1,90 @@
+"""Details, heat, lanes and memory of the workbench in a real browser, against numbers of the library.
+
+Screenshots are kept in .pytest_cache/screenshots/.
+"""
+
+from __future__ import annotations
+
+import jupyter_browser as jb
+import pytest
+from whole_screen import CONTRAST, tab, themed
+
+import baechi_lab as bl
+from baechi_lab.graph.units import format_us
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-"),
+    pytest.mark.timeout(280),
+]
+
+SETUP = """
+import baechi_lab as bl
+graph = bl.generators.random_dag(60, seed=1)
+cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
+"""
+CELLS = [SETUP, 'bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())\nbench']
+GRAPH, TIMELINE = 'canvas[aria-label="Graph"]', 'canvas[aria-label="Timeline"]'
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The workbench, drawn. Errors of the page end the tests that caused them."""
+    with (
+        jb.running_lab(tmp_path_factory.mktemp("lab")) as lab,
+        jb.browser_page(1600, 1000) as opened,
+    ):
+        opened.problems = []
+        opened.on("pageerror", lambda error: opened.problems.append(str(error)))
+        jb.open_notebook(opened, lab.add_notebook("panes.ipynb", CELLS))
+        jb.run_all(opened, GRAPH, 120_000)
+        opened.wait_for_function(f"() => Number(document.querySelector('{GRAPH}')?.dataset.frames) > 0")
+        opened.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def outcome():
+    """The library's side of the page."""
+    names: dict = {}
+    exec(SETUP, names)
+    graph, cluster = names["graph"], names["cluster"]
+    return graph, bl.simulate(graph, cluster, bl.place(graph, cluster, "m-etf"))
+
+
+def shot(page, name):
+    """Screenshots in both themes, whose texts can be read."""
+    jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+    for theme in ("Dark", "Light"):
+        themed(page, theme)
+        page.wait_for_timeout(300)
+        page.screenshot(path=jb.ARTIFACTS / f"panes-{name}-{theme.lower()}.png")
+        assert page.evaluate(CONTRAST) == []
+
+
+def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
+    graph, line = outcome
+    details = page.locator(".bl-details")
+    assert details.is_visible() and "Select an op" in details.inner_text()
+    op = int(graph.consumers[-1])
+    page.locator('input[aria-label="search ops by name"]').fill(graph.names[op])
+    page.locator('input[aria-label="search ops by name"]').press("Enter")
+    page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[op]}")')
+    page.click(".bl-found button:text-is('×')")
+    row = int((line.op == op).argmax())
+    assert f"{format_us(float(line.start_us[row]))} to {format_us(float(line.end_us[row]))}" in details.inner_text()
+    pointer, tensors = graph.inputs
+    producer = graph.names[int(graph.tensor_producer[tensors[pointer[op]]])]
+    shot(page, "details")
+    details.locator(f'button.bl-link:text-is("{producer}")').first.click()
+    page.wait_for_selector(f'.bl-details-name:text-is("{producer}")')
+    tab(page, "Timeline")
+    assert details.is_visible()
+    page.click('.bl-strip button:text-is("▾ Details")')
+    page.wait_for_selector(".bl-details-pane", state="hidden")
+    page.click('.bl-strip button:text-is("▸ Details")')
+    tab(page, "Graph")
+    page.locator(GRAPH).focus()
+    page.keyboard.press("Escape")
+    page.wait_for_selector('.bl-details-name:text-is("Details")')
+    assert page.problems == []

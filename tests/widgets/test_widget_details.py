@@ -1,0 +1,102 @@
+"""The details pane: what it says of an op equals the timeline and the cost tables, and its links select."""
+
+import json
+
+import numpy as np
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.graph.units import format_us
+from baechi_lab.widgets.causes import cause
+from baechi_lab.widgets.details import MOST_TENSORS, op_details, selection_details
+
+
+@pytest.fixture
+def bench(diamond):
+    """The diamond on a device and one of half its speed, c moved to the slow one; 2 us per transfer."""
+    devices = (bl.Device("gpu:0", "gpu", 1000), bl.Device("gpu:1", "gpu", 1000, speed=0.5))
+    cluster = bl.Cluster(devices, bl.Link(2.0, 0.0), comm="parallel")
+    bench = bl.Workbench(diamond, cluster, placer="single", passes=(), moves=(("s/c", "gpu:1"),))
+    bench.model.inline = True
+    return bench
+
+
+def test_an_op_s_details_are_those_of_the_records(bench, diamond):
+    details, line = op_details(bench.outcome, 2), bench.outcome.timeline
+    # c starts when a's tensor is there (5 + 2), and takes 10 / 0.5.
+    assert (details.name, details.op_type, details.device) == ("s/c", "MatMul", "gpu:1")
+    assert (details.start_us, details.end_us, details.copies, details.critical) == (7, 27, 1, True)
+    assert details.why == cause(diamond, line, 2).sentence
+    assert [(e.op, e.name, e.size_bytes, e.device) for e in details.inputs] == [(0, "a", 8, "gpu:0")]
+    assert [(e.op, e.name, e.size_bytes, e.device) for e in details.outputs] == [(3, "d", 8, "gpu:0")]
+    assert [(c.device, c.duration_us, c.chosen) for c in details.costs] == [("gpu:0", 10, False), ("gpu:1", 20, True)]
+    assert details.output_sizes == (("0", 8),)
+
+
+def test_a_device_that_an_op_may_not_use_has_no_cost():
+    graph = bl.OpGraph.from_edges([3], allowed=[0], allowed_sets=(("gpu:1",),))
+    bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="m-topo", passes=())
+    first, second = op_details(bench.outcome, 0).costs
+    assert np.isnan(first.duration_us) and (second.duration_us, second.chosen) == (3, True)
+    bench.model.select([0])
+    assert bench.details.sections[-1]["rows"][0]["text"] == "may not run here"
+
+
+def test_many_readers_are_counted():
+    count = MOST_TENSORS + 5
+    graph = bl.OpGraph.from_edges([1] * (count + 1), [(0, k, 8) for k in range(1, count + 1)])
+    bench = bl.Workbench(graph, bl.Cluster.uniform(1), placer="single", passes=())
+    details = op_details(bench.outcome, 0)
+    assert len(details.outputs) == MOST_TENSORS and details.more_outputs == 5
+
+
+def test_links_select_and_lead_on(bench):
+    assert bench.details.heading == "" and bench.details.hint
+    bench.timeline.focus, bench.timeline.selected = 3, [3]  # a click on d
+    assert bench.details.heading == "d" and bench.model.selection == (3,)
+    reads = bench.details.sections[0]
+    assert [(row["op"], row["name"], row["text"]) for row in reads["rows"]] == [
+        (1, "s/b", "8 B, gpu:0"),
+        (2, "s/c", "8 B, gpu:1"),
+    ]
+    bench.details._clicked(None, {"type": "go", "op": 2}, None)
+    assert bench.model.selection == (2,) and bench.details.heading == "s/c" and bench.timeline.selected == [2]
+    assert dict(bench.details.facts)["runs"] == f"{format_us(7.0)} to {format_us(27.0)}"
+    assert json.loads(json.dumps(bench.details.sections)) == bench.details.sections  # as the page is sent them
+    leaf = int(bench.graph.tree.leaf_of[2])
+    assert leaf in bench.graph.nodes_shown and bench.graph.selected == [leaf]
+    bench.model.select(())
+    assert bench.details.facts == [] and bench.details.hint
+
+
+def test_a_new_result_renews_the_details(bench):
+    bench.model.select([2])
+    bench.model.change(moves=())
+    assert dict(bench.details.facts)["device"] == "gpu:0" and dict(bench.details.facts)["takes"] == format_us(10.0)
+
+
+def test_several_ops_are_summed_and_the_longest_listed(bench):
+    bench.model.select([0, 1, 2])
+    details = selection_details(bench.outcome, [0, 1, 2])
+    assert (details.count, details.duration_us) == (3, 25) and details.longest[0] == (1, "s/b", 10.0)
+    assert bench.details.heading == "3 ops" and [r["op"] for r in bench.details.sections[0]["rows"]] == [1, 2, 0]
+    bench.details._clicked(None, {"type": "go", "op": 0}, None)
+    assert bench.details.heading == "a"
+
+
+def test_the_clicked_op_of_a_group_is_the_one_that_is_described():
+    graph = bl.OpGraph.from_edges([4, 6], [(0, 1, 8)], colocation=[0, 0], colocation_names=("w",))
+    bench = bl.Workbench(graph, bl.Cluster.uniform(2), placer="single", passes=())
+    bench.graph.selected = [int(bench.graph.tree.leaf_of[1])]
+    assert bench.model.selection == (0, 1) and bench.details.heading == "op1"
+
+
+def test_a_copy_of_a_micro_batch_is_described_as_itself(diamond, pair):
+    bench = bl.Workbench(diamond, pair, placer="single", passes=(), micro_batches=2)
+    whole, line = bench.outcome.executed_graph, bench.outcome.timeline
+    second = int(bench.outcome.copies([1])[1])
+    bench.timeline.focus, bench.timeline.selected = second, [second]
+    start = float(line.start_us[line.op == second][0])
+    assert bench.details.heading == whole.names[second]
+    assert dict(bench.details.facts)["runs"].startswith(format_us(start))
+    assert op_details(bench.outcome, second).copies == 2
