@@ -1,13 +1,14 @@
-"""Parts of one tensor: queries, keys and values of one product, the last step of a sequence.
+"""Parts and views of one tensor: queries, keys and values of one product, a transpose beside the tensor itself.
 
 PyTorch keeps a whole storage while any view of it is alive. So an op that reads a part reads it from an extra op,
 `name/parts`, which is a `VIEW` on the device of the call that made the whole. A part that goes to another device is sent with
-its own size, and the whole stays until the last part is no longer needed.
+its own size, and the whole stays until the last part is no longer needed. A view of the whole is such a part where another
+value of the whole is read, too: each tensor that another device reads is sent, views of one memory included.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from ...graph.tensors import TensorTable
@@ -21,8 +22,8 @@ CallStorage = tuple[int, int]
 class ValueTensors:
     """How values become tensors of a graph.
 
-    `same` maps every value to the first value that is the same tensor. `whole_value` maps a storage that is read in parts to
-    the value that covers it, and `op` maps it to the op that produces its parts.
+    `same` maps every value to the first value that is the same tensor. `whole_value` maps a storage that is read in parts or by
+    several views to the value that covers it, and `op` maps it to the op that produces them.
     """
 
     trace: Trace
@@ -34,7 +35,7 @@ class ValueTensors:
         """Adds readers of value `k`."""
         value = self.trace.values[k]
         key, producer = (value.producer, value.storage), value.producer
-        if key in self.op and value.size_bytes < self.trace.values[self.whole_value[key]].size_bytes:
+        if key in self.op and self.same[k] != self.same[self.whole_value[key]]:
             self._tensor(table, producer, self.whole_value[key], [self.op[key]])
             producer = self.op[key]
         self._tensor(table, producer, k, readers)
@@ -66,17 +67,22 @@ def value_tensors(trace: Trace, read: Iterable[int], first: int) -> ValueTensors
             trace.values[whole_value[key]].size_bytes if key in whole_value else 0
         ):
             whole_value[key] = k
-    cut = dict.fromkeys(
-        key
-        for value in (trace.values[k] for k in read)
-        if (key := (value.producer, value.storage)) in whole_value
-        and value.size_bytes < trace.values[whole_value[key]].size_bytes
-    )
-    return ValueTensors(trace, same_tensors(trace), whole_value, {key: first + k for k, key in enumerate(cut)})
+    read_values = sorted(read)
+    same = same_tensors(trace, read_values)
+    tensors_read: dict[CallStorage, set[int]] = {}
+    for k in read_values:
+        tensors_read.setdefault((trace.values[k].producer, trace.values[k].storage), set()).add(same[k])
+    for key, whole in whole_value.items():  # a view that is read alone stands for the whole
+        views = tensors_read.get(key, set())
+        if len(views) == 1 and (view := next(iter(views))) != same[whole]:
+            if trace.values[view].size_bytes == trace.values[whole].size_bytes:
+                same[whole] = view
+    cut = [key for key, views in tensors_read.items() if key in whole_value and views - {same[whole_value[key]]}]
+    return ValueTensors(trace, same, whole_value, {key: first + k for k, key in enumerate(cut)})
 
 
-def same_tensors(trace: Trace) -> list[int]:
-    """Returns value -> the first value that is the same tensor: views of equal size of one tensor.
+def same_tensors(trace: Trace, read: Collection[int] = ()) -> list[int]:
+    """Returns value -> the first value that is the same tensor: views of equal size of one tensor, except those that are `read`.
 
     Views with different offsets are different tensors (queries, keys and values of one product), unless together they exceed
     the whole, as overlapping windows do.
@@ -87,10 +93,11 @@ def same_tensors(trace: Trace) -> list[int]:
         key_of_storage = (value.producer, value.storage)
         storage_bytes[key_of_storage] = max(storage_bytes.get(key_of_storage, 0), value.size_bytes)
         places.setdefault((*key_of_storage, value.size_bytes), set()).add(value.offset)
-    first: dict[tuple[int, int, int, int], int] = {}
-    first_values = []
+    first: dict[tuple[int, int, int, int, int], int] = {}
+    first_values, is_read = [], set(read)
     for k, value in enumerate(trace.values):
         key = (value.producer, value.storage, value.size_bytes)
         is_separate = len(places[key]) * value.size_bytes <= storage_bytes[key[:2]]
-        first_values.append(first.setdefault((*key, value.offset if is_separate else 0), k))
+        view = k if k in is_read and is_separate else -1
+        first_values.append(first.setdefault((*key, value.offset if is_separate else 0, view), k))
     return first_values

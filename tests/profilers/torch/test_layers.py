@@ -98,6 +98,36 @@ def test_the_graph_is_whole(name):
     assert (inference.forward_of < 0).all() and model.training
 
 
+class Gram(nn.Module):
+    """Products of rows with each other, which read a tensor and a view of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(4, 2)
+
+    def forward(self, x):
+        h = self.a(x)
+        return self.b(torch.bmm(h, h.transpose(1, 2)))
+
+
+def test_bug_a_tensor_and_its_view_are_both_sent():
+    """2 x 4 rows of 16 floats: 512 bytes twice, though on their own device they share their memory."""
+    graph = profile(Gram(), torch.ones(2, 4, 8), warmup=0, runs=1)
+    product, (pointer, tensors) = graph.names.index("bmm"), graph.inputs
+    read = tensors[pointer[product] : pointer[product + 1]]
+    assert graph.tensor_bytes[read].tolist() == [512, 512]
+    assert {graph.names[k] for k in graph.tensor_producer[read]} == {"a", "a/parts"}
+    device = np.zeros(graph.n, dtype=np.int32)
+    device[graph.colocation == graph.colocation[product]] = 1
+    timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=device))
+    moved = timeline.transfers.tensor[timeline.transfers.target == 1]
+    assert set(read) <= set(moved)
+    alone = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * graph.n))
+    made = np.isin(alone.memory.op, [graph.names.index("a"), graph.names.index("a/parts")])
+    grown = alone.memory.delta[made & (alone.memory.delta > 4) & (alone.memory.category == 1)]  # besides waits
+    assert grown.tolist() == [512]
+
+
 def test_memory_classes_by_hand():
     """Linear(4, 8) on 3 rows: 40 floats of parameters; its output is 24 floats; ReLU in place makes no output."""
     model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(inplace=True), nn.Linear(8, 2))
