@@ -75,14 +75,14 @@ class Outcome:
 
     def originals(self, ran_ops: Any) -> NDArray[np.int64]:
         """Ops of `graph`, ascending, for ops of the timeline."""
-        return np.unique(self._original_of(np.asarray(ran_ops, dtype=np.int64)))
+        return np.unique(self.original_of(np.asarray(ran_ops, dtype=np.int64)))
 
     @property
     def critical(self) -> NDArray[np.int64]:
         """Ops of `graph` on the critical path of the timeline, in order of time."""
-        return self._original_of(self.chain.ops)
+        return self.original_of(self.chain.ops)
 
-    def _original_of(self, ops: NDArray[np.int64]) -> NDArray[np.int64]:
+    def original_of(self, ops: NDArray[np.int64]) -> NDArray[np.int64]:
         """The op of `graph` of which each op of the timeline is a copy."""
         return (
             ops if self.executed_graph is self.graph else np.asarray(self.executed_graph.copy_of, dtype=np.int64)[ops]

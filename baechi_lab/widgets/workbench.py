@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from .comparing import name_of
 from .compute import Outcome, source
 from .explaining import Log
 from .guard import Guard, Problem
+from .heat import op_heat
 from .model import WorkbenchModel, first_setting
 from .panels.compare_panel import ComparePanel
 from .panels.explain_panel import ExplainPanel
@@ -166,6 +168,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             self.graph.show_graph(outcome.graph, coarse)
         self.graph.show_groups(coarse)
         self.graph.show_timeline(outcome.once, outcome.critical)
+        self.graph.show_heat(partial(op_heat, outcome))
         if not outcome.setting.moves:
             self.graph.status = ""  # what it said of a move no longer holds
         self._offer()

@@ -6,11 +6,14 @@ Screenshots are kept in .pytest_cache/screenshots/.
 from __future__ import annotations
 
 import jupyter_browser as jb
+import numpy as np
 import pytest
 from whole_screen import CONTRAST, tab, themed
 
 import baechi_lab as bl
-from baechi_lab.graph.units import format_us
+from baechi_lab.graph.units import format_bytes, format_us
+from baechi_lab.viz.nested.tree import build_tree
+from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME
 
 pytestmark = [
     pytest.mark.ui,
@@ -79,12 +82,39 @@ def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     details.locator(f'button.bl-link:text-is("{producer}")').first.click()
     page.wait_for_selector(f'.bl-details-name:text-is("{producer}")')
     tab(page, "Timeline")
+    page.wait_for_selector(".bl-panes.bl-at-timeline")
     assert details.is_visible()
     page.click('.bl-strip button:text-is("▾ Details")')
     page.wait_for_selector(".bl-details-pane", state="hidden")
     page.click('.bl-strip button:text-is("▸ Details")')
     tab(page, "Graph")
+    page.wait_for_selector(".bl-panes.bl-at-graph")
     page.locator(GRAPH).focus()
     page.keyboard.press("Escape")
     page.wait_for_selector('.bl-details-name:text-is("Details")')
+    assert page.problems == []
+
+
+def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
+    graph, line = outcome
+    owner = build_tree(graph).owner(build_tree(graph).visible(build_tree(graph).open_until(24)))
+    page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
+    page.wait_for_function(f"(n) => document.querySelector('{GRAPH}').dataset.nodes === n", arg=str(owner.max() + 1))
+    choice = page.locator('select[aria-label="Heat"]')
+    for by in HEATS:
+        choice.select_option(by)
+        page.wait_for_function(f"(by) => document.querySelector('{GRAPH}').dataset.heat.startsWith(by)", arg=by)
+        if by in (TIME, CRITICAL):
+            shot(page, f"heat-{by.split()[0]}")
+    sent = np.bincount(
+        graph.tensor_producer[line.transfers.tensor], line.tensor_bytes[line.transfers.tensor], minlength=graph.n
+    )
+    moved = np.bincount(owner, sent)
+    choice.select_option(MOVED)
+    page.wait_for_function(
+        f"(text) => document.querySelector('{GRAPH}').dataset.heat === text", arg=f"{MOVED} {int(moved.argmax())}"
+    )
+    assert page.locator(".bl-heat-key").inner_text().split("\n")[-1].endswith(format_bytes(int(moved.max())))
+    choice.select_option("")
+    page.wait_for_selector(".bl-heat-key", state="hidden")
     assert page.problems == []

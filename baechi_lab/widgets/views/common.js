@@ -10,7 +10,7 @@ const UNSEEN = -1;
  *   off: (event: string, handler: (...given: any[]) => void) => void}} Model */
 /** The theme's colours and font, as the canvas needs them.
  * @typedef {{background: string, text: string, faint: string, grid: string, edge: string, crossing: string, accent: string,
- *   danger: string, font: string}} Theme */
+ *   danger: string, heat: string, font: string}} Theme */
 /** What `frame` makes: elements, size in pixels, and what to call. `rectangle` is the rubber band of a Shift-drag.
  * @typedef {{host: HTMLElement, toolbar: HTMLElement, stage: HTMLElement, canvas: HTMLCanvasElement, tabulate: () => void,
  *   describe: (words: string, keys: Record<string, string>, table: () => {caption: string, head: string[], rows: string[][]}) => void,
@@ -168,7 +168,7 @@ function themeOf(host) {
   const read = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   return {
     background: read("--bl-background"), text: read("--bl-text"), faint: read("--bl-faint"), grid: read("--bl-grid"),
-    edge: read("--bl-edge"), crossing: read("--bl-crossing"), accent: read("--bl-accent"), danger: read("--bl-danger"),
+    edge: read("--bl-edge"), crossing: read("--bl-crossing"), accent: read("--bl-accent"), danger: read("--bl-danger"), heat: read("--bl-series-0"),
     font: style.fontFamily || "sans-serif",
   };
 }
@@ -417,4 +417,17 @@ function zoomedWindow([from, to], span, at, factor) {
   const width = Math.min(Math.max((to - from) * factor, span * 1e-7, 1e-3), span);
   const start = Math.min(Math.max(at - ((at - from) / Math.max(to - from, 1e-12)) * width, 0), span - width);
   return [start, start + width];
+}
+
+/** A labelled choice. @param {string} label @param {string} title @param {(value: string) => void} chosen */
+function chooser(label, title, chosen) {
+  const select = element("select", { class: "bl-select", "aria-label": label, title });
+  select.addEventListener("change", () => chosen(select.value));
+  const whole = element("label", { class: "bl-group" }, label, select);
+  /** @param {string[][]} pairs of value and text @param {string} now */
+  const offer = (pairs, now) => {
+    select.replaceChildren(...pairs.map(([value, text]) => element("option", { value, selected: value === now }, text)));
+    whole.hidden = pairs.length < 2;
+  };
+  return { whole, offer };
 }

@@ -43,6 +43,15 @@ function readPaint(model, devices, count) {
   return paint;
 }
 
+/** How hot each box is beside the hottest one, and what is said of that; `fits` while it is of these boxes.
+ * @param {Model} model @param {number} count of the boxes */
+function readHeat(model, count) {
+  const c = model.get("heat") ?? {};
+  const heat = { share: column(c, "share", "f4"), texts: texts(c.texts), by: String(c.by ?? ""), most: String(c.most ?? ""), meaning: String(c.meaning ?? ""), fits: false };
+  heat.fits = count > 0 && heat.share.length === count;
+  return heat;
+}
+
 /** How many selected and how many found ops each box holds. @param {Model} model @param {number} count of the boxes */
 function readMarks(model, count) {
   const c = model.get("marks");

@@ -63,9 +63,23 @@ function graphKeys(paint, colours, showCritical) {
   return keys;
 }
 
+const HEAT = 0.55; // how strong the colour of the hottest box is: its text must be read on it
+
+/** The colour of a heat: red means critical time, and only that. @param {string} by @param {Theme} theme */
+function heatColour(by, theme) {
+  return by === "critical share" ? theme.danger : theme.heat;
+}
+
+/** What the strength of a box's colour means. @param {ReturnType<typeof readHeat>} heat @returns {(HTMLElement | string)[]} */
+function heatKeys(heat) {
+  const name = heat.by === "critical share" ? "--bl-danger" : "--bl-series-0";
+  const strip = `background:linear-gradient(90deg, transparent, color-mix(in srgb, var(${name}) ${100 * HEAT}%, transparent))`;
+  return [`${heat.by}: 0`, element("span", { class: "bl-heat-strip", style: strip }), heat.most];
+}
+
 /** Everything but the paths: what one frame of the view draws.
  * @param {CanvasRenderingContext2D} context
- * @param {{scene: Scene, paint: Paint, marks: Marks, dim: Uint8Array, colours: string[], theme: Theme, t: Transform, size: number[],
+ * @param {{scene: Scene, paint: Paint, heat: ReturnType<typeof readHeat>, marks: Marks, dim: Uint8Array, colours: string[], theme: Theme, t: Transform, size: number[],
  *   paths: ReturnType<typeof arrowPaths>, critical: boolean, hovered: number, hoveredArrow: number}} it */
 function drawScene(context, it) {
   const { scene, t, theme, size } = it;
@@ -160,7 +174,7 @@ function drawArrows(context, { scene, marks, t, theme, paths, critical, hovered,
   context.restore();
 }
 
-function drawBox(context, { scene, paint, marks, dim, colours, theme, t, critical, hovered }, i) {
+function drawBox(context, { scene, paint, heat, marks, dim, colours, theme, t, critical, hovered }, i) {
   const [w, h] = [scene.width[i] * t.k, scene.height[i] * t.k];
   const [x, y] = [scene.x[i] * t.k + t.x - w / 2, scene.y[i] * t.k + t.y - h / 2];
   const share = paint.shares.get(i);
@@ -172,9 +186,9 @@ function drawBox(context, { scene, paint, marks, dim, colours, theme, t, critica
   context.fillStyle = theme.background;
   context.fill();
   context.globalAlpha = faint ? 0.4 : 1;
-  if (own) {
-    context.globalAlpha *= 0.2;
-    context.fillStyle = own;
+  if (heat.fits || own) {
+    context.globalAlpha *= heat.fits ? HEAT * heat.share[i] : 0.2;
+    context.fillStyle = heat.fits ? heatColour(heat.by, theme) : own;
     context.fill();
     context.globalAlpha = faint ? 0.4 : 1;
   }
@@ -184,7 +198,7 @@ function drawBox(context, { scene, paint, marks, dim, colours, theme, t, critica
   context.lineWidth = 1;
   context.strokeStyle = own || theme.faint;
   context.stroke();
-  drawLabel(context, scene, paint, theme, i, [x, y, w, h], t.k);
+  drawLabel(context, scene, paint, heat.fits ? { ...theme, faint: theme.text } : theme, i, [x, y, w, h], t.k);
   context.globalAlpha = 1;
   if (critical && paint.fits && paint.critical[i]) outlineBox(context, [x, y, w, h], theme.danger, 2, 1.5);
   if (marks.hits[i]) outlineBox(context, [x, y, w, h], theme.crossing, 1.5, 3, [4, 3]);

@@ -10,6 +10,7 @@ function render({ model, el }) {
   let colours = model.get("colors");
   let scene = readScene(model);
   let paint = readPaint(model, devices.length, scene.id.length);
+  let heat = readHeat(model, scene.id.length);
   let marks = readMarks(model, scene.id.length);
   /** @type {ReturnType<typeof arrowPaths>} */
   let paths = [];
@@ -27,7 +28,8 @@ function render({ model, el }) {
   view.stage.style.height = `${model.get("height")}px`;
   const crumbs = element("nav", { class: "bl-crumbs", "aria-label": "scopes around what is shown" });
   const list = element("div", { class: "bl-found", hidden: true });
-  view.stage.append(crumbs, list);
+  const heatKey = element("div", { class: "bl-heat-key", hidden: true });
+  view.stage.append(crumbs, list, heatKey);
   const confirm = element("div", { class: "bl-confirm", role: "status" });
   const legend = element("div", { class: "bl-legend" });
   el.insertBefore(confirm, view.live);
@@ -36,12 +38,13 @@ function render({ model, el }) {
   function draw(context, width, height, theme) {
     if ((!fitted || (untouched && fittedFor !== `${width} ${height}`)) && scene.id.length) fit();
     const critical = Boolean(model.get("critical"));
-    const drawn = drawScene(context, { scene, paint, marks, dim, colours, theme, t, size: [width, height], paths, critical, hovered, hoveredArrow });
+    const drawn = drawScene(context, { scene, paint, heat, marks, dim, colours, theme, t, size: [width, height], paths, critical, hovered, hoveredArrow });
     drawRectangle(view, context, theme);
     Object.assign(view.canvas.dataset, {
       nodes: String(scene.id.length), drawn: String(drawn), frames_open: String(scene.frame.length), arrows: String(scene.source.length),
       critical: String(paint.fits && critical ? paint.criticalArrow.reduce((sum, one) => sum + one, 0) : 0),
       middle: worldAt(width / 2, height / 2).map(Math.round).join(" "), minimap: (minimapOf(scene, t, [width, height]) || []).slice(0, 4).join(" "),
+      heat: heat.fits ? `${heat.by} ${heat.share.indexOf(1)}` : "",
       chosen: String(marks.chosen.reduce((sum, one) => sum + one, 0)),
     });
     describePlace();
@@ -221,7 +224,7 @@ function render({ model, el }) {
   function hover(x, y) {
     const now = nodeAt(x, y);
     const arrow = now === UNSEEN ? arrowAt(scene, ...worldAt(x, y), 6 / t.k) : UNSEEN;
-    if (now !== UNSEEN) showTooltip(view, x, y, scene.names[now] || "graph", factsOf(scene, paint, devices, now));
+    if (now !== UNSEEN) showTooltip(view, x, y, scene.names[now] || "graph", [...(heat.fits ? [[heat.by, heat.texts[now]]] : []), ...factsOf(scene, paint, devices, now)]);
     else if (arrow !== UNSEEN) {
       showTooltip(view, x, y, `${titleOf(scene, scene.source[arrow])} → ${titleOf(scene, scene.target[arrow])}`, arrowFacts(scene, paint, arrow));
     } else showTooltip(view, 0, 0, "", []);
@@ -349,8 +352,24 @@ function render({ model, el }) {
     describeSelection();
   }
 
+  const heatBy = chooser("Heat", "colour boxes by what they cost or cause, in place of their devices", (value) => {
+    model.set("heat_by", value);
+    model.save_changes();
+  });
+
+  function reheat() {
+    heat = readHeat(model, scene.id.length);
+    heatBy.offer([["", "devices"], ...model.get("heats").map((/** @type {string} */ name) => [name, name])], model.get("heat_by"));
+    heatKey.hidden = !heat.fits;
+    heatKey.title = heat.meaning;
+    heatKey.replaceChildren(...heatKeys(heat));
+    view.tabulate();
+    view.redraw();
+  }
+
   function rebuild() {
     scene = readScene(model);
+    reheat();
     marks = readMarks(model, scene.id.length);
     [hovered, hoveredArrow, crumbsFor] = [UNSEEN, UNSEEN, ""];
     showTooltip(view, 0, 0, "", []);
@@ -365,8 +384,8 @@ function render({ model, el }) {
     view.tabulate();
   }
 
-  view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, element("span", { class: "bl-space" }), moves);
-  const place = (i) => [scene.names[i] || "graph", ...factsOf(scene, paint, devices, i).slice(0, 3).map(([, value]) => value)];
+  view.toolbar.append(search, fitButton, openButton, closeButton, allButton, noneButton, criticalButton, heatBy.whole, element("span", { class: "bl-space" }), moves);
+  const place = (i) => [scene.names[i] || "graph", ...factsOf(scene, paint, devices, i).slice(0, 3).map(([, value]) => value), ...(heat.fits ? [heat.texts[i]] : [])];
   view.describe(
     "The graph as nested boxes, coloured by device; what is selected is told below it.",
     {
@@ -374,8 +393,9 @@ function render({ model, el }) {
       Backspace: "close the frame around them", "1 to 9": "move the selection to that device", "n, p": "select the next, the previous box",
       "+, -": "zoom", 0: "show everything", c: "mark the critical path", Escape: "select nothing", "Ctrl+Z, Ctrl+Y": "undo, redo", "?": "show or hide these keys",
     },
-    () => ({ caption: "Boxes that are drawn", head: ["box", "holds or type", "device", "time"], rows: [...scene.id.keys()].map(place) }));
+    () => ({ caption: "Boxes that are drawn", head: ["box", "holds or type", "device", "time", ...(heat.fits ? [heat.by] : [])], rows: [...scene.id.keys()].map(place) }));
   devicesChanged();
+  reheat();
   listFound();
   rove(view.toolbar);
   const pressed = () => criticalButton.setAttribute("aria-pressed", String(Boolean(model.get("critical"))));
@@ -384,6 +404,9 @@ function render({ model, el }) {
   const stop = listen(model, {
     nodes: rebuild,
     paint: repaint,
+    heat: reheat,
+    heats: reheat,
+    heat_by: reheat,
     devices: devicesChanged,
     colors: devicesChanged,
     selected: () => { selected = new Set(model.get("selected")); describeSelection(); view.redraw(); },

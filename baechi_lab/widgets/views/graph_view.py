@@ -12,7 +12,8 @@ from ...graph import OpGraph, Timeline
 from ...viz.colors import device_colors
 from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering
 from ...viz.nested.tree import OP, ROOT, Tree, build_tree
-from ..columns import pack
+from ..columns import pack, pack_texts
+from ..heat import HEATS, MEANINGS, HeatSource, format_heat
 from ..moves import in_words, moving
 from ..pictures import graph_picture, page
 from ..scene_columns import paint_columns, scene_columns
@@ -30,6 +31,7 @@ class GraphView(CanvasView):
     `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked
     (`clicked_ops`), and with it what moves along (its group of the coarse graph, its colocation group). `said` tells in
     words what a move would move, and `chosen_us` how long these ops take.
+    `heat_by` chooses one of `heats`, by which boxes are coloured: `heat` has each box's share of the hottest one.
     Moves and history commands arrive as messages and are passed to `on_command(name, content)`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
@@ -50,6 +52,9 @@ class GraphView(CanvasView):
     focus = traitlets.List(traitlets.Int()).tag(sync=True)
     said = traitlets.Unicode("").tag(sync=True)
     chosen_us = traitlets.Float(0.0).tag(sync=True)
+    heat_by = traitlets.Unicode("").tag(sync=True)
+    heats = traitlets.List(traitlets.Unicode()).tag(sync=True)
+    heat = traitlets.Dict().tag(sync=True)
     found: traitlets.Dict = traitlets.Dict().tag(sync=True)
     editable = traitlets.Bool(True).tag(sync=True)
     height = traitlets.Int(380).tag(sync=True)
@@ -64,6 +69,8 @@ class GraphView(CanvasView):
         self._timeline: Timeline | None = None
         self._critical: Any = None
         self._paint: Paint | None = None
+        self._heat_source: HeatSource | None = None
+        self._op_heat: Any = None
         self._lit: Any = None
         self._ops: Any = np.zeros(0, dtype=np.int64)
         self.clicked_ops: list[int] = []
@@ -72,6 +79,7 @@ class GraphView(CanvasView):
         self.on_command: Any = None
         self.on_msg(self._received)
         self.observe(self._clicked, "selected")
+        self.observe(lambda _: self._heat(anew=True), "heat_by")
 
     # -- records in ----------------------------------------------------------------------------------
 
@@ -79,7 +87,7 @@ class GraphView(CanvasView):
         """Draw another graph: its first picture, nothing selected. Groups of `coarse` are selected and moved as one."""
         self.graph, self.tree = graph, build_tree(graph)
         self.group_of = None if coarse is None else coarse.group_of
-        self._timeline = self._paint = self._lit = self.scene = None
+        self._timeline = self._paint = self._lit = self.scene = self._heat_source = self._op_heat = None
         self._set_ops([])
         self._hits, self.found = [], {}
         self.open_nodes(self.tree.open_until(FIRST_NODES))
@@ -96,6 +104,28 @@ class GraphView(CanvasView):
             self.colors = device_colors(len(timeline.device_names))
             self._repaint()
 
+    def show_heat(self, heat_source: HeatSource) -> None:
+        """Offer heats of the ops; the one that is chosen (`heat_by`) is summed over boxes and drawn."""
+        self._heat_source, self.heats = heat_source, list(HEATS)
+        self._heat(anew=True)
+
+    def _heat(self, anew: bool = False) -> None:
+        """The heat of each box beside that of the hottest; none while none is chosen."""
+        if self.scene is None or self._heat_source is None or self.heat_by not in HEATS:
+            self.heat, self._op_heat = {}, None
+            return
+        if anew or self._op_heat is None:
+            self._op_heat = self._heat_source(self.heat_by)
+        heat = np.bincount(self.scene.owner, self._op_heat, minlength=len(self.scene))
+        most = float(heat.max(initial=0.0))
+        self.heat = {
+            **pack(share=("f4", heat / most if most > 0 else heat)),
+            "texts": pack_texts(format_heat(self.heat_by, value) for value in heat.tolist()),
+            "by": self.heat_by,
+            "most": format_heat(self.heat_by, most),
+            "meaning": MEANINGS[self.heat_by],
+        }
+
     def open_nodes(self, expanded: Iterable[int]) -> None:
         """Draw with these tree nodes open, the newest last; the oldest are closed where too many boxes would be drawn."""
         if self.graph is None:
@@ -105,6 +135,7 @@ class GraphView(CanvasView):
         with self.hold_sync():
             self.nodes = scene_columns(self.graph, self.scene)
             self._repaint()
+            self._heat()
             self._set_ops(self._ops)
             self.dim_all_but(self._lit)
 

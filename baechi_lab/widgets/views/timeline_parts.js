@@ -113,16 +113,3 @@ function statisticsTable(rows, range, marked, buttons) {
   });
   return [element("div", { class: "bl-statistics-head" }, element("b", {}, said), ...buttons), element("table", {}, head, ...body)];
 }
-
-/** A labelled choice. @param {string} label @param {string} title @param {(value: string) => void} chosen */
-function chooser(label, title, chosen) {
-  const select = element("select", { class: "bl-select", "aria-label": label, title });
-  select.addEventListener("change", () => chosen(select.value));
-  const whole = element("label", { class: "bl-group" }, label, select);
-  /** @param {string[][]} pairs of value and text @param {string} now */
-  const offer = (pairs, now) => {
-    select.replaceChildren(...pairs.map(([value, text]) => element("option", { value, selected: value === now }, text)));
-    whole.hidden = pairs.length < 2;
-  };
-  return { whole, offer };
-}

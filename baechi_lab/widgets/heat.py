@@ -1,0 +1,99 @@
+"""Heat of a graph's ops: what each costs or causes in a step, to be summed over boxes and drawn as a colour's strength."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..errors import InvalidInput
+from ..graph.units import format_bytes, format_us
+from .compute import Outcome
+from .waiting import waits
+
+TIME, MEMORY, IDLE, MOVED, CRITICAL = "time", "memory", "idle caused", "bytes moved", "critical share"
+HEATS = (TIME, MEMORY, IDLE, MOVED, CRITICAL)
+MEANINGS = {
+    TIME: "time that its ops compute in a step",
+    MEMORY: "bytes that its ops keep, and make in a step",
+    IDLE: "time that devices stand idle in a step for tensors of its ops",
+    MOVED: "bytes of its tensors that are sent to other devices in a step",
+    CRITICAL: "time of its ops and of the transfers of their tensors on the critical path, as a share of the step",
+}
+
+
+def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
+    """float64[n]: heat of every op of the graph, summed over its copies in a step. O(rows log rows + edges).
+
+    Microseconds for `time` and `idle caused`, bytes for `memory` and `bytes moved`, a share of the step for `critical share`.
+    Idle time has the op as its cause whose tensor was missing (`waiting.py`); a device with nothing left waits for none.
+
+    Raises:
+        InvalidInput: `by` is none of `HEATS`.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> from baechi_lab.memo import Memo
+    >>> from baechi_lab.widgets.compute import compute
+    >>> from baechi_lab.widgets.setting import Setting
+    >>> graph = OpGraph.from_edges([5, 15], [(0, 1, 8)])
+    >>> op_heat(compute(Setting(Cluster.uniform(2), placer="single", passes=()), graph, Memo(8)), "critical share").tolist()
+    [0.25, 0.75]
+    """
+    if by not in HEATS:
+        raise InvalidInput(f"heat is {by!r:.60}; it must be one of {', '.join(HEATS)}")
+    graph, timeline = outcome.executed_graph, outcome.timeline
+    if by == MEMORY:
+        graph = outcome.graph  # what is kept is kept once for all micro-batches
+        made = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
+        return np.asarray(graph.persistent_bytes + made, dtype=np.float64)
+    heat = np.zeros(graph.n)
+    if by == TIME:
+        np.add.at(heat, timeline.op, timeline.end_us - timeline.start_us)
+    elif by == IDLE:
+        gaps = waits(graph, timeline)
+        caused = gaps.source >= 0
+        np.add.at(heat, gaps.source[caused], (gaps.end_us - gaps.start_us)[caused])
+    elif by == MOVED:
+        tensors = timeline.transfers.tensor
+        np.add.at(heat, timeline.tensor_producer[tensors], timeline.tensor_bytes[tensors].astype(np.float64))
+    else:
+        _add_critical_shares(outcome, heat)
+    sums = np.zeros(outcome.graph.n)
+    np.add.at(sums, outcome.original_of(np.arange(graph.n)), heat)
+    return sums
+
+
+def _add_critical_shares(outcome: Outcome, heat: NDArray[np.float64]) -> None:
+    """Add each op's part of the step on the critical path; transfers count for the op whose tensor they carry.
+
+    Stretches that two neighbours of the path share, as a transfer that begins before its producer's row ends, count once.
+    """
+    timeline, chain = outcome.timeline, outcome.chain
+    if timeline.makespan_us <= 0:
+        return
+    row_of = np.full(outcome.executed_graph.n, -1, dtype=np.int64)
+    row_of[timeline.op] = np.arange(len(timeline.op))
+    rows, transfers = row_of[chain.ops], chain.transfers
+    start = np.concatenate([timeline.start_us[rows], timeline.transfers.start_us[transfers]])
+    end = np.concatenate([timeline.end_us[rows], timeline.transfers.end_us[transfers]])
+    owner = np.concatenate([chain.ops, timeline.tensor_producer[timeline.transfers.tensor[transfers]]])
+    order = np.lexsort((end, start))
+    covered_us = np.concatenate([[0.0], np.maximum.accumulate(end[order])[:-1]]) if len(order) else np.zeros(0)
+    own_us = np.maximum(end[order] - np.maximum(start[order], covered_us), 0.0)
+    np.add.at(heat, owner[order], own_us / timeline.makespan_us)
+
+
+def format_heat(by: str, value: float) -> str:
+    """A heat with its unit.
+
+    >>> format_heat("critical share", 0.25), format_heat("bytes moved", 8)
+    ('25.0 %', '8 B')
+    """
+    if by == CRITICAL:
+        return f"{value * 100:.1f} %"
+    return format_bytes(int(value)) if by in (MEMORY, MOVED) else format_us(value)
+
+
+HeatSource = Callable[[str], NDArray[np.float64]]
+"""Gives the heat of every op of the graph that is shown, by one of `HEATS`."""
