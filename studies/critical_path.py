@@ -103,8 +103,7 @@ def figure_3(rows: pd.DataFrame) -> go.Figure:
         figure,
         "Step time by partitioner and scheduler; dashed: lower bound",
         420,
-        legend={**LEGEND, "y": 0.99, "yanchor": "top", "yref": "container"},
-        margin={"t": 85},
+        legend=LEGEND,
     )
 
 

@@ -9,8 +9,9 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 """Okabe and Ito's palette (Color Universal Design, 2008), with wine in place of black,
 which a dark background would hide."""
 
-SERIES = ("#512DA8", "#9E9D24", "#6D4C41", "#90A4AE", "#665191", "#C2B280")
-"""What is no device: placers, schedulers, settings. Far from all device colours, and apart for colour-blind readers too."""
+SERIES = ("#6E50B6", "#999823", "#795B52", "#84959F", "#6F5B97", "#A2946B")
+"""What is no device: placers, schedulers, settings. Far from all device colours, and apart for colour-blind readers too.
+Their contrast is at least 3 on white and on the dark pages of notebooks (#111111)."""
 
 MEASURED = SERIES[5]
 """Measured bars beside simulated ones."""
@@ -21,13 +22,14 @@ CLASSES = ("#8C9FDB", "#EE8866", "#C3D26B", "#FFAABB", "#A5E3F5", "#8FCFB4", "#E
 OTHER_COLOR = "#BBBBBB"
 """What belongs to no class."""
 
-CATEGORY = {"persistent": "#4D4D4D", "outputs": SERIES[0], "temporary": SERIES[1], "copies": SERIES[5]}
-"""Memory categories."""
-
-LIMIT = "#B2182B"
+LIMIT = "#C4283A"
 """Limits, bounds and violations."""
 
-GRID = "#E3E3E3"
+INK = "#757575"
+"""Texts and axes: read on white and on dark pages, because figures have no ground of their own."""
+
+GRID = "rgba(128,128,128,0.25)"
+CLEAR = "rgba(0,0,0,0)"
 FONT = "Inter, Helvetica, Arial, sans-serif"
 
 
@@ -46,7 +48,7 @@ def series_colors(count: int) -> list[str]:
     """One `#RRGGBB` per curve, group or micro-batch; none is a device's.
 
     >>> series_colors(1), len(set(series_colors(12)))
-    (['#512DA8'], 12)
+    (['#6E50B6'], 12)
     """
     return _shades(SERIES, count)
 
@@ -97,14 +99,16 @@ def text_on(color: str) -> str:
     return "#000000" if _luminance(color) > 0.179 else "#FFFFFF"
 
 
-def written(color: str) -> str:
-    """`color`, dark enough to be read as text on white (contrast of at least 4.5, WCAG 2.1).
+def text_color(color: str) -> str:
+    """`color` as text on a page that may be light or dark: contrast of 4.5 on white and of 4 on #111111 (WCAG 2.1).
 
-    >>> written("#512DA8"), written("#C2B280")
-    ('#512DA8', '#807655')
+    >>> text_color("#512DA8"), text_color("#C2B280")
+    ('#7A67C5', '#807655')
     """
     while _luminance(color) > 0.183:  # 1.05 / 4.5 - 0.05
         color = _darker(color, 0.95)
+    while _luminance(color) < 0.174:  # 4 * (0.0056 + 0.05) - 0.05, and a little
+        color = _lighter(color, 0.01)
     return color
 
 

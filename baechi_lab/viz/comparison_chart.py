@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 
 from ..errors import InvalidInput
 from ..graph.units import format_bytes
-from .colors import LIMIT, MEASURED, SERIES
+from .colors import LIMIT, MEASURED, SERIES, text_color
 from .layout import LEGEND, scale, styled
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
         figure.add_hline(y=bound / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5})
         figure.add_annotation(
             text=f"lower bound<br>{bound / factor:.3g} {unit}",
-            font={"color": LIMIT},
+            font={"color": text_color(LIMIT)},
             x=1,
             xref="paper",
             xanchor="left",

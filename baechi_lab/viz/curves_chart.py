@@ -8,8 +8,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from ..errors import InvalidInput
-from .colors import LIMIT, series_colors
-from .layout import INK, labelled, styled
+from .colors import INK, LIMIT, series_colors, text_color
+from .layout import LEGEND, labelled, styled
 
 if TYPE_CHECKING:
     import pandas
@@ -69,7 +69,7 @@ def curves(
     if log:
         figure.update_xaxes(dtick=1)
         figure.update_yaxes(dtick=1)
-    styled(figure, title, 380)
+    styled(figure, title, 380, legend=LEGEND)
     if len(names) <= DIRECT:
         labelled(figure)
     return figure if log else _missing(figure, table, values, names, colors, missing)
@@ -104,7 +104,7 @@ def _missing(
         showarrow=False,
         xanchor="left",
         xshift=9,
-        font={"size": 12, "color": LIMIT},
+        font={"size": 12, "color": text_color(LIMIT)},
     )
     return figure.update_yaxes(range=[low - row * (rows + 1), high], tickvals=_ticks(low, high))
 

@@ -12,7 +12,7 @@ import plotly.graph_objects as go
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.units import format_us
-from .colors import LIMIT, device_colors, text_on
+from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
 
 MOST_STEPS = 200
@@ -98,7 +98,7 @@ def _placed(graph: OpGraph, cluster: Cluster, log: Sequence[Any], factor: float)
         textfont={"color": [text_on(color) for color in pair_colors]},
         marker={
             "color": pair_colors,
-            "line": {"color": "#222222", "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)},
+            "line": {"color": INK, "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)},
         },
         hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(log)],
         hovertemplate="%{hovertext}<extra></extra>",
@@ -113,14 +113,14 @@ def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.S
             pairs_by_position[c.device, c.start_us].append(c)
     texts = [", ".join(graph.names[c.op] for c in same) for same in pairs_by_position.values()]
     reasons = ["<br>".join(f"{graph.names[c.op]}: {c.excluded}" for c in same) for same in pairs_by_position.values()]
-    color = LIMIT if excluded else "#222222"
+    color = LIMIT if excluded else INK
     return go.Scatter(
         x=[start / factor for _, start in pairs_by_position],
         y=[-d + (-0.42 if excluded else 0.42) for d, _ in pairs_by_position],
         mode="markers+text",
         text=texts,
         textposition="middle right",
-        textfont={"color": color},
+        textfont={"color": text_color(color)},
         marker={"symbol": "x" if excluded else "circle-open", "size": 9, "color": color},
         hovertext=reasons if excluded else texts,
         hovertemplate="%{hovertext}<extra></extra>",

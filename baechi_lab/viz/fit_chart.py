@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 from ..errors import InvalidInput
 from ..fitting.record import Fit, FitOption, fullest_device_bytes
 from ..graph.units import format_limit
-from .colors import LIMIT, series_colors
+from .colors import INK, LIMIT, series_colors, text_color
 from .layout import BYTES, LEGEND, annotated, scale, styled
 
 NAMED = 10
@@ -39,7 +39,7 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
     front = answer.pareto()
     if len(front) > 1:
         x, y = [fullest_device_bytes(w) / size for w in front], [w.time_per_sample_us / factor for w in front]
-        line = {"color": "#999999", "dash": "dot", "width": 1.5}
+        line = {"color": INK, "dash": "dot", "width": 1.5}
         figure.add_trace(go.Scatter(x=x, y=y, mode="lines", line=line, name="no other beats", hoverinfo="skip"))
     kinds = list(dict.fromkeys(answer.options[k].kind for k in shown))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
@@ -49,7 +49,7 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
         figure.add_vline(
             x=capacity_bytes / size,
             line={"color": LIMIT, "dash": "dash", "width": 1.5},
-            annotation={"text": "memory of a device", "font": {"color": LIMIT}},
+            annotation={"text": "memory of a device", "font": {"color": text_color(LIMIT)}},
         )
     figure.update_xaxes(title_text=peak_axis(capacity_bytes, near, name), rangemode="tozero")
     per = "sample" if any(answer.options[k].batch_size for k in shown) else "step"

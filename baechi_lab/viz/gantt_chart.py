@@ -14,7 +14,7 @@ from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
-from .colors import LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
+from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
 
 COLOR_BY = ("device", "micro-batch")
@@ -30,7 +30,7 @@ def gantt(
     color_by: str = "device",
     moved: bool = False,
 ) -> go.Figure:
-    """One row per device and, below it, a thinner one for what it sends, coloured by the receiver.
+    """One row per device, idle ones too, and below it a thinner one for what it sends, coloured by the receiver.
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
@@ -54,7 +54,8 @@ def gantt(
     if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
         raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
     differs = [_placed_differently(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]
-    factor, unit = scale(max(t.makespan_us for t in timelines))
+    longest_us = max(t.makespan_us for t in timelines)
+    factor, unit = scale(longest_us)
     figure = make_subplots(
         rows=len(timelines),
         shared_xaxes=True,
@@ -70,7 +71,12 @@ def gantt(
         for trace in _traces(timeline, factor, differs[row - 1], max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
         lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
-        figure.update_yaxes(categoryorder="array", categoryarray=lanes[::-1], row=row, col=1)
+        # The range is explicit: plotly leaves out categories at the ends that have no bar, which are idle devices.
+        lane_range = [-0.6, len(lanes) - 0.4]
+        figure.update_yaxes(
+            type="category", categoryorder="array", categoryarray=lanes[::-1], range=lane_range, row=row, col=1
+        )
+    figure.update_xaxes(range=[0, longest_us / factor or 1.0])
     figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
     figure.update_yaxes(title_text="device")
     rows = sum(len(t.device_names) for t in timelines)
@@ -167,7 +173,7 @@ def _bar(
 ) -> go.Bar:
     outline: dict[str, Any] = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
     if np.any(marked):
-        outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, "#111111", outline["color"])}
+        outline = {"width": np.where(marked, 1.5, 0.5), "color": np.where(marked, INK, outline["color"])}
     return go.Bar(
         orientation="h",
         y=[lane] * len(bars.start),

@@ -13,13 +13,12 @@ from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
 from ..graph.units import format_bytes, format_us
 from .colors import FONT, device_colors
-from .layout import styled
+from .layout import LEGEND, styled
 from .nested.scene import Scene, build_scene, crossing_bytes, device_shares
 from .nested.svg import drawn
 from .nested.tree import build_tree
 
 NO_DEVICE = "#9A9A9A"
-LEGEND = {"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 1, "xanchor": "right", "itemsizing": "constant"}
 EDGE = 2
 """Pixels around the picture, for the lines of the outermost boxes."""
 WIDTH = 900
@@ -37,8 +36,9 @@ def graph(
     """Name scopes as nested boxes, with the share of each device in their time, and one arrow per pair of boxes.
 
     The backward pass (∇) lies below the forward pass. Arrows are as wide as the bytes they stand for, and orange where
-    some go to another device. At most `max_nodes` boxes are drawn; a graph with no more ops is drawn op by op. Graphs
-    without scopes are cut where their structure repeats, or into stretches of time.
+    some go to another device. Devices in `device_names` that hold no op are in the legend too. At most `max_nodes` boxes
+    are drawn; a graph with no more ops is drawn op by op. Graphs without scopes are cut where their structure repeats, or
+    into stretches of time.
 
     Raises `InvalidInput` when the placement was made for another graph.
 
@@ -83,12 +83,14 @@ def boxes(
     figure.update_xaxes(visible=False, range=[-4, wide + 4], constrain="domain")
     figure.update_yaxes(visible=False, range=[tall + 4, -4], scaleanchor="x")
     height = int(np.clip(tall * min(WIDTH / wide, 1.3), 120, 760)) + 90
-    figure = styled(figure, title, height, legend=LEGEND, hovermode="closest", hoverdistance=40)
+    figure = styled(
+        figure, title, height, legend={**LEGEND, "itemsizing": "constant"}, hovermode="closest", hoverdistance=40
+    )
     return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
 
 
 def _names(device: Any, names: tuple[str, ...] | None) -> tuple[str, ...]:
-    count = 0 if device is None else int(device.max(initial=-1)) + 1
+    count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(names or ()))
     return tuple(names[d] if names and d < len(names) else f"device {d}" for d in range(count))
 
 

@@ -13,8 +13,6 @@ from .colors import series_colors
 from .graph_chart import NO_DEVICE, boxes, scene_of
 from .nested.scene import device_shares
 
-LEGEND = {"orientation": "h", "y": 0, "yanchor": "top", "x": 0, "xanchor": "left", "itemsizing": "constant"}
-"""Below the drawing: groups have long names."""
 LINE = 22
 """Pixels of a line of the legend, which holds two groups."""
 
@@ -62,7 +60,7 @@ def groups(
     heading = title or f"{opgraph.name}: {len(explanations)} learned groups of {len(explanations.group):,} ops"
     figure = boxes(opgraph, scene, share, names, [*series_colors(shown), *[NO_DEVICE] * truncated], device, heading)
     lines = -(-len(names) // 2) * LINE
-    return figure.update_layout(legend=LEGEND, margin_b=10 + lines, height=figure.layout.height + lines)
+    return figure.update_layout(margin_b=10 + lines, height=figure.layout.height + lines)
 
 
 def _label(explanation: Any, group: int, largest: int, names: tuple[str, ...] | None) -> str:

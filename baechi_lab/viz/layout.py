@@ -9,13 +9,12 @@ import numpy as np
 import plotly.graph_objects as go
 from numpy.typing import NDArray
 
-from .colors import FONT, GRID, SERIES, written
+from .colors import CLEAR, FONT, GRID, INK, SERIES, text_color
 
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "us"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
-INK = "#222222"
-LEGEND = {"orientation": "h", "y": 1, "yanchor": "bottom", "x": 1, "xanchor": "right"}
-"""Where names cannot stand at the marks themselves."""
+LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"}
+"""Where names cannot stand at the marks themselves: below the plot, since plotly's buttons are above it."""
 TOP, BOTTOM, LINE = 50, 50, 15
 """Pixels above and below what is plotted, and from one label to the next."""
 
@@ -32,8 +31,9 @@ THEME = go.layout.Template(
         "font": {"family": FONT, "size": 12, "color": INK},
         "title": {"x": 0, "xref": "paper", "xanchor": "left", "font": {"size": 15}},
         "colorway": list(SERIES),
-        "paper_bgcolor": "#FFFFFF",
-        "plot_bgcolor": "#FFFFFF",
+        "paper_bgcolor": CLEAR,
+        "plot_bgcolor": CLEAR,
+        "modebar": {"bgcolor": CLEAR, "color": INK, "activecolor": SERIES[0]},
         "margin": {"l": 70, "r": 20, "t": TOP, "b": BOTTOM},
         "hoverlabel": {"align": "left"},
         "xaxis": _AXIS,
@@ -41,7 +41,9 @@ THEME = go.layout.Template(
         "annotationdefaults": {"font": {"size": 12}},
     }
 )
-"""The plotly template of all figures: `plotly.express.line(..., template=viz.THEME)`. Its colours are no device's."""
+"""The plotly template of all figures: `plotly.express.line(..., template=viz.THEME)`. Its colours are no device's.
+
+Figures have no ground of their own: they are read on light and on dark pages."""
 
 
 def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple[float, str]:
@@ -105,8 +107,7 @@ def annotated(
             xanchor="right" if on_left else "left",
             xshift=-9 if on_left else 9,
             yshift=float(shift),
-            bgcolor="rgba(255,255,255,0.7)",
-            font={"color": written(color), "size": 12},
+            font={"color": text_color(color), "size": 12},
         )
     figure.update_yaxes(range=[low, high])
     return figure.update_layout(showlegend=False, margin_r=24 + 7 * max(len(text) for _, _, text, _ in points))

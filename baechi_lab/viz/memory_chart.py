@@ -13,12 +13,20 @@ from ..checks import check_text, check_whole
 from ..errors import InvalidInput
 from ..graph import MEMORY_CATEGORIES, Timeline
 from ..graph.units import format_bytes
-from .colors import CATEGORY, LIMIT, device_colors, faded
-from .layout import BYTES, scale, styled
+from .colors import INK, LIMIT, device_colors
+from .layout import BYTES, LEGEND, scale, styled
+from .shades import LEGEND as GREYS
+from .shades import shades
+
+FAR = 1.6
+"""Limits so many times above the largest peak are not drawn."""
 
 
 def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = None) -> go.Figure:
     """One panel per device: stacked areas of persistent, output, temporary and received bytes, and the limit.
+
+    All panels have one time scale and one memory scale. The areas are shades of the device's colour, from dark
+    (persistent) to light (received copies), as in the workbench.
 
     A device takes at most `max_points` points; of the changes that fall into one point the fullest moment is kept,
     so that no peak is lost. A measured timeline without a log of changes shows its peaks.
@@ -38,6 +46,10 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     shown = range(len(timeline.device_names))
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     time_factor, time_unit = scale(timeline.makespan_us)
+    colors = device_colors(timeline.device_names)
+    peak_bytes = max(int(timeline.peak_bytes.max(initial=0)), 1)
+    near_limits = [b for b in timeline.memory_bytes if b <= FAR * peak_bytes]
+    highest_bytes = 1.06 * max(peak_bytes, *near_limits, 1)
     figure = make_subplots(
         rows=len(shown),
         shared_xaxes=True,
@@ -49,15 +61,17 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         time = np.append(time, timeline.makespan_us) / time_factor
         levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
         for column, category in enumerate(MEMORY_CATEGORIES):
-            figure.add_trace(_area(time, levels[:, column], category, row), row=row, col=1)
-        limit, peak = timeline.memory_bytes[device], timeline.peak_bytes[device]
-        if limit <= 1.6 * peak:  # a far-away limit would flatten the areas; the heading names it anyway
+            color = shades(colors[device])[column]
+            figure.add_trace(_area(time, levels[:, column], category, color, row), row=row, col=1)
+        limit = timeline.memory_bytes[device]
+        if limit <= FAR * peak_bytes:  # a far-away limit would flatten the areas; the heading names it anyway
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
-        figure.update_yaxes(title_text=f"memory ({unit})", rangemode="tozero", row=row, col=1)
+        figure.update_yaxes(title_text=f"memory ({unit})", range=[0, highest_bytes / factor], row=row, col=1)
+    figure.add_traces([_legend_entry(*entry) for entry in zip(MEMORY_CATEGORIES, GREYS, strict=True)])
+    figure.update_xaxes(range=[0, timeline.makespan_us / time_factor or 1.0])
     figure.update_xaxes(title_text=f"time ({time_unit})", row=len(shown), col=1)
     heading = title or f"Memory of one step, {timeline.origin}"
-    legend = {"orientation": "h", "y": 0.99, "yanchor": "top", "x": 1, "xanchor": "right", "yref": "container"}
-    return styled(figure, heading, 130 + 110 * len(shown), legend=legend)
+    return styled(figure, heading, 150 + 110 * len(shown), legend=LEGEND)
 
 
 def thinned(
@@ -83,18 +97,24 @@ def _heading(timeline: Timeline, device: int) -> str:
     return f"{timeline.device_names[device]}: peak {format_bytes(peak)} of {format_bytes(limit)}{warning}"
 
 
-def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, row: int) -> go.Scatter:
+def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, color: str, row: int) -> go.Scatter:
     return go.Scatter(
         x=time,
         y=level,
         name=category,
         legendgroup=category,
-        showlegend=row == 1,
+        showlegend=False,
         stackgroup=str(row),
         mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": CATEGORY[category]},
-        fillcolor=faded(CATEGORY[category], 0.7),
+        line={"shape": "hv", "width": 0.5, "color": color},
+        fillcolor=color,
     )
+
+
+def _legend_entry(category: str, color: str) -> go.Scatter:
+    """The grey that stands for a category, whatever the device's colour."""
+    marker = {"symbol": "square", "size": 11, "color": color, "line": {"width": 1, "color": INK}}
+    return go.Scatter(x=[None], y=[None], mode="markers", name=category, legendgroup=category, marker=marker)
 
 
 def _peaks(timeline: Timeline, title: str | None) -> go.Figure:

@@ -14,9 +14,9 @@ from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene
 from ..viz.nested.svg import drawn
+from ..viz.shades import LEGEND, shades
 from .bars import Bars, short_device
 from .levels import Row, memory_rows, peaks, steps
-from .shades import LEGEND, shades
 
 WIDTH = 960
 GUTTER = 110

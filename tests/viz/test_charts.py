@@ -12,10 +12,22 @@ import pytest
 import baechi_lab as bl
 from baechi_lab import viz
 from baechi_lab.viz.bars import merged
-from baechi_lab.viz.colors import OKABE_ITO, SERIES, device_colors, faded, series_colors, text_on
+from baechi_lab.viz.colors import (
+    INK,
+    LIMIT,
+    OKABE_ITO,
+    SERIES,
+    _luminance,
+    device_colors,
+    faded,
+    series_colors,
+    text_color,
+    text_on,
+)
 from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thinned
-from baechi_lab.viz.nested.svg import CROSSING
+from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
+from baechi_lab.viz.shades import shades
 
 
 @pytest.fixture
@@ -71,6 +83,25 @@ def test_text_colour_contrasts():
     assert faded("#FF0080", 0.5) == "rgba(255,0,128,0.5)"
 
 
+def contrasts(color):
+    """With white, and with the dark pages of JupyterLab (#111111): WCAG 2.1."""
+    light, dark = (_luminance(ground) for ground in ("#FFFFFF", "#111111"))
+    return (light + 0.05) / (_luminance(color) + 0.05), (_luminance(color) + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize(
+    "color", [INK, TITLE_TEXT, *map(text_color, (*SERIES, *OKABE_ITO, LIMIT, "#000000", "#FFFFFF"))]
+)
+def test_texts_are_read_on_light_and_on_dark_pages(color):
+    on_light, on_dark = contrasts(color)
+    assert on_light >= 4.5 and on_dark >= 4.0  # no colour has 4.5 on both: their product is 18.9, 4.35 squared
+
+
+@pytest.mark.parametrize("color", [*SERIES, LIMIT])
+def test_lines_are_seen_on_light_and_on_dark_pages(color):
+    assert min(contrasts(color)) >= 3.0
+
+
 # -- theme ---------------------------------------------------------------------------------------------------
 
 
@@ -96,6 +127,8 @@ def test_all_figures_share_one_theme_and_say_what_their_axes_are(graph, timeline
     ]
     for figure in figures:
         assert figure.layout.template == viz.THEME
+        assert figure.layout.paper_bgcolor is None and figure.layout.plot_bgcolor is None
+        assert figure.layout.legend.yanchor in (None, "bottom")  # plotly's buttons are at the top
         assert figure.layout.title.text
         below = [a for a in figure.select_xaxes() if a.visible is not False and a.showticklabels is not False]
         shown = [*figure.select_yaxes(lambda a: a.visible is not False), *below]
@@ -247,6 +280,30 @@ def test_gantt_of_an_empty_graph():
     assert len(viz.gantt(empty).data) == 0
 
 
+def idle_third(graph):
+    """Devices 0 and 2 of four are idle."""
+    return bl.simulate(graph, bl.Cluster.uniform(4, link=bl.Link(4.0, 0.0)), bl.Placement(device=[1, 1, 3, 1]))
+
+
+def test_idle_devices_have_rows_of_their_own(graph):
+    first, second = idle_third(graph), bl.simulate(graph, bl.Cluster.uniform(4), bl.Placement(device=[0] * 4))
+    figure = viz.gantt(first, second, transfers=False)
+    for axis in (figure.layout.yaxis, figure.layout.yaxis2):
+        assert axis.categoryarray == ("gpu:3", "gpu:2", "gpu:1", "gpu:0")
+        assert axis.range[0] < -0.5 and axis.range[1] > 3.5 - 0.2  # of all four, whichever have bars
+    names = [
+        trace.name for trace in viz.graph(graph, bl.Placement(device=[1, 1, 1, 1]), device_names=("a", "b", "c")).data
+    ]
+    assert sorted(names) == ["a", "b", "c"]
+
+
+def test_timelines_below_each_other_have_one_time_scale(graph):
+    short, long = bl.simulate(graph, bl.Cluster.uniform(1), bl.Placement(device=[0] * 4)), idle_third(graph)
+    longest = max(short.makespan_us, long.makespan_us)
+    for figure in (viz.gantt(short, long), viz.gantt(long, short)):
+        assert {axis.range for axis in figure.select_xaxes()} == {(0, longest)}
+
+
 # -- memory --------------------------------------------------------------------------------------------------
 
 
@@ -266,6 +323,22 @@ def test_memory_draws_a_limit_that_is_near_and_names_one_that_is_far(graph, time
     figure = viz.memory(near)
     assert figure.layout.shapes[0].y0 == 1.5
     assert "over its limit" in figure.layout.annotations[0].text
+
+
+def test_memory_panels_have_one_scale_and_the_devices_colours(graph):
+    timeline = idle_third(graph)
+    figure = viz.memory(timeline)
+    assert len({axis.range for axis in figure.select_yaxes()}) == 1
+    assert figure.layout.yaxis.range[1] * 1000 > timeline.peak_bytes.max()  # kB
+    assert {axis.range for axis in figure.select_xaxes()} == {(0, timeline.makespan_us)}
+    for device, color in enumerate(device_colors(4)):
+        assert [area.fillcolor for area in figure.data[4 * device : 4 * device + 4]] == shades(color)
+    assert [entry.name for entry in figure.data if entry.showlegend is None] == [
+        "persistent",
+        "outputs",
+        "temporary",
+        "copies",
+    ]
 
 
 def test_thinning_keeps_peaks():

@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.viz.shades import shades
 from baechi_lab.widgets.bars import bar_columns, build_bars
 from baechi_lab.widgets.columns import unpack
 from baechi_lab.widgets.levels import level_columns, memory_rows, peaks, steps
 from baechi_lab.widgets.pictures import graph_picture, memory_picture, page, timeline_picture
 from baechi_lab.widgets.schedule import critical_chain, idle
-from baechi_lab.widgets.shades import shades
 
 
 def test_idle_time_and_bubbles(split):

@@ -11,6 +11,8 @@ from numpy.typing import NDArray
 from .scene import LABEL, NOTE, TITLE, Arrows, Scene
 
 TEXT, FAINT, EDGE, FRAME, PAPER = "#222222", "#5F6368", "#8A9097", "#B4BAC0", "#FFFFFF"
+TITLE_TEXT = "#72767B"
+"""Titles of frames stand on the page, which may be dark; other texts stand on the paper of their boxes."""
 CROSSING = "#C2410C"
 BAR = 5.0
 HEAD = 7.0
@@ -48,9 +50,9 @@ def _frame(scene: Scene, k: int) -> str:
     x, y, w, h = scene.frame_box[k].tolist()
     title = html.escape(scene.label(int(scene.frames[k])))
     return (
-        f'<rect x="{x - w / 2:.1f}" y="{y - h / 2:.1f}" width="{w:.1f}" height="{h:.1f}" rx="6" fill="#000000" '
-        f'fill-opacity="0.035" stroke="{FRAME}"/><text x="{x - w / 2 + 8:.1f}" y="{y - h / 2 + TITLE - 5:.1f}" '
-        f'font-size="{LABEL:g}" font-weight="600" fill="{FAINT}">{title}</text>'
+        f'<rect x="{x - w / 2:.1f}" y="{y - h / 2:.1f}" width="{w:.1f}" height="{h:.1f}" rx="6" fill="#808080" '
+        f'fill-opacity="0.07" stroke="{FRAME}"/><text x="{x - w / 2 + 8:.1f}" y="{y - h / 2 + TITLE - 5:.1f}" '
+        f'font-size="{LABEL:g}" font-weight="600" fill="{TITLE_TEXT}">{title}</text>'
     )
 
 

@@ -10,10 +10,10 @@ import traitlets
 
 from ...graph import Timeline
 from ...viz.colors import device_colors
+from ...viz.shades import LEGEND, shades
 from ..bars import short_device
 from ..levels import level_columns, memory_rows, peaks
 from ..pictures import memory_picture, page
-from ..shades import LEGEND, shades
 from .base import CanvasView, source
 
 LIMIT_IN_VIEW = 3.0
