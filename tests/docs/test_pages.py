@@ -49,7 +49,10 @@ def test_examples_run(page, monkeypatch):
     assert runner.summarize(verbose=False).failed == 0
 
 
-QUESTIONS = "estimates fidelity memory offloading peaks pipelines plans recomputation running-pipelines simulated-time your-model"
+QUESTIONS = (
+    "estimates fidelity layouts memory offloading peaks pipelines plans recomputation running-pipelines simulated-time "
+    "your-model"
+)
 
 
 @pytest.mark.parametrize("page", QUESTIONS.split())
