@@ -37,6 +37,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # Notebooks and programs that tests start import this checkout, not an installed copy: it is what is tested, and its kernels
 # are compiled once (a copy keeps its own: 90 seconds of a processor again).
 os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+os.environ.setdefault("BAECHI_LAB_SECOND_COMPILER", "0")  # tests run on all cores already
 # Beside pytest's own cache: nothing else may be written into a checkout.
 os.environ.setdefault("HYPOTHESIS_STORAGE_DIRECTORY", str(ROOT / ".pytest_cache" / "hypothesis"))
 

@@ -44,6 +44,7 @@ from .memory_trades.selection import check_give_up
 from .pipeline_stages.hill_climbing import max_moves
 from .pipeline_stages.objective import Objective
 from .registry import make_placer, placer_class, placer_names
+from .second_compiler import compile_in_second_process
 
 LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
@@ -118,7 +119,9 @@ class Auto(Placer):
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
         raise_if_impossible(graph, cluster)
         proof: dict[str, Any] = {}
-        attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
+        whole_portfolio = self.placers is None and self.objective == "latency"
+        with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
+            attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
             exhaustive_attempts, proof = _try_every_schedule(
                 graph, cluster, [a.makespan_us for a, placed in attempts if placed and a.feasible]

@@ -25,6 +25,7 @@ try:
         from numba import njit as _njit
         from numba import types as _types
         from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
+        from numba.core.errors import NumbaError
         from numba.extending import register_jitable as _inside_kernels
 except ImportError:  # slower, but everything still works
     _njit = _inside_kernels = _types = _compiler_lock = None
@@ -35,6 +36,18 @@ HAS_NUMBA = _njit is not None
 INTERPRETED_SECONDS = 3.0
 """Processor seconds that a kernel runs as plain Python in a process before it is compiled: about what compiling takes."""
 FEW_ENTRIES = 300_000
+SKIPPED_ERRORS = (BlockingIOError, NumbaError) if HAS_NUMBA else (BlockingIOError,)
+"""Raised in a second compiler by a call whose kernel, or one that it calls, another process is compiling."""
+_is_second_compiler = False
+
+
+def become_second_compiler() -> None:
+    """From now on this process compiles every kernel that it calls, except what another process is compiling.
+
+    Calls of those raise one of `SKIPPED_ERRORS`. For a process that only fills numba's cache on disk.
+    """
+    global _is_second_compiler
+    _is_second_compiler = True
 
 
 def njit(
@@ -79,7 +92,13 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
         return returned
 
     def choose(*arguments: Any, **keywords: Any) -> Any:
-        if seconds_left > 0 and not keywords and is_small(*arguments) and not _is_on_disk(kernel, arguments):
+        if (
+            seconds_left > 0
+            and not _is_second_compiler
+            and not keywords
+            and is_small(*arguments)
+            and not _is_on_disk(kernel, arguments)
+        ):
             return run
         return compile_for_arguments(*arguments, **keywords)
 
@@ -95,6 +114,12 @@ def _is_on_disk(kernel: Any, arguments: tuple[Any, ...]) -> bool:
         return True
     signature = tuple(kernel.typeof_pyval(argument) for argument in arguments)
     return cache._index_key(signature, kernel.targetctx.codegen()) in index._load_index()  # type: ignore[union-attr]
+
+
+def is_missing(kernel: Any) -> bool:
+    """Whether this process would compile `kernel` at its first call and other processes could read it afterwards."""
+    index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    return _files is not None and hasattr(index, "_load_index") and not kernel.signatures and not index._load_index()
 
 
 def _for_disk(kernel: Any) -> Any:
@@ -199,9 +224,10 @@ def _alone(path: Path) -> Iterator[None]:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = stack.enter_context(path.open("ab"))
-            _files.flock(file, _files.LOCK_EX)
-        except OSError:
-            pass
+            _files.flock(file, _files.LOCK_EX | (_files.LOCK_NB if _is_second_compiler else 0))
+        except OSError as error:
+            if _is_second_compiler and isinstance(error, BlockingIOError):
+                raise
         _locked_paths.add(path)
         stack.callback(_locked_paths.discard, path)
         yield

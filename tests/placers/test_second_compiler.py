@@ -1,0 +1,102 @@
+"""The second process compiles what the first does not, and ends with it."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("numba")
+pytest.importorskip("fcntl")
+
+from baechi_lab.graph.kernels import jit
+from baechi_lab.placers import second_compiler
+from baechi_lab.placers.second_compiler import compile_in_second_process
+from baechi_lab.workers.isolated import isolated
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """The processes that are started, in an empty cache on a machine with a free core."""
+    started, popen = [], subprocess.Popen
+
+    def start(*arguments, **options):
+        started.append(popen(*arguments, **options))
+        return started[-1]
+
+    monkeypatch.setattr(second_compiler.subprocess, "Popen", start)
+    monkeypatch.setattr(jit, "is_missing", lambda kernel: True)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1}, raising=False)
+    monkeypatch.setattr(os, "getloadavg", lambda: (0.5, 0.5, 0.5), raising=False)
+    monkeypatch.delenv(second_compiler.VARIABLE, raising=False)
+    return started
+
+
+@pytest.mark.subprocess
+def test_the_process_ends_with_the_context_also_after_an_error(processes):
+    with compile_in_second_process(["single"]):
+        pass
+    with pytest.raises(KeyError), compile_in_second_process(["single"]):
+        raise KeyError
+    assert len(processes) == 2
+    assert all(process.returncode is not None for process in processes)  # waited for: no zombie
+
+
+def test_no_process_without_a_free_core_or_where_it_has_nothing_to_do(processes, monkeypatch):
+    def enter(placers=("single",)):
+        with compile_in_second_process(placers):
+            assert processes == []
+
+    enter(())
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getloadavg", lambda: (1.1, 0.5, 0.5))
+        enter()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: {0}, raising=False)
+        enter()
+    with monkeypatch.context() as patch:
+        patch.setenv(second_compiler.VARIABLE, "0")
+        enter()
+    with monkeypatch.context() as patch:
+        patch.setattr(jit, "is_missing", lambda kernel: False)
+        enter()
+
+
+def test_a_second_compiler_skips_what_another_process_compiles(tmp_path, monkeypatch):
+    import fcntl
+
+    path = tmp_path / "kernel.lock"
+    with path.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        monkeypatch.setattr(jit, "_is_second_compiler", True)
+        with pytest.raises(BlockingIOError), jit._alone(path):
+            pass
+    with jit._alone(path):  # the other process has finished
+        pass
+    assert issubclass(BlockingIOError, jit.SKIPPED_ERRORS)
+
+
+@pytest.mark.slow
+@pytest.mark.subprocess
+def test_the_first_process_reads_what_the_second_compiled(tmp_path):
+    """The tiny graph of the second process has the types of any graph: nothing is left to compile."""
+    environment = {**os.environ, "NUMBA_CACHE_DIR": str(tmp_path)}
+    command = isolated(second_compiler.__name__, "hash")
+    with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE) as process:
+        assert process.wait(timeout=100) == 0
+    program = """
+import baechi_lab as bl
+from baechi_lab.graph.kernels import jit
+from baechi_lab.placers.hash_partition import _spread
+assert not jit.is_missing(_spread)
+jit.become_second_compiler()  # small graphs, too, run compiled kernels
+bl.place(bl.generators.unrolled_rnn(10, 2), bl.Cluster.uniform(3, memory_bytes="4GB"), "hash")
+assert _spread.stats.cache_hits and not _spread.stats.cache_misses, _spread.stats
+"""
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, timeout=100)
+
+
+@pytest.mark.subprocess
+def test_a_second_process_without_a_caller_ends():
+    command = isolated(second_compiler.__name__, *["m-etf"] * 1000)
+    assert subprocess.run(command, stdin=subprocess.DEVNULL, timeout=100).returncode == 0
