@@ -535,6 +535,46 @@ def test_updates_do_not_tie_layers_together(update, placer, objective):
     assert step.makespan_us == PIPELINED + UPDATES[update]
 
 
+def of_tensorflow() -> OpGraph:
+    """Four layers as TensorFlow has them: only a variable, its moment and their updates share groups.
+
+    Forward 1 us, backward 2 us, then a mean of 1 us that updates the moment, and its root of 1 us that updates the variable.
+    """
+    rows: list[tuple[str, str, float, int, int]] = []  # name, type, us, forward op, group
+    for k in LAYERS:
+        rows += [(f"w{k}", "VarHandleOp", 0.0, -1, 2 * k), (f"m{k}", "VarHandleOp", 0.0, -1, 2 * k + 1)]
+    rows += [(f"f{k}", "MatMul", 1.0, -1, -1) for k in LAYERS]
+    rows += [(f"b{k}", "MatMul", 2.0, 8 + k, -1) for k in LAYERS]
+    edges = [(f"f{k}", f"f{k + 1}", 8) for k in LAYERS[:-1]] + [(f"b{k + 1}", f"b{k}", 8) for k in LAYERS[:-1]]
+    for k in LAYERS:
+        rows += [(f"mean{k}", "Mul", 1.0, -1, -1), (f"set_m{k}", "AssignAddVariableOp", 0.0, -1, 2 * k + 1)]
+        rows += [(f"root{k}", "Sqrt", 1.0, -1, -1), (f"set_w{k}", "AssignSubVariableOp", 0.0, -1, 2 * k)]
+        edges += [(f"w{k}", f"f{k}", 16), (f"w{k}", f"b{k}", 16), (f"f{k}", f"b{k}", 8), (f"b{k}", f"mean{k}", 16)]
+        edges += [(f"m{k}", f"mean{k}", 16), (f"mean{k}", f"set_m{k}", 16), (f"mean{k}", f"root{k}", 16)]
+        edges += [(f"root{k}", f"set_w{k}", 16), (f"w{k}", f"set_w{k}", 16)]
+    names, types, us, forward, group = zip(*rows, strict=True)
+    return OpGraph.from_edges(
+        us,
+        [(names.index(a), names.index(b), size) for a, b, size in edges],
+        names=names,
+        op_types=types,
+        forward_of=forward,
+        colocation=group,
+        colocation_names=tuple(f"{kind}{k}" for k in LAYERS for kind in "wm"),
+    )
+
+
+@pytest.mark.parametrize("objective", ["throughput", "step"])
+@pytest.mark.parametrize("placer", ["contiguous", "ideals"])
+def test_bug_backward_ops_of_tensorflow_have_a_device_of_their_own(placer, objective):
+    """Each device has a layer, forward and backward; an update of 2 us follows the last of 8 micro-batches."""
+    graph, cluster = of_tensorflow(), Cluster.uniform(4, link=Link(0.0, 0.0))
+    device = dict(zip(graph.names, place(graph, cluster, placer, objective=objective).device.tolist(), strict=True))
+    assert [device[f"f{k}"] for k in LAYERS] == [device[f"b{k}"] for k in LAYERS] == [*LAYERS]
+    placed = Placement(device=list(device.values()))
+    assert simulate(graph, cluster, placed, micro_batches=8, schedule="1f1b").makespan_us == PIPELINED + 2
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "zb-h1", "zb-auto", "zb-v", "interleaved-1f1b"])
 def test_updates_do_not_tie_layers_together_under_other_schedules(schedule):
     graph, cluster = trained("clipped"), Cluster.uniform(2, link=Link(0.0, 0.0))

@@ -6,9 +6,11 @@ says the same in reverse, and an edge from a forward to a backward op says nothi
 Algorithms for Device Placement", appendix B, contract such pairs likewise.) If the groups have no cycle anyway, every edge
 counts as it is.
 
+In such a graph, backward ops of other groups are in the unit of their forward ops, or no schedule could pipeline the stages.
+
 Ops that run once per step, such as parameter updates, belong to no stage. Their edges do not order the groups that run for each
 micro-batch. A group of only such ops (a variable with its update, the norm of all gradients) comes right before the
-first of its neighbours.
+first of its neighbours. Groups of such ops that are next to none of the others (moments of Adam) are in the unit of one that is.
 """
 
 from __future__ import annotations
@@ -78,6 +80,8 @@ def make_pipeline_units(
         role = roles_in_stages(graph)
         once, tied = (role == SETUP) | (role == UPDATE), _strong_components(source, target, count)[0] < count
         if tied:
+            group, count = _tie_backward(graph, cluster, group, count, role)
+            group, count = _tie_update_chains(graph, cluster, group, count, role, place)
             source, target = _pipeline_order_edges(graph, group, count, role)
     unit, source, target, count = _merge_cycles(group, source, target, count)
     position = _mean_position(place, unit, count, ~once if tied else np.ones(graph.n, dtype=np.bool_))
@@ -85,6 +89,59 @@ def make_pipeline_units(
         _move_before_successors(position, source, target, np.bincount(unit[~once], minlength=count) == 0)
     unit, source, target = _renumber(unit, source, target, position)
     return unit_columns(graph, cluster, unit, source, target, count, np.where(once, 1.0 / micro_batches, 1.0))
+
+
+def _tie_backward(
+    graph: OpGraph, cluster: Cluster, group: NDArray[Any], count: int, role: NDArray[np.int8]
+) -> tuple[NDArray[Any], int]:
+    """Returns groups, and their number, in which backward ops are with their forward ops where a device may run both."""
+    paired = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
+    paired = paired[role[graph.forward_of[paired]] == FORWARD]
+    backward, forward = group[paired], group[graph.forward_of[paired]]
+    _, component = _strong_components(np.r_[backward, forward], np.r_[forward, backward], count)
+    return _merge_where_allowed(graph, cluster, group, component)
+
+
+def _tie_update_chains(
+    graph: OpGraph,
+    cluster: Cluster,
+    group: NDArray[Any],
+    count: int,
+    role: NDArray[np.int8],
+    place: NDArray[np.float64],
+) -> tuple[NDArray[Any], int]:
+    """Returns groups, and their number, in which the ops of an update that read no gradient are with one that does.
+
+    An update may have many ops (the moments of Adam). Those that are not next to a repeated group join the nearest group
+    that is, of several the one whose neighbour comes first. Two groups next to repeated ones are never merged.
+    """
+    is_repeated = np.bincount(group[(role == FORWARD) | (role == BACKWARD)], minlength=count) > 0
+    source, target = group[graph.edge_source], group[graph.consumers]
+    source, target = np.r_[source, target], np.r_[target, source]
+    position = _mean_position(place, group, count, (role == FORWARD) | (role == BACKWARD))
+    owner, first = np.arange(count), np.full(count, np.inf)
+    border = is_repeated[source] & ~is_repeated[target]
+    np.minimum.at(first, target[border], position[source[border]])
+    alone = ~is_repeated[source] & ~is_repeated[target]
+    source, target = source[alone], target[alone]
+    while True:
+        edges = np.flatnonzero(np.isfinite(first[source]) & np.isinf(first[target]))
+        if not len(edges):
+            return _merge_where_allowed(graph, cluster, group, owner)
+        edges = edges[np.lexsort((first[source[edges]], target[edges]))]
+        edges = edges[np.r_[True, target[edges][1:] != target[edges][:-1]]]
+        owner[target[edges]], first[target[edges]] = owner[source[edges]], first[source[edges]]
+
+
+def _merge_where_allowed(
+    graph: OpGraph, cluster: Cluster, group: NDArray[Any], label: NDArray[Any]
+) -> tuple[NDArray[Any], int]:
+    """Returns groups merged by `label` int[groups], and their number; groups without a common device stay as they are."""
+    merged = np.unique(label, return_inverse=True)[1].reshape(-1)
+    may_run = allowed_group_devices(graph, cluster, merged[group]).any(axis=1)
+    merged = np.where(may_run[merged], merged, len(merged) + np.arange(len(merged)))
+    merged = np.unique(merged, return_inverse=True)[1].reshape(-1)
+    return merged[group], int(merged.max(initial=-1)) + 1
 
 
 def _pipeline_order_edges(
