@@ -196,9 +196,13 @@ class Timeline:
         _check_indices(len(self.op_names), "ops", **{"op of the memory log": np.maximum(log.op, 0)})
         for key in ("micro_batch", "unit"):
             if key in self.info:
-                count = len(whole_numbers(f"info[{key!r}]", self.info[key]))
-                if count != len(self.op_names):
-                    raise InvalidInput(f"info[{key!r}] has {count} entries; the graph has {len(self.op_names)} ops")
+                numbers_of_ops, count = whole_numbers(f"info[{key!r}]", self.info[key]), len(self.op_names)
+                if len(numbers_of_ops) != count:
+                    raise InvalidInput(f"info[{key!r}] has {len(numbers_of_ops)} entries; the graph has {count} ops")
+                if np.asarray(self.info[key]).dtype.kind == "f":
+                    raise InvalidInput(f"info[{key!r}] holds floats; it must hold whole numbers")
+                if key == "micro_batch":
+                    _check_indices(count, "micro-batches", micro_batch=np.maximum(numbers_of_ops, 0))
         for violation in self.violations:
             if violation.device >= devices or violation.op >= len(self.op_names):
                 raise InvalidInput(

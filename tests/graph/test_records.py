@@ -261,6 +261,8 @@ def test_records_travel_to_other_processes():
         ("memory_bytes", [8], "memory_bytes has 1 entries; device_names has 2"),
         ("peak_bytes", [], "peak_bytes has 0 entries; device_names has 2"),
         ("tensor_bytes", [], "tensor_bytes has 0 entries; tensor_producer has 1"),
+        ("info", {"micro_batch": [0, 0.0]}, r"info\['micro_batch'\] holds floats; it must hold whole numbers"),
+        ("info", {"micro_batch": [0, 10**18]}, r"micro_batch\[1\] is 10{18}; it must be one of the 2 micro-batches"),
         ("info", {"micro_batch": [0]}, r"info\['micro_batch'\] has 1 entries; the graph has 2 ops"),
         (
             "memory",
