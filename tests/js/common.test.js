@@ -57,6 +57,7 @@ test("ticks are multiples of 1, 2 or 5 times a power of ten, within the window",
   assert.deepEqual(ticks(0, 10, 5), [0, 2, 4, 6, 8, 10]); // 10 / 5 = 2
   assert.deepEqual(ticks(3, 47, 4), [20, 40]); // 44 / 4 = 11 -> 20
   assert.deepEqual(ticks(5, 5, 3), [5]);
+  assert.deepEqual(ticks(0, 1e-9, 10), []); // no timeline
 });
 
 test("a window is zoomed about a point and stays inside", () => {

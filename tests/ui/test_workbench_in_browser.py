@@ -718,3 +718,75 @@ def test_the_whole_gnmt_opens_collapsed(page, lab):
     page.click('.bl-pane button:text-is("Explain")')
     page.wait_for_selector(f'.bl-note:has-text("step 1 of {graph.n}")', timeout=60_000)
     shot(page, "13-gnmt")
+
+
+NEVER_FITS = """
+import baechi_lab as bl
+graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)], persistent_bytes=[10**13, 1], name="huge")
+bench = bl.Workbench(graph, bl.Cluster.uniform(2))
+bench
+"""
+
+
+def test_a_start_that_cannot_fit_has_no_axis_and_reopens_with_its_reason(page, lab):
+    jb.open_notebook(page, lab.add_notebook("huge.ipynb", [NEVER_FITS]))
+    jb.run_all(page, '.bl-header [role="alert"]:has-text("fit")', 60_000)
+    assert "0.000001" not in page.locator(".bl-workbench").inner_text()
+    shot(page, "30-never-fits")
+    page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+    (lab.folder / "huge-saved.ipynb").write_bytes((lab.folder / "huge.ipynb").read_bytes())
+    page.goto(lab.address("huge-saved.ipynb"))
+    picture = page.locator(".jp-OutputArea-output.jp-RenderedSVG")
+    picture.wait_for(state="visible", timeout=60_000)
+    assert "fit" in picture.locator("img").get_attribute("src")
+    said = page.locator('.jp-OutputArea-output:has-text("model not found")')
+    said.wait_for(state="attached", timeout=60_000)
+    assert not said.is_visible()
+
+
+WIDE = """
+import baechi_lab as bl
+chains = [(3 * c + k, 3 * c + k + 1, 8) for c in range(64) for k in range(2)]
+graph = bl.OpGraph.from_edges([10.0] * 192, chains, name="wide")
+bench = bl.Workbench(graph, bl.Cluster.uniform(64), placer="m-etf", passes=())
+bench
+"""
+COLOURS = """(strip) => {
+  const canvas = [...document.querySelectorAll('canvas[aria-label="Timeline"]')].find((c) => c.offsetParent);
+  const scale = canvas.width / canvas.clientWidth;
+  const tall = strip ? 28 : canvas.clientHeight;
+  const { data } = canvas.getContext('2d').getImageData(canvas.width / 4, 0, canvas.width / 2, tall * scale);
+  const seen = new Map();
+  for (let k = 0; k < data.length; k += 4) {
+    const pixel = [data[k], data[k + 1], data[k + 2]];
+    if (Math.max(...pixel) - Math.min(...pixel) > 40) seen.set(pixel.join(), (seen.get(pixel.join()) ?? 0) + 1);
+  }
+  const all = [...seen.values()].reduce((sum, count) => sum + count, 0);
+  return [[...seen.values()].filter((count) => count > 20).length, all / (data.length / 4)];
+}"""
+
+
+def test_64_devices_have_a_strip_and_colours_of_their_own(page, lab):
+    """64 equal chains, one per device: every lane is busy throughout."""
+    jb.open_notebook(page, lab.add_notebook("wide.ipynb", [WIDE]))
+    jb.run_all(page, ".bl-facts:has-text('step 30.00 us')", 120_000)
+    tab(page, "Timeline")
+    page.wait_for_function(
+        "() => [...document.querySelectorAll('canvas[aria-label=\"Timeline\"]')].some("
+        "(c) => c.offsetParent && c.dataset.frames > 0)"
+    )
+    page.wait_for_timeout(500)
+    shot(page, "31-wide")
+    colours, share = page.evaluate(COLOURS, True)
+    assert colours >= 12 and share > 0.3  # twelve rows of two pixels, not a blank strip
+    colours, _ = page.evaluate(COLOURS, False)
+    assert colours >= 32
+
+
+def test_a_kernel_that_is_shut_down_leaves_one_sentence(page):
+    """JupyterLab's widget manager notices restarts only."""
+    page.evaluate("async () => { await window.jupyterapp.shell.currentWidget.sessionContext.shutdown(); }")
+    page.wait_for_selector(".bl-workbench.jupyter-widgets-disconnected", timeout=30_000)
+    told = page.evaluate("() => getComputedStyle(document.querySelector('.bl-workbench'), '::after').content")
+    assert told.startswith('"kernel gone')
+    assert page.problems == []

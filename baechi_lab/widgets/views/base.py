@@ -18,6 +18,16 @@ STRAY = (
 """Hides a widget without a model, which is nothing but the text of an error, above its picture."""
 
 
+def picture_rule(key: str) -> str:
+    """A style that hides the picture `key` while its widget lives, wherever a front end puts the two.
+
+    It names no class of a front end. The picture is in the page itself (VS Code, Colab, nbclassic, marimo) or in an image
+    whose address holds its text (JupyterLab).
+    """
+    pictured = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"]'
+    return f'<style class="bl-stray">body:has(.bl-live-{key}) :is({pictured}) {{ display: none; }}</style>'
+
+
 def source(suffix: str, *names: str) -> str:
     """The view's own files behind the common one: one plain module, no bundler."""
     return "\n".join((VIEWS_FOLDER / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
@@ -27,8 +37,8 @@ class Pictured(ipywidgets.DOMWidget):
     """A widget that is displayed as two outputs: itself, and behind it a picture that stays when its kernel is gone.
 
     Readers prefer a widget to a picture in one output, and show nothing where they cannot run it: nbconvert without the
-    network, JupyterLab without the kernel. So the picture is an output of its own; where the widget lives, a rule in
-    `common.css` hides it, and where it does not, `STRAY` hides what is left of the widget.
+    network, JupyterLab without the kernel. So the picture is an output of its own; where the widget lives, `picture_rule`
+    hides it (and in JupyterLab a rule in `common.css` its row), and where it does not, `STRAY` hides what is left of the widget.
     """
 
     def picture(self) -> str:
@@ -47,13 +57,15 @@ class Pictured(ipywidgets.DOMWidget):
         live = {kind: value for kind, value in data.items() if kind != PICTURE}
         display({**live, "text/plain": self.in_words()}, metadata=metadata, raw=True)
         if drawn := self.picture():
+            self.add_class(f"bl-live-{self.model_id}")
             self._shown_picture = display(self._picture_output(drawn), raw=True, display_id=True)
-            display({"text/html": STRAY, "text/plain": ""}, raw=True)
+            display({"text/html": STRAY + picture_rule(self.model_id), "text/plain": ""}, raw=True)
 
     _shown_picture: Any = None
 
     def _picture_output(self, drawn: str) -> dict[str, str]:
-        return {PICTURE: drawn, "text/plain": self.in_words()}
+        marked = drawn.replace("<svg ", f'<svg class="bl-picture-{self.model_id}" ', 1)
+        return {PICTURE: marked, "text/plain": self.in_words()}
 
     def renew_picture(self) -> None:
         """Draw the picture behind the widget anew, where there is one: a saved notebook shows what was seen last."""

@@ -383,9 +383,10 @@ function textOn(colour) {
   return 0.299 * channel(1) + 0.587 * channel(3) + 0.114 * channel(5) > 140 ? "#000000" : "#ffffff";
 }
 
-/** Ticks of a time axis: a step of 1, 2 or 5 times a power of ten.
+/** Ticks of a time axis: a step of 1, 2 or 5 times a power of ten; none where there is no time to divide.
  * @param {number} from @param {number} to @param {number} count at most so many, or nearly */
 function ticks(from, to, count) {
+  if (to > from && to - from <= 1e-9) return []; // the axis of a view that shows no timeline
   const raw = Math.max((to - from) / Math.max(count, 1), 1e-9);
   const power = 10 ** Math.floor(Math.log10(raw));
   const step = [1, 2, 5, 10].map((k) => k * power).find((s) => s >= raw) ?? 10 * power;

@@ -13,6 +13,23 @@ function nameSliders(bench) {
   }
 }
 
+/** Mark the workbench as disconnected once its kernel is shut down: JupyterLab's widget manager does so after a restart only.
+ * Front ends that do not show their kernel are left alone. Returns a function that stops.
+ * @param {any} manager the widget manager @param {() => Element | null} bench @param {number} every milliseconds */
+function watchKernel(manager, bench, every = 1000) {
+  let lived = false;
+  const watch = setInterval(() => {
+    const kernel = manager?.kernel;
+    const gone = !kernel || kernel.isDisposed || kernel.status === "dead";
+    lived ||= !gone;
+    if (lived && gone) {
+      bench()?.classList.add("jupyter-widgets-disconnected");
+      clearInterval(watch);
+    }
+  }, every);
+  return () => clearInterval(watch);
+}
+
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-tabs");
@@ -75,7 +92,8 @@ function render({ model, el }) {
     changes.observe(bench, { childList: true, subtree: true });
   });
   const stop = listen(model, { tabs: draw, chosen: mark_chosen });
-  return () => { stop(); changes.disconnect(); };
+  const unwatch = watchKernel(/** @type {any} */ (model).widget_manager, () => el.closest(".bl-workbench"));
+  return () => { stop(); unwatch(); changes.disconnect(); };
 }
 
 export default { render };

@@ -52,6 +52,14 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.stroke();
   }
 
+  /** A start for which no placement fits has no timeline. */
+  function drawNothing(context, theme) {
+    context.font = `12px ${theme.font}`;
+    context.textAlign = "left";
+    context.fillStyle = theme.faint;
+    context.fillText("no timeline: no placement fits yet", axis.gutter, STRIP + AXIS / 2);
+  }
+
   function drawGutter(context, theme) {
     context.fillStyle = theme.background;
     context.fillRect(0, STRIP, axis.gutter - 2, canvas().height);
@@ -271,6 +279,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     context.fillStyle = theme.background;
     context.fillRect(0, 0, width, height);
     drawAxis(context, width, height, theme);
+    if (!s.lanes.length) drawNothing(context, theme);
     drawWaits(context, theme, axis, s.waits, s.tops);
     for (let lane = 0; lane < s.lanes.length; lane += 1) drawText(context, lane, drawLane(context, lane, width, theme), theme);
     if (s.selected.size || model.get("critical") || s.hovered !== UNSEEN) outlines(context, theme);

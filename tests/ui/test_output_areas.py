@@ -1,0 +1,80 @@
+"""The picture behind a widget: hidden where the widget lives, seen where it does not, in the markup of five front ends.
+
+The fragments follow the front ends' own sources as far as outputs are wrapped: JupyterLab shows an SVG as an image, the others
+put it into the page. They show whether the rule holds in that markup, not how those front ends load widgets.
+"""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import jupyter_browser as jb
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.views import TimelineView
+from baechi_lab.widgets.views.base import STRAY, picture_rule
+
+pytestmark = [pytest.mark.ui, pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-")]
+
+FRONT_ENDS = {
+    "JupyterLab": (
+        """<div class="jp-Cell"><div class="jp-OutputArea"><div class="jp-OutputArea-child">{prompt}<div
+        class="jp-OutputArea-output">{live}</div></div><div class="jp-OutputArea-child">{prompt}<div
+        class="jp-RenderedSVG jp-OutputArea-output">{image}</div></div><div class="jp-OutputArea-child">{prompt}<div
+        class="jp-RenderedHTMLCommon jp-OutputArea-output">{rules}</div></div></div></div>"""
+    ),
+    "VS Code": (
+        """<div class="cell_container"><div class="output_container"><div class="output"><div>{live}</div></div></div><div
+        class="output_container"><div class="output"><div>{svg}</div></div></div><div class="output_container"><div
+        class="output"><div>{rules}</div></div></div></div>"""
+    ),
+    "Colab": (
+        """<div id="output-body"><div class="output-id-1"><div class="output_subarea">{live}</div></div><div
+        class="output-id-2"><div class="output_subarea output_svg">{svg}</div></div><div class="output-id-3"><div
+        class="output_subarea output_html rendered_html">{rules}</div></div></div>"""
+    ),
+    "nbclassic": (
+        """<div class="output"><div class="output_area">{prompt}<div class="output_subarea">{live}</div></div>
+        <div class="output_area">{prompt}<div class="output_svg output_subarea">{svg}</div></div><div class="output_area">
+        {prompt}<div class="output_html rendered_html output_subarea">{rules}</div></div></div>"""
+    ),
+    "marimo": (
+        """<div class="output-area"><div class="output"><div>{live}</div><div>{svg}</div><div>{rules}</div></div></div>"""
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def outputs():
+    """What a timeline displays as: its key, its picture, and the rules."""
+    graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    view = TimelineView()
+    view.show(graph, [bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]))])
+    return view.model_id, view._picture_output(view.picture())["image/svg+xml"], STRAY + picture_rule(view.model_id)
+
+
+@pytest.fixture(scope="module")
+def page():
+    with jb.browser_page(1200, 900) as opened:
+        yield opened
+
+
+def cells(front_end, key, svg, rules, alive):
+    """Two cells of a notebook: one with the widget, whose state `alive` says, and one that shows another one's picture."""
+    live = f'<div class="bl-view bl-live-{key}">a widget</div>' if alive else ""
+    image = f'<img src="data:image/svg+xml,{quote(svg)}">'
+    first = FRONT_ENDS[front_end].format(prompt="<div></div>", live=live, svg=svg, image=image, rules=rules)
+    other = "another"
+    svg, rules = svg.replace(key, other), STRAY + picture_rule(other)
+    image = f'<img src="data:image/svg+xml,{quote(svg)}">'
+    second = FRONT_ENDS[front_end].format(prompt="<div></div>", live="", svg=svg, image=image, rules=rules)
+    return f'<style>{TimelineView._css}</style><div class="cell">{first}</div><div class="cell">code {second}</div>'
+
+
+@pytest.mark.parametrize("alive", [True, False], ids=["alive", "gone"])
+@pytest.mark.parametrize("front_end", list(FRONT_ENDS))
+def test_a_picture_is_seen_unless_its_own_widget_lives(page, outputs, front_end, alive):
+    page.set_content(cells(front_end, *outputs, alive))
+    seen = [page.locator(".cell").nth(k).locator("img, svg").first.is_visible() for k in range(2)]
+    assert seen == [not alive, True]
