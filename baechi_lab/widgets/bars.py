@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import OpGraph, Timeline
+from ..graph import Cluster, OpGraph, Timeline
 from .columns import Columns, pack
 from .schedule import Chain, idle
 
@@ -50,12 +50,14 @@ def build_bars(
     chain: Chain | None = None,
     titles: Sequence[str] = (),
     against: int = -1,
+    groups: Sequence[str] = (),
 ) -> Bars:
     """Lanes of each timeline in turn: per device one for compute and one for transfers.
 
     Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
     marks the critical bars of the first timeline; `titles` name the timelines, by default by their origin; timeline
-    `against` is of another placement: what is elsewhere there is marked in it and in the first. O(rows log rows).
+    `against` is of another placement: what is elsewhere there is marked in it and in the first. `groups` name the
+    machine or replica of each device (`lane_groups`). O(rows log rows).
     """
     names, tables, lanes, pointer = list(graph.names), [], [], [0]
     index_of = {name: i for i, name in enumerate(names)}
@@ -66,13 +68,16 @@ def build_bars(
     for number, timeline in enumerate(timelines):
         label, title = labels[number], titles[number]
         marked = chain if number == 0 else None
+        folds = idle_folds(timeline)
         for d, waits in enumerate(idle(timeline)):
             lane = {
                 "device": d,
                 "label": short_device(timeline.device_names[d]),
                 "origin": title,
                 "kind": "ops",
-                "heading": headings[number] if d == 0 and len(timelines) > 1 else "",
+                "heading": _heading(headings[number] if len(timelines) > 1 else "", d, groups),
+                "folded": folds[d] is not None,
+                "fold_label": folds[d] or "",
                 "busy_us": float(timeline.busy_us[d]),
                 "idle_us": waits.idle_us,
                 "idle_share": waits.share,
@@ -84,7 +89,7 @@ def build_bars(
                 (_op_rows(timeline, d, label, marked, device_elsewhere.get(number)), "ops"),
                 (_transfer_rows(timeline, d, label, marked), "transfers"),
             ):
-                lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": ""})
+                lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": "", "fold_label": ""})
                 tables.append(table[np.lexsort((table["end"], table["start"]))])
                 pointer.append(pointer[-1] + len(table))
     rows = np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
@@ -105,6 +110,56 @@ def build_bars(
         rows["elsewhere"],
         max(span, float(rows["end"].max(initial=0.0))),
     )
+
+
+def _heading(title: str, device: int, groups: Sequence[str]) -> str:
+    """What stands above a device's lanes: the timeline's title above the first, and a group where it begins."""
+    group = groups[device] if device < len(groups) and (device == 0 or groups[device] != groups[device - 1]) else ""
+    return ", ".join(filter(None, (title if device == 0 else "", group)))
+
+
+def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
+    """The replica of each device, or else its machine; empty where there is one, and where neighbours are apart.
+
+    Devices of one machine are those that links faster than the slowest ones of the cluster connect.
+
+    >>> from baechi_lab import Link
+    >>> lane_groups(Cluster.machines(4, 2, link=Link(1.0, 1e-4), network=Link(5.0, 1e-2)))
+    ('machine 1', 'machine 1', 'machine 2', 'machine 2')
+    """
+    n = cluster.n
+    if replicas > 1:
+        return tuple(f"replica {device * replicas // n + 1}" for device in range(n))
+    if n < 3:
+        return ()
+    from scipy.sparse.csgraph import connected_components
+
+    price = np.maximum(cluster.us_per_byte, cluster.us_per_byte.T)
+    off_diagonal = ~np.eye(n, dtype=bool)
+    count, machine = connected_components((price < price[off_diagonal].max()) & off_diagonal, directed=False)
+    is_sorted = bool((np.diff(machine) >= 0).all())
+    return tuple(f"machine {k + 1}" for k in machine.tolist()) if 1 < count < n and is_sorted else ()
+
+
+def idle_folds(timeline: Timeline) -> list[str | None]:
+    """Per device None, or the label of the neighbours without op and transfer that it begins ("" for those that follow).
+
+    >>> from baechi_lab import Cluster, Placement, simulate
+    >>> idle_folds(simulate(OpGraph.from_edges([5.0]), Cluster.uniform(4), Placement(device=[1])))
+    ['gpu:0 idle', None, 'gpu:2 to gpu:3 idle', '']
+    """
+    count = len(timeline.device_names)
+    is_used = np.zeros(count, dtype=bool)
+    is_used[timeline.device] = is_used[timeline.transfers.source] = is_used[timeline.transfers.target] = True
+    folds: list[str | None] = [None] * count
+    for first in range(count):
+        if is_used[first] or (first and not is_used[first - 1]):
+            continue
+        used_after = np.flatnonzero(is_used[first:])
+        last = first + (int(used_after[0]) if len(used_after) else count - first) - 1
+        names = [short_device(timeline.device_names[d]) for d in (first, last)]
+        folds[first : last + 1] = [f"{' to '.join(dict.fromkeys(names))} idle", *[""] * (last - first)]
+    return folds
 
 
 def _elsewhere(

@@ -12,6 +12,7 @@ from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Step
 from ..graph.units import format_us
 from .background import Later
+from .bars import lane_groups
 from .comparing import name_of
 from .compute import Outcome, source
 from .explaining import Log
@@ -183,6 +184,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             outcome.chain,
             () if other_outcome is None else [*titles, self.tasks.comparable_outcomes()[self.timeline.against][0]],
             -1 if other_outcome is None else len(timelines),
+            lane_groups(outcome.setting.cluster, outcome.setting.replicas),
         )
         self.memory.show(timelines, self.timeline.span_us)
         self._listening = True

@@ -3,9 +3,9 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars } = load(
+const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars"],
+  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes"],
 );
 
 // Lane 0 has bars 0-4, 5-6, 9-12, lane 1 none, lane 2 one bar 3-10.
@@ -90,4 +90,25 @@ test("bars of one micro-batch that follow each other are one stretch", () => {
   assert.deepEqual(batchRuns(own, [0, 1, 1], 0, 0, 20, 2), [[0, 0, 4], [1, 5, 6], [1, 9, 12]]); // a gap of 3
   assert.deepEqual(batchRuns(own, [1, -1, 1], 0, 0, 20, 9), [[1, 0, 4], [1, 9, 12]]); // something else between
   assert.deepEqual(batchRuns(own, [0, 1, 1], 0, 7, 20, 2), [[1, 9, 12]]); // what is seen only
+});
+
+const lanePair = (folded, fold_label, heading = "") => [
+  { kind: "ops", heading, folded, fold_label }, { kind: "transfers", heading: "", folded, fold_label: "" },
+];
+
+test("devices without work are one line, and each while they are not folded", () => {
+  const lanes = [...lanePair(false, "", "Simulated"), ...lanePair(true, "gpu:1 to gpu:2 idle"), ...lanePair(true, "")];
+  const folded = arrangeLanes(lanes, true, 0, 10);
+  assert.deepEqual(folded.tops.map(([, height]) => height), [24, 18, 16, 0, 0, 0]);
+  assert.deepEqual(folded.tops[0], [28, 24]); // below the heading of 18
+  assert.equal(folded.bottom, 28 + 24 + 2 + 18 + 7 + 16 + 4);
+  assert.deepEqual(arrangeLanes(lanes, false, 0, 10).tops.map(([, height]) => height), [24, 18, 24, 18, 24, 18]);
+});
+
+test("many lanes are lower, and a chosen scale holds within its limits", () => {
+  const many = Array.from({ length: 64 }, () => lanePair(false, "")).flat();
+  const heights = (scale) => arrangeLanes(many, true, scale, 0).tops.slice(0, 2).map(([, height]) => height);
+  assert.deepEqual(heights(0), [14, 11]);
+  assert.deepEqual(heights(2), [48, 36]);
+  assert.deepEqual(heights(100), [72, 54]);
 });

@@ -118,3 +118,35 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
     choice.select_option("")
     page.wait_for_selector(".bl-heat-key", state="hidden")
     assert page.problems == []
+
+
+def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
+    tab(page, "Timeline")
+    page.wait_for_selector(".bl-panes.bl-at-timeline")
+    lanes = f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n"
+    page.wait_for_function(lanes, arg="8")  # four devices, each with its transfers
+    assert page.locator('button:text-is("Fold idle")').is_hidden()
+    placer = page.locator(
+        '.bl-setting .widget-inline-hbox:has(label:text-is("placer"), label > :text-is("placer")) select'
+    )
+    placer.select_option("single")
+    page.wait_for_function(lanes, arg="3")  # one device and its transfers, and "gpu:1 to gpu:3 idle"
+    shot(page, "lanes")
+    page.locator(TIMELINE).focus()
+    page.keyboard.press("i")
+    page.wait_for_function(lanes, arg="8")
+    height = page.locator(TIMELINE).bounding_box()["height"]
+    page.keyboard.press("]")
+    taller = f"(h) => document.querySelector('{TIMELINE}').clientHeight > h"
+    page.wait_for_function(taller, arg=height)
+    box = page.locator(TIMELINE).bounding_box()
+    page.mouse.move(box["x"] + 20, box["y"] + 80)
+    page.mouse.down()
+    page.mouse.move(box["x"] + 20, box["y"] + 140, steps=6)
+    page.mouse.up()
+    page.wait_for_function(taller, arg=box["height"])
+    page.click('button:text-is("Fold idle")')
+    page.wait_for_function(lanes, arg="3")
+    placer.select_option("m-etf")
+    page.wait_for_function(lanes, arg="8")
+    assert page.problems == []

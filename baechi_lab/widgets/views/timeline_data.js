@@ -5,8 +5,30 @@ const OP_LANE = 24;
 const TRANSFER_LANE = 18;
 const HEADING = 18;
 const LEVELS = 8;
+const FOLDED = 16; // height of the line that stands for devices without work
+const MANY_LANES = 16; // devices from which lanes are lower, so that 64 can be read
+const LEAST_SCALE = 0.5;
+const MOST_SCALE = 3;
 
 /** @typedef {ReturnType<typeof readBars>} Bars */
+
+/** Upper edge and height of every lane below `y`, and where the last ends. Lanes of devices without work are one line.
+ * @param {{kind: string, heading: string, folded: boolean, fold_label: string}[]} lanes @param {boolean} fold
+ * @param {number} scale of the lanes' heights, 0 for one that follows from their number @param {number} y */
+function arrangeLanes(lanes, fold, scale, y) {
+  const open = lanes.filter((lane) => lane.kind === "ops" && !(fold && lane.folded)).length;
+  const used = Math.min(Math.max(scale || (open > MANY_LANES ? 0.6 : 1), LEAST_SCALE), MOST_SCALE);
+  const tops = lanes.map((lane) => {
+    if (lane.heading) y += HEADING;
+    const folded = fold && lane.folded;
+    const whole = lane.kind === "transfers" ? TRANSFER_LANE : OP_LANE;
+    const height = folded ? (lane.fold_label ? FOLDED : 0) : Math.round(whole * used);
+    const gap = folded ? (lane.fold_label ? 4 : 0) : Math.round((lane.kind === "transfers" ? 7 : 2) * Math.min(used, 1));
+    y += height + gap;
+    return [y - height - gap, height];
+  });
+  return { tops, bottom: y, scale: used };
+}
 
 /** The bars of all lanes, lane by lane: `pointer[lane]` is the first of each. @param {Model} model */
 function readBars(model) {

@@ -71,7 +71,12 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.fillStyle = theme.text;
         context.fillText(lane.heading, 4, top - HEADING / 2);
       }
-      if (lane.kind === "transfers") {
+      if (!height) return;
+      if (lane.folded && model.get("fold_idle")) {
+        context.font = `11px ${theme.font}`;
+        context.fillStyle = theme.faint;
+        context.fillText(lane.fold_label, 18, top + height / 2 + 0.5);
+      } else if (lane.kind === "transfers") {
         context.font = `10px ${theme.font}`;
         context.fillStyle = theme.faint;
         context.fillText("transfers", 18, top + height / 2);

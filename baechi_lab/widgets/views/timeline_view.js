@@ -13,15 +13,18 @@ function render({ model, el }) {
   const criticalButton = button("Critical path", "mark the ops and transfers that determine the makespan; an op with no transfer before it waited for an op of its device (c)", () => toggleCritical());
   const trace = button("Chrome trace", "download this timeline as a trace for Perfetto or chrome://tracing", () => model.send({ type: "trace" }));
   const measure = button("Statistics", "busy and idle time of what is shown, or of a range marked by Shift and a drag (s)", () => change({ measuring: !model.get("measuring") }));
+  const foldButton = button("Fold idle", "devices that do nothing as one line (i)", () => change({ fold_idle: !model.get("fold_idle") }));
+  let scale = 1; // of the lanes' heights
+  let stretching = false; // a drag over the lanes' names is under way: it changes their height
   const colourBy = chooser("Colour", "what the bars' colours mean", (value) => change({ color_by: value }));
   const against = chooser("Against", "another placement on the same axis, with what moved", (value) => change({ against: value }));
   const title = element("span", { class: "bl-title" });
-  view.toolbar.append(reset, zoomSelection, criticalButton, measure, trace, colourBy.whole, against.whole, element("span", { class: "bl-space" }), title);
+  view.toolbar.append(reset, zoomSelection, criticalButton, measure, trace, foldButton, colourBy.whole, against.whole, element("span", { class: "bl-space" }), title);
   view.describe(
     "What each device computes, sends and receives, over time; the op that is selected is explained below it.",
     {
       "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "n, p": "select the next, the previous op", z: "zoom to the selection",
-      c: "mark the critical path", s: "statistics of what is shown", Escape: "select nothing", "?": "show or hide these keys",
+      c: "mark the critical path", i: "devices that do nothing as one line, or each", "[, ]": "lower, higher lanes, as a drag over their names", s: "statistics of what is shown", Escape: "select nothing", "?": "show or hide these keys",
     },
     () => ({
       caption: "Ops and transfers in what is shown", head: ["op", "lane", "origin", "start", "takes"],
@@ -58,14 +61,13 @@ function render({ model, el }) {
   const toggleCritical = () => change({ critical: !model.get("critical") });
 
   function arrange() {
-    s.tops = [];
-    let y = STRIP + AXIS;
-    for (const lane of s.lanes) {
-      if (lane.heading) y += HEADING;
-      const height = lane.kind === "transfers" ? TRANSFER_LANE : OP_LANE;
-      s.tops.push([y, height]);
-      y += height + (lane.kind === "transfers" ? 7 : 2);
-    }
+    const arranged = arrangeLanes(s.lanes, Boolean(model.get("fold_idle")), model.get("lane_scale"), STRIP + AXIS);
+    const y = arranged.bottom;
+    s.tops = arranged.tops;
+    scale = arranged.scale;
+    view.canvas.dataset.lanes = String(s.tops.filter(([, height]) => height > 0).length);
+    foldButton.hidden = !s.lanes.some((lane) => lane.folded);
+    foldButton.setAttribute("aria-pressed", String(Boolean(model.get("fold_idle"))));
     view.stage.style.height = `${Math.max(y + 6, 70)}px`;
     const makespans = model.get("makespans");
     const bubbles = (origin) => {
@@ -92,6 +94,8 @@ function render({ model, el }) {
     }
     return [best, lane];
   }
+
+  const nameOfLane = (lane) => (lane.folded && model.get("fold_idle") ? lane.fold_label : `${lane.label}, ${lane.origin}`);
 
   function laneFacts(lane) {
     const l = s.lanes[lane];
@@ -120,9 +124,10 @@ function render({ model, el }) {
         [model.get("color_by"), s.palette !== s.colours ? model.get("legend")[s.shade[bar]]?.label : ""],
         ["elsewhere", s.bars.elsewhere[bar] ? `on ${model.get("devices")[s.bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
       ]);
-    } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, `${s.lanes[lane].label}, ${s.lanes[lane].origin}`, laneFacts(lane));
+    } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, nameOfLane(s.lanes[lane]), laneFacts(lane));
     else if (lane >= 0 && waitAt(lane, x) !== UNSEEN) showWait(waitAt(lane, x), x, y);
     else showTooltip(view, 0, 0, "", []);
+    view.canvas.style.cursor = x < axis.gutter && y > STRIP + AXIS ? "ns-resize" : "";
     if (bar !== s.hovered) {
       s.hovered = bar;
       view.redraw();
@@ -177,9 +182,17 @@ function render({ model, el }) {
     return view.say([...count, ...rows, ...(why ? [`why then: ${why}`] : [])].join("  ·  "));
   }
 
+  const stretch = (/** @type {number} */ factor) => {
+    model.set("lane_scale", Math.min(Math.max(scale * factor, LEAST_SCALE), MOST_SCALE));
+    model.save_changes();
+  };
+  view.canvas.addEventListener("pointerdown", (event) => {
+    const [x, y] = pointer(view, event);
+    stretching = x < axis.gutter && y > STRIP + AXIS;
+  });
   strip.listen();
   gestures(view, {
-    move: axis.move,
+    move: (dx, dy) => (stretching ? stretch(Math.exp(dy / 120)) : axis.move(dx)),
     hover,
     click: (x, y, event) => {
       const [bar] = barAt(x, y);
@@ -199,6 +212,7 @@ function render({ model, el }) {
   }
   const keys = {
     Escape: () => { change({ range: [] }); select([]); }, s: () => change({ measuring: !model.get("measuring") }), n: () => neighbour(1), p: () => neighbour(-1), c: () => toggleCritical(), z: () => toSelection(),
+    i: () => change({ fold_idle: !model.get("fold_idle") }), "[": () => stretch(0.85), "]": () => stretch(1.2),
   };
   axis.listen(view, keys);
 
@@ -271,6 +285,8 @@ function render({ model, el }) {
     measuring: tabulate,
     range: () => { tabulate(); view.redraw(); },
     critical: () => { pressed(); view.redraw(); },
+    fold_idle: () => { arrange(); view.redraw(); },
+    lane_scale: () => { arrange(); view.redraw(); },
     status: describe,
     why: describe,
     inputs: readNear,

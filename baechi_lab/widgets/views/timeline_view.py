@@ -31,7 +31,8 @@ class TimelineView(CanvasView):
     `focus`, the op that was clicked, or else of a single selected one, `why` says what it waited for, `blamed` is the op
     that made it wait, and arrows come from `inputs` and go to `outputs`, ops of the graph. `color_by` is one of
     `colorings`, whose classes `legend` names. While `measuring`, `statistics` has a row per device about the range, or
-    else about the window. `against` is one of the keys of `choices`, pairs of a key and what it says.
+    else about the window. While `fold_idle`, neighbours that do nothing are one line. `lane_scale` stretches lanes; at 0 their
+    height follows their number. `against` is one of the keys of `choices`, pairs of a key and what it says.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -57,6 +58,8 @@ class TimelineView(CanvasView):
     inputs = traitlets.List(traitlets.Int()).tag(sync=True)
     outputs = traitlets.List(traitlets.Int()).tag(sync=True)
     color_by = traitlets.Unicode(DEVICE).tag(sync=True)
+    fold_idle = traitlets.Bool(True).tag(sync=True)
+    lane_scale = traitlets.Float(0.0).tag(sync=True)
     colorings = traitlets.List(traitlets.Unicode(), [DEVICE]).tag(sync=True)
     kinds = traitlets.Bytes(b"").tag(sync=True)
     batches = traitlets.Bytes(b"").tag(sync=True)
@@ -86,13 +89,15 @@ class TimelineView(CanvasView):
         chain: Chain | None = None,
         titles: Sequence[str] = (),
         against: int = -1,
+        groups: Sequence[str] = (),
     ) -> None:
         """Draw `timelines` of `graph`, the first on top; `chain` is the critical path of the first.
 
         `titles` name them, by default by their origin; number `against` is of another placement, and what moved is marked.
+        `groups` name the machine or replica of each device.
         """
         self.timelines, self.graph, self._chain = tuple(timelines), graph, chain
-        self.drawn = bars = build_bars(graph, self.timelines, chain, titles, against)
+        self.drawn = bars = build_bars(graph, self.timelines, chain, titles, against, groups)
         self.titles = tuple(titles) or tuple(t.origin for t in self.timelines)
         self._waits = tuple(waits(graph, t) for t in self.timelines)
         with self.hold_sync():
