@@ -132,7 +132,7 @@ class FitOption:
             _in_words(self.choice),
             "yes" if self.fits else "no",
             format_us(self.step_us) if self.timeline else "-",
-            f"{rate:.4g}" if rate == rate else "-",
+            _rate_text(rate),
             ", ".join(map(format_bytes, self.peak_bytes)) or "-",
             self.gives_up if self.timeline else self.error,
         ]
@@ -278,6 +278,17 @@ def fullest_device_bytes(option: FitOption) -> int:
     if option.timeline is None or option.cluster is None:
         return 0
     return int(np.where(option.cluster.is_host, 0, option.timeline.peak_bytes).max(initial=0))
+
+
+def _rate_text(rate: float) -> str:
+    """A rate with four digits and commas, without a power of ten.
+
+    >>> _rate_text(144_329.7), _rate_text(12.3456), _rate_text(float("nan"))
+    ('144,300', '12.35', '-')
+    """
+    if rate != rate:
+        return "-"
+    return f"{float(f'{rate:.4g}'):,.0f}" if rate >= 1000 else f"{rate:.4g}"
 
 
 def _in_words(choice: str) -> str:

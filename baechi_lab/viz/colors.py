@@ -9,7 +9,7 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 """Okabe and Ito's palette (Color Universal Design, 2008), with wine in place of black,
 which a dark background would hide."""
 
-SERIES = ("#6E50B6", "#999823", "#795B52", "#84959F", "#6F5B97", "#A2946B")
+SERIES = ("#6E50B6", "#999823", "#795B52", "#84959F", "#B0309A", "#A2946B")
 """What is no device: placers, schedulers, settings. Far from all device colours, and apart for colour-blind readers too.
 Their contrast is at least 3 on white and on the dark pages of notebooks (#111111)."""
 
