@@ -83,6 +83,41 @@ def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
     return Peak(device, int(held_bytes.max()), float(log.time_us[at]), index.get(name, -1), name, part_bytes)
 
 
+@dataclass(frozen=True)
+class LiveBytes:
+    """Bytes of one category that an op has on a device at an instant; `op` is an op of the timeline."""
+
+    op: int
+    name: str
+    category: str
+    bytes: int
+
+
+def live_bytes(timeline: Timeline, device: int, time_us: float) -> tuple[LiveBytes, ...]:
+    """What `device` holds after the last change at or before `time_us`, the largest first. O(log).
+
+    Together they are the level that the view draws then.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> live_bytes(simulate(g, Cluster.uniform(1), Placement(device=[0, 0])), 0, 7.0)
+    (LiveBytes(op=0, name='op0', category='outputs', bytes=8),)
+    """
+    log = timeline.memory
+    entries = np.flatnonzero((log.device == device) & (log.time_us <= time_us))
+    key = log.op[entries].astype(np.int64) * len(MEMORY_CATEGORIES) + log.category[entries]
+    keys, inverse = np.unique(key, return_inverse=True)
+    held_bytes = np.zeros(len(keys), dtype=np.int64)
+    np.add.at(held_bytes, inverse, log.delta[entries])
+    order = np.argsort(-held_bytes, kind="stable")
+    return tuple(
+        LiveBytes(op, timeline.op_names[op] if op >= 0 else "", MEMORY_CATEGORIES[category], size)
+        for k, size in zip(keys[order].tolist(), held_bytes[order].tolist(), strict=True)
+        if size > 0
+        for op, category in [divmod(k, len(MEMORY_CATEGORIES))]
+    )
+
+
 def steps(timeline: Timeline, device: int, limit: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Times float64[k] and bytes int64[k, 4] per category, `k` at most about `2 * most`; no peak is lost."""
     time, levels = timeline.memory.levels(device)

@@ -14,6 +14,7 @@ import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.heat import CRITICAL, HEATS, MOVED, TIME
+from baechi_lab.widgets.levels import live_bytes
 
 pytestmark = [
     pytest.mark.ui,
@@ -27,7 +28,7 @@ graph = bl.generators.random_dag(60, seed=1)
 cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
 """
 CELLS = [SETUP, 'bench = bl.Workbench(graph, cluster, placer="m-etf", passes=())\nbench']
-GRAPH, TIMELINE = 'canvas[aria-label="Graph"]', 'canvas[aria-label="Timeline"]'
+GRAPH, TIMELINE, MEMORY = (f'canvas[aria-label="{name}"]' for name in ("Graph", "Timeline", "Memory"))
 
 
 @pytest.fixture(scope="module")
@@ -149,4 +150,35 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     page.wait_for_function(lanes, arg="3")
     placer.select_option("m-etf")
     page.wait_for_function(lanes, arg="8")
+    assert page.problems == []
+
+
+def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
+    _, line = outcome
+    tab(page, "Timeline")
+    page.wait_for_selector(".bl-panes.bl-at-timeline")
+    memory = page.locator(MEMORY)
+    memory.scroll_into_view_if_needed()
+    memory.focus()
+    page.keyboard.press("l")
+    fullest = int(line.peak_bytes.argmax())
+    page.wait_for_selector(".bl-live-tensors b")
+    assert format_bytes(int(line.peak_bytes[fullest])) in page.locator(".bl-live-tensors b").inner_text()
+    times, levels = line.memory.levels(fullest)
+    held = live_bytes(line, fullest, float(times[levels.sum(axis=1).argmax()]))
+    first = page.locator(".bl-live-tensors li").first
+    assert first.inner_text().startswith(format_bytes(held[0].bytes)) and first.inner_text().endswith(held[0].name)
+    shot(page, "memory")
+    first.locator("button").click()
+    page.wait_for_selector(f'.bl-details-name:text-is("{held[0].name}")')
+    box = memory.bounding_box()
+    page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 30)
+    page.wait_for_function(f"() => Number(document.querySelector('{MEMORY}').dataset.cursor) > 0")
+    same = f"() => document.querySelector('{MEMORY}').dataset.cursor === document.querySelector('{TIMELINE}').dataset.cursor"
+    page.wait_for_function(same)
+    assert 0 < float(memory.get_attribute("data-cursor")) < line.makespan_us
+    page.mouse.move(2, 2)
+    page.wait_for_function(f"() => document.querySelector('{TIMELINE}').dataset.cursor === ''")
+    page.click('.bl-live-tensors button:text-is("×")')
+    page.wait_for_selector(".bl-live-tensors", state="hidden")
     assert page.problems == []

@@ -5,6 +5,31 @@ const FOOT = 20;
 const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
 const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary: "temporary", copies: "received copies" };
 
+/** How each category is hatched on its shade: an empty list is plain. Lines of a square of 6 pixels. @type {number[][][]} */
+const HATCHES = [[], [[0, 6, 6, 0]], [[0, 3, 6, 3]], [[3, 0, 3, 6], [0, 3, 6, 3]]];
+
+/** A pattern of thin lines, null for none. @param {CanvasRenderingContext2D} context @param {number} category @param {string} colour */
+function hatchOf(context, category, colour) {
+  if (!HATCHES[category].length) return null;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const brush = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  brush.strokeStyle = colour;
+  brush.globalAlpha = 0.45;
+  for (const [x0, y0, x1, y1] of HATCHES[category]) {
+    brush.beginPath();
+    brush.moveTo(x0, y0);
+    brush.lineTo(x1, y1);
+    brush.stroke();
+  }
+  return context.createPattern(tile, "repeat");
+}
+
+/** Marks of a scale of bytes from 0 to `largest`: a step of 1, 2 or 5 times a power of ten. @param {number} largest @returns {number[]} */
+function byteTicks(largest) {
+  return ticks(0, largest, 3).filter((value) => value > 0 && value < largest);
+}
+
 function readLevels(model) {
   const c = model.get("levels");
   return {
@@ -26,13 +51,15 @@ function render({ model, el }) {
   const title = element("span", { class: "bl-title" });
   view.describe(
     "Bytes that each device holds over time, by category, against its limit; peaks are told below it.",
-    { "← →": "move in time", "+, -": "zoom", 0: "show the whole step", "?": "show or hide these keys" },
+    { "← →": "move in time", "+, -": "zoom", 0: "show the whole step", l: "list what is live at the peak of the fullest device", "?": "show or hide these keys" },
     () => ({
       caption: "Peak of each device", head: ["device", "peak", "limit", "at", "caused by", ...CATEGORIES.map((name) => CATEGORY_TEXT[name])],
       rows: model.get("peaks").map((p, d) => [
         rowName(d), formatBytes(p.bytes), formatLimit(model.get("limit_bytes")[d]), formatTime(p.time_us), p.name, ...p.parts.map(formatBytes),
       ]),
     }));
+  const live = element("div", { class: "bl-live-tensors", role: "status", hidden: true });
+  view.host.insertBefore(live, view.live);
   view.toolbar.append(reset, legend, element("span", { class: "bl-space" }), title);
 
   /** Simulated and measured rows are shown beside each other. */
@@ -77,11 +104,13 @@ function render({ model, el }) {
     context.fillStyle = theme.background;
     context.fillRect(0, 0, width, height);
     context.textBaseline = "middle";
-    devices.forEach((device, d) => drawDevice(context, d, width, theme));
+    const hatches = CATEGORIES.map((_, k) => hatchOf(context, k, theme.background));
+    devices.forEach((device, d) => drawDevice(context, d, width, theme, hatches));
     drawTimeAxis(context, width, height, theme);
+    axis.drawCursor(context, theme, 0, height - FOOT);
   }
 
-  function drawDevice(context, d, width, theme) {
+  function drawDevice(context, d, width, theme, hatches) {
     const top = d * ROW + 8;
     const base = top + ROW - 14;
     const tall = base - top;
@@ -98,11 +127,16 @@ function render({ model, el }) {
       rows.forEach((row, i) => context.lineTo(axis.gutter + i, yOf(below[i] + (row < 0 ? 0 : levels.bytes[k][row]))));
       for (let i = rows.length - 1; i >= 0; i -= 1) context.lineTo(axis.gutter + i, yOf(below[i]));
       context.fill();
+      if (hatches[k]) {
+        context.fillStyle = hatches[k];
+        context.fill();
+      }
       rows.forEach((row, i) => { below[i] += row < 0 ? 0 : levels.bytes[k][row]; });
     });
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
+    drawScale(context, largest, yOf, width, theme);
     drawLimit(context, limit, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawPeak(context, peak, yOf, top, width, theme);
@@ -122,16 +156,47 @@ function render({ model, el }) {
     }
   }
 
+  /** A line and a label per tick of the bytes. */
+  function drawScale(context, largest, yOf, width, theme) {
+    context.font = `9px ${theme.font}`;
+    context.textAlign = "left";
+    for (const value of byteTicks(largest)) {
+      const y = Math.round(yOf(value)) + 0.5;
+      context.strokeStyle = theme.grid;
+      context.lineWidth = 1;
+      context.beginPath();
+      context.moveTo(axis.gutter, y);
+      context.lineTo(width - 8, y);
+      context.stroke();
+      drawHaloed(context, formatBytes(value).replace(/\.00(?= )/, ""), axis.gutter + 3, y, theme.text, theme);
+    }
+  }
+
+  /** Text that can be read on any colour. */
+  function drawHaloed(context, text, x, y, colour, theme) {
+    context.strokeStyle = theme.background;
+    context.lineWidth = 3;
+    context.strokeText(text, x, y);
+    context.fillStyle = colour;
+    context.fillText(text, x, y);
+  }
+
+  /** The device's memory: a line where it is on this scale, else one at the upper edge that says so. */
   function drawLimit(context, limit, largest, yOf, width, theme) {
-    if (limit > largest) return; // the gutter says that it is above this scale
+    const inside = limit <= largest;
+    const y = inside ? yOf(limit) : yOf(largest) + 2;
     context.strokeStyle = theme.danger;
-    context.setLineDash([5, 3]);
+    context.setLineDash(inside ? [5, 3] : [2, 5]);
     context.lineWidth = 1.5;
     context.beginPath();
-    context.moveTo(axis.gutter, yOf(limit));
-    context.lineTo(width - 8, yOf(limit));
+    context.moveTo(axis.gutter, y);
+    context.lineTo(width - 8, y);
     context.stroke();
     context.setLineDash([]);
+    context.font = `9px ${theme.font}`;
+    context.textAlign = "right";
+    const text = `limit ${formatBytes(limit)}${inside ? "" : ", above this scale ↑"}`;
+    drawHaloed(context, text, width - 12, y + 7, theme.danger, theme);
   }
 
   /** What the device held at most when the step ran, beside what it is simulated to hold. */
@@ -218,6 +283,7 @@ function render({ model, el }) {
     hover,
     click: (x, y) => {
       const d = Math.floor((y - 4) / ROW);
+      if (d >= 0 && d < devices.length) model.send({ type: "live", row: d, time_us: x < axis.gutter ? model.get("peaks")[d].time_us : timeAt(x) });
       const peak = model.get("peaks")[d];
       if (peak && peak.op >= 0 && (x < axis.gutter || Math.abs(x - xOf(peak.time_us)) < 12)) {
         model.set("selected", [peak.op]);
@@ -226,7 +292,28 @@ function render({ model, el }) {
     },
     rectangle: axis.rectangle,
   });
-  axis.listen(view);
+  axis.listen(view, {
+    l: () => {
+      const peaks = model.get("peaks");
+      const row = peaks.reduce((/** @type {number} */ best, /** @type {any} */ p, /** @type {number} */ d) => (p.bytes > peaks[best].bytes ? d : best), 0);
+      if (peaks.length) model.send({ type: "live", row, time_us: peaks[row].time_us });
+    },
+  });
+
+  /** The largest of what was live at the instant that was clicked. */
+  function listLive() {
+    const shown = model.get("live");
+    live.hidden = shown.row === undefined;
+    if (live.hidden) return;
+    const more = shown.count - shown.rows.length;
+    const pick = (/** @type {number} */ op) => { model.set("selected", [op]); model.save_changes(); };
+    live.replaceChildren(
+      element("div", { class: "bl-live-head" }, element("b", {}, `${rowName(shown.row)} at ${formatTime(shown.time_us)}: ${formatBytes(shown.bytes)}`),
+        button("×", "close the list", () => { model.set("live", {}); model.save_changes(); })),
+      element("ol", {}, ...shown.rows.map(([op, name, category, bytes]) => element("li", {},
+        `${formatBytes(bytes)} ${CATEGORY_TEXT[category]} of `, op < 0 ? name : element("button", { type: "button", class: "bl-link", title: `select ${name}`, onclick: () => pick(op) }, name)))),
+      more > 0 ? `and ${more.toLocaleString("en")} more` : "");
+  }
 
   function rebuild() {
     levels = readLevels(model);
@@ -235,7 +322,7 @@ function render({ model, el }) {
     shades = model.get("shades");
     axis.read();
     legend.replaceChildren(...CATEGORIES.map((name, k) => element("span", {},
-      element("span", { class: "bl-swatch", style: `background:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
+      element("span", { class: `bl-swatch bl-hatch-${k}`, style: `background-color:${model.get("legend")[k]};margin-left:8px` }), CATEGORY_TEXT[name])));
     view.stage.style.height = `${devices.length * ROW + FOOT}px`;
     const over = new Set(devices.filter((_, d) => model.get("peaks")[d].bytes > model.get("limit_bytes")[d])).size;
     title.textContent = over ? `${over} device${over > 1 ? "s" : ""} over the limit` : "";
@@ -245,8 +332,9 @@ function render({ model, el }) {
     view.redraw();
   }
   rebuild();
-  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, window: () => { axis.read(); view.redraw(); } });
-  return () => { stop(); view.close(); };
+  listLive();
+  const stop = listen(model, { levels: rebuild, peaks: rebuild, span_us: rebuild, limit_bytes: rebuild, largest_bytes: rebuild, shades: rebuild, live: listLive, window: () => { axis.read(); view.redraw(); } });
+  return () => { stop(); axis.stop(); view.close(); };
 }
 
 export default { render };

@@ -12,16 +12,20 @@ from ...graph import Timeline
 from ...viz.colors import device_colors
 from ...viz.shades import LEGEND, shades
 from ..bars import short_device
-from ..levels import level_columns, memory_rows, peaks
+from ..levels import Row, level_columns, live_bytes, memory_rows, peaks
 from ..pictures import memory_picture, page
 from .base import CanvasView, source
 
+MOST_LIVE = 12
+"""Live tensors that are listed at an instant."""
 LIMIT_IN_VIEW = 3.0
 """A limit up to this many times the largest peak is on the scale; beyond, the chart would be a flat line."""
 
 
 class MemoryView(CanvasView):
     """Draws the memory logs of a simulated and perhaps a measured `Timeline`; a click on a peak selects its op.
+
+    A click lists what is live then (`live`).
 
     A row per device and timeline, all traits that are lists have one item per row. A simulated row has a dotted line at its
     device's measured peak.
@@ -46,15 +50,18 @@ class MemoryView(CanvasView):
     makespan_us: traitlets.List = traitlets.List().tag(sync=True)
     origins: traitlets.List = traitlets.List().tag(sync=True)
     window = traitlets.List(traitlets.Float()).tag(sync=True)
+    live = traitlets.Dict().tag(sync=True)
 
     def __init__(self, **traits: Any):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
+        self.rows: tuple[Row, ...] = ()
+        self.on_msg(self._received)
 
     def show(self, timelines: Timeline | Sequence[Timeline], span_us: float | None = None) -> None:
         """Draw `timelines`, the first above the second; `span_us` is the length of the time axis (by default the longest)."""
         self.timelines = (timelines,) if isinstance(timelines, Timeline) else tuple(timelines)
-        rows = memory_rows(self.timelines)
+        self.rows = rows = memory_rows(self.timelines)
         peak_list = peaks(rows)
         limits, peak = [row.limit_bytes for row in rows], float(max((p.bytes for p in peak_list), default=0))
         colors = device_colors(max((row.device + 1 for row in rows), default=0))
@@ -73,6 +80,27 @@ class MemoryView(CanvasView):
             self.span_us = span
             self.peaks = [asdict(p) for p in peak_list]
             self.levels = level_columns(rows)
+            self.live = {}
+
+    def show_live(self, row: int, time_us: float) -> None:
+        """List the largest of what a row's device holds at an instant: op, name, category, bytes."""
+        if not 0 <= row < len(self.rows):
+            self.live = {}
+            return
+        shown = self.rows[row]
+        held = live_bytes(shown.timeline, shown.device, time_us)
+        index = {name: op for op, name in enumerate(self.timelines[0].op_names)}
+        self.live = {
+            "row": row,
+            "time_us": time_us,
+            "bytes": sum(one.bytes for one in held),
+            "count": len(held),
+            "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in held[:MOST_LIVE]],
+        }
+
+    def _received(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        if content.get("type") == "live":
+            self.show_live(int(content["row"]), float(content["time_us"]))
 
     def picture(self) -> str:
         return page([("Memory", *memory_picture(self.timelines))]) if self.timelines else ""

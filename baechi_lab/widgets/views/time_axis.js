@@ -2,7 +2,8 @@
 // wheel, double click, rectangle and keys.
 
 const LEAST_GUTTER = 132;
-/** @typedef {{range: number[], gutter: number, span: () => number, setWindow: (next: number[]) => void, fit: () => void, read: () => void,
+/** @typedef {{cursor: number, point: (time: number) => void, drawCursor: (context: CanvasRenderingContext2D, theme: Theme, top: number, height: number) => void,
+ *   stop: () => void, range: number[], gutter: number, span: () => number, setWindow: (next: number[]) => void, fit: () => void, read: () => void,
  *   scaleX: () => number, xOf: (time: number) => number, timeAt: (x: number) => number, shift: (by: number) => void,
  *   zoom: (at: number, factor: number) => void, keys: Record<string, () => void>, move: (dx: number) => void,
  *   rectangle: (x0: number, y0: number, x1: number) => void, listen: (view: View, keys?: Record<string, () => void>) => void}} TimeAxis */
@@ -24,7 +25,27 @@ function timeAxis(model, view, names) {
   const scaleX = () => (view().width - axis.gutter - 8) / (axis.range[1] - axis.range[0]);
   const middle = () => (axis.range[0] + axis.range[1]) / 2;
   const width = () => axis.range[1] - axis.range[0];
+  const ended = new AbortController();
+  const bench = () => view().host.closest(".bl-workbench") ?? view().host;
   const axis = /** @type {TimeAxis} */ ({
+    cursor: UNSEEN,
+    // The cursor is shared by the views of one workbench, in the page alone.
+    point: (time) => {
+      if (time !== axis.cursor) document.dispatchEvent(new CustomEvent("bl-cursor", { detail: { bench: bench(), time } }));
+    },
+    drawCursor: (context, theme, top, height) => {
+      view().canvas.dataset.cursor = axis.cursor < 0 ? "" : String(axis.cursor);
+      if (axis.cursor < axis.range[0] || axis.cursor > axis.range[1] || axis.cursor < 0) return;
+      context.strokeStyle = theme.text;
+      context.lineWidth = 1;
+      context.setLineDash([2, 3]);
+      context.beginPath();
+      context.moveTo(Math.round(axis.xOf(axis.cursor)) + 0.5, top);
+      context.lineTo(Math.round(axis.xOf(axis.cursor)) + 0.5, height);
+      context.stroke();
+      context.setLineDash([]);
+    },
+    stop: () => ended.abort(),
     range: shown(),
     gutter: gutterFor(names()),
     span,
@@ -56,6 +77,17 @@ function timeAxis(model, view, names) {
     },
     listen: ({ canvas, wantsWheel }, more = {}) => {
       const keys = { ...axis.keys, ...more };
+      document.addEventListener("bl-cursor", (event) => {
+        const { bench: other, time } = /** @type {CustomEvent} */ (event).detail;
+        if (other !== bench()) return;
+        axis.cursor = time;
+        view().redraw();
+      }, { signal: ended.signal });
+      canvas.addEventListener("pointermove", (event) => {
+        const [x] = pointer(view(), event);
+        axis.point(x < axis.gutter ? UNSEEN : Math.min(axis.timeAt(x), span()));
+      });
+      canvas.addEventListener("pointerleave", () => axis.point(UNSEEN));
       canvas.addEventListener("dblclick", () => axis.fit());
       canvas.addEventListener("wheel", (event) => {
         if (!wantsWheel(event)) return;

@@ -290,6 +290,7 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     if (s.selected.size || model.get("critical") || s.hovered !== UNSEEN) outlines(context, theme);
     canvas().canvas.dataset.arrows = String(arrows(context, theme));
     drawRange(context, theme, axis, model.get("range"), width, height);
+    axis.drawCursor(context, theme, STRIP + AXIS, height);
     context.textBaseline = "middle";
     drawGutter(context, theme);
     strip.draw(context, theme, s.bars, s.lanes, s.shade, s.palette);

@@ -300,7 +300,7 @@ function render({ model, el }) {
     setTimeout(() => URL.revokeObjectURL(link.href), 10000);
   };
   model.on("msg:custom", onMessage);
-  return () => { stop(); model.off("msg:custom", onMessage); view.close(); };
+  return () => { stop(); axis.stop(); model.off("msg:custom", onMessage); view.close(); };
 }
 
 export default { render };
