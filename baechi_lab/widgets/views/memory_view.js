@@ -195,7 +195,7 @@ function render({ model, el }) {
     context.setLineDash([]);
     context.font = `9px ${theme.font}`;
     context.textAlign = "right";
-    const text = `limit ${formatBytes(limit)}${inside ? "" : ", above this scale ↑"}`;
+    const text = inside ? `limit ${formatBytes(limit)}` : "limit ↑";
     drawHaloed(context, text, width - 12, y + 7, theme.danger, theme);
   }
 
