@@ -61,6 +61,7 @@ class Hardware(Params):
         links: names of the links that it can have to its like, see `bl.Cluster.uniform`; the fastest first.
         generation: its architecture ("ampere"), whose constants estimates use (`profilers.generations`); "" is a roofline.
         multiprocessors: units that compute tiles of matrix products; 0 if products are not computed by tiles.
+        multiprocessor_threads: threads that one multiprocessor runs at a time, by NVIDIA's CUDA C++ Programming Guide.
         l2_bytes: size of the last cache before memory; 0 if unknown, so that what is read again is not counted.
         power_w: power limit of the board in watts; 0 if unknown, so that it does not hold products back.
 
@@ -88,6 +89,7 @@ class Hardware(Params):
     multiprocessors: int = 0
     l2_bytes: int = 0
     power_w: float = 0.0
+    multiprocessor_threads: int = 2048
 
     def validate(self) -> None:
         for key in ("peak_flops", "matmul_flops", "half_flops", "bandwidth"):
@@ -102,7 +104,7 @@ class Hardware(Params):
         for key in ("matmul_share", "batched_share", "bandwidth_share", "arithmetic_share"):
             if not 0 < getattr(self, key) <= 1:
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be above 0 and at most 1")
-        for key in ("multiprocessors", "l2_bytes", "power_w"):
+        for key in ("multiprocessors", "multiprocessor_threads", "l2_bytes", "power_w"):
             if not 0 <= getattr(self, key) < float("inf"):
                 raise InvalidInput(f"hardware {key} is {getattr(self, key)}; it must be finite and not negative")
         if self.memory_bytes < 0:
@@ -226,6 +228,7 @@ def _read_table() -> dict[str, Hardware]:
             links=tuple(row["links"].split()),
             generation=row["generation"],
             multiprocessors=int(row["multiprocessors"]),
+            multiprocessor_threads=int(row["multiprocessor_threads"]),
             l2_bytes=int(1e6 * float(row["l2_mb"])),
             power_w=float(row["power_w"]),
             launches_hidden=bool(row["generation"]),

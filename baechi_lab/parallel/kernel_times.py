@@ -1,47 +1,29 @@
-"""How long a rank's kernels last in half precision: a roofline with the shape of products, and the host that launches them.
+"""How long a rank's kernels last in half precision by the kernel model, and the host that launches them.
 
-A product is cut into tiles, one per multiprocessor at a time; a last wave that is not full costs as much as a full one. Attention
-in one kernel and element-wise kernels reach shares of their own. A part (a block, say) lasts as long as its kernels or as the
-host needs to launch them, whichever is longer, rounded where both are near.
+Products take what `profilers.kernel_model` says, with the constants of the generation. Attention in one kernel, and its
+products as separate kernels, reach shares of the peak of their own, and kernels a share of the bandwidth in training. A part (a
+block, say) lasts as long as its kernels or as the host needs to launch them, whichever is longer, rounded where both are near.
 
-Shares are constants per kind of hardware (`efficiency.csv`), fitted to 24 measured steps by `python -m
-studies.layouts.study --fit`, whose
-stored result (`studies/results/layouts.json`) names these rows and the errors of all others. Hardware that is not in the
-table takes those of the named hardware with the nearest peak.
+These shares and times are constants per kind of hardware (`efficiency.csv`), fitted to 24 measured steps by `python -m
+studies.layouts.study --fit`, whose stored result (`studies/results/layouts.json`) names these rows and the errors of all others.
+Hardware that is not in the table takes those of the named hardware with the nearest peak.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
-from math import ceil
 from pathlib import Path
-from typing import Any
 
 from ..errors import InvalidInput
 from ..graph.hardware import HARDWARE, Hardware
 from ..params import Params
+from ..profilers.generations import generation_named
+from ..profilers.kernel_model import estimated_us
+from ..profilers.work import Kernel, work_of
 from .rank_ops import FORWARD, WEIGHT, RankOp
-
-TILES = (
-    (256, 128, 1.0),
-    (128, 256, 1.0),
-    (128, 128, 0.93),
-    (64, 256, 0.85),
-    (256, 64, 0.85),
-    (128, 64, 0.75),
-    (64, 128, 0.75),
-    (64, 64, 0.6),
-)
-"""Rows and columns of a tile of the result, and what a multiprocessor reaches on it relative to the largest."""
-
-SPLIT_DEPTH = 512
-"""Depth from which a product of few tiles is split along its depth."""
-
-FP8_SHARE = 0.6
-"""What products of 8-bit floats reach, relative to the share of half-precision products of their twice as high peak."""
 
 SMOOTHNESS = 6.0
 """Exponent by which the times of device and host are joined: infinity would be their maximum."""
@@ -52,11 +34,9 @@ class Efficiency(Params):
     """What training reaches on one kind of hardware.
 
     Args:
-        product_share, attention_share: of the peak in half precision: matrix products, and attention in one kernel.
+        attention_share: of the peak in half precision, in attention as one kernel.
         score_share: of the peak, in products of attention as separate kernels.
         bandwidth_share: of memory bandwidth.
-        wave_exponent: how much a wave that is not full counts: 0 not at all, 1 fully.
-        multiprocessors: of the device.
         collective_share, network_share: of the bandwidth of links within a machine and between machines.
         host_us, backward_host_us: for which the host is busy per kernel of the forward and of the backward pass.
         collective_host_us, drift_us: likewise per collective, and per other device that takes part, since hosts drift apart.
@@ -65,12 +45,9 @@ class Efficiency(Params):
         step_us: per step.
     """
 
-    product_share: float = 0.75
     attention_share: float = 0.35
     score_share: float = 0.5
     bandwidth_share: float = 0.85
-    wave_exponent: float = 0.4
-    multiprocessors: int = 108
     collective_share: float = 0.7
     network_share: float = 0.5
     host_us: float = 30.0
@@ -94,8 +71,8 @@ class Efficiency(Params):
     def of(cls, hardware: Hardware) -> Efficiency:
         """The constants of that hardware, or of the nearest one that has some.
 
-        >>> Efficiency.of(Hardware.named("a100")).multiprocessors
-        108
+        >>> Efficiency.of(Hardware.named("a100-40gb")) == Efficiency.of(Hardware.named("a100"))
+        True
         """
         if hardware.name in EFFICIENCIES:
             return EFFICIENCIES[hardware.name]
@@ -106,55 +83,37 @@ class Efficiency(Params):
 def _read_table() -> dict[str, Efficiency]:
     lines = Path(__file__).with_name("efficiency.csv").read_text(encoding="utf-8").splitlines()
     names = [field.name for field in fields(Efficiency)]
-    table: dict[str, Efficiency] = {}
-    for row in csv.DictReader(line for line in lines if not line.startswith("#")):
-        constants: dict[str, Any] = {name: float(row[name]) for name in names}
-        table[row["hardware"]] = Efficiency(**constants | {"multiprocessors": int(row["multiprocessors"])})
-    return table
+    rows = csv.DictReader(line for line in lines if not line.startswith("#"))
+    return {row["hardware"]: Efficiency(**{name: float(row[name]) for name in names}) for row in rows}
 
 
 EFFICIENCIES = _read_table()
 """Hardware -> constants."""
 
 
-@lru_cache(maxsize=65536)
-def wave_share(shape: tuple[int, int, int, int], multiprocessors: int) -> float:
-    """Share of the multiprocessors' time that a product of (batch, rows, columns, depth) uses, with its best tile.
+def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> float:
+    """Returns the microseconds of one kernel of a rank on the device, without its launch.
 
-    >>> wave_share((1, 256 * 108, 128, 4096), 108)    # one full wave
-    1.0
+    >>> from baechi_lab.profilers.work import Kernel
+    >>> op = RankOp("block/norm", "norm", kernel=Kernel(moved_bytes=2.039e9))    # a millisecond at all of the bandwidth
+    >>> rank_kernel_us(op, Hardware.named("a100"), Efficiency(bandwidth_share=0.5))
+    2000.0
     """
-    batch, rows, columns, depth = shape
-    best = 0.0
-    for height, width, reached in TILES:
-        tiles = batch * ceil(rows / height) * ceil(columns / width)
-        useful = batch * rows * columns / (tiles * height * width) * reached
-        share = useful * tiles / (ceil(tiles / multiprocessors) * multiprocessors)
-        if tiles < multiprocessors:
-            split = min(multiprocessors // tiles, max(depth // SPLIT_DEPTH, 1))
-            share = max(share, 0.9 * useful * tiles * split / multiprocessors)
-        best = max(best, share)
-    return best
+    share = None
+    if op.kernel.matrix and op.op_type != "matmul":
+        share = efficiency.attention_share
+    elif op.kernel.batched and "experts" not in op.name:
+        share = efficiency.score_share
+    return _kernel_us(op.kernel, hardware, share, efficiency.bandwidth_share)
 
 
-def kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> float:
-    """Microseconds of one kernel of a rank on the device."""
-    kernel = op.kernel
-    if kernel.matrix:
-        share = efficiency.product_share
-        if op.op_type != "matmul":
-            share = efficiency.attention_share
-        elif kernel.batched and "experts" not in op.name:
-            share = efficiency.score_share
-        if op.shape is not None:
-            share *= wave_share(op.shape, efficiency.multiprocessors) ** efficiency.wave_exponent
-        if kernel.precision == "fp8" and hardware.fp8_flops:
-            share *= FP8_SHARE
-        peak = hardware.product_flops(kernel.precision) * share
-    else:
-        peak = hardware.peak_flops
-    bandwidth = hardware.bandwidth * efficiency.bandwidth_share
-    return 1e6 * max(kernel.flops / peak, kernel.moved_bytes / bandwidth)
+@lru_cache(maxsize=65536)
+def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float | None, bandwidth_share: float) -> float:
+    constants = replace(generation_named(hardware.generation), bandwidth_share=bandwidth_share)
+    if matrix_unit_share is not None:
+        constants = replace(constants, matrix_unit_share=matrix_unit_share)
+    launched = replace(hardware, launch_us=0.0)
+    return float(estimated_us(work_of(1, [(0, kernel)]), launched, generation=constants, follows=True)[0])
 
 
 @dataclass(frozen=True)
@@ -198,7 +157,7 @@ def part_times(
                 chain = lane_free
             host += efficiency.collective_host_us + efficiency.drift_us * (width(op) - 1)
             continue
-        lasts = kernel_us(op, hardware, efficiency)
+        lasts = rank_kernel_us(op, hardware, efficiency)
         compute += lasts
         compute_free = max(compute_free, chain) + lasts
         if op.phase == WEIGHT:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from ..graph.layout import Layout
-from ..profilers.work import Kernel
+from ..profilers.work import Kernel, Product
 from .transformer import Transformer
 
 HALF, FULL = 2, 4
@@ -45,7 +45,6 @@ class RankOp:
         name, op_type: as in a graph; the type of a collective is its name.
         phase: `FORWARD`, `INPUT` or `WEIGHT`.
         kernel: its work; of a collective, empty.
-        shape: of a matrix product, (batch, rows, columns, depth).
         axis: of a collective, the axis of the layout whose devices take part.
         message_bytes: of a collective, bytes of the whole tensor: what is reduced, or what gathering ends with.
         awaited: whether the next op of its chain waits for it.
@@ -55,7 +54,6 @@ class RankOp:
     op_type: str
     phase: str = FORWARD
     kernel: Kernel = field(default_factory=Kernel)
-    shape: tuple[int, int, int, int] | None = None
     axis: str = ""
     message_bytes: int = 0
     awaited: bool = True
@@ -168,9 +166,9 @@ class _PartWriter:
         flops = 2.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
         moved = HALF * batch * (heads * queries + kv_heads * keys) * width
         name = f"{self.name}/attention"
-        forward = RankOp(name, "flash_attention", kernel=_half_kernel(flops, moved, batched=True))
+        forward = RankOp(name, "flash_attention", kernel=_attention_kernel(flops, moved))
         backward = RankOp(
-            f"{name}/backward", "flash_attention_backward", INPUT, _half_kernel(2.5 * flops, 2.0 * moved, batched=True)
+            f"{name}/backward", "flash_attention_backward", INPUT, _attention_kernel(2.5 * flops, 2.0 * moved)
         )
         self.rows.append((forward, (backward,)))
 
@@ -251,8 +249,8 @@ def _after_inputs(backward: list[RankOp]) -> list[RankOp]:
     return ordered + weights
 
 
-def _half_kernel(flops: float, moved: float, batched: bool = False, precision: str = "fp16") -> Kernel:
-    return Kernel(flops=flops, moved_bytes=moved, precision=precision, matrix=True, batched=batched)
+def _attention_kernel(flops: float, moved: float) -> Kernel:
+    return Kernel(flops=flops, moved_bytes=moved, precision="fp16", matrix=True, batched=True)
 
 
 def _product(
@@ -268,8 +266,9 @@ def _product(
     """`batch` products of rows x depth by depth x columns; float32 results are added to what is there."""
     added = 2 * out_bytes if out_bytes == FULL else out_bytes
     moved = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
-    kernel = _half_kernel(2.0 * batch * rows * columns * depth, moved, batch > 1, precision)
-    return RankOp(name, "matmul", phase, kernel, (batch, rows, columns, depth))
+    product = Product(batch, rows, columns, depth)
+    kernel = Kernel(product.flops, moved, precision, matrix=True, batched=batch > 1, products=(product,))
+    return RankOp(name, "matmul", phase, kernel)
 
 
 # -- the parts of a transformer ------------------------------------------------------------------------------------------

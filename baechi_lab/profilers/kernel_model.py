@@ -5,7 +5,7 @@ filled wave takes as long as a full one:
 
     blocks = count * ceil(rows / tile_rows) * ceil(columns / tile_columns) * splits
     compute_us = ceil(blocks / multiprocessors) * (2 * tile_rows * tile_columns * ceil(inner / splits) * flop_us + tile_us)
-    flop_us = multiprocessors * (1 / (product_share * peak) + long_row_ps * max(0, log2(inner / 8192)))
+    flop_us = multiprocessors * (1 / (product_share * peak) + long_row_ps * max(0, log2(inner / 4096)))
 
 A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
 Batched products, which have enough blocks, do not split. Boards with a low power limit cannot hold their peak rate:
@@ -18,7 +18,11 @@ convolution also needs `convolution_us` for choosing its algorithm and changing 
 
 All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
 that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
-fit there, else from memory. In between, a part of them is there.
+fit there, else from memory. In between, a part of them is there. The blocks of norms are small: some read from the cache while
+others read from memory.
+
+Long rows of large operands slow float32 products down by `long_row_ps` per FLOP and doubling, in part from `NEAR_BYTES` on and
+fully from `FAR_BYTES` on.
 
 The host starts kernels ahead of the device, so that a kernel takes at least `launch_us`, and only the first kernel of a step
 waits for its start, `start_us` (`Hardware.launches_hidden`). Hardware without a generation has no tiles and reaches
@@ -35,10 +39,13 @@ from numpy.typing import NDArray
 
 from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
 from .generations import Generation, generation_named
-from .work import Kernel, Products, Work, work_of
+from .work import Floats, Kernel, Products, Work, work_of
 
-LONG_ROW = 8192
+LONG_ROW = 4096
 """Elements of the summed dimension from which on rows are so far apart in memory that reading them slows a product down."""
+NEAR_BYTES, FAR_BYTES = 2**27, 2**31
+"""Bytes of a product's operands up to which long rows slow nothing down, and from which on they do so fully: the addresses of
+more pages than these have do not stay in the tables that translate them."""
 SPLITS = (1, 2, 4, 8, 16)
 """Into how many parts the summed dimension may be split."""
 SHORTEST_SPLIT = 64
@@ -49,7 +56,13 @@ FILTER_PASSES = 8.0
 """Times that Winograd's algorithm moves the bytes of its filters: it reads 9 numbers, writes 16 and reads them, in parts."""
 NUMBER_BYTES = 4
 """Of a filter's number."""
-ALL_CACHED, NONE_CACHED = 0.3, 0.7
+NORM_THREADS = 128
+"""Threads of a block that computes one row of a norm."""
+SOFTMAX_BLOCKS = 2
+"""Rows that one multiprocessor works on at a time in the softmax of long rows: blocks of 1024 threads."""
+NORM_START_US = 25.0
+"""Microseconds that a norm which is run alone takes more than other kernels: the host makes tensors for its statistics too."""
+ALL_CACHED, NONE_CACHED = 0.4, 0.8
 """Shares of the L2 cache that rows in flight may take until the first, and the last, of them is read from memory again."""
 FP32 = PRECISIONS.index("fp32")
 
@@ -72,15 +85,28 @@ def estimated_us(
     """
     hardware.validate()
     constants = generation_named(hardware.generation) if generation is None else generation
-    kernel = np.maximum(_arithmetic_us(work, hardware, constants), _memory_us(work, hardware, constants))
-    kernel = kernel + _reread_us(work, hardware, constants) + np.where(work.convolution, constants.convolution_us, 0.0)
+    memory_us, cache_us = _memory_us(work, hardware, constants)
+    bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
+    kernel = np.maximum(_arithmetic_us(work, hardware, constants), bytes_us)
+    kernel = kernel + np.where(work.convolution, constants.convolution_us, 0.0)
     if hardware.launches_hidden and not follows:
-        kernel[np.flatnonzero(~(work.free | work.metadata))[:1]] += constants.start_us
+        first = np.flatnonzero(~(work.free | work.metadata))[:1]
+        kernel[first] += start_us(work, constants)[first]
     launched = np.maximum(hardware.launch_us, kernel) if hardware.launches_hidden else hardware.launch_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
     total = np.zeros(work.ops)
     np.add.at(total, work.op, work.times * once)
     return total
+
+
+def start_us(work: Work, generation: Generation) -> Floats:
+    """Returns float64[kernels], the microseconds that each kernel takes besides its own time if it is run alone.
+
+    >>> from .generations import generation_named
+    >>> float(start_us(work_of(1, [(0, Kernel(moved_bytes=1e6))]), generation_named("volta"))[0]) > 0
+    True
+    """
+    return generation.start_us + np.where(work.norm, NORM_START_US, 0.0)
 
 
 def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
@@ -132,6 +158,9 @@ def _products_us(
     tile_rows, tile_columns = tile
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
+    operand_bytes = NUMBER_BYTES * products.inner * (products.rows + products.columns)
+    near, far = np.log2(NEAR_BYTES), np.log2(FAR_BYTES)
+    doublings *= np.clip((np.log2(np.maximum(operand_bytes, 1)) - near) / (far - near), 0.0, 1.0)
     long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
@@ -148,16 +177,18 @@ def _products_us(
     return best
 
 
-def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
-    return 1e6 * work.moved_bytes / (hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share)
+def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[Floats, Floats]:
+    """Returns the time of every kernel's bytes in memory, and of the rows that it reads again from the L2 cache.
 
-
-def _reread_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
-    """Returns the time of reading rows again, from the L2 cache as far as the rows of all running blocks fit there."""
-    if not hardware.l2_bytes or not work.reread_bytes.any():
-        return np.zeros(len(work.op))
-    in_flight = hardware.multiprocessors * work.flight_bytes / hardware.l2_bytes
-    missed = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
+    The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
+    """
     memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+    if not hardware.l2_bytes or not work.reread_bytes.any():
+        return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))
+    blocks = np.where(work.norm, hardware.multiprocessor_threads // NORM_THREADS, SOFTMAX_BLOCKS)
+    in_flight = hardware.multiprocessors * blocks * work.row_bytes / hardware.l2_bytes
+    missed = np.clip((in_flight - ALL_CACHED) / (NONE_CACHED - ALL_CACHED), 0.0, 1.0)
     cache = constants.cached_bytes_per_flop * hardware.peak_flops
-    return 1e6 * work.reread_bytes * (missed / memory + (1 - missed) / cache)
+    return 1e6 * (work.moved_bytes + missed * work.reread_bytes) / memory, 1e6 * (
+        1 - missed
+    ) * work.reread_bytes / cache

@@ -18,8 +18,6 @@ REGISTER_ROW = 1024
 """Numbers of a row that PyTorch's softmax holds in the registers of one warp."""
 SHARED_ROW_BYTES = 48 * 1024
 """Bytes of a row that it holds in the memory that a block of threads shares, if the row is a multiple of 4 numbers."""
-NORM_BLOCKS, SOFTMAX_BLOCKS = 16, 2
-"""Rows that one multiprocessor works on at a time: blocks of 128 threads in norms, of 1024 in the softmax of long rows."""
 
 
 @dataclass(frozen=True)
@@ -62,13 +60,13 @@ class Rows:
         bytes: of all rows.
         row_bytes: of one row; 0 if it is read again from faster memory always.
         rereads: times that each row is read again.
-        per_multiprocessor: rows that one multiprocessor works on at a time.
+        norm: True for a norm, whose blocks are so many that some read rows again while others read from memory.
     """
 
     bytes: float
     row_bytes: float
     rereads: int
-    per_multiprocessor: int
+    norm: bool = False
 
     @classmethod
     def of_softmax(cls, numbers: int, length: int, number_bytes: int) -> Rows | None:
@@ -80,13 +78,13 @@ class Rows:
         if length <= REGISTER_ROW:
             return None
         if length % 4 == 0 and length * number_bytes <= SHARED_ROW_BYTES:
-            return cls(float(numbers * number_bytes), 0.0, 1, SOFTMAX_BLOCKS)
-        return cls(float(numbers * number_bytes), float(length * number_bytes), 2, SOFTMAX_BLOCKS)
+            return cls(float(numbers * number_bytes), 0.0, 1)
+        return cls(float(numbers * number_bytes), float(length * number_bytes), 2)
 
     @classmethod
     def of_norm(cls, numbers: int, length: int, number_bytes: int) -> Rows:
         """Rows of `length` numbers each: the statistics and the output each read a row."""
-        return cls(float(numbers * number_bytes), float(length * number_bytes), 1, NORM_BLOCKS)
+        return cls(float(numbers * number_bytes), float(length * number_bytes), 1, norm=True)
 
 
 @dataclass(frozen=True)
@@ -208,7 +206,7 @@ class Work:
     FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
     `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
     `products` hold the shapes of the kernels' products, `winograd` those that may replace one of `products`. `reread_bytes` are
-    read again, `flight_bytes` are those of the rows that one multiprocessor works on at a time.
+    read again, in rows of `row_bytes`; `norm` rows are norms.
     """
 
     ops: int
@@ -223,7 +221,8 @@ class Work:
     batched: Booleans
     convolution: Booleans
     reread_bytes: Floats
-    flight_bytes: Floats
+    row_bytes: Floats
+    norm: Booleans
     products: Products
     winograd: Products = field(default_factory=lambda: Products.of([]))
 
@@ -261,7 +260,8 @@ def work_of(
         batched=column("batched", np.bool_),
         convolution=column("convolution", np.bool_),
         reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
-        flight_bytes=np.array([0.0 if r is None else r.row_bytes * r.per_multiprocessor for r in repeated]),
+        row_bytes=np.array([0.0 if r is None else r.row_bytes for r in repeated]),
+        norm=np.array([r is not None and r.norm for r in repeated], dtype=np.bool_),
         products=Products.of(products),
         winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd is not None]),
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from baechi_lab.graph.hardware import Hardware, kind_named
 from baechi_lab.profilers.generations import Generation, generation_named
-from baechi_lab.profilers.kernel_model import estimated_us
+from baechi_lab.profilers.kernel_model import estimated_us, start_us
 from baechi_lab.profilers.work import Kernel, Product, Rows, Work, convolution_product, work_of
 
 FLOAT_BYTES = 4
@@ -44,7 +44,7 @@ class Measurements:
     def predicted_us(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the microseconds of each kernel, run alone."""
         constants = generation_named(hardware.generation) if generation is None else generation
-        return constants.start_us + estimated_us(self.work, hardware, generation=constants, follows=True)
+        return start_us(self.work, constants) + estimated_us(self.work, hardware, generation=constants, follows=True)
 
     def errors(self, hardware: Hardware, generation: Generation | None = None) -> NDArray[np.float64]:
         """Returns the relative errors, predicted / measured - 1."""

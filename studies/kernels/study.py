@@ -33,7 +33,7 @@ FITTED_ON = {
     "hopper": ("h100",),
 }
 """Generation -> the devices whose rows its constants come from."""
-FIXED = {"ada": ("tile", "product_share", "long_row_ps", "cached_bytes_per_flop")}
+FIXED = {"ada": ("tile", "tile_us", "product_share", "long_row_ps", "cached_bytes_per_flop")}
 """Constants that a generation's few rows do not tell apart from others, so that they are those of Ampere."""
 HELD_OUT = {
     "p100": ("p4",),

@@ -32,7 +32,6 @@ FIT_ROWS = {"vtrain": 9, "bloom": 3, "mpt": 6, "b200": 3, "sailor": 3}
 """Number of rows of each source to fit on."""
 
 SHARED = (
-    "wave_exponent",
     "score_share",
     "collective_share",
     "network_share",
@@ -46,26 +45,23 @@ SHARED = (
 """Constants that all hardware shares."""
 
 OWN = {
-    "a100": ("product_share", "attention_share", "bandwidth_share"),
-    "h100": ("product_share", "attention_share", "bandwidth_share"),
-    "b200": ("product_share", "attention_share"),
-    "gh200": ("product_share", "bandwidth_share"),
+    "a100": ("attention_share", "bandwidth_share"),
+    "h100": ("attention_share", "bandwidth_share"),
+    "b200": ("attention_share",),
+    "gh200": ("bandwidth_share",),
 }
 """Constants that are fitted for one kind of hardware."""
 
 START = {
-    "a100": Efficiency(product_share=0.75, attention_share=0.35, multiprocessors=108),
-    "h100": Efficiency(product_share=0.6, attention_share=0.25, multiprocessors=132),
-    "b200": Efficiency(product_share=0.5, attention_share=0.4, multiprocessors=148),
-    "gh200": Efficiency(product_share=0.4, bandwidth_share=0.3, multiprocessors=132),
+    "a100": Efficiency(attention_share=0.35),
+    "h100": Efficiency(attention_share=0.25),
+    "b200": Efficiency(attention_share=0.4),
+    "gh200": Efficiency(bandwidth_share=0.3),
 }
 """Where the fit starts: round numbers."""
 
-PRIOR = {"wave_exponent": 0.2}
-"""Spread of the prior of a constant, in its logarithm."""
-
 PRIOR_OF_SHARES, PRIOR_OF_TIMES = 0.3, 0.7
-"""Likewise of other shares and times."""
+"""Spread of the prior of shares and times, in their logarithms."""
 
 WEIGHT_OF_PRIOR = 0.01
 """Relative error of a row that costs as much as a constant one spread away from its start."""
@@ -108,10 +104,8 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
 
     keys = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
     start = np.log([getattr(_base(kind or "a100"), key) for kind, key in keys])
-    upper = np.array([0.0 if key.endswith(("_share", "_exponent")) else np.inf for _, key in keys])
-    spread = np.array(
-        [PRIOR.get(key, PRIOR_OF_SHARES if key.endswith("_share") else PRIOR_OF_TIMES) for _, key in keys]
-    )
+    upper = np.array([0.0 if key.endswith("_share") else np.inf for _, key in keys])
+    spread = np.array([PRIOR_OF_SHARES if key.endswith("_share") else PRIOR_OF_TIMES for _, key in keys])
     start = np.minimum(start, upper - 1e-3)
 
     def table(values: np.ndarray) -> dict[str, Efficiency]:

@@ -10,6 +10,7 @@ from baechi_lab.errors import FormatError, InvalidInput
 from baechi_lab.graph.layout import Layout
 from baechi_lab.parallel.rank_ops import WEIGHT, Part, Storage, make_block, make_embedding, make_head
 from baechi_lab.parallel.transformer import Transformer, read_transformer
+from baechi_lab.profilers.work import Product
 
 H, A, S, F, V = 64, 8, 32, 256, 1000
 GPT = Transformer(hidden=H, layers=4, heads=A, vocabulary=V, positions=S)
@@ -101,8 +102,8 @@ def test_experts_are_reached_by_all_to_all() -> None:
     part = make_block(MIXTRAL, Layout(dp=4, ep=4), S, Storage(), experts=True)
     assert messages(part) == {"all_to_all": [2 * S * 2 * H] * 2}
     assert part.expert_parameters == 2 * 3 * H * 96  # two of eight experts
-    shapes = [op.shape for op in part.forward if "experts_up" in op.name]
-    assert shapes == [(2, S * 2 // 2, 2 * 96, H)]
+    products = [op.kernel.products for op in part.forward if "experts_up" in op.name]
+    assert products == [(Product(2, S * 2 // 2, 2 * 96, H),)]
 
 
 def test_context_parallelism_sends_keys_and_values_around_a_ring() -> None:

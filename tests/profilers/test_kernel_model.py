@@ -8,7 +8,7 @@ import pytest
 from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.graph.hardware import HARDWARE, Hardware
 from baechi_lab.profilers.generations import GENERATIONS, Generation, generation_named
-from baechi_lab.profilers.kernel_model import FILTER_PASSES, estimated_us, kernel_us
+from baechi_lab.profilers.kernel_model import FILTER_PASSES, estimated_us, kernel_us, start_us
 from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_product, work_of
 
 DEVICE = Hardware(
@@ -64,11 +64,23 @@ def test_power_holds_the_tiles_back():
 
 
 def test_long_rows_slow_float32_down():
-    """A summed dimension of four times 8192: two doublings of 0.25 ps, on each of four multiprocessors; batched, so no split."""
+    """A summed dimension of four times 4096: two doublings of 0.25 ps, on each of four multiprocessors; batched, so no split.
+
+    Operands of 2 GiB and more are slowed down fully, those of 512 MiB by half (two of the four doublings from 128 MiB on), and
+    those of 128 MiB not at all.
+    """
     generation = replace(TILES, tile_us=0.0, long_row_ps=0.25)
-    flops = 2 * 64 * 64 * 4 * 8192
-    assert product_us(Product(4, 64, 64, 4 * 8192), generation) == pytest.approx(flops * (1 + 4 * 2 * 0.25) / 1e6)
-    assert product_us(Product(4, 64, 64, 8192), generation) == pytest.approx(flops / 4 / 1e6)
+    inner = 4 * 4096
+
+    def slowdown(operand_bytes, inner=inner):
+        rows = operand_bytes // (4 * inner) - 64
+        product = Product(4, rows, 64, inner)
+        return product_us(product, generation) * 1e6 / (2 * 64 * 64 * inner * -(-rows // 64))
+
+    assert slowdown(2**32) == slowdown(2**31) == pytest.approx(1 + 4 * 2 * 0.25)
+    assert slowdown(2**29) == pytest.approx(1 + 4 * 2 * 0.25 / 2)
+    assert slowdown(2**27) == pytest.approx(1)
+    assert slowdown(2**31, inner=4096) == pytest.approx(1)
 
 
 def test_winograd_where_it_is_faster():
@@ -85,14 +97,26 @@ def test_rows_are_read_again_from_the_cache_or_from_memory():
     """1e6 bytes: at 1e12 bytes/s once, and again from a cache of 0.5 * 4e12 bytes/s as far as the rows in flight fit there."""
     generation = Generation(cached_bytes_per_flop=0.5)
 
-    def us(row_bytes):
-        kernel = Kernel(moved_bytes=2e6, rows=Rows(1e6, row_bytes, 1, 5))
-        return float(estimated_us(work_of(1, [(0, kernel)]), DEVICE, generation=generation)[0])
+    def us(row_bytes, norm=False, device=DEVICE):
+        kernel = Kernel(moved_bytes=2e6, rows=Rows(1e6, row_bytes, 1, norm))
+        return float(estimated_us(work_of(1, [(0, kernel)]), device, generation=generation)[0])
 
-    # 4 * 5 rows are in flight; 0.3 and 0.7 of the cache of 1e6 bytes are 15,000 and 35,000 bytes per row
-    assert us(15_000) == pytest.approx(2 + 0.5)
-    assert us(25_000) == pytest.approx(2 + 0.75)
-    assert us(35_000) == pytest.approx(2 + 1)
+    # of a softmax, 4 * 2 rows are in flight; 0.4 and 0.8 of the cache of 1e6 bytes are 50,000 and 100,000 bytes per row
+    assert us(50_000) == pytest.approx(2 + 0.5)
+    assert us(75_000) == pytest.approx(2 + 0.75)
+    assert us(100_000) == pytest.approx(2 + 1)
+    # of a norm, 4 * 2048 / 128 rows are; reading from the cache (0.5 us) hides behind memory
+    assert us(6_250, norm=True) == pytest.approx(2)
+    assert us(12_500, norm=True) == pytest.approx(2 + 1)
+    assert us(12_500, norm=True, device=replace(DEVICE, multiprocessor_threads=1024)) == pytest.approx(2)
+
+
+def test_a_norm_that_starts_a_step_waits_longer():
+    """Its statistics are tensors too: 25 us of the host beside the start of 20 us."""
+    generation, device = Generation(start_us=20.0), replace(DEVICE, launches_hidden=True)
+    work = work_of(2, [(i, Kernel(moved_bytes=1e6, rows=Rows(0.0, 0.0, 1, True))) for i in range(2)])
+    assert start_us(work, generation).tolist() == [45, 45]
+    assert estimated_us(work, device, generation=generation) == pytest.approx([46, 1])
 
 
 def test_softmax_reads_long_rows_three_times():
