@@ -182,3 +182,19 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     page.click('.bl-live-tensors button:text-is("×")')
     page.wait_for_selector(".bl-live-tensors", state="hidden")
     assert page.problems == []
+
+
+def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
+    graph, _ = outcome
+    cluster = bl.Cluster.uniform(4, memory_bytes="1GB", link=bl.Link(5.0, 1e-4))
+    plan = bl.write_plan(graph, bl.place(graph, cluster, "m-etf"), "dot", cluster=cluster)
+    tab(page, "Export")
+    page.click('button:text-is("Show the plan")')
+    page.wait_for_function(
+        "(line) => [...document.querySelectorAll('.bl-pane-export .bl-code')].some((e) => e.textContent.includes(line))",
+        arg=plan.text.splitlines()[0],
+    )
+    for sentence in plan.unsupported:
+        assert sentence in page.locator(".bl-pane-export").inner_text()
+    shot(page, "export")
+    assert page.problems == []

@@ -1,4 +1,4 @@
-"""Part 9, Export: the training script, and the library code of the current state, which can be read back."""
+"""Part 9, Export: the training script, plans for other runtimes, and the library code of the state, which is read back."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ..guard import Guard, refused
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
 from .parts import WIDE, button, note, row, say
+from .plan_form import PlanForm
 
 
 class ExportPanel:
@@ -29,6 +30,7 @@ class ExportPanel:
         self.preview = button("Preview", "show train.py as it would be written", self._preview)
         self.script = ipywidgets.HTML(layout=WIDE)
         self.state = note()
+        self.plans = PlanForm(self.model)
         title = note("This code does the same without the workbench. Copy it; or change it and read it back.")
         self.widget = ipywidgets.VBox(
             [
@@ -38,6 +40,7 @@ class ExportPanel:
                 row(self.folder, self.preview, self.write),
                 self.state,
                 self.script,
+                self.plans.widget,
             ],
             layout=WIDE,
         )

@@ -1,0 +1,126 @@
+"""Export, second part: the placement in the format of another runtime, and what that format cannot express."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+
+import ipywidgets
+
+from ...errors import BaechiLabError, InvalidInput
+from ...exporters.plans import FORMATS, WrittenPlan, write_plan
+from ..compute import Outcome
+from ..guard import Guard
+from ..model import WorkbenchModel
+from ..views.copy_button import CopyButton
+from .parts import WIDE, button, note, row, say
+
+RUNTIMES = {
+    "chakra": "an execution trace per device (MLCommons Chakra)",
+    "deepspeed": "DeepSpeed pipeline modules",
+    "device_map": "accelerate and transformers; needs the PyTorch model",
+    "dot": "Graphviz",
+    "llama_cpp": "llama.cpp: --tensor-split, -ot",
+    "megatron": "Megatron-LM pipeline layout",
+    "onnx": "device configurations of an ONNX model; needs the model",
+    "pipelining": "torch.distributed.pipelining",
+    "vllm": "VLLM_PP_LAYER_PARTITION",
+}
+MOST_SHOWN = 20_000
+"""Letters of a plan that are shown; it is copied and saved whole."""
+
+
+def plan_of(outcome: Outcome, name: str) -> WrittenPlan:
+    """The outcome's placement in the format `name`; "chakra" with the times of the simulated step.
+
+    Raises:
+        InvalidInput: the format needs a model, or layers that the graph does not have; and what `write_plan` raises.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> from baechi_lab.memo import Memo
+    >>> from baechi_lab.widgets.compute import compute
+    >>> from baechi_lab.widgets.setting import Setting
+    >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> plan_of(compute(Setting(Cluster.uniform(2), placer="single"), graph, Memo(8)), "dot").format
+    'dot'
+    """
+    timeline = outcome.once if name == "chakra" else None
+    return write_plan(outcome.graph, outcome.placement, name, cluster=outcome.setting.cluster, timeline=timeline)
+
+
+class PlanForm:
+    """Choose a runtime; the plan, or why there is none, is shown, copied and saved."""
+
+    def __init__(self, model: WorkbenchModel):
+        self.model = model
+        options = [(f"{name}: {RUNTIMES.get(name, name)}", name) for name in FORMATS]
+        self.format = ipywidgets.Dropdown(
+            options=options, value="dot", description="plan for", layout={"width": "460px"}
+        )
+        self.show = button("Show the plan", "the placement as this runtime takes it", self._show)
+        self.copy = CopyButton(label="Copy the plan")
+        self.folder = ipywidgets.Text(value="placed_plan", description="folder")
+        self.save = button("Save the plan", "write the plan, and its binary files, into the folder", self._save)
+        self.state, self.unsupported = note(), ipywidgets.HTML(layout=WIDE)
+        self.text = ipywidgets.HTML(layout=WIDE)
+        title = note("Other runtimes take the placement in their own formats; each says what it cannot express.")
+        self.widget = ipywidgets.VBox(
+            [
+                title,
+                row(self.format, self.show, self.copy),
+                row(self.folder, self.save),
+                self.state,
+                self.unsupported,
+                self.text,
+            ],
+            layout=WIDE,
+        )
+        self.plan: WrittenPlan | None = None
+        self.format.observe(lambda _: self._clear(), "value")
+        model.on("outcome", lambda _: self._clear())
+        self._clear()
+
+    def _clear(self) -> None:
+        """No plan of another placement or format."""
+        self.plan = None
+        self.copy.text = self.text.value = self.unsupported.value = ""
+        self.save.disabled = True
+        say(self.state, "")
+
+    def _show(self) -> None:
+        self._clear()
+        with Guard(self.model.fail):
+            if self.model.outcome is None:
+                raise InvalidInput("there is no placement yet")
+            try:
+                plan = plan_of(self.model.outcome, self.format.value)
+            except BaechiLabError as error:
+                say(self.state, f"No plan for {self.format.value}: {error}", "bad")
+                return
+            self.plan, self.copy.text, self.save.disabled = plan, plan.text, False
+            cut = "\n..." if len(plan.text) > MOST_SHOWN else ""
+            self.text.value = f'<div class="bl-scroll bl-code">{html.escape(plan.text[:MOST_SHOWN])}{cut}</div>'
+            items = "".join(f"<li>{html.escape(sentence)}</li>" for sentence in plan.unsupported)
+            if items:
+                say(self.state, "This format cannot express:")
+            else:
+                say(self.state, "This format expresses the whole placement.", "good")
+            self.unsupported.value = f'<ul class="bl-note">{items}</ul>' if items else ""
+
+    def _save(self) -> None:
+        with Guard(self.model.fail):
+            if self.plan is None:
+                return
+            folder = Path(self.folder.value)
+            names = [
+                f"{self.plan.format}.txt",
+                *(f"{self.plan.format}{ending or '.onnx'}" for ending in self.plan.files),
+            ]
+            existing = [name for name in names if (folder / name).exists()]
+            if existing:
+                raise InvalidInput(f"{folder / existing[0]} exists; choose another folder")
+            folder.mkdir(parents=True, exist_ok=True)
+            contents = [self.plan.text.encode(), *self.plan.files.values()]
+            for name, content in zip(names, contents, strict=True):
+                (folder / name).write_bytes(content)
+            say(self.state, f"Written: {', '.join(str(folder / name) for name in names)}", "good")
