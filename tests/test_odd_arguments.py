@@ -11,6 +11,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.fidelity.quiet_machine import wait_for_quiet
+from tests.helpers.fuzzing import arguments
 from tests.helpers.fuzzing.arguments import ODD
 
 GRAPH = bl.OpGraph.from_edges([1, 2], [(0, 1, 10)])
@@ -22,7 +23,39 @@ def swept(**given):
     return bl.sweep(GRAPH, **{"devices": [1], "placer": ["single"], "executor": "here", "progress": False, **given})
 
 
+STEP = (arguments.TRACED, bl.Placement(device=[0]))
+GPT = {"model_type": "gpt2", "n_embd": 8, "n_layer": 2, "n_head": 2, "vocab_size": 16, "n_positions": 16}
+
+
+def list_layouts(**given):
+    return bl.layouts(GPT, arguments.MACHINES, **{**arguments.TRAINING, **given})
+
+
 CALLS = {
+    "an export to no cluster": lambda: bl.export(*STEP, "folder", cluster=5),
+    "an export of no placement": lambda: bl.export(arguments.TRACED, [], "folder"),
+    "a run of half a graph": lambda: bl.execute(*STEP, graph=0.5),
+    "a run that ends after a text": lambda: bl.execute(*STEP, timeout=""),
+    "a run that ends after 400 digits": lambda: bl.execute(*STEP, timeout=10**400),
+    "a step on no cluster": lambda: bl.apply(*STEP, cluster=True),
+    "a step on kinds in an array": lambda: bl.apply(*STEP, kind=np.array([1.0, 2.0])),
+    "a trace with a number as its name": lambda: bl.trace(len, np.ones(2), name=5),
+    "a profile in modes of an array": lambda: bl.profile(arguments.TRACED, mode=np.ones(2)),
+    "a profile of a numbered precision": lambda: bl.profile(arguments.TRACED, precision=5, gradients=5),
+    "a model of a numbered type": lambda: bl.torch.hugging_face(arguments.LLAMA, dtype=5),
+    "a model with labels in an array": lambda: bl.torch.hugging_face(arguments.LLAMA, labels=np.ones(2)),
+    "layouts that are a text": lambda: list_layouts(layouts=" "),
+    "layouts of 400 digits of sequences": lambda: list_layouts(global_batch=10**400),
+    "layouts beside 400 digits of bytes": lambda: list_layouts(overhead_bytes=10**400),
+    "layouts that are numbers": lambda: list_layouts(layouts=[1]),
+    "layouts on hardware 0": lambda: list_layouts(hardware=0),
+    "layouts by an efficiency of 1": lambda: list_layouts(efficiency=1),
+    "layouts that tell a number": lambda: list_layouts(callback=1),
+    "layouts with measured texts": lambda: list_layouts(measured=" "),
+    "layouts with a fused list": lambda: list_layouts(fused_loss=[]),
+    "layouts with half an overlap": lambda: list_layouts(overlap=0.5),
+    "a layout for no file": lambda: bl.write_layout(bl.Layout(), model="x", **arguments.TRAINING),
+    "an offloaded placement that is a number": lambda: bl.offloaded_placement(0, GRAPH, CLUSTER),
     "an edge of lists": lambda: bl.OpGraph.from_edges([1, 1], [([0], 1, 4)]),
     "a size that is a list": lambda: bl.OpGraph.from_edges([1, 1], [(0, 1, [])]),
     "one number for a column": lambda: bl.OpGraph.from_edges([1], temp_bytes=1e308),
@@ -180,3 +213,22 @@ def test_odd_subjects_of_commands_are_refused_in_one_sentence(tmp_path, capsys):
         said = capsys.readouterr().err
         assert said.count("\n") == 1 and len(said) < 600
     assert "raised SystemExit: 7" in said
+
+
+def test_every_public_function_is_fuzzed(tmp_path):
+    """Exceptions, records that only the library makes, and what starts processes are left out by name."""
+    fuzzed = {function for function, _ in arguments.calls(tmp_path).values()}
+    by_other_calls = {
+        "Execute",
+        "ListScheduler",
+        "Optimize",
+        "OpGraph",
+        "Pipeline",
+        "Place",
+        "profile_program",
+        "trace",
+    }
+    left_out = arguments.NOT_CALLED | arguments.RESULTS | arguments.WITHOUT_ARGUMENTS | by_other_calls
+    public = {name: getattr(bl, name) for name in bl.__all__ if callable(getattr(bl, name))}
+    errors = {name for name, value in public.items() if isinstance(value, type) and issubclass(value, Exception)}
+    assert {name for name in public.keys() - errors - left_out if public[name] not in fuzzed} == set()

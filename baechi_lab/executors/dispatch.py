@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
+from ..checks import finite
+from ..errors import InvalidInput
 from ..frameworks import framework_of, framework_part, options_of
+from ..graph.arguments import check_placed_step
 from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
@@ -170,8 +173,11 @@ def execute(
     >>> run.status, len(run.step_seconds)  # doctest: +SKIP
     ('ok', 3)
     """
+    if not (timeout is None or (isinstance(timeout, float) and timeout > 0) or (finite(timeout) or 0) > 0):
+        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
     stop = Stop(cancel, None if timeout is None else time.monotonic() + timeout)
     framework = framework_of(step)
+    check_placed_step(placement, graph, cluster)
     executor: Executor = framework_part("executors", framework)
     own_options = options_of(framework, options, OPTIONS, "execute")
     runners = native_runners(

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 
 from ..frameworks import framework_of, framework_part, options_of
+from ..graph.arguments import check_placed_step
 from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
@@ -94,6 +95,7 @@ def export(
     PosixPath('.../placed_training')
     """
     framework = framework_of(step)
+    check_placed_step(placement, graph, cluster)
     exporter: Exporter = framework_part("exporters", framework)
     return exporter.export(
         step,

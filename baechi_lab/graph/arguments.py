@@ -28,6 +28,23 @@ def check_records(**records: Any) -> None:
         record(name, value, _CLASSES[name])
 
 
+def check_placed_step(placement: object, graph: object, cluster: object) -> None:
+    """Refuse what a step cannot be placed by; `graph` and `cluster` may be None, and `cluster` one of running workers.
+
+    Raises:
+        InvalidInput: naming the argument.
+
+    >>> check_placed_step(Placement(device=[0]), None, 5)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: cluster is of type int; it must be a Cluster
+    """
+    check_records(placement=placement)
+    if graph is not None:
+        check_records(graph=graph)
+    if cluster is not None and not hasattr(cluster, "addresses"):  # those of a LocalCluster
+        check_records(cluster=cluster)
+
+
 def refuse_replicas(placement: Placement, caller: str) -> None:
     """Refuse a placement of which `caller` ("bl.simulate") would show one replica of each stage and leave out the others.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -11,6 +11,8 @@ from numpy.typing import ArrayLike, NDArray
 from ..checks import is_list
 from ..errors import CostError, InvalidInput
 from .kernels.csr import frozen
+
+T = TypeVar("T")
 
 
 def whole_numbers(field: str, values: Any, dtype: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
@@ -118,3 +120,18 @@ def record(name: str, value: object, *classes: type) -> None:
         type_text = "None" if value is None else f"of type {type(value).__name__}"
         article = "an" if class_names[0] in "AEIO" else "a"
         raise InvalidInput(f"{name} is {type_text}; it must be {article} {class_names}")
+
+
+def record_list(name: str, values: object, cls: type[T]) -> list[T]:
+    """Returns the records of a list. Raises `InvalidInput` unless `values` is a list of records of that class.
+
+    >>> record_list("names", ("a", 1), str)
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: names[1] is of type int; it must be a str
+    """
+    if not is_list(values) or isinstance(values, (str, bytes, memoryview)):
+        raise InvalidInput(f"{name} is {values!r:.60}; it must be a list of {cls.__name__} records")
+    records: list[T] = list(values)  # type: ignore[call-overload]
+    for k, value in enumerate(records):
+        record(f"{name}[{k}]", value, cls)
+    return records

@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 from ..checks import is_list
 from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
+from ..graph.arguments import check_records
 from ..graph.kernels.csr import offsets
 from ..graph.opgraph import OWN, VIEW
 from ..graph.units import format_bytes
@@ -412,6 +413,7 @@ def offloaded_placement(placement: Placement, graph: OpGraph, cluster: Cluster) 
     >>> placed.device.tolist()
     [0, 1]
     """
+    check_records(placement=placement, graph=graph, cluster=cluster)
     added = graph.n - placement.n
     hosts = [cluster.index(graph.allowed_sets[k][0]) for k in graph.allowed[placement.n :].tolist()]
     rank = placement.rank

@@ -13,10 +13,11 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ..checks import check_text, check_whole
+from ..checks import check_flag, check_text, check_whole
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, Timeline
 from ..graph.collectives import Collectives, MeasuredCollective
+from ..graph.columns import record, record_list
 from ..graph.hardware import Hardware
 from ..graph.layout import Layout
 from ..graph.units import format_bytes
@@ -37,6 +38,9 @@ PRECISIONS = {
 """Names of precisions: bytes of gradients between micro-batches, and in what linear layers multiply."""
 
 ATTENTION = ("flash", "eager")
+MOST_TOKENS = 2**28
+"""Most tokens of a step; bytes and operations of larger ones need more than 64 bits."""
+MOST_OVERHEAD_BYTES = 2**50
 
 LEAST_SIMULATED = 20
 """Layouts that are simulated even where their bounds say that they are not the fastest."""
@@ -198,16 +202,31 @@ def layouts(
     transformer = read_transformer(model)
     check_whole("global_batch", global_batch)
     check_whole("sequence_length", sequence_length)
+    if global_batch * sequence_length > MOST_TOKENS:
+        raise InvalidInput(
+            f"global_batch is {global_batch!r:.30} and sequence_length {sequence_length!r:.30}; a step may have at most "
+            f"{MOST_TOKENS} tokens"
+        )
+    if check_whole("overhead_bytes", overhead_bytes, 0) > MOST_OVERHEAD_BYTES:
+        raise InvalidInput(f"overhead_bytes is {overhead_bytes!r:.30}; it must be at most {MOST_OVERHEAD_BYTES}")
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is {type(cluster).__name__}; it must be a Cluster")
     check_text("precision", precision, PRECISIONS)
     check_text("attention", attention, ATTENTION)
     named = Hardware.named(hardware) if isinstance(hardware, str) else hardware
+    if named is not None:
+        record("hardware", named, Hardware)
+    if efficiency is not None:
+        record("efficiency", efficiency, Efficiency)
+    if callback is not None and not callable(callback):
+        raise InvalidInput(f"callback is {callback!r:.60}; it must be a function of one text, or None")
+    measured = record_list("measured", measured, MeasuredCollective)
+    fused_loss = check_flag("fused_loss", fused_loss)
     options = StepOptions(
         precision=replace(PRECISIONS[precision], flash_attention=attention == "flash", fused_loss=fused_loss),
-        overlap=overlap,
-        prefetch=prefetch,
-        overhead_bytes=check_whole("overhead_bytes", overhead_bytes, 0),
+        overlap=check_flag("overlap", overlap),
+        prefetch=check_whole("prefetch", prefetch, 0),
+        overhead_bytes=int(overhead_bytes),
         efficiency=efficiency,
         hardware=named,
     )
@@ -222,7 +241,7 @@ def layouts(
                 f"sequence_length {sequence_length}: heads, experts and batch must divide"
             )
     else:
-        chosen = list(layouts)
+        chosen = record_list("layouts", layouts, Layout)
         for layout in chosen:
             check_layout(transformer, layout, cluster.n, global_batch, sequence_length)
     search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)

@@ -142,7 +142,7 @@ def profile_mode(mode: str | None, hardware: object, precision: object = None, i
     """
     if mode is None:
         return "measured" if hardware is None and precision is None and not is_program else "estimated"
-    if mode not in MODES:
+    if not isinstance(mode, str) or mode not in MODES:
         raise UnknownNameError.of("profile mode", mode, MODES)
     for field, value in (("hardware", hardware), ("precision", precision)):
         if mode == "measured" and value is not None:

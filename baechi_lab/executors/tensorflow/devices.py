@@ -270,8 +270,8 @@ def device_options(
         if value is not None:
             check_whole(name, value, also=", or None")
     kind = kind.lower() if isinstance(kind, str) else kind
-    if kind not in ("auto", "cpu", "gpu"):
-        raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
+    if not isinstance(kind, str) or kind not in ("auto", "cpu", "gpu"):
+        raise InvalidInput(f"kind is {kind!r:.60}; it must be 'auto', 'cpu' or 'gpu'")
     limit = None if memory_limit is None else parse_bytes(memory_limit, "memory_limit")
     if limit is not None and limit <= 0:
         raise InvalidInput(f"memory_limit is {memory_limit!r}; it must be above 0")

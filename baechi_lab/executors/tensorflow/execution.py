@@ -117,7 +117,7 @@ def execute(
     for name, value in (("steps", steps), ("warmup", warmup), ("traced", traced)):
         check_whole(name, value, low=0)
     if timeout is not None and not timeout > 0:
-        raise InvalidInput(f"timeout is {timeout!r}; it must be above 0 seconds, or None")
+        raise InvalidInput(f"timeout is {timeout!r:.60}; it must be above 0 seconds, or None")
     step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.execute")
     batches = checked_batches(step, inputs)
     header = {

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InvalidInput
+from ...graph.arguments import check_placed_step, check_records
 from ...graph.cluster import Cluster
 from ...graph.opgraph import OpGraph
 from ...graph.placement import Placement
@@ -64,6 +65,9 @@ def apply(
 
     if not isinstance(step, Step):
         raise InvalidInput(f"step is a {type(step).__name__}; give what bl.trace returns")
+    check_placed_step(placement, graph, cluster)
+    if cluster is not None:
+        check_records(cluster=cluster)
     step, graph, placed = step_to_run(step, placement, graph, cluster, "bl.apply")
     names = None if cluster is None else [(d.name, d.memory_bytes) for d in cluster.devices]
     options = device_options(virtual, memory_limit, kind, threads)

@@ -68,9 +68,10 @@ def write_layout(
     ):
         check_whole(name, value)
     check_text("precision", precision, PRECISIONS)
+    transformer = read_transformer(model)
     fields = configuration_fields(model)
     request = LayoutRequest(
-        layout, read_transformer(model), fields, global_batch, sequence_length, per_machine, precision
+        layout, transformer, fields, int(global_batch), int(sequence_length), int(per_machine), precision
     )
     request.check()
     plan: WrittenPlan = import_module(f"{__name__}.{format}").write(request)

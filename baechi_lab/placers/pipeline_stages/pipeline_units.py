@@ -129,7 +129,7 @@ def _tie_update_chains(
         if not len(edges):
             return _merge_where_allowed(graph, cluster, group, owner)
         edges = edges[np.lexsort((first[source[edges]], target[edges]))]
-        edges = edges[np.r_[True, target[edges][1:] != target[edges][:-1]]]
+        edges = edges[np.unique(target[edges], return_index=True)[1]]
         owner[target[edges]], first[target[edges]] = owner[source[edges]], first[source[edges]]
 
 
@@ -138,7 +138,7 @@ def _merge_where_allowed(
 ) -> tuple[NDArray[Any], int]:
     """Returns groups merged by `label` int[groups], and their number; groups without a common device stay as they are."""
     merged = np.unique(label, return_inverse=True)[1].reshape(-1)
-    may_run = allowed_group_devices(graph, cluster, merged[group]).any(axis=1)
+    may_run: NDArray[np.bool_] = np.asarray(allowed_group_devices(graph, cluster, merged[group]).any(axis=1))
     merged = np.where(may_run[merged], merged, len(merged) + np.arange(len(merged)))
     merged = np.unique(merged, return_inverse=True)[1].reshape(-1)
     return merged[group], int(merged.max(initial=-1)) + 1

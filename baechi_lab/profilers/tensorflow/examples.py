@@ -39,6 +39,10 @@ def as_tensors(value: object, label: str) -> Any:
         raise InvalidInput(
             f"an example input of step {label!r} is a {kind}; let the step read it, and hand over what is fed"
         )
+    if isinstance(value, (np.ndarray, np.generic)) and value.dtype.kind in "Mm":
+        raise InvalidInput(
+            f"an example input of step {label!r} holds {value.dtype} values, which no tensor has; give numbers"
+        )
     if isinstance(value, (np.ndarray, np.generic)) or _is_array(value):
         return _tensor(np.asarray(value))
     if isinstance(value, (tf.data.Dataset, Iterator)):

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...checks import check_text
 from ...errors import InvalidInput
 from ...graph.step import Source, Step, TensorSpec
 from .captured_variables import CapturedVariable, bind_captures
@@ -67,6 +68,8 @@ def trace(fn: object, *example_inputs: Any, name: str | None = None) -> Step:
     >>> step.name, [v.name for v in step.variables], [float(v) for v in step.initial_values]
     ('halve', ['w'], [2.0])
     """
+    if name is not None:
+        check_text("name", name)
     load_tensorflow()
     started = time.perf_counter()
     label = name or _step_label(fn)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from ...checks import check_whole
+from ...checks import check_flag, check_whole
 from ...errors import BaechiLabError, FormatError, InvalidInput, MissingPackage, UnknownNameError
 from ...graph.formats.reading import name_of
 from ..programs.detection import is_instance
@@ -111,6 +111,7 @@ def hugging_face(
     fields, source = _read_fields(config)
     check_whole("batch_size", batch_size, 1)
     check_whole("sequence_length", sequence_length, 1)
+    labels = check_flag("labels", labels)
     if batch_size * sequence_length > MOST_TOKENS:
         raise InvalidInput(
             f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"

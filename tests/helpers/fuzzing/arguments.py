@@ -129,6 +129,27 @@ SWEEP = {
     "cluster": CLUSTER,
 }
 STEP = {"micro_batches": 2, "schedule": "1f1b"}
+BATCH = np.ones((2, 3), dtype=np.float32)
+TRACED = bl.Step("empty", b"", (), (), (), (), ())
+"""A step of no ops: a placement of one op is refused before any process starts."""
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "vocab_size": 16,
+}
+"""A configuration in the format of Hugging Face."""
+MACHINES = bl.Cluster.machines(4, 2, kind="a100", memory_bytes="80GB")
+TRAINING = {"global_batch": 8, "sequence_length": 16}
+NOT_CALLED = {"LocalCluster", "Workbench", "calibrate", "measure_cluster", "measure_link"}
+"""Names of the package that start processes, a notebook's page or long measurements: their tests are elsewhere."""
+RESULTS = {"NativeRun", "Recording", "Result", "Run", "Step", "TensorSpec", "Timeline", "WrittenPlan"}
+"""Records that only the library makes."""
+WITHOUT_ARGUMENTS = {"list_passes", "list_placers"}
 
 
 def calls(folder):
@@ -342,6 +363,106 @@ def calls(folder):
         ),
         "memory_chart": (viz.memory, {"timeline": TIMELINE, "max_points": 100, "title": None}),
         "make_model": (_make_model, {"name": "mlp", "batch_size": 2, "layers": 2}),
+        **_framework_calls(folder),
+    }
+
+
+def _framework_calls(folder):
+    """What a framework, or a model by its configuration, is asked for."""
+    step = {"step": TRACED, "placement": bl.Placement(device=[0]), "cluster": CLUSTER}
+    options = {"graph": None, "micro_batches": None, "schedule": None, "reduction": None}
+    model = {"model": LLAMA, **TRAINING, "precision": "mixed-bf16"}
+    return {
+        "apply": (bl.apply, {**step, "graph": None, "virtual": 2, "memory_limit": None, "kind": "cpu", "threads": 1}),
+        "execute": (
+            bl.execute,
+            {
+                **step,
+                **options,
+                "steps": 1,
+                "warmup": 0,
+                "timeout": 5.0,
+                "on_step": None,
+                "cancel": None,
+                "native": False,
+            },
+        ),
+        "export": (bl.export, {**step, **options, "folder": folder / "exported"}),
+        "trace": (
+            lambda fn, example, name: bl.trace(fn, example, name=name),
+            {"fn": len, "example": BATCH, "name": "x"},
+        ),
+        "profile": (
+            bl.profile,
+            {
+                "step_or_fn": TRACED,
+                "mode": "estimated",
+                "hardware": "a100",
+                "precision": None,
+                "device": None,
+                "warmup": 1,
+                "runs": 1,
+                "timeout": 5.0,
+                "progress": False,
+                "gradients": None,
+            },
+        ),
+        "hugging_face": (
+            lambda **k: bl.torch.hugging_face(**k) and None,
+            {"config": LLAMA, "batch_size": 1, "sequence_length": 4, "labels": True, "dtype": None},
+        ),
+        "machines": (
+            bl.Cluster.machines,
+            {
+                "n": 4,
+                "per_machine": 2,
+                "kind": "a100",
+                "memory_bytes": "80GB",
+                "link": "nvlink",
+                "network": "infiniband",
+                "comm": "duplex",
+            },
+        ),
+        "layout": (
+            bl.Layout,
+            {
+                "tp": 1,
+                "pp": 2,
+                "dp": 2,
+                "ep": 1,
+                "cp": 1,
+                "zero": 0,
+                "micro_batch": 1,
+                "schedule": "1f1b",
+                "recompute": "none",
+                "sequence_parallel": False,
+                "stage_layers": (1, 1),
+            },
+        ),
+        "layouts": (
+            bl.layouts,
+            {
+                **model,
+                "cluster": MACHINES,
+                "layouts": [bl.Layout(pp=2, dp=2)],
+                "hardware": "a100",
+                "attention": "flash",
+                "fused_loss": False,
+                "overlap": True,
+                "prefetch": 1,
+                "overhead_bytes": 0,
+                "measured": (),
+                "efficiency": None,
+            },
+        ),
+        "write_layout": (
+            bl.write_layout,
+            {**model, "layout": bl.Layout(pp=2, dp=2), "format": "torchrun", "per_machine": 2, "folder": None},
+        ),
+        "offloaded_placement": (
+            bl.offloaded_placement,
+            {"placement": STAGES, "graph": PIPELINE, "cluster": HOSTED},
+        ),
     }
 
 
