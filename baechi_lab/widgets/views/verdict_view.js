@@ -2,6 +2,16 @@
 
 /** @typedef {{label: string, kind: string, color: string, ink: string, share: number, text: string}} VerdictPart */
 
+/** How far a word moves from the middle of its piece so that a tick does not cross it; null where neither side has room.
+ * @param {number} piece width @param {number} word width @param {number} tick position within the piece, all in pixels */
+function wordShift(piece, word, tick) {
+  const clear = word / 2 + 5;
+  if (Math.abs(tick - piece / 2) >= clear) return 0;
+  const room = word + 8;
+  if (Math.max(tick, piece - tick) < room) return null;
+  return (tick > piece - tick ? tick - clear : tick + clear) - piece / 2;
+}
+
 /** @param {{model: Model, el: HTMLElement}} given */
 function render({ model, el }) {
   el.classList.add("bl-view", "bl-verdict");
@@ -35,11 +45,13 @@ function render({ model, el }) {
     fitWords();
   }
 
-  /** A word is shown where its piece is wide enough. */
+  /** A word is shown where its piece is wide enough, and beside the tick of the bound where that would cross it. */
   function fitWords() {
     for (const piece of bar.querySelectorAll("button")) {
       const words = /** @type {HTMLElement} */ (piece.firstElementChild);
-      words.style.visibility = words.offsetWidth + 6 > piece.clientWidth ? "hidden" : "";
+      const shift = tick.hidden ? 0 : wordShift(piece.clientWidth, words.offsetWidth, tick.offsetLeft + 1 - piece.offsetLeft);
+      words.style.visibility = shift === null || words.offsetWidth + 6 > piece.clientWidth ? "hidden" : "";
+      words.style.left = `${shift ?? 0}px`;
     }
   }
   const sizes = new ResizeObserver(fitWords);
