@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable
 from math import isfinite
 from numbers import Integral
@@ -84,3 +85,24 @@ def finite(value: object) -> float | None:
     except OverflowError:
         return None
     return number if isfinite(number) else None
+
+
+def check_callback(field: str, function: object, arguments: str) -> None:
+    """Raises `InvalidInput` unless `function` is None or can be called with the named positional arguments.
+
+    >>> check_callback("callback", lambda: None, "name")
+    Traceback (most recent call last):
+    baechi_lab.errors.InvalidInput: callback is called with (name), which it does not take; it must be a function of name
+    """
+    if function is None:
+        return
+    if not callable(function):
+        raise InvalidInput(f"{field} is {function!r:.60}; it must be a function of {arguments}")
+    try:
+        inspect.signature(function).bind(*arguments.split(", "))
+    except TypeError:
+        raise InvalidInput(
+            f"{field} is called with ({arguments}), which it does not take; it must be a function of {arguments}"
+        ) from None
+    except ValueError:  # built-in functions without a signature
+        return

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..checks import check_whole, is_list
+from ..checks import check_callback, check_whole, is_list
 from ..errors import InvalidInput
 from ..graph import Cluster, Placement
 from ..graph.arguments import check_records
@@ -96,8 +96,7 @@ def fit(
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     if not isinstance(placers, str) and not all(isinstance(name, str) for name in placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
-    if callback is not None and not callable(callback):
-        raise InvalidInput(f"callback is {callback!r}; it must be a function of the name of a way")
+    check_callback("callback", callback, "name")
     if not isinstance(every_way, (bool, np.bool_)):
         raise InvalidInput(f"every_way is {every_way!r:.60}; it must be True or False")
     check_whole("seed", seed, low=0)

@@ -13,7 +13,7 @@ from functools import cached_property
 from itertools import product
 from typing import TYPE_CHECKING
 
-from ..checks import check_flag, check_text, check_whole
+from ..checks import check_callback, check_flag, check_text, check_whole
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, Timeline
 from ..graph.collectives import Collectives, MeasuredCollective
@@ -244,6 +244,7 @@ def layouts(
         chosen = record_list("layouts", layouts, Layout)
         for layout in chosen:
             check_layout(transformer, layout, cluster.n, global_batch, sequence_length)
+    check_callback("callback", callback, "text")
     search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)
     rows = search.rows(chosen, all_of_them=layouts is not None)
     return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))

@@ -26,7 +26,7 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from ..checks import check_whole
+from ..checks import check_callback, check_whole
 from ..errors import InfeasiblePlacement, InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
@@ -188,8 +188,7 @@ class Hierarchical(TrainingParameters, Placer):
         for key in ("explain", "standardise"):
             if not isinstance(getattr(self, key), bool):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be True or False")
-        if self.callback is not None and not callable(self.callback):
-            raise InvalidInput(f"callback is {self.callback!r}; it must be a function of a PlannerProgress, or None")
+        check_callback("callback", self.callback, "progress")
         if not (self.executor is None or self.executor == "here" or hasattr(self.executor, "submit")):
             raise InvalidInput(
                 f"executor is {self.executor!r}; it must be a concurrent.futures.Executor, 'here' or None"

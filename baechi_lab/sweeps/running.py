@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
-from ..checks import check_flag, is_list
+from ..checks import check_callback, check_flag, is_list
 from ..errors import BaechiLabError, ExecutionError, InvalidInput
 from ..graph import Cluster, OpGraph, Step
 from ..graph.arguments import check_records
@@ -118,6 +118,7 @@ def sweep(
     template = Cluster.uniform(1, kind=_kind_of(hardware)) if cluster is None else cluster
     check_records(cluster=template)
     check_flag("progress", progress)
+    check_callback("on_row", on_row, "row")
     placing, steps = (
         _checked_placing(passes, forward_only, scheduler, params or {}),
         Steps.of(micro_batches, schedule, replicas),

@@ -273,7 +273,7 @@ def test_degenerate_cases():
         ({"updates": 0}, "updates is 0; it must be a whole number of at least 1, or None"),
         ({"time_limit": -1.0}, "time_limit is -1.0; it must be a finite number of at least 0"),
         ({"seed": -1}, "seed is -1; it must be a whole number of at least 0"),
-        ({"callback": 3}, "callback is 3; it must be a function of a PlannerProgress, or None"),
+        ({"callback": 3}, "callback is 3; it must be a function of progress"),
         ({"checkpoint": 3}, "checkpoint is 3; it must be a path, or None"),
         ({"checkpoint": "no/such/folder/run.npz"}, "checkpoint is 'no/such/folder/run.npz'; its folder must exist"),
         ({"explain": "yes"}, "explain is 'yes'; it must be True or False"),

@@ -34,7 +34,7 @@ from typing import Any
 
 import numpy as np
 
-from ...checks import check_whole, is_list
+from ...checks import check_callback, check_whole, is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -144,8 +144,7 @@ class Search(Placer):
         if not named or not all(isinstance(name, str) and name in ("fifo", "planned") for name in named):
             raise InvalidInput(f"schedulers is {self.schedulers!r}; it must name 'fifo', 'planned' or both")
         check_give_up(self.give_up, self.objective)
-        if self.callback is not None and not callable(self.callback):
-            raise InvalidInput(f"callback is {self.callback!r:.60}; it must be a function of a Progress, or None")
+        check_callback("callback", self.callback, "progress")
         for key, count in (("workers", self.workers), ("islands", self.islands)):
             if check_whole(key, count) > MOST_WORKERS:
                 raise InvalidInput(f"{key} is {count!s:.60}; it must be at most {MOST_WORKERS}")
