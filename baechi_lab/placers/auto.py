@@ -13,7 +13,8 @@ For a small graph all placements and orders are then searched (`evaluation.enume
 For the period of endless micro-batches or a step of several, the placers with such objectives are run, and every placement is
 measured by the objective, once: devices follow the schedule, not a scheduler.
 
-`info["table"]` has one row per attempt. Complexity: the sum of the placers, spread over threads.
+Equal placements are simulated once. `info["table"]` has one row per attempt.
+Complexity: the sum of the placers, spread over threads.
 """
 
 from __future__ import annotations
@@ -32,9 +33,8 @@ from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
-from ..graph.kernels.csr import inverse
 from ..graph.kernels.jit import HAS_NUMBA
-from ..simulator import makespan_and_peak, simulate
+from ..simulator import simulate
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
 from .evaluation.enumerate import best_schedule
@@ -45,6 +45,7 @@ from .pipeline_stages.hill_climbing import max_moves
 from .pipeline_stages.objective import Objective
 from .registry import make_placer, placer_class, placer_names
 from .second_compiler import compile_in_second_process
+from .simulation_cache import SimulationCache, order_of_starts, simulate_ops
 
 LATENCY = Objective()
 LP_PLACERS = ("sct", "m-sct")
@@ -167,10 +168,11 @@ class Auto(Placer):
         return [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
+        simulations = SimulationCache(graph, cluster)
         return [
-            lambda name=name, form_name=form_name, form=form: _run_attempts(
-                name, form_name, form, graph, cluster, self._goal
-            )  # type: ignore[misc]
+            lambda name=name, form_name=form_name, form=form: _run_attempts(  # type: ignore[misc]
+                name, form_name, form, graph, cluster, self._goal, simulations
+            )
             for form_name, form in forms_of(graph, cluster, self.optimized).items()
             for name in self._names(form)
         ]
@@ -206,7 +208,7 @@ class Auto(Placer):
                 candidates.setdefault(placed.device.tobytes(), (attempt, placed))
         jobs = [
             lambda attempt=attempt, placed=placed, scheduler=scheduler: (  # type: ignore[misc]
-                attempt, placed, scheduler, *_simulate_ops(original, cluster, placed, scheduler)
+                attempt, placed, scheduler, *simulate_ops(original, cluster, placed, scheduler)
             )
             for attempt, placed in candidates.values()
             for scheduler in SCHEDULERS.names()
@@ -219,7 +221,7 @@ class Auto(Placer):
             planned = None
             if feasible and us < fastest_us:
                 planned = placed.replace(member_order=_order_of_ops(original, cluster, placed, scheduler))
-                us, peak, feasible = _simulate_ops(original, cluster, planned)
+                us, peak, feasible = simulate_ops(original, cluster, planned)
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
             row = replace(
@@ -292,7 +294,13 @@ def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Ob
 
 
 def _run_attempts(
-    name: str, form_name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective
+    name: str,
+    form_name: str,
+    form: OpGraph,
+    graph: OpGraph,
+    cluster: Cluster,
+    goal: Objective,
+    simulations: SimulationCache,
 ) -> list[tuple[Attempt, Placement | None]]:
     """Places `form` by `name` and simulates the placement on `graph` under every scheduler, or measures another goal.
 
@@ -311,12 +319,9 @@ def _run_attempts(
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
             continue
-        timeline = simulate(graph, cluster, placed, scheduler)
-        planned = _freeze_order(graph, placed, scheduler, timeline)
-        us, peak, feasible = timeline.makespan_us, timeline.peak_bytes, timeline.feasible
-        if graph.original is not None:
-            us, peak, feasible = _simulate_ops(graph.original, cluster, planned)
-        attempt = Attempt(name, form_name, scheduler, us, int(peak.max(initial=0)), feasible, took)
+        plan, planned = simulations.simulate(placed, scheduler)
+        peak_bytes = int(plan.peak_bytes.max(initial=0))
+        attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, took)
         rows.append((attempt, planned))
     return rows
 
@@ -324,8 +329,7 @@ def _run_attempts(
 def _order_of_ops(original: OpGraph, cluster: Cluster, placed: Placement, scheduler: str) -> NDArray[np.float64] | None:
     """The order in which a dynamic scheduler runs the ops of a placement of groups."""
     ops_placement = placed.on(original)
-    timeline = simulate(original, cluster, ops_placement, scheduler)
-    return _freeze_order(original, ops_placement, scheduler, timeline).order
+    return order_of_starts(original, simulate(original, cluster, ops_placement, scheduler)).astype(np.float64)
 
 
 def _try_every_schedule(
@@ -341,22 +345,11 @@ def _try_every_schedule(
     if best.placement is not None:
         keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
         placed = best.placement.replace(**keys)
-        us, peak, fits = _simulate_ops(graph.original or graph, cluster, placed)
+        us, peak, fits = simulate_ops(graph.original or graph, cluster, placed)
         form_name, took = "raw" if graph.group_of is None else "given", working_seconds() - began
         rows.append((Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), fits, took), placed))
     proven = ungrouped and best.complete and fits and np.isfinite(us)
     return rows, {"status": "OPTIMAL", "bound_us": us, "gap": 0.0} if proven else {}
-
-
-def _simulate_ops(
-    graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: str | None = None
-) -> tuple[float, NDArray[np.int64], bool]:
-    """Returns makespan, peaks and whether it fits. Shared buffers are slow to simulate: only where it does not fit without."""
-    us, peak = makespan_and_peak(graph, cluster, placed, scheduler)
-    if graph.reuse is None or (peak <= cluster.memory_bytes).all():
-        return us, peak, bool((peak <= cluster.memory_bytes).all())
-    timeline = simulate(graph, cluster, placed, scheduler)
-    return timeline.makespan_us, timeline.peak_bytes, timeline.feasible
 
 
 def _measure_attempt(
@@ -369,16 +362,3 @@ def _measure_attempt(
         return Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None
     peak = int(measurement.peak_bytes.max(initial=0))
     return Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed
-
-
-def _freeze_order(graph: OpGraph, placed: Placement, scheduler: str, timeline: Any) -> Placement:
-    """`placed` with the order in which `scheduler` ran the ops as its plan.
-
-    A device that takes its ready ops in that order makes the same choices: what it ran next started first.
-    """
-    if scheduler == "planned":
-        return placed
-    if scheduler == "fifo":
-        return placed.replace(order=None, priority=None)
-    order = inverse(np.lexsort((graph.position, timeline.end_us, timeline.start_us)))
-    return placed.replace(order=order, priority=None)

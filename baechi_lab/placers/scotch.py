@@ -146,10 +146,13 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
     count, devices = v.load.shape
     used = np.zeros(devices)
     np.add.at(used, home, v.load[np.arange(count), home])
+    may_move = _reads_elsewhere(v, home)
     moves = 0
     for _ in range(SWEEPS):
         before = moves
         for i in range(count):
+            if not may_move[i]:
+                continue
             current_device, near = home[i], slice(v.pointer[i], v.pointer[i + 1])
             neighbour_devices = home[v.neighbour[near]]
             cost = v.latency[:, neighbour_devices] @ v.sends[near] + v.per_byte[:, neighbour_devices] @ v.bytes[near]
@@ -160,10 +163,21 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
                 used[current_device] -= v.load[i, current_device]
                 used[best] += v.load[i, best]
                 home[i] = best
+                may_move[i] = True
+                may_move[v.neighbour[near]] = True
                 moves += 1
         if moves == before:
             break
     return moves
+
+
+def _reads_elsewhere(v: Vertices, home: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays."""
+    vertex = np.repeat(np.arange(len(home)), np.diff(v.pointer))
+    a, b = home[vertex], home[v.neighbour]
+    costs = v.latency[a, b] * v.sends + v.per_byte[a, b] * v.bytes
+    elsewhere: NDArray[np.bool_] = np.bincount(vertex, costs > 0.0, len(home)) > 0
+    return elsewhere
 
 
 def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]:

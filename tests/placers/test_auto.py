@@ -48,14 +48,14 @@ def test_the_winner_simulates_to_its_row_and_threads_do_not_matter(graph, device
 
 @pytest.mark.parametrize("scheduler", ["pct", "msr"])
 def test_a_dynamic_schedulers_choices_become_the_plan(scheduler):
-    from baechi_lab.placers.auto import _freeze_order
+    from baechi_lab.placers.simulation_cache import order_of_starts
 
     for seed in range(10):
         graph = generators.layered_dag(40, seed=seed, duration_us=(1, 50), size_bytes=8)
         cluster = Cluster.uniform(3, memory_bytes=1 << 30, link=Link(5.0, 0.0), comm="sequential")
         placed = place(graph, cluster, "etf")
         timeline = simulate(graph, cluster, placed, scheduler)
-        replanned = simulate(graph, cluster, _freeze_order(graph, placed, scheduler, timeline))
+        replanned = simulate(graph, cluster, placed.replace(order=order_of_starts(graph, timeline)))
         assert np.array_equal(replanned.start_us, timeline.start_us)
 
 

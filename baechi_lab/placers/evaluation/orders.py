@@ -17,6 +17,8 @@ from .evaluate import evaluate, overflow
 from .model import Model, make_model
 from .work import Work, make_work
 
+_ABOVE_ROUNDING = 1.0 + 1e-9
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -48,11 +50,17 @@ def usual_orders(graph: OpGraph, cluster: Cluster) -> dict[str, NDArray[np.float
 
 
 def measure(
-    model: Model, work: Work, name: str, device: Integers, rank: NDArray[np.float64] | None, cutoff: float = np.inf
+    model: Model,
+    work: Work,
+    name: str,
+    device: Integers,
+    rank: NDArray[np.float64] | None,
+    cutoff: float = np.inf,
+    overflow_limit: float = np.inf,
 ) -> Candidate:
-    """Simulate one candidate (an infinite makespan: it exceeds `cutoff`)."""
+    """Simulate one candidate (an infinite makespan: it exceeds `cutoff` microseconds or `overflow_limit` bytes)."""
     assignment = make_assignment(device, rank)
-    time = float(evaluate(model, work, assignment, Limits(True, cutoff)))
+    time = float(evaluate(model, work, assignment, Limits(True, cutoff, overflow_limit)))
     overflow_bytes = float(overflow(model, work)) if np.isfinite(time) else np.inf
     return Candidate(
         name, assignment.device, None if rank is None else np.array(rank, dtype=np.float64), time, overflow_bytes
@@ -70,9 +78,13 @@ def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, NDArr
     """
     model = make_model(graph, cluster)
     work, orders = make_work(model), usual_orders(graph, cluster)
-    candidates = (
-        measure(model, work, f"{name}, {order}", device, rank)
-        for name, device in devices
-        for order, rank in orders.items()
-    )
-    return min(candidates, key=lambda candidate: candidate.key, default=None)
+    best: Candidate | None = None
+    for name, device in devices:
+        for order, rank in orders.items():
+            # A simulation ends as soon as it is certain that its candidate is worse.
+            overflow_limit = np.inf if best is None else best.overflow_bytes
+            cutoff = np.inf if overflow_limit > 0.0 or best is None else best.makespan_us * _ABOVE_ROUNDING
+            candidate = measure(model, work, f"{name}, {order}", device, rank, cutoff, overflow_limit)
+            if best is None or candidate.key < best.key:
+                best = candidate
+    return best

@@ -1,0 +1,74 @@
+"""Simulations of a portfolio's placements: equal ones, which placers often find, are simulated once per scheduler."""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Cluster, OpGraph, Placement, Timeline
+from ..graph.kernels.csr import inverse
+from ..simulator import makespan_and_peak, simulate
+
+
+class SimulatedPlan(NamedTuple):
+    """Makespan in microseconds, peak bytes int64[devices], whether these fit, and the order of the ops: float64[n] or None."""
+
+    makespan_us: float
+    peak_bytes: NDArray[np.int64]
+    feasible: bool
+    order: NDArray[Any] | None
+
+
+class SimulationCache:
+    """Simulates placements of one graph on one cluster and remembers what came out.
+
+    Groups whose ops are known are simulated as these, in the order that the scheduler gave the groups.
+    """
+
+    def __init__(self, graph: OpGraph, cluster: Cluster):
+        self.graph, self.cluster = graph, cluster
+        self._plans: dict[tuple[str | bytes, ...], SimulatedPlan] = {}
+
+    def simulate(self, placement: Placement, scheduler: str) -> tuple[SimulatedPlan, Placement]:
+        """Returns what the simulation gives, and the placement with the choices of `scheduler` as its plan."""
+        columns = placement.device, placement.order, placement.priority, placement.member_order
+        digests = (b"" if column is None else hashlib.sha256(column.tobytes()).digest() for column in columns)
+        key: tuple[str | bytes, ...] = (scheduler, *digests)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans[key] = self._simulate(placement, scheduler)
+        return plan, _with_order(placement, scheduler, plan.order)
+
+    def _simulate(self, placement: Placement, scheduler: str) -> SimulatedPlan:
+        timeline = simulate(self.graph, self.cluster, placement, scheduler)
+        order = order_of_starts(self.graph, timeline) if scheduler not in ("fifo", "planned") else None
+        if self.graph.original is None:
+            return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
+        planned = _with_order(placement, scheduler, order)
+        return SimulatedPlan(*simulate_ops(self.graph.original, self.cluster, planned), order)
+
+
+def _with_order(placement: Placement, scheduler: str, order: NDArray[Any] | None) -> Placement:
+    return placement if scheduler == "planned" else placement.replace(order=order, priority=None)
+
+
+def order_of_starts(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
+    """int64[n]: the position of each op by its start.
+
+    A device that takes its ready ops in that order makes the same choices: what it ran next started first.
+    """
+    return inverse(np.lexsort((graph.position, timeline.end_us, timeline.start_us)))
+
+
+def simulate_ops(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: str | None = None
+) -> tuple[float, NDArray[np.int64], bool]:
+    """Returns makespan, peaks and whether it fits. Shared buffers are slow to simulate: only where it does not fit without."""
+    us, peak = makespan_and_peak(graph, cluster, placement, scheduler)
+    if graph.reuse is None or (peak <= cluster.memory_bytes).all():
+        return us, peak, bool((peak <= cluster.memory_bytes).all())
+    timeline = simulate(graph, cluster, placement, scheduler)
+    return timeline.makespan_us, timeline.peak_bytes, timeline.feasible
