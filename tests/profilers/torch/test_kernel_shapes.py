@@ -50,7 +50,7 @@ def test_rows_that_are_read_again():
     (norm,) = kernels_of(torch.nn.LayerNorm(64, device="meta"), torch.empty(10, 64, device="meta"))
     assert norm.rows == Rows.of_norm(640, 64, 4)
     (softmax,) = kernels_of(torch.nn.Softmax(1), torch.empty(3, 20_000, device="meta"))
-    assert softmax.rows == Rows(240_000.0, 80_000.0, 2, 2)
+    assert softmax.rows == Rows(240_000.0, 80_000.0, 2)
 
 
 @pytest.mark.parametrize(
