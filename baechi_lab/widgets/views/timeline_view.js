@@ -67,7 +67,7 @@ function render({ model, el }) {
     scale = arranged.scale;
     view.canvas.dataset.lanes = String(s.tops.filter(([, height]) => height > 0).length);
     foldButton.hidden = !s.lanes.some((lane) => lane.folded);
-    foldButton.setAttribute("aria-pressed", String(Boolean(model.get("fold_idle"))));
+    foldButton.setAttribute("aria-pressed", String(!foldButton.hidden && Boolean(model.get("fold_idle"))));
     view.stage.style.height = `${Math.max(y + 6, 70)}px`;
     const makespans = model.get("makespans");
     const bubbles = (origin) => {
