@@ -256,7 +256,7 @@ def _check_used(kind: str, names: Iterable[str], known_names: Iterable[str]) -> 
             raise UnknownNameError.of(kind, name, set(known_names))
 
 
-def _passes(passes: Sequence[object] | None, placers: object, micro_batches: int | None) -> Sequence[Any]:
+def _passes(passes: Sequence[object] | None, placers: object, micro_batches: int | None) -> Sequence[object]:
     """Returns the given passes. Default: none for named placers and for micro-batches, else `PASSES`."""
     from .passes.optimize import PASSES
 
@@ -327,7 +327,7 @@ def winner_of(placement: Placement) -> str:
     return str(placement.info.get("winner", ""))
 
 
-def summary(timeline: Timeline) -> dict[str, Any]:
+def summary(timeline: Timeline) -> dict[str, object]:
     """Returns the columns of a row that come from its timeline."""
     busiest = float(timeline.busy_us.max(initial=0.0))
     return {

@@ -33,7 +33,7 @@ def split_cluster(cluster: Cluster | LocalCluster) -> tuple[Cluster, LocalCluste
 
 def execution_target(
     cluster: Cluster, local: LocalCluster | None, backend: str | None, workers: Sequence[str]
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the options of `bl.execute` for a running cluster, TensorFlow servers or the attached devices."""
     if local is not None:
         return {"cluster": local, "backend": backend}
@@ -50,7 +50,7 @@ def measure_rows(
     execute_options: Mapping[str, Any],
     progress: bool,
     native: Mapping[int, NativeRunner] | None = None,
-) -> dict[int, dict[str, Any]]:
+) -> dict[int, dict[str, object]]:
     """Columns by row: median step in microseconds with its 95 % bootstrap interval, or the error that ended it.
 
     `steps` are spread over up to three rounds, whose order turns; what fails in one round does not run again. `native` are
@@ -63,7 +63,7 @@ def measure_rows(
     rows = [*placements, *native_runners]
     seconds: dict[int, list[Any]] = {row: [] for row in rows}
     failed: dict[int, str] = {}
-    memory_columns: dict[int, dict[str, Any]] = {}
+    memory_columns: dict[int, dict[str, object]] = {}
     bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
     with bar, _Runner(graph, step, execute_options) as run:
         for round_index in range(rounds):
@@ -86,7 +86,7 @@ def measure_rows(
     return {row: _time_columns(seconds[row], failed.get(row, "")) | memory_columns.get(row, {}) for row in rows}
 
 
-def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, Any]:
+def memory_of(timeline: Timeline, prefix: str = "") -> dict[str, object]:
     """Returns the peak of the fullest device, the peak of each device, and what the fullest held at its peak."""
     peaks = timeline.peak_bytes
     fullest = int(peaks.argmax()) if len(peaks) else 0
@@ -150,7 +150,7 @@ class _Runner:
         self._close()
 
 
-def _time_columns(seconds: Sequence[Any], error: str) -> dict[str, Any]:
+def _time_columns(seconds: Sequence[Any], error: str) -> dict[str, object]:
     from .executors import summarize
 
     series = np.concatenate(seconds) if seconds else np.zeros(0)

@@ -99,7 +99,7 @@ class _Digester:
     def __init__(self) -> None:
         self.path: dict[int, int] = {}  # id of an object that is being digested -> its depth
         self.digests: dict[int, str] = {}
-        self.alive: list[Any] = []  # keeps objects alive, so that no id is used twice
+        self.alive: list[object] = []  # keeps objects alive, so that no id is used twice
 
     def of(self, value: object) -> str:
         """Returns the digest of a value."""
@@ -296,7 +296,7 @@ def _hash_chunks(*chunks: str | bytes) -> str:
     return digest.hexdigest()
 
 
-def state_of(value: object) -> dict[str, Any]:
+def state_of(value: object) -> dict[str, object]:
     """Returns the attributes of an object, without cached properties."""
     return {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(type(value))}
 

@@ -24,7 +24,7 @@ class Stage(Params):
     """A parameter object with a slot. `a | b` composes stages into a `Pipeline`."""
 
     slot: ClassVar[str]
-    __call__: Callable[..., Any]
+    __call__: Callable[..., object]
 
     def __post_init__(self) -> None:
         self.validate()
@@ -86,7 +86,7 @@ class Pipeline:
     stages: Mapping[str, Callable[..., Any]]
     memo: Memo
 
-    def __init__(self, memo: Memo | None = None, **stages: Callable[..., Any] | None):
+    def __init__(self, memo: Memo | None = None, **stages: Callable[..., object] | None):
         for slot, stage in stages.items():
             if slot not in SLOTS:
                 raise UnknownNameError.of("stage", slot, SLOTS)
@@ -144,7 +144,7 @@ class Pipeline:
     def _on_coarse(self) -> bool:
         return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
 
-    def _checked(self, subject: Any, cluster: Any, recompute: Collection[str]) -> Step | TorchStep | None:
+    def _checked(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
         """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""
         of_torch = getattr(subject, "framework", "") == "torch"
         if not of_torch and not isinstance(subject, (Step, OpGraph)):
@@ -184,7 +184,7 @@ class Pipeline:
         """Returns the pipeline with some stages replaced (None removes one); it shares remembered results."""
         return Pipeline(self.memo, **{**self.stages, **stages})
 
-    def get_params(self) -> dict[str, Any]:
+    def get_params(self) -> dict[str, object]:
         """Returns the stages by slot."""
         return dict(self.stages)
 
@@ -267,7 +267,7 @@ class _StageRunner:
         self.stages, self.memo, self.recompute = pipeline.stages, pipeline.memo, recompute
         self.recomputed: list[str] = []
 
-    def __call__(self, slot: str, *inputs: Any, otherwise: object = None) -> Any:
+    def __call__(self, slot: str, *inputs: object, otherwise: object = None) -> Any:
         stage = _bounds if slot == "bounds" else self.stages.get(slot)
         if stage is None:
             return otherwise

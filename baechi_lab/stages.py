@@ -151,7 +151,7 @@ class Place(Stage):
     placer: Any
     params: Mapping[str, Any]
 
-    def __init__(self, placer: object = "m-sct", **params: Any):
+    def __init__(self, placer: object = "m-sct", **params: object):
         self._hold(placer, params)
 
     def _hold(self, placer: object, params: Mapping[str, object]) -> None:
@@ -172,7 +172,7 @@ class Place(Stage):
 
         make_placer(self.placer, **self.params)
 
-    def get_params(self) -> dict[str, Any]:
+    def get_params(self) -> dict[str, object]:
         """Returns `placer` and its parameters."""
         return {"placer": self.placer, **self.params}
 
@@ -209,7 +209,7 @@ class Simulate(Stage):
     micro_batches: int | None = None
     schedule: ScheduleOption | None = None
 
-    def get_params(self) -> dict[str, Any]:
+    def get_params(self) -> dict[str, object]:
         """Returns the parameters by name; those of micro-batches only where given."""
         pipeline = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {"scheduler": self.scheduler, "on": self.on} | {k: v for k, v in pipeline.items() if v is not None}

@@ -12,7 +12,6 @@ import textwrap
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
 
 from .. import __version__
 from . import output
@@ -194,7 +193,7 @@ def _state(packages: Iterable[Package]) -> str:
     return "installed" if not unusable else "missing" if "missing" in unusable else "other version"
 
 
-def _facts(part: Part, packages: list[Package]) -> dict[str, Any]:
+def _facts(part: Part, packages: list[Package]) -> dict[str, object]:
     return {
         "extra": part.extra,
         "state": _state(packages),

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     for placement in options.distinct(arguments.placements, "--placements"):
         if placement != "random":
             placer_class(placement)
-    settings: dict[str, Any] = {
+    settings: dict[str, object] = {
         "workers": options.whole_number(arguments.workers, "--workers", lowest=2),
         "steps": options.whole_number(arguments.steps, "--steps", lowest=1),
         "rounds": options.whole_number(arguments.rounds, "--rounds", lowest=1),
@@ -78,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     limit = options.seconds(arguments.wait, "--wait")
     wait = None if arguments.busy else limit
-    printed: dict[str, Any] = {}
+    printed: dict[str, object] = {}
     costs = None
     if "study" in sections:
         report = _study(arguments, names, settings, wait)

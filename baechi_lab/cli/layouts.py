@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Cluster
@@ -113,7 +113,7 @@ def _print(table: Layouts, count: int) -> None:
 
 
 def _cells(row: LayoutRow) -> list[str]:
-    degrees: list[Any] = [getattr(row.layout, key) for key in _DEGREES]
+    degrees: list[object] = [getattr(row.layout, key) for key in _DEGREES]
     step = f">= {format_us(row.lower_bound_us)}" if row.step_us is None else format_us(row.step_us)
     busy = "" if row.step_us is None else f"{row.compute_us / row.step_us:.0%}"
     return [

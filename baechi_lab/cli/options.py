@@ -252,7 +252,7 @@ def distinct(text: str, option: str) -> list[str]:
     return list(dict.fromkeys(names(text, option)))
 
 
-def with_time_limit(placer: str, text: str | None, params: dict[str, Any]) -> dict[str, Any]:
+def with_time_limit(placer: str, text: str | None, params: dict[str, object]) -> dict[str, object]:
     """Returns `params` with the seconds of --time-limit, if given. Raises `InvalidInput` for a placer without a time limit."""
     from ..placers.registry import placer_class
 
@@ -272,7 +272,7 @@ def add_time_limit(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def with_seed(placer: str, seed: int | None, params: dict[str, Any]) -> dict[str, Any]:
+def with_seed(placer: str, seed: int | None, params: dict[str, object]) -> dict[str, object]:
     """Returns `params` with `seed`, if this placer has one."""
     from ..placers.registry import placer_class
 

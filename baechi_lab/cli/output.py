@@ -23,7 +23,7 @@ WIDTH = 100
 LONGEST_NAME = 40
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """Converts `value` to JSON's types. NaN and infinity become null."""
     if isinstance(value, Mapping):
         return {str(k): plain(v) for k, v in value.items()}
@@ -36,7 +36,7 @@ def plain(value: Any) -> Any:
     return value if isinstance(value, (str, int, float, bool, type(None))) else str(value)
 
 
-def print_json(value: Any) -> None:
+def print_json(value: object) -> None:
     """Prints one JSON document."""
     print(json.dumps(plain(value), indent=1, ensure_ascii=False, allow_nan=False))
 
@@ -46,7 +46,7 @@ def rows_of(table: pandas.DataFrame) -> list[dict[str, Any]]:
     return [plain(row) for row in table.astype(object).where(table.notna(), None).to_dict("records")]
 
 
-def print_facts(facts: Mapping[str, Any]) -> None:
+def print_facts(facts: Mapping[str, object]) -> None:
     """Prints aligned `name  value` lines."""
     width = max(map(len, facts), default=0)
     for name, value in facts.items():

@@ -57,7 +57,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
+def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, object]]:
     """Returns the graph of a model by configuration, a program, a trace or a step, and facts to print."""
     hardware_names = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
@@ -70,7 +70,7 @@ def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, Any]]:
     return graph, {**graph_facts(graph), **facts}
 
 
-def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, Any]]:
+def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, object]]:
     from ..profilers.dispatch import profile_with_report
 
     files.refuse_options(arguments)

@@ -42,7 +42,7 @@ def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
     return models.build(arguments.model, **model_parameters)
 
 
-def check_parameters(arguments: argparse.Namespace) -> dict[str, Any]:
+def check_parameters(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the model's parameters. Raises an error for unknown names and bad values."""
     model_parameters = options.parameters(arguments.param)
     if arguments.batch_size is not None:
@@ -119,7 +119,7 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
         raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
 
 
-def _traced(returned: Any, spec: str, function: Callable[[], Any]) -> Step | TorchStep:
+def _traced(returned: Any, spec: str, function: Callable[[], object]) -> Step | TorchStep:
     """Converts what the function returned into a step. A PyTorch module with inputs trains without an optimizer."""
     if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
         return returned  # type: ignore[no-any-return]
@@ -142,6 +142,6 @@ def _traced(returned: Any, spec: str, function: Callable[[], Any]) -> Step | Tor
     return trace(*returned)
 
 
-def _is_module(value: Any) -> bool:
+def _is_module(value: object) -> bool:
     torch = sys.modules.get("torch")  # who has a module has loaded it
     return torch is not None and isinstance(value, torch.nn.Module)

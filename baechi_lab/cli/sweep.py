@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 1
 
 
-def _limits(placers: list[str], text: str) -> dict[str, dict[str, Any]]:
+def _limits(placers: list[str], text: str) -> dict[str, dict[str, object]]:
     """Returns --time-limit as a parameter of the placers that have one. Raises `InvalidInput` if none has."""
     from ..placers.registry import placer_class
 

@@ -92,10 +92,10 @@ OPTIONS = {
 class Executor(Protocol):
     """What a framework provides to run its steps: the functions of `executors/FRAMEWORK/framework.py`."""
 
-    def attached_cluster(self, **options: Any) -> Cluster:
+    def attached_cluster(self, **options: object) -> Cluster:
         """The devices that the framework sees on this machine."""
 
-    def step_timer(self, step: Any, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
+    def step_timer(self, step: object, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
         """A function that runs the step under a placement and returns its seconds."""
 
     def native_runners(

@@ -13,7 +13,7 @@ from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph.step import Step, TensorSpec
 
-Batch = tuple[NDArray[Any], ...]
+Batch = tuple[NDArray[np.generic], ...]
 
 
 def checked_batches(step: Step, inputs: Sequence[object] | None) -> list[Batch]:
@@ -57,7 +57,7 @@ def checked_batch(step: Step, batch: Sequence[object]) -> Batch:
     return tuple(arrays)
 
 
-def _flat(step: Step, batch: Any) -> list[Any]:
+def _flat(step: Step, batch: Any) -> list[object]:
     """Returns one value per input of the step, in the order of tracing. Dicts, ragged and sparse tensors are flattened.
 
     Tuples are flattened only if the batch does not have one value per input, because a tuple may also be an array.
@@ -70,7 +70,7 @@ def _flat(step: Step, batch: Any) -> list[Any]:
     return values
 
 
-def _leaves(value: object) -> Iterator[Any]:
+def _leaves(value: object) -> Iterator[object]:
     if isinstance(value, dict):
         for key in sorted(value):
             yield from _leaves(value[key])
@@ -89,7 +89,7 @@ def _is_composite(value: object) -> bool:
     return tf is not None and isinstance(value, (tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices))
 
 
-def _as_type(array: NDArray[np.generic], dtype: str, name: str) -> NDArray[Any]:
+def _as_type(array: NDArray[np.generic], dtype: str, name: str) -> NDArray[np.generic]:
     if dtype == "string" or array.dtype.name == dtype:
         return array
     if dtype == "bfloat16":
@@ -103,14 +103,14 @@ def _as_type(array: NDArray[np.generic], dtype: str, name: str) -> NDArray[Any]:
     return array.astype(target)
 
 
-def whole_batches(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> list[Any] | None:
+def whole_batches(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> list[object] | None:
     """Returns, per batch, the inputs of all its micro-batches (see `divided`). None stays None: each uses the example inputs."""
     if inputs is None:
         return None
     return [divided(step, micro_batches, batch) for batch in _one_by_one(step, inputs)]
 
 
-def divided(step: Step, micro_batches: int, batch: object) -> tuple[Any, ...]:
+def divided(step: Step, micro_batches: int, batch: object) -> tuple[object, ...]:
     """Splits a whole batch into the inputs of its micro-batches, those of micro-batch 0 first.
 
     An input is split along the axis on which it is `micro_batches` times as long as the step's input. An input with

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -157,7 +157,7 @@ class Report:
         )
         return {"from_compute": row.compute_error, "from_runtime": runtime, "from_transfers": row.rest_error - runtime}
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Everything, ready for JSON."""
         rows = [{**asdict(row), "error": row.error, "where": row.largest_error_part} for row in self.rows]
         summary = self.summary

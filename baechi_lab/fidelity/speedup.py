@@ -21,7 +21,7 @@ from .profiles import TRACES, beside_us, measured_graph, run_placed
 from .quiet_machine import own_processes, wait_for_quiet
 from .study import WAIT, Case, place_for
 
-SPEED_UP: tuple[str, dict[str, Any]] = (
+SPEED_UP: tuple[str, dict[str, object]] = (
     "gnmt",
     {"batch_size": 256, "sequence_length": 5, "layers": 4, "units": 512, "vocabulary": 2000},
 )
@@ -54,7 +54,7 @@ class SpeedUp:
         """Measured A / B. Above 1 the cluster is faster than one of its devices."""
         return 1.0 / self.measured.ratio
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Everything, ready for JSON."""
         return {**asdict(self), "times_faster": self.times_faster}
 

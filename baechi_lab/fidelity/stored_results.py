@@ -121,7 +121,7 @@ def _command() -> str:
     return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-def _hardware() -> dict[str, Any]:
+def _hardware() -> dict[str, object]:
     from ..executors.tensorflow.devices import cpu_memory
 
     return {"processor": _processor(), "cores": os.cpu_count(), "memory_bytes": cpu_memory()}

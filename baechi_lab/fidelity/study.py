@@ -28,7 +28,7 @@ from .profiles import SETTLED, SETTLED_BEFORE, beside_us, mean_graph, measured_g
 from .quiet_machine import busy_machine_error, own_processes, wait_for_quiet
 from .report import Report, Row
 
-MODELS: dict[str, dict[str, Any]] = {
+MODELS: dict[str, dict[str, object]] = {
     "inception_v3": {"batch_size": 1},
     "gnmt": {"batch_size": 128, "sequence_length": 10, "layers": 2, "units": 256, "vocabulary": 4000},
     "resnet50": {"batch_size": 2},

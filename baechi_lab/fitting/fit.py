@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -23,6 +23,9 @@ from .proof import proof_of
 from .record import Fit, FitOption
 from .subject import Subject, subject_of
 
+if TYPE_CHECKING:
+    from ..graph import OpGraph, Step
+
 GIVE_UP = {
     "devices": "more devices",
     "batch": "smaller batch",
@@ -36,7 +39,7 @@ LEAST_TIME = 0.0005
 
 
 def fit(
-    graph: object,
+    graph: OpGraph | Step | Subject | str | Callable[[int], OpGraph],
     cluster: Cluster,
     *,
     batch_size: int | None = None,

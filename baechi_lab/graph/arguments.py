@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..errors import InvalidInput
 from .cluster import Cluster
 from .columns import record
@@ -14,7 +12,7 @@ from .timeline import Timeline
 _CLASSES = {"graph": OpGraph, "cluster": Cluster, "placement": Placement, "timeline": Timeline}
 
 
-def check_records(**records: Any) -> None:
+def check_records(**records: object) -> None:
     """Refuse what is no record, before anything asks for its fields: `check_records(graph=graph, cluster=cluster)`.
 
     Raises:

@@ -173,12 +173,12 @@ class Cluster:
         return one.replace(link=[[inside if machine[a] == machine[b] else between for b in range(n)] for a in range(n)])
 
     @classmethod
-    def from_tensorflow(cls, **options: Any) -> Cluster:
+    def from_tensorflow(cls, **options: object) -> Cluster:
         """The devices that TensorFlow sees here; options as of `baechi_lab.executors.tensorflow.devices.attached_cluster`."""
         return framework_part("executors", "tensorflow").attached_cluster(**options)
 
     @classmethod
-    def from_torch(cls, **options: Any) -> Cluster:
+    def from_torch(cls, **options: object) -> Cluster:
         """The devices that PyTorch sees here; options as of `baechi_lab.torch_steps.devices.attached_cluster`."""
         return framework_part("executors", "torch").attached_cluster(**options)
 

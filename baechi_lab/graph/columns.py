@@ -45,7 +45,7 @@ def whole_numbers(field: str, values: Any, dtype: type[np.signedinteger[Any]] = 
     return frozen(array.astype(dtype) if kind == "f" else array, dtype)
 
 
-def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger[Any]]) -> NDArray[Any]:
+def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger]) -> NDArray[Any]:
     """Converts Python objects to `dtype` one by one."""
     for k, value in enumerate(array.reshape(-1).tolist()):
         if isinstance(value, bool) or not isinstance(value, (int, float, np.number)):
@@ -58,7 +58,7 @@ def _exact(field: str, array: NDArray[np.object_], dtype: type[np.signedinteger[
     return listed.astype(dtype).reshape(array.shape)
 
 
-def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger[Any]]) -> None:
+def _out_of_range(field: str, array: NDArray[np.generic], dtype: type[np.signedinteger]) -> None:
     listed = [int(x) for x in array.reshape(-1).tolist()]
     info = np.iinfo(dtype)
     k = next((k for k, x in enumerate(listed) if not info.min <= x <= info.max), 0)
@@ -82,7 +82,7 @@ def numbers(field: str, values: ArrayLike) -> NDArray[np.float64]:
         raise CostError(f"{field} holds a number that is too large for a float64") from None
 
 
-def _array(field: str, values: Any) -> NDArray[Any]:
+def _array(field: str, values: object) -> NDArray[Any]:
     try:
         return np.asarray(values)
     except (TypeError, ValueError) as error:

@@ -257,7 +257,7 @@ def _checked_replicas(groups: Any, device: Integers) -> tuple[tuple[int, ...], .
     return groups_found
 
 
-def _indices(key: str, values: Any, meaning: str) -> NDArray[np.int32]:
+def _indices(key: str, values: object, meaning: str) -> NDArray[np.int32]:
     """int32[n] of whole numbers from 0."""
     column = whole_numbers(key, values, np.int32)
     array = np.asarray(values)

@@ -49,5 +49,5 @@ def _by_name(model: object) -> dict[str, Any]:
     return named
 
 
-def _variables(owner: Any) -> Iterable[Any]:
+def _variables(owner: Any) -> Iterable[object]:
     return owner.variables if hasattr(owner, "variables") else owner

@@ -43,7 +43,7 @@ class Source:
     """
 
     function: Any
-    example_inputs: tuple[Any, ...]
+    example_inputs: tuple[object, ...]
     variables: tuple[Any, ...]
 
 
@@ -80,7 +80,7 @@ class Step:
     info: dict[str, Any] = field(default_factory=dict)
     source: Callable[[], Source] | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "source": None}
 
     @cached_property

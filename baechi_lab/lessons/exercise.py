@@ -23,7 +23,7 @@ from ..errors import BaechiLabError, InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..simulator import simulate
 
-Check = Callable[[Any], str]
+Check = Callable[[object], str]
 EMPTY = "the function returns nothing yet"
 
 
@@ -49,7 +49,7 @@ class Lesson:
     name: str
     checks: Mapping[int, Check]
 
-    def __call__(self, exercise: int, answer: Any) -> Verdict:
+    def __call__(self, exercise: int, answer: object) -> Verdict:
         """What there is to say about an answer; `...` stands for none yet.
 
         Raises:
@@ -67,7 +67,7 @@ class Lesson:
             return Verdict(exercise, None, "not answered yet")
         return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
 
-    def solution(self, exercise: int, answer: Any) -> Verdict:
+    def solution(self, exercise: int, answer: object) -> Verdict:
         """The same for an answer that must be right.
 
         Raises:
@@ -87,7 +87,7 @@ def number(right: float, unit: str, mistakes: Mapping[float, str] | None = None,
     ('is the device free then?', 'that is too large', '', 'give a number (us), not str')
     """
 
-    def check(answer: Any) -> str:
+    def check(answer: object) -> str:
         if isinstance(answer, bool) or not isinstance(answer, (int, float, np.integer, np.floating)):
             return f"give a number ({unit}), not {type(answer).__name__}"
         try:
@@ -116,7 +116,7 @@ def names(right: Collection[str], op_names: Sequence[str]) -> Check:
     ("'b' is not one of them", 'right so far, but not all', "there is no op 'x'", '')
     """
 
-    def check(answer: Any) -> str:
+    def check(answer: object) -> str:
         if not isinstance(answer, (str, list, tuple, set, frozenset)):
             return f"give a list of names, not {type(answer).__name__}"
         answered = [answer] if answer in op_names else list(answer)
@@ -150,7 +150,7 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
     return check
 
 
-def devices_of(answer: Any, graph: OpGraph, cluster: Cluster) -> list[int] | str:
+def devices_of(answer: object, graph: OpGraph, cluster: Cluster) -> list[int] | str:
     """The device of every op, in the order of the ops; a complaint, as text, where the answer does not say it.
 
     >>> devices_of({"a": 1, "b": 0}, OpGraph.from_edges([1, 1], names=["a", "b"]), Cluster.uniform(2))
@@ -188,7 +188,7 @@ def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, 
     ('', 'for (5, 3) yours returns 3, which is too small', 'give a function, not int')
     """
 
-    def check(answer: Any) -> str:
+    def check(answer: object) -> str:
         if not callable(answer):
             return f"give a function, not {type(answer).__name__}"
         for case in cases():
@@ -237,7 +237,7 @@ def limited(seconds: float) -> Iterator[None]:
         yield
         return
 
-    def stop(*_: Any) -> None:
+    def stop(*_: object) -> None:
         raise TooLong
 
     before = signal.signal(signal.SIGVTALRM, stop)
@@ -249,7 +249,7 @@ def limited(seconds: float) -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def _wrong_parameters(answer: Callable[..., Any], right: Callable[..., Any], case: tuple[Any, ...]) -> str:
+def _wrong_parameters(answer: Callable[..., object], right: Callable[..., object], case: tuple[object, ...]) -> str:
     """What to say of a function that cannot be called with these arguments."""
     try:
         inspect.signature(answer).bind(*case)
@@ -264,7 +264,7 @@ def _wrong_parameters(answer: Callable[..., Any], right: Callable[..., Any], cas
     return ""
 
 
-def _as_numbers(value: Any) -> np.ndarray | None:
+def _as_numbers(value: object) -> np.ndarray | None:
     """Real numbers as an array; None for anything else."""
     try:
         array = np.asarray(value)
@@ -273,7 +273,7 @@ def _as_numbers(value: Any) -> np.ndarray | None:
         return None
 
 
-def _kind(value: Any) -> str:
+def _kind(value: object) -> str:
     kind = type(value).__name__
     return (
         f"a {kind} that holds other things than numbers"

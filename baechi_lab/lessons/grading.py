@@ -264,7 +264,7 @@ class NotebookRun:
             call.__signature__ = _signature(parameters)  # type: ignore[attr-defined]
         return call
 
-    def ask(self, request: Mapping[str, Any], seconds: float = math.inf) -> dict[str, Any] | None:
+    def ask(self, request: Mapping[str, object], seconds: float = math.inf) -> dict[str, Any] | None:
         """The reply to a request; None where the process has ended or takes too long, which ends it."""
         if self._process.stdin is None or self._process.poll() is not None:
             return None
@@ -281,7 +281,7 @@ class NotebookRun:
     def _remaining(self) -> float:
         return self.deadline - time.monotonic()
 
-    def _read(self, seconds: float) -> dict[str, Any] | None:
+    def _read(self, seconds: float) -> dict[str, object] | None:
         """The next line of the process; None where there is none in time, or it is no reply."""
         end = time.monotonic() + seconds
         stream: Any = self._process.stdout

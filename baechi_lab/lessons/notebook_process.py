@@ -39,7 +39,7 @@ class Notebook:
         config.HistoryManager.enabled = False
         self.shell = InteractiveShell(config=config)
         self.shell.ast_node_interactivity = "none"  # nobody looks at results
-        self.functions: list[Callable[..., Any]] = []
+        self.functions: list[Callable[..., object]] = []
 
     def run(self, source: str, expressions: Mapping[str, str]) -> dict[str, Any]:
         """Executes a cell; returns its error, and the values of expressions by key."""
@@ -56,7 +56,7 @@ class Notebook:
             return {"missing": True}
         return self.plain(value)
 
-    def plain(self, value: Any) -> Plain:
+    def plain(self, value: object) -> Plain:
         """An answer as data that JSON holds."""
         if value is None or value is ...:
             return {"missing": True}
@@ -84,7 +84,7 @@ class Notebook:
             return {"error": f"{type(error).__name__}: {' '.join(str(error).split()):.200}"}
 
 
-def plain_value(value: Any) -> Any:
+def plain_value(value: object) -> Any:
     """Numbers, texts and containers of them. Raises `TypeError` for anything else.
 
     >>> plain_value({"a": np.int32(2), "b": (1.5, {"x"})})
@@ -103,7 +103,7 @@ def plain_value(value: Any) -> Any:
     raise TypeError(type(value).__name__)
 
 
-def _parameters(function: Callable[..., Any]) -> list[tuple[str, int, bool]] | None:
+def _parameters(function: Callable[..., object]) -> list[tuple[str, int, bool]] | None:
     """Name, kind and whether there is a default, of each parameter; None for functions without a signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
@@ -122,7 +122,7 @@ def main() -> None:
     sys.argv[1:] = []
     notebook = Notebook()
 
-    def send(message: Mapping[str, Any]) -> None:
+    def send(message: Mapping[str, object]) -> None:
         print(json.dumps(message), file=answers, flush=True)
 
     send({"ready": True})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Step
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from .base import Model
 
 
-def build(name: str, /, **params: Any) -> Step:
+def build(name: str, /, **params: object) -> Step:
     """The traced training step of a benchmark model, with seeded weights and a seeded batch. Needs TensorFlow.
 
     `params` are the model's own (`bl.models.make_model(name)` shows them with their defaults); `step.name` is `name`

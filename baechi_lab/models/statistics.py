@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from .registry import make_model
 if TYPE_CHECKING:
     import pandas
 
-LISTED: tuple[tuple[str, dict[str, Any]], ...] = (
+LISTED: tuple[tuple[str, dict[str, object]], ...] = (
     ("gnmt", {}),
     ("gnmt", {"sequence_length": 50}),
     ("inception_v3", {}),
@@ -39,7 +39,7 @@ _STORED = "sizes.json"
 _NOT_COMPUTED = frozenset({"Const", "VarHandleOp", "Placeholder", "ReadVariableOp"})
 
 
-def describe(name: str, **params: Any) -> dict[str, Any]:
+def describe(name: str, **params: object) -> dict[str, object]:
     """What one training step of a model consists of, traced now. Needs TensorFlow.
 
     Returns a record: `model`, `params` (as given), `ops` and `edges` of its OpGraph, `parameters` (trained numbers),

@@ -262,7 +262,7 @@ def read_transformer(model: object) -> Transformer:
     return from_fields(config, "the configuration")
 
 
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> Mapping[str, object]:
     path = path / "config.json" if path.is_dir() else path
     if not path.is_file():
         raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")

@@ -165,7 +165,7 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
     return int(batch_size) // int(micro_batches)
 
 
-def check_micro_batches(count: Any) -> None:
+def check_micro_batches(count: object) -> None:
     """Rejects what is not a whole number of at least 1."""
     check_whole("micro_batches", count)
 

@@ -191,7 +191,7 @@ def _crossing_cost(
 
 @njit(cache=True, interpreted_if=has_few_entries)
 def _cut_line(
-    work: NDArray[np.float64],
+    work: NDArray[np.number],
     persistent_bytes: NDArray[np.int64],
     cross: NDArray[np.float64],
     cap: NDArray[np.float64],

@@ -36,7 +36,7 @@ from .planner.training import TrainingParameters
 GROUPINGS = ("learned", "random", "scopes", "metis", "none")
 STARTS = ("uniform", "metis", "scopes")
 BASELINES = ("average", "others")
-SIMULATED: dict[str, Any] = {
+SIMULATED: dict[str, object] = {
     "groups": 16,
     "placer_hidden": 64,
     "group_samples": 4,
@@ -160,7 +160,7 @@ class Hierarchical(TrainingParameters, Placer):
     reward_warmup: int = 5  # H, section 3, "Measuring Reward": the first 5 are discarded
     workers: int | None = None
     executor: Executor | str | None = field(default=None, compare=False)
-    callback: Callable[[PlannerProgress], Any] | None = field(default=None, compare=False)
+    callback: Callable[[PlannerProgress], object] | None = field(default=None, compare=False)
     checkpoint: str | os.PathLike[str] | None = None
     checkpoint_every: int = 50
     resume: str | os.PathLike[str] | None = None
@@ -293,7 +293,7 @@ class Hierarchical(TrainingParameters, Placer):
             return metis_grouping(graph, cluster, units, groups, self.seed)
         return scope_grouping(graph, units, groups) if kind == "scopes" else None
 
-    def _run_identity(self, graph: OpGraph, cluster: Cluster) -> dict[str, Any]:
+    def _run_identity(self, graph: OpGraph, cluster: Cluster) -> dict[str, object]:
         """Everything that decides a run, except its length. A checkpoint can be continued only with the same values."""
         run_parameters = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
         if not isinstance(self.grouping, str):

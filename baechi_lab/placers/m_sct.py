@@ -12,7 +12,6 @@ m-ETF.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ class MSCT(Placer):
 
 def favourites_and_report(
     graph: OpGraph, cluster: Cluster, threshold: float, solver: str
-) -> tuple[Favourites, dict[str, Any]]:
+) -> tuple[Favourites, dict[str, object]]:
     """The favourites, and what `Placement.info` says of the LP: `lp` (size, seconds, objective), favourites, conflicts."""
     favourite_ops = favourites(graph, cluster, threshold, solver)
     lp = favourite_ops.solution

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,9 @@ from .base import Placer
 from .evaluation.orders import best_of
 from .memory.feasible import within_memory
 from .problem import allowed_group_devices, groups_of, transfer_us
+
+if TYPE_CHECKING:
+    from types import ModuleType
 
 IMBALANCE = (0.03, 0.1, 0.3)
 SMALLEST_SHARE = 0.001
@@ -60,7 +63,7 @@ class Metis(Placer):
         return Placement(device=best.device, order=best.rank, info={"partition": best.name})
 
 
-def load_pymetis() -> Any:
+def load_pymetis() -> ModuleType:
     """The module; `MissingPackage` names what brings it."""
     try:
         import pymetis
@@ -134,7 +137,7 @@ def cut_costs(
     return offsets(unique // count, count).tolist(), (unique % count).tolist(), integers(total, 1 << 16, lowest=1)
 
 
-def fair_shares(capacity: NDArray[Any]) -> NDArray[np.float64]:
+def fair_shares(capacity: NDArray[np.number]) -> NDArray[np.float64]:
     """float64[D] that add up to 1, in proportion to capacities of which one at least is above 0.
 
     None is below a thousandth of the largest: partitioners fail on parts of next to nothing.
@@ -146,7 +149,7 @@ def fair_shares(capacity: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(share / share.sum())
 
 
-def integers(value: NDArray[Any], top: int, lowest: int = 0) -> list[int]:
+def integers(value: NDArray[np.number], top: int, lowest: int = 0) -> list[int]:
     """Scaled so that the largest becomes `top`; none below `lowest`."""
     largest = float(value.max(initial=0.0))
     return np.maximum(np.rint(value / (largest or 1.0) * top), lowest).astype(np.int64).tolist()

@@ -15,7 +15,6 @@ allowed devices and colocation groups as in paper C section 5.1.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -143,7 +142,7 @@ class ListScheduler(Placer):
         return inverse(np.lexsort((position, value))).astype(np.float64)
 
 
-def _value(priority: str, graph: OpGraph, cluster: Cluster) -> NDArray[Any]:
+def _value(priority: str, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     """What the priority looks at, smallest first."""
     if priority == "computation-rank":
         return -upward_rank(graph, cluster, communication=False)

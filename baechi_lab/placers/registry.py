@@ -52,12 +52,12 @@ def placer_names() -> list[str]:
     return sorted(PLACERS.names())
 
 
-def make_placer(placer: str | Placer, /, **params: Any) -> Placer:
+def make_placer(placer: str | Placer, /, **params: object) -> Placer:
     """The parameter object for a name and its parameters, validated; an object passes through."""
     return PLACERS.make(placer, params)
 
 
-def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, Any]:
+def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, object]:
     """The parameters of `placer` for a step of micro-batches (as in `bl.simulate`), with objective "step" if it takes one.
 
     >>> pipeline_parameters("contiguous", {"micro_batches": 4}), pipeline_parameters("m-etf", {"micro_batches": 4})

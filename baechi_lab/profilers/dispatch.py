@@ -51,8 +51,8 @@ class Profiler(Protocol):
 
     def profile_with_report(
         self,
-        subject: Any,
-        inputs: tuple[Any, ...],
+        subject: object,
+        inputs: tuple[object, ...],
         *,
         mode: str,
         hardware: HardwareChoice,
@@ -62,7 +62,7 @@ class Profiler(Protocol):
         runs: int,
         timeout: float | None,
         progress: bool,
-        **options: Any,
+        **options: object,
     ) -> tuple[OpGraph, Report]:
         """Profiles a step, or what the framework traces as one; the arguments of `bl.profile`."""
 
@@ -135,8 +135,8 @@ def profile(
 
 
 def profile_with_report(
-    step_or_fn: Any,
-    *inputs: Any,
+    step_or_fn: object,
+    *inputs: object,
     mode: str | None = None,
     hardware: HardwareChoice | None = None,
     precision: str | None = None,
@@ -145,7 +145,7 @@ def profile_with_report(
     runs: int = 5,
     timeout: float | None = None,
     progress: bool = True,
-    **options: Any,
+    **options: object,
 ) -> tuple[OpGraph, Report]:
     """Returns the graph of `profile` and a `Report` on it."""
     mode = profile_mode(mode, hardware, precision, is_program=is_program(step_or_fn))
@@ -169,7 +169,7 @@ def profile_with_report(
 
 
 def _profile_program(
-    program: Any, inputs: tuple[Any, ...], mode: str, hardware: HardwareChoice, precision: str | None
+    program: object, inputs: tuple[object, ...], mode: str, hardware: HardwareChoice, precision: str | None
 ) -> tuple[OpGraph, Report]:
     from .programs.estimation import profile_program
 

@@ -64,7 +64,7 @@ class OtherPrograms:
 
 def summarize_repeats(
     names: Sequence[str], op_us: NDArray[np.float64], others_share: float, cores_needed: int
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Returns the facts about a profile's repeats for `OpGraph.info["measured"]`.
 
     Args:

@@ -33,7 +33,7 @@ def _heads(
 
 @njit(cache=True, nogil=True, interpreted_if=has_few_entries)
 def tails(
-    order: NDArray[np.int32],
+    order: NDArray[np.signedinteger],
     weight: Floats,
     edge_weight: Floats,
     output_ptr: Ints,

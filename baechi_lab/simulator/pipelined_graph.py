@@ -263,7 +263,9 @@ def make_setting(
     )
 
 
-def _transfer_times(graph: OpGraph, cluster: Cluster, device: Integers, stages: PipelineStages) -> tuple[Any, Any]:
+def _transfer_times(
+    graph: OpGraph, cluster: Cluster, device: Integers, stages: PipelineStages
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """float64[S - 1] each: transfer microseconds to the next stage and back; the slowest tensor, or the sum in a queue."""
     send_us, return_us = np.zeros(max(stages.count - 1, 0)), np.zeros(max(stages.count - 1, 0))
     a, b = stages.stage[graph.edge_source].astype(np.int64), stages.stage[graph.consumers].astype(np.int64)
@@ -278,7 +280,9 @@ def _transfer_times(graph: OpGraph, cluster: Cluster, device: Integers, stages: 
     return send_us, return_us
 
 
-def _activation_bytes(graph: OpGraph, device: Integers, stages: PipelineStages) -> tuple[Any, Any]:
+def _activation_bytes(
+    graph: OpGraph, device: Integers, stages: PipelineStages
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """float64[S] each: live bytes of one micro-batch after the F of a stage, and between its B and its W."""
     held_bytes, kept_bytes = np.zeros(stages.count), np.zeros(stages.count)
     phase, stage = stages.phase, stages.stage

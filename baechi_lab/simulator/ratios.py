@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.arguments import check_records
@@ -83,7 +83,7 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     )
 
 
-def _transfer_us(graph: OpGraph, cluster: Cluster) -> Any:
+def _transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     off = ~np.eye(cluster.n, dtype=bool)
     if cluster.n == 1:
         return np.zeros(graph.edge_count)

@@ -137,7 +137,7 @@ def _timeline(
     state: Any,
     sends: Any,
     log: Any,
-    info: dict[str, Any],
+    info: dict[str, object],
 ) -> Timeline:
     ops = state.ops[:-1]
     return Timeline(

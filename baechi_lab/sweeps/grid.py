@@ -18,7 +18,7 @@ from ..models.registry import model_class
 from ..version import __version__
 
 if TYPE_CHECKING:
-    from ..simulator.schedules import Schedule
+    from ..simulator.schedules import ScheduleOption
 
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
@@ -68,7 +68,7 @@ class Cell:
     placer: str
     samples: int | None = None
     micro_batches: int | None = None
-    schedule: str | Schedule | None = None
+    schedule: ScheduleOption | None = None
     replicas: int = 1
     error: str = ""
 
@@ -140,7 +140,7 @@ class Steps:
     """
 
     micro_batches: tuple[int | None, ...] = (None,)
-    schedule: tuple[Any, ...] = (None,)
+    schedule: tuple[ScheduleOption | None, ...] = (None,)
     replicas: tuple[int, ...] = (1,)
 
     @classmethod

@@ -32,6 +32,8 @@ from .work import compute_row, encoded_model_graph, is_transient, step_graph
 if TYPE_CHECKING:
     import pandas
 
+    from ..simulator.schedules import ScheduleOption
+
 _NOT_STORED = "unkept "
 """Prefix of keys of rows and graphs that are not stored in the file."""
 MAX_RESUBMITS = 3
@@ -50,15 +52,15 @@ def sweep(
     forward_only: bool | str = "auto",
     scheduler: str | None = None,
     micro_batches: Iterable[int] | int | None = None,
-    schedule: Iterable[Any] | Any = None,
+    schedule: Iterable[ScheduleOption | None] | ScheduleOption | None = None,
     replicas: Iterable[int] | int = 1,
-    params: Mapping[str, Mapping[str, Any]] | None = None,
+    params: Mapping[str, Mapping[str, object]] | None = None,
     profile: str = "estimated",
     hardware: str | None = None,
-    model_params: Mapping[str, Any] | None = None,
+    model_params: Mapping[str, object] | None = None,
     path: str | os.PathLike[str] | None = None,
-    executor: Any = None,
-    on_row: Callable[[dict[str, Any]], None] | None = None,
+    executor: object = None,
+    on_row: Callable[[dict[str, object]], None] | None = None,
     cancel: threading.Event | None = None,
     progress: bool = True,
 ) -> pandas.DataFrame:
@@ -165,7 +167,7 @@ def _graph_keys(subject: Subject, grid: list[Cell], profiling: Profiling, store:
     return keys
 
 
-def _key_of_result(subject: Any, size: int | None, reason: Unidentified, store: Store) -> str:
+def _key_of_result(subject: object, size: int | None, reason: Unidentified, store: Store) -> str:
     if not store.in_memory:
         _warn(
             f"the sweep's subject has no identity ({reason}): its graphs are made again, and their rows used where equal"
@@ -201,7 +203,7 @@ class _PendingRow:
 
     cell: Cell
     key: str
-    graph: Any
+    graph: OpGraph | Step
 
 
 class _SweepRun:
@@ -215,7 +217,7 @@ class _SweepRun:
         store: Store,
         graph_keys: Mapping[int | None, str],
         workers: Calls,
-        on_row: Callable[[dict[str, Any]], None] | None,
+        on_row: Callable[[dict[str, object]], None] | None,
         cancel: threading.Event,
         progress: bool,
     ):
@@ -226,7 +228,7 @@ class _SweepRun:
         self.losses: Counter[Any] = Counter()
         self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
         self.building: dict[Future[Any], int | None] = {}
-        self.answering: dict[Future[Any], _PendingRow] = {}
+        self.answering: dict[Future[object], _PendingRow] = {}
 
     def answer_missing_rows(self, keyed: list[tuple[Cell, str]]) -> None:
         """Computes the rows that are not in the file."""
@@ -296,7 +298,7 @@ class _SweepRun:
             else:
                 self._receive_graph(self.building.pop(future), future.result)
 
-    def _resubmit(self, future: Future[Any], error: BaseException) -> None:
+    def _resubmit(self, future: Future[object], error: BaseException) -> None:
         """Submits a call again whose machine was lost; a call that is lost every time ends the sweep."""
         call = self.answering.get(future) or self.building.get(future)
         self.losses[call] += 1
@@ -335,7 +337,7 @@ class _SweepRun:
         future = self.workers.submit(compute_row, row.graph, cell, self.placing)
         self.answering[future] = row
 
-    def _write(self, key: str, cell: Cell, row: dict[str, Any]) -> None:
+    def _write(self, key: str, cell: Cell, row: Mapping[str, object]) -> None:
         full_row = {
             **cell.columns,
             **row,
@@ -362,7 +364,7 @@ class _SweepRun:
 
 
 def _checked_placing(
-    passes: Iterable[str], forward_only: bool | str, scheduler: str | None, params: Mapping[str, Mapping[str, Any]]
+    passes: Iterable[str], forward_only: bool | str, scheduler: str | None, params: Mapping[str, Mapping[str, object]]
 ) -> Placing:
     from ..stages import Optimize, Simulate
 
@@ -397,7 +399,7 @@ def _kind_of(hardware: object) -> str:
     return known_kind(hardware) or "gpu" if isinstance(hardware, str) else "gpu"
 
 
-def _check_subject(subject: Any, sizes: list[Any] | None, profiling: Profiling, template: Cluster) -> None:
+def _check_subject(subject: object, sizes: list[object] | None, profiling: Profiling, template: Cluster) -> None:
     """Rejects invalid subjects before anything slow starts."""
     if isinstance(subject, str):
         from ..models.registry import make_model

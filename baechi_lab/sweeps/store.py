@@ -220,7 +220,7 @@ class Store:
         self._database.close()
 
 
-def as_stored(row: Mapping[str, object]) -> dict[str, Any]:
+def as_stored(row: Mapping[str, object]) -> dict[str, object]:
     """Returns a row as SQLite returns it: all columns, each of its type, None for NaN."""
     types = {"INTEGER": int, "REAL": float, "TEXT": str}
     values = {name: row.get(name) for name in COLUMNS}

@@ -50,7 +50,7 @@ def encoded_model_graph(name: str, batch_size: int | None, profiling: Profiling)
     return encoded(model_graph(name, batch_size, profiling))
 
 
-def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, Any]:
+def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
     """Optimizes, places and simulates one setting; returns its row. Errors become the row's `error`.
 
     `passing` is True for errors that may not occur again.
@@ -77,7 +77,7 @@ def is_transient(error: BaseException) -> bool:
     return not determined or isinstance(error, (FormatError, UnknownNameError))
 
 
-def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, Any]:
+def _compute_columns(graph: OpGraph, cell: Cell, placing: Placing) -> dict[str, object]:
     from ..placers import place
     from ..simulator import simulate
     from ..simulator.bounds import bounds

@@ -90,12 +90,14 @@ class Deferred(torch.Tensor):
         return self.future.get()[self.position]
 
     @classmethod
-    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(cls, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> object:
         stand_in = next(t for t in tensors((args, kwargs)) if isinstance(t, Deferred))
         return stand_in.on_function(func, args, kwargs or {})
 
     @classmethod
-    def __torch_dispatch__(cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         """Handle code that bypasses `__torch_function__`. Such code runs below autograd, which has not seen it."""
         arguments = resolve((args, kwargs or {}))
         if any(t.requires_grad for t in tensors(arguments)):

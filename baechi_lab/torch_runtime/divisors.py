@@ -100,7 +100,9 @@ class Divide(TorchFunctionMode):
         self.divisors: list[Divisor] = []
         self.position = 0
 
-    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         with torch._C.DisableTorchFunction() if self.alone else contextlib.nullcontext():
             kwargs = kwargs or {}
             if func in _LOSSES:
@@ -130,7 +132,7 @@ class Divide(TorchFunctionMode):
             return None
         return self.instead[self.position - 1] if self.position <= len(self.instead) else None
 
-    def _loss(self, func: Function, args: Args, kwargs: Kwargs) -> Any:
+    def _loss(self, func: Function, args: Args, kwargs: Kwargs) -> object:
         bound = inspect.signature(func).bind(*args, **kwargs)
         bound.apply_defaults()
         arguments = bound.arguments
@@ -244,7 +246,9 @@ class FromBatch(TorchDispatchMode):
             fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="cpu")
         return nn.Parameter(fake, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else fake
 
-    def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if all(map(self.follows_from_batch, tensors((args, kwargs)))):
             return func(*args, **kwargs)
@@ -306,7 +310,7 @@ class DryRun:
         return divisors
 
 
-def loss_divisors(loss_of: Callable[[list[torch.Tensor]], Any], shapes: Sequence[Sequence[Any]]) -> Divisors:
+def loss_divisors(loss_of: Callable[[list[torch.Tensor]], object], shapes: Sequence[Sequence[Any]]) -> Divisors:
     """The divisors in the loss of outputs of the given shapes and dtypes."""
     mode = FromBatch()
     with mode.fake:

@@ -73,7 +73,7 @@ class LearnedSpecs:
 
     def __init__(self, max_signatures: int = 256):
         self.max_signatures = max_signatures
-        self.signatures: dict[object, dict[str, tuple[Any, int, object]]] = {}
+        self.signatures: dict[object, dict[str, tuple[object, int, object]]] = {}
 
     def lookup(self, signature: object) -> tuple[bool, dict[str, tuple[object, int, object]]]:
         """Whether a signature is known, and what is learned of each call by its key."""

@@ -182,7 +182,9 @@ class FunctionMode(TorchFunctionMode):
         super().__init__()
         self.handler, self.frame = handler, frame
 
-    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         kwargs = kwargs or {}
         if func in METADATA:
             return self.handler.metadata(func, args, kwargs)
@@ -223,7 +225,7 @@ class Interceptor:
                 module.forward = instance_forward
         self.installed.clear()
 
-    def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> Any:
+    def run(self, name: str, forward: Function, args: Args, kwargs: Kwargs) -> object:
         """Run one forward of the outermost container `name`."""
         frame, local, handler = Frame(), self.local, self.handler
         frame.scopes.append(name)

@@ -175,7 +175,9 @@ class Session(Handler):
 
     # -- one call ------------------------------------------------------------------------------------
 
-    def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> Any:
+    def call(
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         op = self.index.get(key, -1)
         state: ForwardState = frame.state
         if key in self.divisors:
@@ -213,7 +215,7 @@ class Session(Handler):
             return True
         return module is not None and (hooked(module) or function_modes() != state.modes)
 
-    def _submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> Any:
+    def _submit(self, state: ForwardState, op: int, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a call on its device: lines 4-15 of Algorithm 1."""
         if state.activations is not None and op >= 0:
             run = partial(state.activations.call, op, run, self.layer.get(op))
@@ -282,7 +284,9 @@ class Session(Handler):
         state.jobs.append(self.threads.start(call, state, future, self._submit))
         return defer(spec, future, self._function_of)
 
-    def _unplanned(self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool) -> Any:
+    def _unplanned(
+        self, state: ForwardState, key: str, run: Function, args: Args, kwargs: Kwargs, pinned: bool
+    ) -> object:
         """Run a view, a constant, or a call that the trace did not see. Nothing is assumed of a call that no forward has
         learned.
         """

@@ -258,7 +258,7 @@ def outline(value: object, shapes: bool = False) -> Hashable | None:
     if value is None or isinstance(value, PLAIN):
         return (type(value), value)
     if isinstance(value, dict):
-        outlines: list[Any] = [*map(of, value), *map(of, value.values())]
+        outlines: list[object] = [*map(of, value), *map(of, value.values())]
     elif isinstance(value, (tuple, list)):
         outlines = [*map(of, value)]
     elif isinstance(value, slice):

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
@@ -59,7 +57,9 @@ class _Operators(TorchDispatchMode):
         super().__init__()
         self.values = values
 
-    def __torch_dispatch__(self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         self.values.reads_values |= _reads(func, args)
         return func(*args, **(kwargs or {}))
 
@@ -69,7 +69,9 @@ class _Functions(TorchFunctionMode):
         super().__init__()
         self.values = values
 
-    def __torch_function__(self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None) -> Any:
+    def __torch_function__(
+        self, func: Function, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         self.values.reads_values |= getattr(func, "__name__", "") in READERS
         with torch._C.DisableTorchFunction():  # no other mode sees the functions of a layer
             return func(*args, **(kwargs or {}))

@@ -43,7 +43,7 @@ class ModelSnapshot:
         self.model, self.inputs = model, inputs
 
     def __enter__(self) -> ModelSnapshot:
-        self.visited: dict[int, Any] = {}  # keeps visited objects alive, so that no id is used twice
+        self.visited: dict[int, object] = {}  # keeps visited objects alive, so that no id is used twice
         self.holders: dict[int, ContainerSnapshot] = {}
         self.tensors: list[tuple[torch.Tensor, torch.Tensor]] = []  # with a copy of its values
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
@@ -153,7 +153,7 @@ class ContainerSnapshot:
         ) else self.container.update(before)
 
 
-def host_states() -> tuple[object, object]:
+def host_states() -> tuple[Any, Any]:
     """The states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -16,6 +16,9 @@ from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
 from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
+
+if TYPE_CHECKING:
+    from ..graph.timeline import Violation
 
 COLOR_BY = ("device", "micro-batch")
 NAMED = 60
@@ -134,14 +137,14 @@ def _traces(
     return traces
 
 
-def _by_micro_batch(timeline: Timeline, rows: Any) -> list[str]:
+def _by_micro_batch(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
     """A colour per micro-batch, grey for what is done once."""
     batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
     colors = class_colors(int(batch.max(initial=0)) + 1)
     return [OTHER_COLOR if b < 0 else colors[b] for b in batch.tolist()]
 
 
-def _names(timeline: Timeline, rows: Any, shades: list[str]) -> dict[str, Any]:
+def _names(timeline: Timeline, rows: NDArray[np.int64], shades: list[str]) -> dict[str, object]:
     """Names on the bars."""
     return {
         "text": [timeline.op_names[op] for op in timeline.op[rows]],
@@ -169,7 +172,13 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
 
 
 def _bar(
-    bars: Bars, lane: str, texts: list[str], colors: list[str], factor: float, width: float, marked: Any = False
+    bars: Bars,
+    lane: str,
+    texts: list[str],
+    colors: list[str],
+    factor: float,
+    width: float,
+    marked: NDArray[np.bool_] | bool = False,
 ) -> go.Bar:
     outline: dict[str, Any] = {"width": 0.5, "color": "rgba(255,255,255,0.6)"}
     if np.any(marked):
@@ -190,7 +199,7 @@ def _span(start: float, end: float) -> str:
     return f"{format_us(start)} to {format_us(end)} ({format_us(end - start)})"
 
 
-def _op_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
+def _op_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> list[str]:
     names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
     return [
         f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
@@ -198,7 +207,7 @@ def _op_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
     ]
 
 
-def _transfer_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
+def _transfer_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> list[str]:
     tensors, targets = timeline.transfers.tensor[rows[bars.row]], timeline.transfers.target[rows[bars.row]]
     return [
         f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
@@ -208,7 +217,7 @@ def _transfer_texts(timeline: Timeline, rows: Any, bars: Bars) -> list[str]:
     ]
 
 
-def _marks(timeline: Timeline, broken: list[Any], factor: float) -> go.Scatter:
+def _marks(timeline: Timeline, broken: list[Violation], factor: float) -> go.Scatter:
     return go.Scatter(
         x=[v.time_us / factor for v in broken],
         y=[timeline.device_names[v.device] for v in broken],

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
+from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
@@ -69,10 +69,10 @@ def scene_of(opgraph: OpGraph, max_nodes: int) -> Scene:
 def boxes(
     opgraph: OpGraph,
     scene: Scene,
-    share: object,
+    share: NDArray[np.float64] | None,
     names: Sequence[str],
     colors: Sequence[str],
-    device: object,
+    device: NDArray[np.int32] | None,
     title: str,
 ) -> go.Figure:
     """The scene, each box with its `share` float64[boxes, len(names)] of whatever the names and colours stand for."""
@@ -89,14 +89,20 @@ def boxes(
     return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
 
 
-def _names(device: Any, names: tuple[str, ...] | None) -> tuple[str, ...]:
+def _names(device: NDArray[np.int32] | None, names: tuple[str, ...] | None) -> tuple[str, ...]:
     count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(names or ()))
     return tuple(names[d] if names and d < len(names) else f"device {d}" for d in range(count))
 
 
 def _image(
-    opgraph: OpGraph, scene: Scene, device: Any, share: Any, colors: Sequence[str], wide: float, tall: float
-) -> dict[str, Any]:
+    opgraph: OpGraph,
+    scene: Scene,
+    device: NDArray[np.int32] | None,
+    share: NDArray[np.float64] | None,
+    colors: Sequence[str],
+    wide: float,
+    tall: float,
+) -> dict[str, object]:
     """The picture as an SVG under the marks that one hovers."""
     crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
     body = drawn(scene, colors, share, crossing)
@@ -118,7 +124,9 @@ def _image(
     }
 
 
-def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], colors: Sequence[str]) -> list[go.Scatter]:
+def _hover(
+    opgraph: OpGraph, scene: Scene, share: NDArray[np.float64] | None, names: Sequence[str], colors: Sequence[str]
+) -> list[go.Scatter]:
     """A small mark on every box, in the colour that has most of it, which carries what is said about it."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
@@ -145,7 +153,7 @@ def _hover(opgraph: OpGraph, scene: Scene, share: Any, names: Sequence[str], col
     return traces
 
 
-def _text(opgraph: OpGraph, scene: Scene, node: int, share: Any, names: Sequence[str]) -> str:
+def _text(opgraph: OpGraph, scene: Scene, node: int, share: NDArray[np.float64] | None, names: Sequence[str]) -> str:
     ops = scene.tree.members(int(scene.nodes[node]))
     kind = opgraph.op_types[int(ops[0])] if len(ops) == 1 else f"{len(ops):,} ops"
     groups = [len(opgraph.members[i]) for i in ops] if opgraph.group_of is not None else []

@@ -55,7 +55,7 @@ def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple
     return next((unit for unit in units if largest >= unit[0]), units[-1])
 
 
-def styled(figure: go.Figure, title: str, height: int = 380, **layout: Any) -> go.Figure:
+def styled(figure: go.Figure, title: str, height: int = 380, **layout: object) -> go.Figure:
     """`figure` in the theme of all our figures, with a title; `layout` goes to plotly.
 
     >>> styled(go.Figure(), "Step time").layout.title.text

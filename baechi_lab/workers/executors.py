@@ -93,7 +93,7 @@ class DaskCalls(Calls):
             raise InvalidInput("executor is a dask.distributed.Client that was closed during the sweep") from error
 
 
-def calls_for(executor: Any) -> Calls:
+def calls_for(executor: object) -> Calls:
     """Returns the `Calls` of a Dask client, of its executor, or of any object that has `submit`.
 
     Raises `InvalidInput` for anything else.
@@ -112,7 +112,7 @@ def calls_for(executor: Any) -> Calls:
 
 
 @contextmanager
-def open_calls(executor: Any, tasks: int) -> Iterator[Calls]:
+def open_calls(executor: object, tasks: int) -> Iterator[Calls]:
     """Yields the `Calls` of the caller's executor; of a new pool, ended with the block, for None; of this thread for "here"."""
     if isinstance(executor, str) and executor == "here":
         yield Calls(InlineExecutor())
@@ -133,6 +133,6 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _is_dask(executor: Any, name: str) -> bool:
+def _is_dask(executor: object, name: str) -> bool:
     """Whether the executor is of this class of Dask, compared by name so that Dask is not imported."""
     return any(c.__name__ == name and c.__module__.startswith("distributed.") for c in type(executor).__mro__)

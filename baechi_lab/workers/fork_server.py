@@ -78,7 +78,7 @@ def _report_exit_codes(status: dict[int, int]) -> None:
         os.close(file)
 
 
-def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, Any]:
+def _set_up_worker(request: dict[str, Any], files: Sequence[int], inherited_files: Sequence[int]) -> dict[str, object]:
     """In a worker: sets up signals, files, environment, folder and cores as for a new program."""
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)

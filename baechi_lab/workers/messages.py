@@ -54,7 +54,7 @@ def encode(message: Message) -> bytes:
     return b"".join([_HEAD.pack(MAGIC, len(text), body), text, *chunks])
 
 
-def _pack(array: NDArray[np.generic]) -> tuple[dict[str, Any], bytes]:
+def _pack(array: NDArray[np.generic]) -> tuple[dict[str, object], bytes]:
     if array.dtype.kind == "O":
         if not all(isinstance(x, (bytes, str)) for x in array.reshape(-1)):
             raise ExecutionError("an array of Python objects cannot be sent; give numbers, booleans or text")
@@ -68,7 +68,7 @@ def _pack(array: NDArray[np.generic]) -> tuple[dict[str, Any], bytes]:
     return {"bytes": len(raw), "dtype": "npy"}, raw
 
 
-def _unpack(entry: dict[str, Any], raw: bytes) -> NDArray[Any]:
+def _unpack(entry: dict[str, Any], raw: bytes) -> NDArray[np.generic]:
     if entry["dtype"] == "npy":
         return np.lib.format.read_array(io.BytesIO(raw), allow_pickle=False)
     import ml_dtypes

@@ -173,7 +173,7 @@ def _array(data: bytes) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8)
 
 
-def _preparation() -> dict[str, Any]:
+def _preparation() -> dict[str, object]:
     """Returns what multiprocessing sends to a spawned process, so that it finds functions of the caller's program."""
     from multiprocessing.spawn import get_preparation_data
 

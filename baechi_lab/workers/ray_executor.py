@@ -23,7 +23,7 @@ class RayExecutor(Executor):
     >>> rows = bl.sweep(graph, executor=RayExecutor(num_cpus=1))  # doctest: +SKIP
     """
 
-    def __init__(self, **options: Any) -> None:
+    def __init__(self, **options: object) -> None:
         try:
             import ray
         except ImportError as error:
@@ -32,7 +32,7 @@ class RayExecutor(Executor):
             ray.init(include_dashboard=False)
         self._ray = ray
         self._options = {"max_retries": 3, **options}
-        self._remote: dict[Callable[..., Any], Any] = {}
+        self._remote: dict[Callable[..., object], Any] = {}
         self.retryable_errors = (
             ray.exceptions.RaySystemError,
             ray.exceptions.WorkerCrashedError,
@@ -58,7 +58,7 @@ class RayExecutor(Executor):
         return self._ray.put(data)
 
 
-def _plain(fn: Callable[..., object]) -> Callable[..., Any]:
+def _plain(fn: Callable[..., object]) -> Callable[..., object]:
     """Returns a plain function that calls `fn`: Ray accepts neither built-in functions nor other callables."""
     if isinstance(fn, FunctionType):
         return fn

@@ -13,18 +13,20 @@ from ..graph.step import Step, TensorSpec
 _SPECS = ("inputs", "outputs", "variables")
 
 
-def step_header(step: Step) -> dict[str, Any]:
+def step_header(step: Step) -> dict[str, object]:
     """Returns the texts of a step, as the header of a message."""
     specs = {key: [[s.name, s.dtype, list(s.shape)] for s in getattr(step, key)] for key in _SPECS}
     return {"name": step.name, "updates": list(step.updates), **specs}
 
 
-def step_arrays(step: Step) -> tuple[NDArray[Any], ...]:
+def step_arrays(step: Step) -> tuple[NDArray[np.generic], ...]:
     """Returns the graph's bytes and the variables' values."""
     return (np.frombuffer(step.graph_def, np.uint8), *step.initial_values)
 
 
-def read_step(header: dict[str, Any], arrays: Sequence[NDArray[Any]]) -> tuple[Step, tuple[NDArray[Any], ...]]:
+def read_step(
+    header: dict[str, Any], arrays: Sequence[NDArray[np.generic]]
+) -> tuple[Step, tuple[NDArray[np.generic], ...]]:
     """Returns the step of a message, and the batches of inputs that follow it; the first is the step's example."""
     specs = {key: tuple(TensorSpec(name, dtype, tuple(shape)) for name, dtype, shape in header[key]) for key in _SPECS}
     values = 1 + len(specs["variables"])

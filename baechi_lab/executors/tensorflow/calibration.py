@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,6 +30,12 @@ from ...graph.placement import Placement
 from ...graph.step import Step
 from ...workers.client import Worker
 from .cluster import LocalCluster
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tensorflow import Tensor
+    from tensorflow.core.framework.graph_pb2 import GraphDef
 
 SIZES = (4, 4096, 65536, 1 << 20)
 """Bytes of the tensors that are sent."""
@@ -258,7 +264,7 @@ def stream_step(messages: int, size: int, crosses: bool = True, two_streams: boo
     return _step(name, partial(_stream, messages, size, crosses, two_streams))
 
 
-def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
+def _ladder(rungs: int, width: int, size: int, raw: ModuleType) -> Tensor:
     value = one = raw.Fill(dims=[1], value=np.float32(1), name="d0_one")
     many = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_many")
     for rung in range(rungs):
@@ -272,14 +278,14 @@ def _ladder(rungs: int, width: int, size: int, raw: Any) -> Any:
     return value
 
 
-def _messages(messages: int, size: int, raw: Any) -> Any:
+def _messages(messages: int, size: int, raw: ModuleType) -> Tensor:
     source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     sent_tensors = [raw.Identity(input=source, name=f"d0_send{i}") for i in range(messages)]
     received = [raw.Identity(input=tensor, name=f"d1_receive{i}") for i, tensor in enumerate(sent_tensors)]
     return raw.IdentityN(input=received, name="d1_all")[0]
 
 
-def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: Any) -> Any:
+def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: ModuleType) -> Tensor:
     value = [
         raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + two_streams)
     ]
@@ -305,7 +311,7 @@ def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: Any
     return raw.IdentityN(input=received, name=f"d{int(crosses)}_all")[0]
 
 
-def _hops(hops: int, size: int, crosses: bool, stream: int, raw: Any) -> Any:
+def _hops(hops: int, size: int, crosses: bool, stream: int, raw: ModuleType) -> Tensor:
     value = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     many = [raw.Fill(dims=[stream // 4], value=np.float32(1), name=f"d{d}_many") for d in range(1 + crosses) if stream]
     for i in range(hops):
@@ -320,7 +326,7 @@ def _hops(hops: int, size: int, crosses: bool, stream: int, raw: Any) -> Any:
     return value
 
 
-def _step(name: str, build: Callable[[Any], Any]) -> Step:
+def _step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
     """Returns a step without inputs, outputs and variables that runs the op that `build` returns."""
     import tensorflow as tf
 
@@ -332,7 +338,7 @@ def _step(name: str, build: Callable[[Any], Any]) -> Step:
     return Step(name, definition.SerializeToString(deterministic=True), (), (), (), (), (), updates=(last.op.name,))
 
 
-def _name_constants(definition: Any) -> None:
+def _name_constants(definition: GraphDef) -> None:
     """Checks that every op names its device. A constant such as `d0_source/dims` has the name of its op as a prefix."""
     strangers: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
     if strangers:

@@ -27,6 +27,8 @@ from .secret import check_secret
 from .tunnel import go_through
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tensorflow.core.protobuf.config_pb2 import ConfigProto
 
 LOCAL = "/job:localhost/replica:0/task:0/device:"
@@ -223,7 +225,7 @@ def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str,
     return Selection(devices, soft=soft, workers=workers)
 
 
-def serve(request: Message, send: Any) -> None:
+def serve(request: Message, send: Callable[..., object]) -> None:
     """The `devices` request: sends (name, memory bytes) of the attached devices."""
     options = request.header["options"]
     gpus = gpu_memory() if options.get("kind") != "cpu" else []

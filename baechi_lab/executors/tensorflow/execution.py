@@ -56,7 +56,7 @@ class _Collected:
     replaced: dict[str, str] = field(default_factory=dict)
     steps: list[StepResult] = field(default_factory=list)
     trace: Trace | None = None
-    variables: tuple[NDArray[Any], ...] = ()
+    variables: tuple[NDArray[np.generic], ...] = ()
 
 
 BACKENDS = ("tensorflow", "tensorflow-cluster")

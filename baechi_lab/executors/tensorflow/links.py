@@ -15,6 +15,7 @@ from itertools import permutations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
@@ -188,7 +189,7 @@ def with_overhead(link: Link, overhead_us: float) -> Link:
     return replace(link, latency_us=link.latency_us - 2 * share, overhead_us=share)
 
 
-def _fit(source: str, target: str, sizes: Sequence[int], seconds: Any) -> LinkFit:
+def _fit(source: str, target: str, sizes: Sequence[int], seconds: NDArray[np.float64]) -> LinkFit:
     link, residual = fit_link(sizes, 1e6 * np.median(seconds, axis=1))
     return LinkFit(source, target, link, residual, np.array(sizes, dtype=np.int64), seconds)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,12 @@ from ...workers.failures import first_line
 from ...workers.messages import Message, Send
 from .devices import select
 from .session import session_config
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tensorflow.compat.v1 import Session
+    from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
 
 SMALL_BYTES = 4
 KINDS = ("one", "back", "same", "opposite")
@@ -76,7 +82,7 @@ class _Timer:
 
     tf: ModuleType
     graph: _Graph
-    session: Any
+    session: Session
 
     @property
     def one_clock(self) -> bool:
@@ -99,13 +105,13 @@ class _Timer:
         at = self._trace(kind, size)
         return max(_start(at[f"joined_{kind}"]) - _end(at["ready"]), 1) / 1e9
 
-    def _trace(self, kind: str, size: int) -> dict[str, Any]:
+    def _trace(self, kind: str, size: int) -> dict[str, NodeExecStats]:
         tf1 = self.tf.compat.v1
         metadata = tf1.RunMetadata()
         options = tf1.RunOptions(trace_level=tf1.RunOptions.FULL_TRACE)
         feeds = {self.graph.elements: [size // 4]}
         self.session.run(self.graph.joined[kind].op, feeds, options=options, run_metadata=metadata)
-        at: dict[str, Any] = {}
+        at: dict[str, NodeExecStats] = {}
         for device in metadata.step_stats.dev_stats:
             if "/stream" not in device.device:
                 at |= {stats.node_name: stats for stats in device.node_stats}
@@ -115,7 +121,7 @@ class _Timer:
 class _Graph:
     """The ops to time one ordered pair: tensors x0 and x1 go from source to target, y in the other direction."""
 
-    def __init__(self, tf: Any, source: str, target: str) -> None:
+    def __init__(self, tf: ModuleType, source: str, target: str) -> None:
         self.source, self.target, self.graph = source, target, tf.Graph()
         raw = tf.raw_ops
         with self.graph.as_default():
@@ -148,9 +154,9 @@ def _task(device: str) -> str:
     return device.rsplit("/device:", 1)[0]
 
 
-def _start(stats: Any) -> int:
+def _start(stats: NodeExecStats) -> int:
     return int(stats.all_start_nanos + stats.op_start_rel_nanos)
 
 
-def _end(stats: Any) -> int:
+def _end(stats: NodeExecStats) -> int:
     return int(stats.all_start_nanos + stats.op_end_rel_nanos)

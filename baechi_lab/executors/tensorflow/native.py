@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,6 +22,9 @@ from ...graph.step import NativeRun, Source, Step
 from ...workers.failures import first_line
 from ..inputs import checked_batches
 from ..native_runner import NativeRunner, Stop, timed_steps
+
+if TYPE_CHECKING:
+    from tensorflow import Variable
 
 FUNCTION, KERAS = "tf.function", "Keras train_step"
 
@@ -49,7 +52,7 @@ def native_runners(
     return {FUNCTION: partial(_run_function, _as_function(source.function), source, batches, kind)}
 
 
-def _nested(source: Source, batch: Sequence[object]) -> tuple[Any, ...]:
+def _nested(source: Source, batch: Sequence[object]) -> tuple[object, ...]:
     """Returns the arrays of a batch in the nested structure that the function takes."""
     import tensorflow as tf
 
@@ -59,11 +62,11 @@ def _nested(source: Source, batch: Sequence[object]) -> tuple[Any, ...]:
     return tuple(tf.nest.pack_sequence_as(source.example_inputs, filled, expand_composites=True))
 
 
-def _as_function(function: Any) -> Callable[..., Any]:
+def _as_function(function: object) -> Callable[..., object]:
     import tensorflow as tf
 
     compiled = hasattr(function, "get_concrete_function") or hasattr(function, "captured_inputs")
-    tf_function: Callable[..., Any] = function if compiled else tf.function(function)
+    tf_function: Any = function if compiled else tf.function(function)
     return tf_function
 
 
@@ -113,7 +116,7 @@ def _run_keras(
 
 
 @contextmanager
-def _restoring(variables: Sequence[Any]) -> Iterator[None]:
+def _restoring(variables: Sequence[Variable]) -> Iterator[None]:
     """Restores the values of all variables at the end."""
     values_before = [(v, np.array(v.numpy())) for v in {id(v): v for v in variables}.values()]
     try:

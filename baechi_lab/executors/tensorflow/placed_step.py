@@ -93,7 +93,7 @@ class PlacedStep:
         self._session = session
         self._open = True
 
-    def __call__(self, *batch: Any) -> Any:
+    def __call__(self, *batch: object) -> Any:
         """Run one step. Returns what the step returns: one value, a tuple of them, or a dict by name.
 
         Raises `InvalidInput` for a batch that does not match, `ExecutionError` when TensorFlow fails.
@@ -117,7 +117,7 @@ class PlacedStep:
         return self._session.placed.moved_ops
 
     @property
-    def variables(self) -> dict[str, NDArray[Any]]:
+    def variables(self) -> dict[str, NDArray[np.generic]]:
         """The current value of every variable, by its name in the step."""
         self._check_open()
         values = self._session.values()
@@ -179,7 +179,7 @@ class PlacedStep:
         return f"<PlacedStep {self.step.name!r}: {len(self.step.variables)} variables, {len(self.step.inputs)} inputs>"
 
 
-def _checked_value(value: object, initial: NDArray[np.generic], name: str, step: str) -> NDArray[Any]:
+def _checked_value(value: object, initial: NDArray[np.generic], name: str, step: str) -> NDArray[np.generic]:
     array = np.asarray(value)
     array = array.view(initial.dtype) if array.dtype.kind == "V" else array
     if array.shape != initial.shape:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .kernels import Kernel
 from .offloaded_state import DEVICE_ASSIGN, DEVICE_READ
@@ -19,6 +19,7 @@ from .session import PREFIX
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.framework.step_stats_pb2 import NodeOutput
     from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 CONTROL, LENT = -1, -2
@@ -167,7 +168,7 @@ def _needed_after(kernel: Kernel, send: Send, kernel_at: Mapping[tuple[str, int]
 
 def _edges_by_device(
     metadata: RunMetadata, device_at: Mapping[str, int]
-) -> tuple[dict[Any, list[str]], dict[Any, list[str]]]:
+) -> tuple[dict[tuple[str, int], list[str]], dict[tuple[str, int, int], list[str]]]:
     """Returns (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers."""
     inputs: dict[tuple[str, int], list[str]] = {}
     readers: dict[tuple[str, int, int], list[str]] = {}
@@ -190,7 +191,7 @@ def _pointers(kernel: Kernel) -> dict[int, int]:
     }
 
 
-def _pointer(output: Any) -> int:
+def _pointer(output: NodeOutput) -> int:
     return int(output.tensor_description.allocation_description.ptr)
 
 

@@ -271,7 +271,9 @@ class _Trials(DivisorHandler):
                     ]
         return [loss.detach().double()]
 
-    def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> Any:
+    def call(
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         if module is None:
             args, kwargs = _without_dropout(getattr(run, "__name__", ""), args, kwargs)
         outputs = super().call(frame, key, run, args, kwargs, module)

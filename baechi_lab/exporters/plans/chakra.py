@@ -45,7 +45,7 @@ def _durations(request: Request) -> NDArray[np.float64]:
     return placed_durations(request.graph, request.cluster, request.device)
 
 
-def _ranks(request: Request, length: NDArray[Any]) -> dict[int, list[Node]]:
+def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]:
     """Returns device -> nodes in topological order; sends follow their op, receives come before their first reader."""
     graph, device = request.graph, request.device.tolist()
     count = max(device, default=0) + 1 if request.cluster is None else request.cluster.n

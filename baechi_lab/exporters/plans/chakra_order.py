@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
@@ -39,7 +38,7 @@ class Node:
     name: str
     kind: str
     before: list[int]
-    attributes: dict[str, Any]
+    attributes: dict[str, object]
     length_us: int
     of: tuple[int, int]
     after: tuple[int, ...] = ()

@@ -273,7 +273,7 @@ class _Units:
             unused += [] if users else names
         return devices or {"": first}, unused
 
-    def written(self) -> NDArray[Any]:
+    def written(self) -> NDArray[np.int32]:
         """Returns the device of each op; -1 for calls that read no module's output."""
         graph = self.request.graph
         written = np.full(graph.n, -1, np.int32)
@@ -295,7 +295,7 @@ def _enclosing(name: str, units: Any) -> Any:
     return name
 
 
-def _fewest_entries(modules: dict[str, Any], module_devices: dict[str, int]) -> dict[str, int]:
+def _fewest_entries(modules: dict[str, object], module_devices: dict[str, int]) -> dict[str, int]:
     """Returns the fewest entries: a module whose parts share a device stands for them."""
     within: dict[str, set[int]] = defaultdict(set)
     for name, device in module_devices.items():

@@ -93,7 +93,7 @@ def _annotate(model: Any, request: Request, device: dict[int, int], stages: dict
 
 
 def _unsupported(
-    request: Request, written: NDArray[Any], missing: int, stages: dict[int, int] | None
+    request: Request, written: NDArray[np.int32], missing: int, stages: dict[int, int] | None
 ) -> tuple[str, ...]:
     sentences = []
     training = int(np.count_nonzero(written < 0))

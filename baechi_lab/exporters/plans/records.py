@@ -58,7 +58,7 @@ class Request:
     timeline: Timeline | None = None
 
     @property
-    def forward(self) -> NDArray[Any]:
+    def forward(self) -> NDArray[np.int32]:
         """The ops of the forward pass, in topological order (code order, where that is one): no backward ops or updates."""
         update = np.array([t == "Update" for t in self.graph.op_types], dtype=np.bool_)
         return self.graph.order[(self.graph.forward_of < 0)[self.graph.order] & ~update[self.graph.order]]
@@ -122,7 +122,7 @@ def check_modules(request: Request, names: Sequence[str]) -> None:
         raise InvalidInput(f"{unknown[0]!r} of the graph is no module of the model; give the model that was profiled")
 
 
-def moved_ops_sentence(request: Request, written: NDArray[Any]) -> tuple[str, ...]:
+def moved_ops_sentence(request: Request, written: NDArray[np.int32]) -> tuple[str, ...]:
     """Returns a sentence if ops will run on other devices than planned."""
     wrong = np.flatnonzero((written >= 0) & (written != request.device))
     if not wrong.size:

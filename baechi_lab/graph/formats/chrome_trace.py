@@ -10,7 +10,6 @@ import heapq
 import json
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,7 +41,7 @@ def write_chrome_trace(timeline: Timeline, path: str | os.PathLike[str]) -> None
     write_atomically(path, compressed(data) if name_of(path).endswith(".gz") else data)
 
 
-def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def trace_events(timeline: Timeline) -> Iterator[dict[str, object]]:
     """The events: names of processes and lanes, ops, sends and receives, memory counters."""
     for device, name in enumerate(timeline.device_names):
         yield {"ph": "M", "name": "process_name", "pid": device, "tid": 0, "args": {"name": name}}
@@ -54,13 +53,13 @@ def trace_events(timeline: Timeline) -> Iterator[dict[str, Any]]:
         yield from _memory(timeline, device)
 
 
-def _ops(timeline: Timeline) -> Iterator[dict[str, Any]]:
+def _ops(timeline: Timeline) -> Iterator[dict[str, object]]:
     labels = [timeline.op_names[op] for op in timeline.op.tolist()]
     details = [{"op": op} for op in timeline.op.tolist()]
     yield from _lanes(_COMPUTE, timeline.device, timeline.start_us, timeline.end_us, labels, details)
 
 
-def _transfers(timeline: Timeline, side: str) -> Iterator[dict[str, Any]]:
+def _transfers(timeline: Timeline, side: str) -> Iterator[dict[str, object]]:
     transfers = timeline.transfers
     device, start = (
         (transfers.source, transfers.start_us) if side == _SEND else (transfers.target, transfers.receive_us)
@@ -85,7 +84,7 @@ def _lanes(
     end: NDArray[np.float64],
     labels: list[str],
     details: list[dict[str, object]],
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[dict[str, object]]:
     """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
     lane = _free_lanes(device, start, end)
     for device_index, k in sorted({*zip(device.tolist(), lane, strict=True)}):
@@ -122,7 +121,7 @@ def _free_lanes(device: Integers, start: NDArray[np.float64], end: NDArray[np.fl
     return lane
 
 
-def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, Any]]:
+def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, object]]:
     """The bytes held per category whenever they have changed; of several changes at one instant, the last counts."""
     times, levels = timeline.memory.levels(device)
     last = np.append(times[1:] != times[:-1], True) if len(times) else np.zeros(0, dtype=np.bool_)

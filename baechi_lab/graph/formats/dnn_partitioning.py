@@ -75,7 +75,7 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
     )
 
 
-def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
+def _objects(document: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
     listed = document.get(key)
     if not isinstance(listed, list):
         raise FormatError(f"field {key} is {type(listed).__name__}; it must be a list of objects")
@@ -110,7 +110,7 @@ def _bytes(entries: Sequence[Mapping[str, object]], section: str) -> NDArray[np.
     )
 
 
-def _index(ids: list[object]) -> dict[Any, int]:
+def _index(ids: list[object]) -> dict[object, int]:
     index = {x: k for k, x in enumerate(ids)}
     if len(index) != len(ids):
         k = next(k for k, x in enumerate(ids) if index[x] != k)
@@ -142,7 +142,7 @@ def _names(nodes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
 def _forward_of(nodes: Sequence[Mapping[str, object]], colours: Sequence[object]) -> NDArray[np.int32]:
     """The forward node that each backward node names, or the only forward node of its colour; -1 when neither."""
     by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
-    only: dict[Any, int] = {}
+    only: dict[object, int] = {}
     for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
         if colour is not None and not node.get("isBackwardNode"):
             only[colour] = k if colour not in only else -1

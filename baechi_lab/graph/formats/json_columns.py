@@ -122,7 +122,7 @@ def plain(value: object) -> Any:
     return repr(value)
 
 
-def column(values: NDArray[np.generic]) -> list[Any]:
+def column(values: NDArray[np.generic]) -> list[object]:
     """An array as a list for `json.dumps`, infinities and NaN as `floats` reads them."""
     if values.dtype.kind == "f" and not np.all(np.isfinite(values)):
         return [plain(x) for x in values.tolist()]

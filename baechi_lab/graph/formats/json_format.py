@@ -36,8 +36,11 @@ _SAMPLE = 3
 
 Record = OpGraph | Cluster | Placement | Timeline
 
+Document = dict[str, Any]
+"""A JSON object."""
 
-def to_document(record: Record) -> dict[str, Any]:
+
+def to_document(record: Record) -> dict[str, object]:
     """The document of a graph, cluster, placement or timeline.
 
     >>> to_document(OpGraph.from_edges([1.0, 2.0], [(0, 1, 8)]))["tensors"]
@@ -56,7 +59,7 @@ def from_document(document: Any) -> Record:
 
 
 @cache
-def schema() -> dict[str, Any]:
+def schema() -> Document:
     """The published JSON Schema."""
     text = files("baechi_lab.graph.formats").joinpath(SCHEMA_FILE).read_text("utf-8")
     return dict(json.loads(text))
@@ -97,9 +100,9 @@ def _cut(value: object) -> Any:
 # -- graphs ------------------------------------------------------------------------------------------------------
 
 
-def _write_graph(graph: OpGraph) -> dict[str, Any]:
+def _write_graph(graph: OpGraph) -> Document:
     types = {name: k for k, name in enumerate(dict.fromkeys(graph.op_types))}
-    ops: dict[str, Any] = {"name": list(graph.names), "duration_us": column(graph.duration_us)}
+    ops: Document = {"name": list(graph.names), "duration_us": column(graph.duration_us)}
     if set(types) - {"op"}:
         ops["type"] = [types[x] for x in graph.op_types]
     if graph.duration_by_kind:
@@ -114,14 +117,14 @@ def _write_graph(graph: OpGraph) -> dict[str, Any]:
         if np.any(getattr(graph, key) != default):
             ops[key] = column(getattr(graph, key))
     flat, ptr = graph.consumers.tolist(), graph.consumer_ptr.tolist()
-    tensors: dict[str, Any] = {
+    tensors: Document = {
         "producer": column(graph.tensor_producer),
         "size_bytes": column(graph.tensor_bytes),
         "consumers": [flat[a:b] for a, b in pairwise(ptr)],
     }
     if graph.tensor_names != default_tensor_names(graph.tensor_producer):
         tensors["name"] = list(graph.tensor_names)
-    out: dict[str, Any] = {"name": graph.name, "ops": ops, "tensors": tensors}
+    out: Document = {"name": graph.name, "ops": ops, "tensors": tensors}
     if "type" in ops:
         out["op_types"] = list(types)
     if graph.colocation_names:
@@ -138,18 +141,18 @@ def _write_graph(graph: OpGraph) -> dict[str, Any]:
     return {**out, **_write_groups(graph)}
 
 
-def _write_groups(record: OpGraph | Placement) -> dict[str, Any]:
-    out: dict[str, Any] = {} if record.group_of is None else {"group_of": column(record.group_of)}
+def _write_groups(record: OpGraph | Placement) -> dict[str, object]:
+    out: Document = {} if record.group_of is None else {"group_of": column(record.group_of)}
     return out if record.source_key is None else {**out, "source_key": record.source_key}
 
 
-def _read_graph(document: Mapping[str, Any]) -> OpGraph:
+def _read_graph(document: Document) -> OpGraph:
     ops, tensors = document["ops"], document["tensors"]
     names = texts(ops, "name", "ops")
     n = len(names)
     groups = texts(document, "colocation_groups") if "colocation_groups" in document else ()
     sets = text_rows(document, "allowed_sets") if "allowed_sets" in document else ()
-    optional: dict[str, Any] = {}
+    optional: Document = {}
     for key in ("temp_bytes", "persistent_bytes"):
         if key in ops:
             optional[key] = integers(ops, key, "ops")
@@ -192,7 +195,7 @@ def _read_graph(document: Mapping[str, Any]) -> OpGraph:
     )
 
 
-def _read_groups(document: Mapping[str, object], n: int) -> dict[str, Any]:
+def _read_groups(document: Mapping[str, object], n: int) -> Document:
     group = codes(document, "group_of", n).astype(np.int32) if "group_of" in document else None
     return {"group_of": group, "source_key": document.get("source_key")}
 
@@ -206,7 +209,7 @@ def _check_length(length: int, columns: Mapping[str, int]) -> None:
 # -- clusters ----------------------------------------------------------------------------------------------------
 
 
-def _write_cluster(cluster: Cluster) -> dict[str, Any]:
+def _write_cluster(cluster: Cluster) -> Document:
     devices = [
         {"name": d.name, "kind": d.kind, "memory_bytes": d.memory_bytes, "speed": d.speed} for d in cluster.devices
     ]
@@ -221,7 +224,7 @@ def _write_link(link: Link) -> dict[str, float]:
     return {"latency_us": float(link.latency_us), "us_per_byte": float(link.us_per_byte), **optional_fields}
 
 
-def _read_cluster(document: Mapping[str, Any]) -> Cluster:
+def _read_cluster(document: Document) -> Cluster:
     devices = tuple(_read_object(d, Device, f"devices[{i}]") for i, d in enumerate(document["devices"]))
     link_fields = document["link"]
     if isinstance(link_fields, dict):
@@ -245,8 +248,8 @@ def _read_object(fields: Any, cls: Callable[..., Any], path: str) -> Any:
 _ORDERS = ("order", "priority", "member_order")
 
 
-def _write_placement(placement: Placement) -> dict[str, Any]:
-    out: dict[str, Any] = {"device": column(placement.device), "placer": placement.placer}
+def _write_placement(placement: Placement) -> Document:
+    out: Document = {"device": column(placement.device), "placer": placement.placer}
     for key in _ORDERS:
         if getattr(placement, key) is not None:
             out[key] = column(getattr(placement, key))
@@ -258,8 +261,8 @@ def _write_placement(placement: Placement) -> dict[str, Any]:
     return {**out, **_write_groups(placement)}
 
 
-def _read_placement(document: Mapping[str, Any]) -> Placement:
-    planned: dict[str, Any] = {key: floats(document, key) for key in _ORDERS if key in document}
+def _read_placement(document: Document) -> Placement:
+    planned: Document = {key: floats(document, key) for key in _ORDERS if key in document}
     device = integers(document, "device")
     if len(device) and device.max() > 2**31 - 1:
         raise FormatError(f"device[{int(device.argmax())}] is {device.max()}; it must fit into 32 bits")
@@ -284,7 +287,7 @@ _MEMORY = ("device", "time_us", "category", "delta", "op")
 _VIOLATION = ("kind", "message", "device", "time_us", "op")
 
 
-def _write_timeline(timeline: Timeline) -> dict[str, Any]:
+def _write_timeline(timeline: Timeline) -> Document:
     return {
         "origin": timeline.origin,
         "makespan_us": plain(float(timeline.makespan_us)),
@@ -303,7 +306,7 @@ def _write_timeline(timeline: Timeline) -> dict[str, Any]:
     }
 
 
-def _read_timeline(document: Mapping[str, Any]) -> Timeline:
+def _read_timeline(document: Document) -> Timeline:
     ops, tensors, devices = document["ops"], document["tensors"], document["devices"]
     op_names, device_names = texts(document, "op_names"), texts(devices, "name", "devices")
     n, tensor_count, device_count = len(op_names), len(tensors["producer"]), len(device_names)
@@ -328,9 +331,9 @@ def _read_timeline(document: Mapping[str, Any]) -> Timeline:
     )
 
 
-def _table(section: Mapping[str, object], fields: tuple[str, ...], path: str, **limits: int) -> dict[str, Any]:
+def _table(section: Mapping[str, object], fields: tuple[str, ...], path: str, **limits: int) -> Document:
     """Columns of equal length; those in `limits` index a table of that size."""
-    out: dict[str, Any] = {}
+    out: Document = {}
     for key in fields:
         if key in limits:
             out[key] = codes(section, key, limits[key], path)
@@ -354,7 +357,7 @@ def _read_violation(fields: Mapping[str, object], k: int) -> Violation:
     return violation
 
 
-KINDS: dict[str, tuple[type, Callable[[Any], dict[str, Any]], Callable[[Mapping[str, Any]], Any]]] = {
+KINDS: dict[str, tuple[type, Callable[[Any], Document], Callable[[Document], Any]]] = {
     "graph": (OpGraph, _write_graph, _read_graph),
     "cluster": (Cluster, _write_cluster, _read_cluster),
     "placement": (Placement, _write_placement, _read_placement),

@@ -58,7 +58,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     return digraph
 
 
-def _node_attributes(graph: OpGraph, op: int) -> dict[str, Any]:
+def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
     out: dict[str, Any] = {
         "name": graph.names[op],
         "op_type": graph.op_types[op],
@@ -204,7 +204,7 @@ def _edge_tensors(data: Mapping[str, Any], place: str) -> Iterator[tuple[str | N
     yield from listed
 
 
-def _outputs(edges: Sequence[Any], unread: object, order: Sequence[Any], producer: str) -> dict[Any, int]:
+def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], producer: str) -> dict[object, int]:
     """The producer's tensors in order: key (a name, or its rank among the unnamed) -> bytes."""
     if not isinstance(unread, Mapping):
         raise InvalidInput(f"unread of node {producer!r} is {unread!r:.60}; it must map tensor names to bytes")
@@ -221,7 +221,7 @@ def _outputs(edges: Sequence[Any], unread: object, order: Sequence[Any], produce
     return {**ordered, **dict(enumerate(unnamed))}
 
 
-def _labels(outputs: Mapping[Any, int]) -> list[str]:
+def _labels(outputs: Mapping[object, int]) -> list[str]:
     """Names as given; the unnamed get the first whole numbers that are free."""
     used_names = {key for key in outputs if isinstance(key, str)}
     free = (str(k) for k in range(2 * len(outputs)) if str(k) not in used_names)
@@ -272,13 +272,13 @@ def _allowed(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else texts("allowed", value)
 
 
-def _listed(field: str, value: Any) -> Sequence[Any]:
+def _listed(field: str, value: object) -> Sequence[object]:
     if not isinstance(value, (list, tuple)):
         raise InvalidInput(f"{field} is {value!r:.60}; it must be a list")
     return value
 
 
-def _duration(data: Mapping[str, Any], place: str) -> float:
+def _duration(data: Mapping[str, object], place: str) -> float:
     if data.get("duration_us") is None:
         raise InvalidInput(f"{place} has no duration_us; every node needs its duration in microseconds (0 is legal)")
     return float(_number(data["duration_us"], f"duration_us of {place}", float))
@@ -290,11 +290,11 @@ def _required_bytes(data: Mapping[Any, Any], key: Any, place: str) -> int:
     return int(_number(data[key], f"{key} of {place}", int))
 
 
-def _optional_bytes(data: Mapping[str, Any], key: str, place: str) -> int:
+def _optional_bytes(data: Mapping[str, object], key: str, place: str) -> int:
     return int(_number(data.get(key, 0), f"{key} of {place}", int))
 
 
-def _number(value: Any, place: str, kind: type) -> Any:
+def _number(value: object, place: str, kind: type) -> Any:
     if isinstance(value, bool) or not isinstance(value, (int, float, np.integer, np.floating)):
         raise CostError(f"{place} is {value!r:.60}; it must be a number")
     if kind is int and (value != value or value in (float("inf"), float("-inf")) or value != int(value)):

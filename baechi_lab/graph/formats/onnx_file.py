@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ...errors import FormatError, MissingPackage
 from .reading import PathLike, absolute, name_of, read
 
+if TYPE_CHECKING:
+    from types import ModuleType
 
-def onnx_package() -> Any:
+    from onnx import GraphProto, ModelProto, NodeProto
+
+
+def onnx_package() -> ModuleType:
     """The package `onnx`.
 
     Raises:
@@ -27,7 +32,7 @@ def onnx_package() -> Any:
     return onnx
 
 
-def load_model(path: PathLike) -> Any:
+def load_model(path: PathLike) -> ModelProto:
     """The model in a file, its weights not read.
 
     Raises:
@@ -59,7 +64,7 @@ def load_model(path: PathLike) -> Any:
     return model
 
 
-def check_versions(model: Any, path: str) -> None:
+def check_versions(model: ModelProto, path: str) -> None:
     """Refuse a model of a version that the installed `onnx` does not read, or of none.
 
     Raises:
@@ -77,13 +82,13 @@ def check_versions(model: Any, path: str) -> None:
         raise FormatError(f"{path}: the version of its operators is {version}; opset_import must name 1 to {newest}")
 
 
-def opset_version(model: Any) -> int:
+def opset_version(model: ModelProto) -> int:
     """The version of ONNX's own operators that a model names; 1 where the oldest formats name none, else 0."""
     named = [o.version for o in model.opset_import if o.domain in ("", "ai.onnx")]
     return max(named, default=int(0 < model.ir_version < 3))
 
 
-def _names(graph: Any) -> Iterator[Any]:
+def _names(graph: GraphProto) -> Iterator[str | bytes]:
     """Everything that refers to something; the decoder leaves what is no text as bytes."""
     for node in graph.node:
         yield from (node.op_type, node.domain, node.name, *node.input, *node.output)
@@ -93,12 +98,12 @@ def _names(graph: Any) -> Iterator[Any]:
         yield value.name
 
 
-def inlined(model: Any) -> Any:
+def inlined(model: ModelProto) -> ModelProto:
     """The model with its local functions put in the place of their calls."""
     return onnx_package().inliner.inline_local_functions(model) if model.functions else model
 
 
-def op_names(nodes: Iterable[Any]) -> list[str]:
+def op_names(nodes: Iterable[NodeProto]) -> list[str]:
     """A distinct name for every node: its own, else of its type and first output.
 
     >>> from onnx import helper

@@ -11,7 +11,7 @@ import stat
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ...errors import FormatError, InvalidInput
 
@@ -111,7 +111,7 @@ def _refuse_half_characters(document: object) -> None:
         raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
 
 
-def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """An object; the last of two equal keys would win without a word."""
     members = dict(pairs)
     if len(members) != len(pairs):
@@ -120,7 +120,7 @@ def _object(pairs: list[tuple[str, object]]) -> dict[str, Any]:
     return members
 
 
-def _refuse_constant(word: str) -> Any:
+def _refuse_constant(word: str) -> NoReturn:
     raise FormatError(f"{word} is not JSON; numbers must be finite")
 
 

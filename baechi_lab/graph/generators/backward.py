@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -86,7 +85,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     )
 
 
-def _check(forward: OpGraph, ratio: Any, slots: Any) -> None:
+def _check(forward: OpGraph, ratio: object, slots: object) -> None:
     if not isinstance(forward, OpGraph):
         raise InvalidInput(f"forward is a {type(forward).__name__}; it must be an OpGraph")
     if np.any(forward.forward_of >= 0) or forward.group_of is not None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import heapq
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Scalar = TypeVar("Scalar", bound=np.generic)
 Ints = NDArray[np.int64]
-Integers = NDArray[np.signedinteger[Any]]
+Integers = NDArray[np.signedinteger]
 """Whole numbers of any width; records store the indices of ops, tensors and devices as int32."""
 
 

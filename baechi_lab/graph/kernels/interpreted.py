@@ -22,11 +22,11 @@ from numpy.typing import DTypeLike, NDArray
 class Column(list[Any]):
     """One-dimensional array: numbers, or one object per entry where `dtype` has fields."""
 
-    def __init__(self, values: Iterable[Any], dtype: np.dtype[Any]):
+    def __init__(self, values: Iterable[object], dtype: np.dtype):
         super().__init__(values)
         self.dtype = dtype
 
-    def array(self) -> NDArray[Any]:
+    def array(self) -> NDArray[np.generic]:
         names = self.dtype.names
         return np.array(list(map(attrgetter(*names), self)) if names else list(self), dtype=self.dtype)
 
@@ -34,7 +34,7 @@ class Column(list[Any]):
 class Grid:
     """Two-dimensional array: a `Column` per row, read at `[row, column]` or `[row]`."""
 
-    def __init__(self, values: NDArray[Any]):
+    def __init__(self, values: NDArray[np.generic]):
         self.rows: Sequence[Column] = [to_lists(row) for row in values]
         self.without_rows = values[:0]
 
@@ -47,17 +47,17 @@ class Grid:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def array(self) -> NDArray[Any]:
+    def array(self) -> NDArray[np.generic]:
         return np.stack([row.array() for row in self.rows]) if self.rows else self.without_rows
 
 
 @functools.cache
-def _entry_class(dtype: np.dtype[Any]) -> type[Any]:
+def _entry_class(dtype: np.dtype) -> type[Any]:
     names = dtype.names or ()
     return dataclasses.make_dataclass("Entry", [(name, Any) for name in names], slots=True, eq=False)
 
 
-def to_lists(array: Any) -> Any:
+def to_lists(array: object) -> Any:
     """Returns the `Column` or `Grid` of an array of one or two dimensions; anything else as it is."""
     if not isinstance(array, np.ndarray) or array.ndim not in (1, 2) or array.dtype.kind == "O":
         return array
@@ -78,16 +78,16 @@ class _ArrayMaker:
 
     empty = zeros
 
-    def full(self, shape: int | tuple[int, ...], value: Any, dtype: DTypeLike | None = None) -> Any:
+    def full(self, shape: int | tuple[int, ...], value: object, dtype: DTypeLike | None = None) -> Any:
         return to_lists(np.full(shape, value, dtype))
 
 
-def _identity(column: Any) -> Any:
+def _identity(column: object) -> Any:
     return column
 
 
 @functools.cache
-def _interpreted_function(function: FunctionType, records: Callable[..., Any], on_lists: bool) -> FunctionType:
+def _interpreted_function(function: FunctionType, records: Callable[..., object], on_lists: bool) -> FunctionType:
     """The Python function of a kernel, which calls Python functions only. `records` is what kernels name structured arrays by."""
     names: dict[str, Any] = {}
     copied = FunctionType(function.__code__, names, function.__name__, function.__defaults__, function.__closure__)
@@ -109,7 +109,7 @@ def run_interpreted(function: FunctionType, records: Callable[..., Any], argumen
             return _interpreted_function(function, records, on_lists=False)(*arguments)
     converted: dict[int, tuple[NDArray[Any], Any]] = {}
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> Any:
         if isinstance(value, tuple):
             values = map(convert, value)
             return type(value)._make(values) if hasattr(value, "_make") else tuple(values)
@@ -124,13 +124,13 @@ def run_interpreted(function: FunctionType, records: Callable[..., Any], argumen
     return _to_arrays(returned)
 
 
-def _has_structured_array(value: Any) -> bool:
+def _has_structured_array(value: object) -> bool:
     if isinstance(value, tuple):
         return any(map(_has_structured_array, value))
     return isinstance(value, np.ndarray) and value.dtype.names is not None
 
 
-def _to_arrays(value: Any) -> Any:
+def _to_arrays(value: object) -> Any:
     if isinstance(value, tuple):
         values = map(_to_arrays, value)
         return type(value)._make(values) if hasattr(value, "_make") else tuple(values)  # type: ignore[attr-defined]

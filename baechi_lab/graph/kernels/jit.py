@@ -6,15 +6,20 @@ import contextlib
 import functools
 import gc
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...importing import in_existing_folder
 from .interpreted import run_interpreted
+
+if TYPE_CHECKING:
+    from numba.core.dispatcher import Dispatcher
+    from numba.core.types import Type
 
 try:
     import fcntl as _files
@@ -31,6 +36,9 @@ except ImportError:  # slower, but everything still works
     _njit = _inside_kernels = _types = _compiler_lock = None
 
 HAS_NUMBA = _njit is not None
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 INTERPRETED_SECONDS = 3.0
@@ -51,15 +59,15 @@ def become_second_compiler() -> None:
 
 
 def njit(
-    *, interpreted_if: Callable[..., bool] | None = None, **options: Any
-) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    *, interpreted_if: Callable[..., bool] | None = None, **options: object
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a kernel (always call with options, for example `@njit(cache=True)`); `.py_func` is its Python form.
 
     While the kernel is neither compiled nor on disk, calls whose arguments satisfy `interpreted_if` run as plain Python
     (`interpreted.py`): what is small is done before a compiler would be.
     """
 
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if _njit is not None:
             kernel = _called_by_kernels(_for_disk(_njit(no_cfunc_wrapper=True, **options)(function)), options)
             return kernel if interpreted_if is None else _interpreted_at_first(kernel, interpreted_if)
@@ -69,12 +77,12 @@ def njit(
     return decorate
 
 
-def has_few_entries(*arguments: Any) -> bool:
+def has_few_entries(*arguments: object) -> bool:
     """Whether the arrays among `arguments` have few entries together: where work is linear, Python needs less than a second."""
     return _count_entries(arguments) < FEW_ENTRIES
 
 
-def _count_entries(value: Any) -> int:
+def _count_entries(value: object) -> int:
     if isinstance(value, tuple):
         return sum(map(_count_entries, value))
     return value.size if isinstance(value, np.ndarray) else 0
@@ -91,7 +99,7 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
         seconds_left -= time.thread_time() - started
         return returned
 
-    def choose(*arguments: Any, **keywords: Any) -> Any:
+    def choose(*arguments: object, **keywords: object) -> object:
         if (
             seconds_left > 0
             and not _is_second_compiler
@@ -106,10 +114,10 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
     return kernel
 
 
-def _is_on_disk(kernel: Any, arguments: tuple[Any, ...]) -> bool:
+def _is_on_disk(kernel: Dispatcher, arguments: tuple[Any, ...]) -> bool:
     """Whether numba's cache has this kernel for these arguments; True, which leaves it to numba, if the cache is not known."""
     cache = getattr(kernel, "_cache", None)
-    index: Any = getattr(cache, "_cache_file", None)
+    index: object = getattr(cache, "_cache_file", None)
     if not (hasattr(index, "_load_index") and hasattr(cache, "_index_key")):
         return True
     signature = tuple(kernel.typeof_pyval(argument) for argument in arguments)
@@ -122,20 +130,20 @@ def is_missing(kernel: Any) -> bool:
     return _files is not None and hasattr(index, "_load_index") and not kernel.signatures and not index._load_index()
 
 
-def _for_disk(kernel: Any) -> Any:
+def _for_disk(kernel: Dispatcher) -> Dispatcher:
     return _compiled_by_one(_with_forgiving_cache(kernel))
 
 
-def _with_forgiving_cache(kernel: Any) -> Any:
+def _with_forgiving_cache(kernel: Dispatcher) -> Dispatcher:
     """A cache on disk that was written for argument classes that are gone since is an empty one, not an error.
 
     numba reads the whole index before it sees that the source has changed, and names every class in it.
     """
-    index: Any = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
+    index: object = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if hasattr(index, "_load_index"):
         load = index._load_index
 
-        def load_index() -> Any:
+        def load_index() -> object:
             try:
                 return load()
             except (AttributeError, ImportError):
@@ -153,7 +161,7 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
     """
 
     @functools.cache
-    def part() -> Any:
+    def part() -> Dispatcher:
         function = kernel.py_func
         copied = FunctionType(
             function.__code__, function.__globals__, function.__name__, function.__defaults__, function.__closure__
@@ -161,7 +169,7 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
         copied.__module__, copied.__qualname__ = function.__module__, f"{function.__qualname__}_part"
         return _for_disk(_njit(no_cfunc_wrapper=True, no_cpython_wrapper=True, **options)(copied))
 
-    def resolve(arguments: Any, keywords: Any) -> Any:
+    def resolve(arguments: Sequence[Type], keywords: Mapping[str, Type]) -> object:
         widened = [_widest(a) for a in arguments]
         return part().get_call_template(widened, {name: _widest(a) for name, a in keywords.items()})
 
@@ -170,7 +178,7 @@ def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
     return kernel
 
 
-def _widest(argument: Any) -> Any:
+def _widest(argument: Type) -> Type:
     general = _types.unliteral(argument)
     return _types.int64 if isinstance(general, _types.Integer) and general.bitwidth < 64 else general
 
@@ -186,7 +194,7 @@ def _compiled_by_one(kernel: Any) -> Any:
         return kernel
     compile_it = kernel.compile
 
-    def compile_alone(signature: object) -> Any:
+    def compile_alone(signature: object) -> object:
         with (
             _compiler_lock,
             _alone(Path(index._index_path).with_suffix(".lock")),
@@ -236,13 +244,13 @@ def _alone(path: Path) -> Iterator[None]:
 if HAS_NUMBA:
 
     @_inside_kernels
-    def records(array: Any) -> Any:
+    def records(array: NDArray[np.void]) -> NDArray[np.void]:
         """An array of a structured dtype whose entries have its fields as attributes: in compiled code, any."""
         return array
 
 else:
 
-    def records(array: Any) -> Any:
+    def records(array: NDArray[np.void]) -> NDArray[np.void]:
         """An array of a structured dtype whose entries have its fields as attributes, at the price of slow access."""
         return array.view(np.dtype((_Row, array.dtype)))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ...graph.kernels.csr import Integers
 
 
 class Assignment(NamedTuple):
@@ -27,7 +29,7 @@ class Limits(NamedTuple):
     max_overflow_bytes: float = np.inf
 
 
-def make_assignment(device: NDArray[Any], rank: NDArray[Any] | None) -> Assignment:
+def make_assignment(device: NDArray[np.number], rank: NDArray[np.number] | None) -> Assignment:
     """`device` int[n] with the lowest `rank` [n] first (ties by index); None: first in, first out.
 
     >>> make_assignment(np.array([0, 1, 0]), np.array([2.0, 0.0, 1.0])).position.tolist()
@@ -36,13 +38,13 @@ def make_assignment(device: NDArray[Any], rank: NDArray[Any] | None) -> Assignme
     return Assignment(np.array(device, dtype=np.int32), *positions(rank, len(device)), rank is not None)
 
 
-def positions(rank: NDArray[Any] | None, n: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+def positions(rank: NDArray[np.number] | None, n: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Position int32[n] of each op by rank (ties by index), and its inverse; the index order for None."""
     at = np.arange(n, dtype=np.int32) if rank is None else np.argsort(rank, kind="stable").astype(np.int32)
     return inverse(at), at
 
 
-def inverse(at: NDArray[Any]) -> NDArray[np.int32]:
+def inverse(at: Integers) -> NDArray[np.int32]:
     """int32[n]: where each number of the permutation `at` int[n] stands."""
     position = np.empty(len(at), dtype=np.int32)
     position[at] = np.arange(len(at), dtype=np.int32)

@@ -15,7 +15,7 @@ Complexity: O(ops + waits + steps * devices) per placement.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,9 @@ from .evaluate import evaluate, overflow
 from .model import make_model
 from .waits import make_waits
 from .work import make_work, padded
+
+if TYPE_CHECKING:
+    from .model import Model
 
 
 class Plan(NamedTuple):
@@ -122,7 +125,7 @@ class Batch:
         return result
 
 
-def _make_plan(graph: OpGraph, model: Any) -> Plan:
+def _make_plan(graph: OpGraph, model: Model) -> Plan:
     unit = groups_of(graph)
     waits, units = make_waits(graph, unit), int(unit.max(initial=-1)) + 1
     persistent, output_bytes, temp = (np.zeros(units, dtype=np.int64) for _ in range(3))

@@ -15,7 +15,7 @@ from the start: `anneal` looks at its first candidates and stops keeping checkpo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,9 @@ def accept_checkpoints(w: Work, position: int) -> None:
 
 
 @njit(cache=True, nogil=True)
-def last_checkpoint_before(m: Model, w: Work, device: NDArray[np.int32], changed_ops: Any, changed: int) -> int:
+def last_checkpoint_before(
+    m: Model, w: Work, device: NDArray[np.int32], changed_ops: NDArray[np.int32], changed: int
+) -> int:
     """The last checkpoint before `changed` ops (negative: only their priorities) may make a difference; -1: the beginning.
 
     A producer that changes too may be asked at its new device: it changes before it ends on any.
@@ -86,7 +88,9 @@ def last_checkpoint_before(m: Model, w: Work, device: NDArray[np.int32], changed
 
 
 @njit(cache=True, nogil=True)
-def save_checkpoint(k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: Any) -> None:
+def save_checkpoint(
+    k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: tuple[float, int, int, int]
+) -> None:
     """Keep the `state` (time, of which everything has happened, transfers so far, in the heap, ops started) as checkpoint
     `k` of the candidate under way."""
     now_us, slots, waiting, finished = state
@@ -136,7 +140,7 @@ def save_checkpoint(k: int, w: Work, at: NDArray[np.int32], by_rank: bool, paral
 
 
 @njit(cache=True, nogil=True)
-def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> Any:
+def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> tuple[float, int, int, int]:
     """Continue at checkpoint `k` of the base: time, transfers so far, in the heap, ops started."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end

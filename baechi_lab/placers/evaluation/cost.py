@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -65,7 +65,7 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
 
 
 @njit(cache=True, nogil=True)
-def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> Any:
+def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> tuple[float, float]:
     """Makespan at position `place` among the samples, and the worst overflow; infinite once it must exceed `cutoff`."""
     m, w, samples = objective.model, objective.work, objective.samples
     count = len(samples.table)
@@ -107,7 +107,9 @@ def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: floa
 
 
 @njit(cache=True, nogil=True)
-def candidate_cost(objective: Objective, s: State, threshold: float, position: int, keep: bool) -> Any:
+def candidate_cost(
+    objective: Objective, s: State, threshold: float, position: int, keep: bool
+) -> tuple[float, float, float]:
     """Cost, makespan and overflow of the current candidate of the state `s`; infinite cost once it must exceed `threshold`.
 
     `position`, `keep`: see `evaluate_after`.

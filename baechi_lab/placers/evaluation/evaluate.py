@@ -20,7 +20,7 @@ Complexity: O(ops + edges + steps * devices).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @njit(cache=True, inline="always")
-def _insert(i: int, base: int, k: int, low: int, line: Any) -> None:
+def _insert(i: int, base: int, k: int, low: int, line: NDArray[np.int32]) -> None:
     """Put op `i` into the line in `line[base + low : base + k]`, which is sorted by op index."""
     k += base
     low += base

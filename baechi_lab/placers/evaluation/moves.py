@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Integers, offsets
 from ...graph.kernels.jit import njit
 from .assignment import make_assignment
-from .parameters import EVALUATION, EvaluationParameters
+from .parameters import EVALUATION, EvaluationParameters, Moves
 from .work import padded
 
 if TYPE_CHECKING:
+    from .cost import Objective
     from .model import Model
 
 
@@ -42,11 +43,11 @@ class State(NamedTuple):
     best_device: NDArray[np.int32]
     best_position: NDArray[np.int32]
     cost: NDArray[np.float64]
-    undo_op: Any
-    undo_old: Any
+    undo_op: NDArray[np.int32]
+    undo_old: NDArray[np.int32]
 
 
-def make_units(unit: NDArray[Any], position: NDArray[Any], allowed: NDArray[np.bool_]) -> Units:
+def make_units(unit: Integers, position: Integers, allowed: NDArray[np.bool_]) -> Units:
     """Units from any labels int[n]; `position` int[n] is a topological order, `allowed` bool[n, D] per op."""
     labels = np.unique(unit, return_inverse=True)[1].reshape(-1)
     count = int(labels.max(initial=-1)) + 1
@@ -61,7 +62,9 @@ def make_units(unit: NDArray[Any], position: NDArray[Any], allowed: NDArray[np.b
     return Units(offsets(of, count), ops, of, allowed_units)
 
 
-def make_state(device: NDArray[Any], rank: NDArray[Any] | None, parameters: EvaluationParameters = EVALUATION) -> State:
+def make_state(
+    device: Integers, rank: NDArray[np.number] | None, parameters: EvaluationParameters = EVALUATION
+) -> State:
     """A state whose current and best candidate are the given one, not yet evaluated (costs infinite)."""
     assignment, n = make_assignment(device, rank), len(device)
     undo = (np.empty(n, np.int32) for _ in range(2))
@@ -113,7 +116,9 @@ def reassign(u: int, d: int, count: int, units: Units, s: State) -> int:
 
 
 @njit(cache=True, nogil=True)
-def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: Any, rng: np.random.Generator) -> int:
+def random_move(
+    objective: Objective, s: State, units: Units, overfull: bool, shares: Moves, rng: np.random.Generator
+) -> int:
     """Change the candidate at random; returns how many ops got another device or, negative, another position.
 
     A unit goes to the device of a neighbour, to any device, or a run of units that follow each other in

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,7 +66,7 @@ def measure(
     )
 
 
-def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, NDArray[Any]]]) -> Candidate | None:
+def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integers]]) -> Candidate | None:
     """The best candidate over all named device assignments, each under the usual orders; None when there is none.
 
     >>> from baechi_lab import Link

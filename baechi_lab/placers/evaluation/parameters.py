@@ -83,7 +83,7 @@ class EvaluationParameters:
         """What compiled code needs."""
         return Moves(*(getattr(self, name) for name in Moves._fields))
 
-    def describe(self) -> list[tuple[str, Any, str, str, str]]:
+    def describe(self) -> list[tuple[str, object, str, str, str]]:
         """Name, value, unit, meaning and origin of every number.
 
         >>> EvaluationParameters().describe()[0][:3]

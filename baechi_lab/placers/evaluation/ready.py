@@ -9,12 +9,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import HAS_NUMBA, njit
 
 
 @njit(cache=True, inline="always")
-def push_slot(heap: Any, base: int, size: int, key: Any, item: int) -> None:
+def push_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.number], item: int) -> None:
     """Insert `item` into the heap in `heap[base : base + size]`, ordered by (`key[item]`, item)."""
     i = size
     item_key = key[item]
@@ -29,7 +30,7 @@ def push_slot(heap: Any, base: int, size: int, key: Any, item: int) -> None:
 
 
 @njit(cache=True, inline="always")
-def pop_slot(heap: Any, base: int, size: int, key: Any) -> None:
+def pop_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.number]) -> None:
     """Remove the first of the heap of `size` items (read it at `base` before)."""
     last = size - 1
     item = heap[base + last]
@@ -60,23 +61,23 @@ if HAS_NUMBA:
     from numba.extending import intrinsic
 
     @intrinsic
-    def lowest_bit(typing: Any, word: Any) -> Any:
+    def lowest_bit(typing: object, word: object) -> Any:
         """Position of the lowest bit that is set in an unsigned word of 64 bits: one instruction."""
 
-        def build(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        def build(context: object, builder: Any, signature: object, arguments: Any) -> Any:
             return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
 
         return types.int64(types.uint64), build
 
 else:
 
-    def lowest_bit(word: object) -> int:
+    def lowest_bit(word: np.uint64) -> int:
         """Position of the lowest bit that is set."""
         return (int(word) & -int(word)).bit_length() - 1
 
 
 @njit(cache=True, inline="always")
-def set_bit(bits: Any, base: int, words: int, k: int, value: int) -> None:
+def set_bit(bits: NDArray[np.uint64], base: int, words: int, k: int, value: int) -> None:
     """Add `k` to the set in `bits[base:]` where `value` is 1: words of bits, a bit per word, and a bit per word of those.
 
     The last summary is kept only for more than 64 words.
@@ -91,7 +92,7 @@ def set_bit(bits: Any, base: int, words: int, k: int, value: int) -> None:
 
 
 @njit(cache=True, inline="always")
-def take_lowest(bits: Any, base: int, words: int) -> int:
+def take_lowest(bits: NDArray[np.uint64], base: int, words: int) -> int:
     """Remove and return the smallest element of a set that is not empty; words are cleared without branches."""
     two, top = 0, 0
     if words > 64:

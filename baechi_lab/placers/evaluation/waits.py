@@ -9,13 +9,13 @@ Ancestors are kept as bits, for a block of ops at a time: O(edges * ops / 64) ti
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from ...graph.kernels.csr import distinct, offsets
+from ...graph.kernels.csr import Integers, distinct, offsets
 from ...graph.kernels.jit import njit
 from .parameters import EVALUATION
 
@@ -111,7 +111,12 @@ def _has(bits: NDArray[np.uint64], row: int, k: int) -> bool:
 
 
 @njit(cache=True, nogil=True)
-def _mark_implied(low: int, bits: NDArray[np.uint64], edges: Any, result: Any) -> None:
+def _mark_implied(
+    low: int,
+    bits: NDArray[np.uint64],
+    edges: tuple[Integers, Integers, Integers, Integers, Integers, Integers, Integers, Integers],
+    result: NDArray[np.bool_],
+) -> None:
     """Set `result[e]` where an ancestor among the ops `low`, `low + 1`, ... implies edge `e`."""
     order, into_ptr, into, alike, source, target, tensor, unit = edges
     words = bits.shape[1]

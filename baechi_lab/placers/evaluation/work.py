@@ -11,7 +11,7 @@ from .model import Model
 from .parameters import EVALUATION, EvaluationParameters
 from .ready import bit_words
 
-Arrays = TypeVar("Arrays", bound=tuple[Any, ...])
+Arrays = TypeVar("Arrays", bound=tuple[object, ...])
 
 
 class Work(NamedTuple):
@@ -46,13 +46,13 @@ class Work(NamedTuple):
     level: NDArray[np.int64]
     peak: NDArray[np.int64]
     start: NDArray[np.float64]
-    total: Any
-    spent: Any
+    total: NDArray[np.float64]
+    spent: NDArray[np.float64]
     base_start: NDArray[np.float64]
     checkpoint_time: NDArray[np.float64]
     checkpoint_ints: NDArray[np.int32]
     checkpoint_floats: NDArray[np.float64]
-    checkpoint_bank: Any
+    checkpoint_bank: NDArray[np.int32]
 
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:

@@ -15,7 +15,7 @@ every step under every schedule (`simulator.bounds.pipeline`, `device-load`).
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,11 @@ from ..pipeline_stages.device_chain import PARALLEL, SEQUENTIAL, SUM
 from ..pipeline_stages.device_loads import LoadModel, load_model
 from ..pipeline_stages.objective import Objective
 from .symmetry import devices_are_equal
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ortools.sat.python.cp_model import CpSolver, LinearExprT, LiteralT
 
 FINE = 10**8
 """Model units in the horizon. Rounding down loses less than a millionth of a bound with a hundred terms."""
@@ -73,7 +78,9 @@ def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int
     return np.where(always[tensors], count, 1)
 
 
-def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any) -> dict[str, Any]:
+def _step_request(
+    graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any
+) -> dict[str, object]:
     """Work of all micro-batches, time before and after it, and the pairs of units that a chain of pipeline stages orders."""
     unrolled = unroll(graph, objective.micro_batches)
     unit, count = m.unit[unrolled.copy_of], len(m.persistent_bytes)
@@ -85,7 +92,7 @@ def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: Loa
         np.minimum.at(earliest, unit, path)
     schedule = objective.schedule
     text = isinstance(schedule, Schedule) or is_schedule_text(schedule)
-    pairs: list[Any] = []
+    pairs: list[list[int]] = []
     if not text and make_rule(schedule).shape == "chain":
         ahead = (roles(graph) == FORWARD)[graph.edge_source] & (roles(graph) == FORWARD)[graph.consumers]
         pair = np.stack([m.unit[graph.edge_source], m.unit[graph.consumers]], axis=1)[ahead]
@@ -96,7 +103,7 @@ def _step_request(graph: OpGraph, cluster: Cluster, objective: Objective, m: Loa
 class LoadProgram:
     """The CP-SAT model of a request, without the `forbidden` assignments."""
 
-    def __init__(self, cp_model: Any, request: dict[str, Any]):
+    def __init__(self, cp_model: ModuleType, request: dict[str, Any]):
         self.r, self.model = request, cp_model.CpModel()
         work = request["work"]
         self.units, self.devices = len(work), len(request["limit"])
@@ -123,7 +130,7 @@ class LoadProgram:
         for d in range(self.devices):
             model.add(sum(b * self.x[u][d] for u, b in enumerate(r["persistent_bytes"]) if b) <= r["limit"][d])
 
-    def _sends(self) -> list[tuple[int, int, int, Any]]:
+    def _sends(self) -> list[tuple[int, int, int, LiteralT]]:
         """(tensor, from, to, literal)."""
         sends = []
         for t, (producer, readers) in enumerate(zip(self.r["producer"], self.r["readers"], strict=True)):
@@ -153,9 +160,9 @@ class LoadProgram:
                 model.add(out <= self.period)
                 model.add(received <= self.period)
 
-    def _dearest(self, outgoing: list[tuple[int, int, Any]]) -> Any:
+    def _dearest(self, outgoing: list[tuple[int, int, LiteralT]]) -> LinearExprT:
         """Charges a tensor once, at the cost of its most expensive link."""
-        total: Any = 0
+        total: LinearExprT = 0
         for t in sorted({t for t, _, _ in outgoing}):
             tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
             dearest = self.model.new_int_var(0, max(c for c, _ in tensor_sends), "")
@@ -164,7 +171,7 @@ class LoadProgram:
             total += dearest
         return total
 
-    def _waits(self, d: int, horizon: int) -> Any:
+    def _waits(self, d: int, horizon: int) -> LinearExprT:
         """The least head and tail of the units on the device; 0 if it has none."""
         if not any(self.r["head"]) and not any(self.r["tail"]):
             return 0
@@ -199,6 +206,6 @@ class LoadProgram:
             for a, b in permutations(range(self.devices), 2):
                 model.add_bool_or([~self.x[u][a], ~self.x[v][b], after[a, b]])
 
-    def home(self, solver: Any) -> list[int]:
+    def home(self, solver: CpSolver) -> list[int]:
         """The device of every unit in a solution."""
         return [max(range(self.devices), key=lambda d: solver.boolean_value(row[d])) for row in self.x]

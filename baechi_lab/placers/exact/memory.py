@@ -5,8 +5,6 @@ Sizes are rounded down to a common unit, so nothing that fits is excluded.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..problem import output_bytes
@@ -19,7 +17,7 @@ UNITS = 10**6
 def add_memory(m: ExactModel) -> None:
     """Keeps the bytes that each device holds within its memory, from the start to the end of every span."""
     unit = max(1, int(m.cluster.memory_bytes.max()) // UNITS)
-    spans: list[list[tuple[Any, int]]] = [[] for _ in range(m.cluster.n)]
+    spans: list[list[tuple[object, int]]] = [[] for _ in range(m.cluster.n)]
     for t in range(m.graph.tensor_count):
         size = int(m.graph.tensor_bytes[t]) // unit
         if size:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -63,7 +62,7 @@ class Exact(Placer):
     schedule: str = "1f1b"
     replicas: bool = False
     sum: bool = False
-    callback: Callable[[ExactProgress], Any] | None = field(default=None, compare=False)
+    callback: Callable[[ExactProgress], object] | None = field(default=None, compare=False)
 
     @property
     def _goal(self) -> Objective:

@@ -15,12 +15,17 @@ import threading
 import time
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ...errors import ExecutionError
 from ...graph import Cluster, OpGraph
 from ...graph.formats.json_format import to_document
 from ...workers.isolated import die_with_parent, isolated
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ortools.sat.python.cp_model import CpModel, CpSolver
 
 ASK_SECONDS = 0.1
 """Interval at which `stop` is asked."""
@@ -28,8 +33,12 @@ GRACE_SECONDS = 1.0
 """Time for the solver to report its solution after its time limit."""
 LEAST_SECONDS = 0.01
 """Least time limit; the solver takes 0 as no limit."""
-DIED: dict[str, Any] = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
-STOPPED: dict[str, Any] = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
+Request = dict[str, Any]
+"""A problem and its limits, ready for JSON."""
+Reply = dict[str, Any]
+"""Status, bound, device and order of the best solution, and seconds, as read from JSON."""
+DIED: Reply = {"status": "DIED", "seconds": 0.0, "bound": None, "device": None, "order": None}
+STOPPED: Reply = {"status": "STOPPED", "seconds": 0.0, "bound": None, "device": None, "order": None}
 
 
 class SolverProcess:
@@ -53,8 +62,8 @@ class SolverProcess:
         self.process.communicate()
 
     def solve(
-        self, graph: OpGraph, cluster: Cluster, request: dict[str, Any], stop: Callable[[], bool] = lambda: False
-    ) -> dict[str, Any]:
+        self, graph: OpGraph, cluster: Cluster, request: Request, stop: Callable[[], bool] = lambda: False
+    ) -> Reply:
         """Returns status, bound (model units), device and order of the best solution, and seconds.
 
         `request["seconds"]` includes the start of the process and building the model. The process is killed and the answer is
@@ -82,18 +91,18 @@ class SolverProcess:
                 return STOPPED
             reader.join(ASK_SECONDS)
         try:
-            reply: dict[str, Any] = json.loads(lines[0])
+            reply: Reply = json.loads(lines[0])
         except (IndexError, ValueError):  # nothing, or half a line
             return self._died()
         return reply
 
-    def _died(self) -> Any:
+    def _died(self) -> NoReturn:
         _, text = self.process.communicate()
         reason = text.strip().splitlines()[-1:] or ["no message"]
         raise ExecutionError(f"the solver's process ended with code {self.process.returncode}: {reason[0]}")
 
 
-def answer_request(request: dict[str, Any]) -> dict[str, Any]:
+def answer_request(request: Request) -> Reply:
     """Builds and solves the model of one request, in the solver's process."""
     from ortools.sat.python import cp_model
 
@@ -123,7 +132,7 @@ def answer_request(request: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run_solver(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any, Any, bool]:
+def _run_solver(cp_model: ModuleType, model: CpModel, request: Request) -> tuple[CpSolver, int, bool]:
     """Returns the solver, its status, and whether it has a solution."""
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)
@@ -133,7 +142,7 @@ def _run_solver(cp_model: Any, model: Any, request: dict[str, Any]) -> tuple[Any
     return solver, status, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
 
 
-def _answer_load_request(cp_model: Any, request: dict[str, Any]) -> dict[str, Any]:
+def _answer_load_request(cp_model: ModuleType, request: Request) -> Reply:
     from .load_program import LoadProgram
 
     program = LoadProgram(cp_model, request)

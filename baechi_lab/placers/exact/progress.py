@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -37,4 +37,4 @@ class ProofLimits(Protocol):
     @property
     def warm_start(self) -> float: ...
     @property
-    def callback(self) -> Callable[[ExactProgress], Any] | None: ...
+    def callback(self) -> Callable[[ExactProgress], object] | None: ...

@@ -5,9 +5,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from .variables import ExactModel
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import IntVar
 
 
 def forbid_idling(m: ExactModel) -> None:
@@ -29,7 +32,7 @@ def forbid_idling(m: ExactModel) -> None:
                 model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~packed])
 
 
-def _ready(m: ExactModel, i: int) -> Any:
+def _ready(m: ExactModel, i: int) -> IntVar:
     """The time at which all inputs of `i` are on its device."""
     at = m.var(0, m.horizon, f"r{i}")
     if m.arrivals[i]:

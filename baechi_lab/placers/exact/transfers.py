@@ -6,11 +6,14 @@ overlaps. Requests are served in the order in which their tensors were produced,
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from .variables import ExactModel
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import IntervalVar, IntVar, LinearExprT, LiteralT
 
 Key = tuple[int, int]
 
@@ -20,10 +23,10 @@ class QueueUse(NamedTuple):
 
     key: Key
     side: str
-    literal: Any
-    start: Any
-    stop: Any
-    interval: Any
+    literal: LiteralT
+    start: LinearExprT
+    stop: LinearExprT
+    interval: IntervalVar
 
 
 def add_transfers(m: ExactModel) -> None:
@@ -57,7 +60,7 @@ def _transfer(m: ExactModel, key: Key, producer: int, readers: list[int]) -> Non
     m.model.add(m.receive[key] >= m.send[key]).only_enforce_if(present)
 
 
-def _at_once(m: ExactModel, producer: int) -> Any:
+def _at_once(m: ExactModel, producer: int) -> IntVar:
     """The end of the producer. If times were rounded: the end that it rounds to, which may be one unit later than the sum."""
     if m.times.exact:
         return m.end[producer]
@@ -72,7 +75,7 @@ class _Queues:
     def __init__(self, m: ExactModel):
         self.m = m
         self.lanes: dict[tuple[str, int], list[QueueUse]] = {}
-        self.earlier: dict[tuple[str, Key], list[tuple[Any, list[Any]]]] = {}
+        self.earlier: dict[tuple[str, Key], list[tuple[object, list[object]]]] = {}
         for t, d in m.present:
             producer = int(m.graph.tensor_producer[t])
             self._use((t, d), "in", d, m.present[t, d])
@@ -87,7 +90,7 @@ class _Queues:
         if m.strict:
             self._served_at_once()
 
-    def _use(self, key: Key, side: str, queue: int, literal: object) -> None:
+    def _use(self, key: Key, side: str, queue: int, literal: LiteralT) -> None:
         m = self.m
         start = m.send[key] if side == "out" else m.receive[key]
         stop, length = m.var(0, 2 * m.horizon), m.var(0, int(m.times.transfer[key[0]].max()))
@@ -96,7 +99,7 @@ class _Queues:
         lane = "both" if m.cluster.comm == "sequential" else side
         self.lanes.setdefault((lane, queue), []).append(QueueUse(key, side, literal, start, stop, interval))
 
-    def _conjunction(self, a: Any, b: Any) -> Any:
+    def _conjunction(self, a: LiteralT, b: LiteralT) -> IntVar:
         conjunction = self.m.bool()
         self.m.model.add_bool_and([a, b]).only_enforce_if(conjunction)
         self.m.model.add_bool_or([~a, ~b, conjunction])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,6 +14,11 @@ from ...graph.kernels.csr import inverse
 from ..problem import allowed_group_devices, groups_of
 from .times import Times
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from ortools.sat.python.cp_model import CpModel, CpSolver, IntVar, LinearExprT, LiteralT
+
 Pair = tuple[int, int]
 
 
@@ -21,33 +26,33 @@ Pair = tuple[int, int]
 class ExactModel:
     """The model of one problem. `solution` reads devices and starts from a solved model."""
 
-    cp_model: Any
+    cp_model: ModuleType
     graph: OpGraph
     cluster: Cluster
     times: Times
     horizon: int
     strict: bool
-    model: Any = None
-    x: list[list[Any]] = field(default_factory=list)
-    start: list[Any] = field(default_factory=list)
-    end: list[Any] = field(default_factory=list)
-    makespan: Any = None
-    send: dict[Pair, Any] = field(default_factory=dict)
+    model: CpModel = field(init=False)
+    x: list[list[IntVar]] = field(default_factory=list)
+    start: list[IntVar] = field(default_factory=list)
+    end: list[IntVar] = field(default_factory=list)
+    makespan: IntVar = field(init=False)
+    send: dict[Pair, IntVar] = field(default_factory=dict)
     """Start of the send of tensor t to device d, by (t, d); likewise `receive`, its `cost`, and whether it is `present`."""
-    receive: dict[Pair, Any] = field(default_factory=dict)
-    cost: dict[Pair, Any] = field(default_factory=dict)
-    present: dict[Pair, Any] = field(default_factory=dict)
-    arrivals: list[list[Any]] = field(default_factory=list)
+    receive: dict[Pair, IntVar] = field(default_factory=dict)
+    cost: dict[Pair, LinearExprT] = field(default_factory=dict)
+    present: dict[Pair, LiteralT] = field(default_factory=dict)
+    arrivals: list[list[LinearExprT]] = field(default_factory=list)
     """Strict model: when each input of an op is there."""
-    _same: dict[Pair, Any] = field(default_factory=dict)
-    _first: dict[Pair, Any] = field(default_factory=dict)
+    _same: dict[Pair, IntVar] = field(default_factory=dict)
+    _first: dict[Pair, IntVar] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.model = self.cp_model.CpModel()
         self.group = groups_of(self.graph)
         self.after = descendants(self.graph)
 
-    def var(self, low: int, high: int, name: str = "") -> Any:
+    def var(self, low: int, high: int, name: str = "") -> IntVar:
         """A new integer variable from `low` to `high`."""
         return self.model.new_int_var(low, high, name)
 
@@ -55,7 +60,7 @@ class ExactModel:
         """A new literal."""
         return self.model.new_bool_var(name)
 
-    def reason(self, start: object, cause: object, conditions: Sequence[object]) -> Any:
+    def reason(self, start: object, cause: object, conditions: Sequence[object]) -> IntVar:
         """A literal that implies that `start` happens at `cause` and that all `conditions` hold."""
         literal = self.bool()
         self.at_one_instant(start, cause, literal)
@@ -63,7 +68,7 @@ class ExactModel:
             self.model.add_implication(literal, condition)
         return literal
 
-    def at_one_instant(self, start: Any, cause: Any, *conditions: Any) -> None:
+    def at_one_instant(self, start: LinearExprT, cause: LinearExprT, *conditions: LiteralT) -> None:
         """Requires that `start` happens at the end `cause`: equal, up to the rounding of the end."""
         equal = self.model.add_linear_constraint(start - cause, 0, self.times.tolerance)
         if conditions:
@@ -79,7 +84,7 @@ class ExactModel:
             for d in np.flatnonzero(~allowed[g]).tolist():
                 self.model.add(row[d] == 0)
 
-    def on(self, op: int, d: int) -> Any:
+    def on(self, op: int, d: int) -> IntVar:
         """Literal: `op` is on device `d`."""
         return self.x[int(self.group[op])][d]
 
@@ -99,7 +104,7 @@ class ExactModel:
             )
             self.model.add(sum(table[i][d] * self.on(i, d) for i in range(n)) <= self.makespan)
 
-    def together(self, i: int, k: int) -> Any:
+    def together(self, i: int, k: int) -> IntVar:
         """Literal (or a constant): `i` and `k` are on one device."""
         a, b = sorted((int(self.group[i]), int(self.group[k])))
         if a == b:
@@ -112,7 +117,7 @@ class ExactModel:
             self._same[a, b] = same
         return self._same[a, b]
 
-    def before(self, i: int, k: int) -> Any:
+    def before(self, i: int, k: int) -> LiteralT:
         """Literal: `i` ends before `k`, or together with it and i < k. It is fixed if a path leads from `i` to `k`."""
         if i > k:
             return ~self.before(k, i)
@@ -166,7 +171,7 @@ class ExactModel:
         for (i, k), literal in self._first.items():
             self.model.add_hint(literal, int(end_us[i] <= end_us[k]))
 
-    def solution(self, solver: Any) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
+    def solution(self, solver: CpSolver) -> tuple[NDArray[np.int32], NDArray[np.float64]]:
         """Returns device int32[n] and order float64[n] (by start, then topologically) of a solved model."""
         home = np.array([max(range(len(row)), key=lambda d: solver.boolean_value(row[d])) for row in self.x])
         start_times = np.array([solver.value(v) for v in self.start])

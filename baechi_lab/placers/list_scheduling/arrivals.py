@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,7 @@ _ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself 
 
 
 @njit(cache=True)
-def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) -> Any:
+def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) -> tuple[float, int]:
     """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
     ops, tensors, devices, copies, links, inputs, comm = traffic
     latest, count = 0.0, 0

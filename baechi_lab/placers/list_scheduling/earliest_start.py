@@ -36,16 +36,16 @@ if TYPE_CHECKING:
 class Heaps(NamedTuple):
     """Where the ready ops of each device wait, see `pair_heaps`; `zeros` are the keys of the arrived ones."""
 
-    pending: Any
-    zeros: Any
-    arrived: Any
+    pending: Records
+    zeros: NDArray[np.float64]
+    arrived: NDArray[np.int64]
 
 
 class Freed(NamedTuple):
     """A heap of when bytes become free: `time` float64, `code` int64 (tensor or group, and device), `size` int64[1]."""
 
-    time: Any
-    code: Any
+    time: NDArray[np.float64]
+    code: NDArray[np.int64]
     size: NDArray[np.int64]
 
 
@@ -122,7 +122,7 @@ def _best_while_awake(
     pairs: Records,
     heaps: Heaps,
     fetch: Records,
-    held_pairs: Records,
+    held_pairs: NDArray[np.int64],
 ) -> int:
     """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
     devices, (pending, zeros, arrived) = traffic.devices, heaps
@@ -149,8 +149,8 @@ def _choose(
     pairs: Records,
     heaps: Heaps,
     fetch: Records,
-    held_pairs: Records,
-) -> Any:
+    held_pairs: NDArray[np.int64],
+) -> tuple[int, int]:
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
     ops, devices = traffic.ops, traffic.devices
     best, best_p, best_start, best_apart = -1, -1, np.inf, True
@@ -298,9 +298,9 @@ def _rekey_readers(
     consumers: NDArray[np.int32],
     traffic: Traffic,
     pairs: Records,
-    pending: object,
+    pending: Records,
     fetch: Records,
-    other_fetch: object,
+    other_fetch: Records,
 ) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
     ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.csr import inverse
 from ..problem import Problem
@@ -38,8 +39,8 @@ class Decision:
 @dataclass
 class _State:
     problem: Problem
-    child: Any
-    parent: Any
+    child: NDArray[np.int32]
+    parent: NDArray[np.int32]
     device: list[int] = field(default_factory=list)
     start: list[float] = field(default_factory=list)
     finish: list[float] = field(default_factory=list)
@@ -216,8 +217,8 @@ def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate]
 
 
 def earliest_start_reference(
-    problem: Problem, child: object, parent: object, explain: bool = False
-) -> tuple[Any, Any, Any, Any, int, tuple[Decision, ...]]:
+    problem: Problem, child: NDArray[np.int32], parent: NDArray[np.int32], explain: bool = False
+) -> tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.float64], NDArray[Any], int, tuple[Decision, ...]]:
     """Same inputs and results as `earliest_start`, plus the decision log where `explain`."""
     state = _State(problem, child, parent)
     missing = [int(k) for k in np.diff(problem.input_ptr)]

@@ -73,7 +73,7 @@ class Busy(NamedTuple):
 
 
 def insertion_schedule(
-    problem: Problem, key: NDArray[Any], mode: int, choice: int, insertion: bool, need: NDArray[Any]
+    problem: Problem, key: NDArray[np.float64], mode: int, choice: int, insertion: bool, need: NDArray[np.int64]
 ) -> Plan:
     """Schedule every op. `key` float64[n]: least first, equal keys by index; `need` int64[G] bytes that a group counts."""
     key = np.ascontiguousarray(key, dtype=np.float64)
@@ -168,7 +168,7 @@ def _occupy(begin_us: NDArray[np.float64], end: NDArray[np.float64], count: int,
 @njit(cache=True)
 def _best_device(
     rule: Rule, arrival_us: NDArray[np.float64], duration: NDArray[np.float64], mask: NDArray[np.bool_], busy: Busy
-) -> Any:
+) -> tuple[int, float]:
     """Device and start of an op by the rule; ties by start, then device index."""
     choice, insertion = rule.choice, rule.insertion
     begin_us, end, count = busy
@@ -209,7 +209,7 @@ def _candidates(g: int, memory: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
 
 @njit(cache=True)
 def _earliest_pair(
-    ready: NDArray[np.float64],
+    ready: NDArray[np.int64],
     size: int,
     rule: Rule,
     arrival_us: NDArray[np.float64],

@@ -6,12 +6,15 @@ Keys lie beside the ops, so that a comparison reads no record of a pair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from .records import Records
 
 PENDING, ARRIVED, REMOVED = 1, 2, 3
@@ -19,7 +22,7 @@ PENDING, ARRIVED, REMOVED = 1, 2, 3
 
 
 @njit(cache=True)
-def sift_up(pairs: Records, pending: Any, at: int) -> None:
+def sift_up(pairs: Records, pending: Records, at: int) -> None:
     """Move the pending op at place `at` up to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while at > 0:
@@ -35,7 +38,7 @@ def sift_up(pairs: Records, pending: Any, at: int) -> None:
 
 
 @njit(cache=True)
-def sift_down(pairs: Records, pending: Any, size: int, at: int) -> None:
+def sift_down(pairs: Records, pending: Records, size: int, at: int) -> None:
     """Move the pending op at place `at` of `size` down to where its key belongs."""
     key, op = pending[at].key, pending[at].op
     while True:
@@ -58,7 +61,7 @@ def sift_down(pairs: Records, pending: Any, size: int, at: int) -> None:
 
 
 @njit(cache=True)
-def rekey(p: int, at: int, devices: Records, pairs: Records, pending: Any) -> None:
+def rekey(p: int, at: int, devices: Records, pairs: Records, pending: Records) -> None:
     """The bound of the pending op at place `at` has changed, in either direction."""
     op = pending[p, at].op
     pending[p, at].key = pairs[p, op].bound
@@ -67,7 +70,7 @@ def rekey(p: int, at: int, devices: Records, pairs: Records, pending: Any) -> No
 
 
 @njit(cache=True)
-def pop_pending(p: int, devices: Records, pairs: Records, pending: Any) -> None:
+def pop_pending(p: int, devices: Records, pairs: Records, pending: Records) -> None:
     """Remove the pending op of device `p` that arrives first."""
     size = devices[p].pending - 1
     devices[p].pending = size
@@ -77,7 +80,15 @@ def pop_pending(p: int, devices: Records, pairs: Records, pending: Any) -> None:
 
 
 @njit(cache=True)
-def insert(p: int, op: int, devices: Records, pairs: Records, pending: Any, zeros: Any, arrived: Any) -> None:
+def insert(
+    p: int,
+    op: int,
+    devices: Records,
+    pairs: Records,
+    pending: Records,
+    zeros: NDArray[np.float64],
+    arrived: NDArray[np.int64],
+) -> None:
     """Put `op` into the heap of device `p` that its arrival bound asks for."""
     if pairs[p, op].bound <= devices[p].free:
         pairs[p, op].where = ARRIVED
@@ -91,7 +102,9 @@ def insert(p: int, op: int, devices: Records, pairs: Records, pending: Any, zero
 
 
 @njit(cache=True)
-def remove_top(p: int, devices: Records, pairs: Records, pending: Any, zeros: Any, arrived: Any) -> None:
+def remove_top(
+    p: int, devices: Records, pairs: Records, pending: Records, zeros: NDArray[np.float64], arrived: NDArray[np.int64]
+) -> None:
     """Remove the op of device `p` that could start first: an arrived one, or the first pending one."""
     if devices[p].arrived > 0:
         devices[p].arrived = pop(zeros, arrived[p], 0, devices[p].arrived)

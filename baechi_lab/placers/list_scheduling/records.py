@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -74,7 +74,7 @@ class Traffic(NamedTuple):
     comm: int
 
 
-def make_records(problem: Problem) -> tuple[Traffic, Any, Any]:
+def make_records(problem: Problem) -> tuple[Traffic, Records, Records]:
     """Traffic, groups and pairs; one entry more than ops, tensors and groups ends the rows."""
     n, count = problem.table.shape
     t, g = len(problem.producer), len(problem.promised)

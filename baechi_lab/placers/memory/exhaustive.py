@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import lru_cache
 from itertools import islice, product
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,13 +65,13 @@ def _try_all_placements(graph: OpGraph, cluster: Cluster) -> tuple[Placement | N
     return None, f"no placement fits: all {count} were tried, in every order" if every else ""
 
 
-def topological_orders(graph: OpGraph) -> Iterator[NDArray[Any]]:
+def topological_orders(graph: OpGraph) -> Iterator[NDArray[np.float64]]:
     """float64[n] each: the position of every op in every topological order."""
     pointer, after = (a.tolist() for a in graph.successors)
     missing = np.diff(graph.predecessors[0]).tolist()
     place = np.zeros(graph.n)
 
-    def extend(k: int, ready: list[int]) -> Iterator[NDArray[Any]]:
+    def extend(k: int, ready: list[int]) -> Iterator[NDArray[np.float64]]:
         if k == graph.n:
             yield place.copy()
         for op in ready:

@@ -107,7 +107,7 @@ class _Repair:
         time = evaluate(self.model, work, make_assignment(device, order), Limits(True))
         return float(time), float(overflow(self.model, work))
 
-    def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[Any] | None]]:
+    def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[np.number] | None]]:
         """Devices per op, each group on one allowed device."""
         if start is not None:
             yield self._with_whole_groups(start.device), start.rank

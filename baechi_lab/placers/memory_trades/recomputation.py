@@ -58,7 +58,7 @@ class PlacedVariant:
         return self.placed.timeline
 
 
-def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[dict[str, Any], OpGraph]]:
+def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterator[tuple[dict[str, object], OpGraph]]:
     """Arguments of `bl.recompute` with the graphs that they make, if these recompute anything."""
     budgets: list[int] = []
     if devices == 1:
@@ -86,7 +86,7 @@ def format_arguments(arguments: Mapping[str, object]) -> str:
     return ", ".join(f"{k}={v!r}" for k, v in arguments.items())
 
 
-def _least_budget_variant(graph: OpGraph, needed: int) -> Iterator[tuple[dict[str, Any], OpGraph]]:
+def _least_budget_variant(graph: OpGraph, needed: int) -> Iterator[tuple[dict[str, object], OpGraph]]:
     """The variant with the smallest feasible budget, if it saves memory."""
     if 0 < needed < readiness_peak(graph):
         yield {"budget": needed}, recompute(graph, budget=needed)

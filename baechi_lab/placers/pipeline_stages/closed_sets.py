@@ -11,13 +11,11 @@ alone exceeds the cost of a known solution are skipped.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph.kernels.csr import offsets
+from ...graph.kernels.csr import Integers, offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain
 from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
@@ -97,7 +95,9 @@ def _as_bits(sets: NDArray[np.uint64], count: int) -> NDArray[np.bool_]:
     return raw[:, :count].astype(np.bool_)
 
 
-def _sort_by_work(sets: NDArray[Any], bits: NDArray[Any], chain: DeviceChain) -> tuple[NDArray[Any], NDArray[Any]]:
+def _sort_by_work(
+    sets: NDArray[np.uint64], bits: NDArray[np.bool_], chain: DeviceChain
+) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
     """Sorts the sets by work, and sets of equal work by size: every set comes after its subsets."""
     each = np.diff(chain.work[:, 0])
     largest = each.max(initial=0.0) or 1.0
@@ -107,8 +107,8 @@ def _sort_by_work(sets: NDArray[Any], bits: NDArray[Any], chain: DeviceChain) ->
 
 
 def _crossing_tensors(
-    units: PipelineUnits, bits: NDArray[np.bool_], tensor: NDArray[Any]
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    units: PipelineUnits, bits: NDArray[np.bool_], tensor: Integers
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """CSR set -> tensors with a producer or reader inside and one outside."""
     inside, outside = bits[:, units.producer].copy(), ~bits[:, units.producer]
     for t, r in zip(tensor.tolist(), units.reader.tolist(), strict=True):
@@ -123,7 +123,7 @@ def _relax_nested_pairs(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     sets: NDArray[np.uint64],
     tensors: tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.uint64]],
     crossing: tuple[NDArray[np.int64], NDArray[np.int64]],

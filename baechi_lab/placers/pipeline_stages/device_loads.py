@@ -129,7 +129,7 @@ def charge_tensor(
 
 
 @njit(cache=True, nogil=True)
-def largest_load(m: LoadModel, load: NDArray[np.float64]) -> Any:
+def largest_load(m: LoadModel, load: NDArray[np.float64]) -> tuple[float, float]:
     """Returns the largest load of any resource, and the root mean square of the devices' loads."""
     largest, squares = 0.0, 0.0
     for d in range(load.shape[1]):

@@ -112,7 +112,7 @@ def pack_on_first_devices(stages: Sequence[tuple[Any, ...]], chain: DeviceChain)
         yield list(stages)
 
 
-def make_tables(count: int, devices: int, use_all: bool = False) -> tuple[Any, Any]:
+def make_tables(count: int, devices: int, use_all: bool = False) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Initial `best` and `predecessor`. The empty set 0 costs nothing, on any devices, or only on none if `use_all`."""
     best = np.full((count, devices + 1), np.inf)
     best[0, : 1 if use_all else None] = 0.0

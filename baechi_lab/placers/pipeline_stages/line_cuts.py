@@ -13,7 +13,6 @@ places first; the cost found there bounds the intervals with all places.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +75,9 @@ def _sums_before(column: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(column)])
 
 
-def _interval_changes(units: PipelineUnits, places: NDArray[np.int64]) -> tuple[Any, Any, Any, Any]:
+def _interval_changes(
+    units: PipelineUnits, places: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]]:
     """Changes of the intervals' traffic when the block of units before place j + 1 joins them.
 
     Rows `pointer[j]:pointer[j + 1]`: the blocks i from `first` to `last` change in `column` by `change` bytes and one tensor of
@@ -125,9 +126,9 @@ def _interval_changes(units: PipelineUnits, places: NDArray[np.int64]) -> tuple[
 
 @njit(cache=True)
 def _sweep_intervals(
-    tables: tuple[NDArray[np.float64], NDArray[np.int64]],
+    tables: tuple[np.ndarray, np.ndarray],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[NDArray[np.float64], np.ndarray, NDArray[np.int64], NDArray[np.int64]],
     changes: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
     goals_and_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> None:
@@ -200,7 +201,7 @@ def _relax_stages_ending_at(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[NDArray[np.float64], np.ndarray, NDArray[np.int64], NDArray[np.int64]],
     cross: NDArray[np.float64],
     useful_devices: NDArray[np.int64],
     interval: tuple[int, int],

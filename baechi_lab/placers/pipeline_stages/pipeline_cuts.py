@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.kernels.csr import Integers
 from ..memory.feasible import repair_plan
 from ..memory.packing import infeasible_placement, raise_if_impossible
 from .hill_climbing import climb_stage_borders, max_moves
@@ -24,8 +24,8 @@ class PipelineCut(NamedTuple):
     share it). `name` says how it was made; `cost` is its cost in the dynamic program, microseconds.
     """
 
-    unit: NDArray[Any]
-    stage: NDArray[Any]
+    unit: Integers
+    stage: Integers
     devices: tuple[tuple[int, ...], ...]
     name: str
     cost: float
@@ -37,7 +37,7 @@ class PipelineCut(NamedTuple):
 
 
 def make_pipeline_cut(
-    unit: NDArray[Any],
+    unit: Integers,
     count: int,
     stages: Iterable[tuple[Any, int, int]],
     order: tuple[int, ...],
@@ -53,9 +53,7 @@ def make_pipeline_cut(
     return PipelineCut(unit, stage, tuple(devices), name, cost)
 
 
-def data_parallel_cuts(
-    unit: NDArray[Any], count: int, order: tuple[int, ...], max_replicas: int
-) -> Iterator[PipelineCut]:
+def data_parallel_cuts(unit: Integers, count: int, order: tuple[int, ...], max_replicas: int) -> Iterator[PipelineCut]:
     """Data parallelism: one stage on 2 to `max_replicas` devices. These cuts are measured whatever the dynamic program finds."""
     for r in range(2, max_replicas + 1):
         yield make_pipeline_cut(unit, count, [(slice(None), 0, r)], order, f"{r} replicas of everything", np.inf)
@@ -107,7 +105,7 @@ def _measure_cuts(
 ) -> list[tuple[Measurement, PipelineCut]]:
     """Measures every cut. Cuts that the schedule cannot run are left out, unless all are."""
     measured_cuts: list[tuple[Measurement, PipelineCut]] = []
-    measurements: dict[Any, Measurement] = {}  # several lines and goals may lead to one cut
+    measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
     refused: InvalidInput | None = None
     for cut in cuts:
         placed = cut.placement()
@@ -126,7 +124,7 @@ def _measure_cuts(
 def _climb(
     graph: OpGraph, cluster: Cluster, objective: Objective, cut: PipelineCut, us: float
 ) -> tuple[PipelineCut, float]:
-    def cost(stage: NDArray[Any]) -> float:
+    def cost(stage: Integers) -> float:
         try:
             measurement = objective.measure(graph, cluster, cut._replace(stage=stage).placement())
         except InvalidInput:  # an order that blocks itself, or no pipeline for this schedule

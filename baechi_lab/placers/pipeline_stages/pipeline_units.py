@@ -56,7 +56,7 @@ class PipelineUnits(NamedTuple):
 
 
 def make_pipeline_units(
-    graph: OpGraph, cluster: Cluster, line: NDArray[Any] | None = None, micro_batches: int = 1
+    graph: OpGraph, cluster: Cluster, line: NDArray[np.float64] | None = None, micro_batches: int = 1
 ) -> PipelineUnits:
     """Returns the units of `graph`.
 

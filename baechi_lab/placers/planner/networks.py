@@ -12,8 +12,9 @@ Complexity per sample: O(units x hidden x groups) and O(groups x hidden x (hidde
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +22,18 @@ from numpy.typing import NDArray
 from ...frameworks import require_framework
 from .layers import lstm, lstm_cell, make_scores, times
 
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from tensorflow import Tensor
+
 Weights = dict[str, NDArray[np.float32]]
 
 INITIAL_RANGE = 0.08
 """Weights start uniformly in +-0.08, as in Sutskever et al. 2014, whose sequence-to-sequence model H builds on."""
 
 
-def tensorflow() -> Any:
+def tensorflow() -> ModuleType:
     """The module, or one sentence about how to install it."""
     require_framework("tensorflow", "the Hierarchical Planner")
     import tensorflow as tf
@@ -83,7 +89,7 @@ def _draw(rng: np.random.Generator, shapes: dict[str, tuple[int, ...]]) -> Weigh
 
 
 @cache
-def functions() -> tuple[Any, Any]:
+def functions() -> tuple[Callable[..., tuple[Tensor, Tensor, Tensor]], Callable[..., tuple[Tensor, Tensor, Tensor]]]:
     """`(group, place)`: the two networks, compiled once per shape.
 
     `group(weights, types[U, V], features[U, F], noise[U, G], uniform[m, U])` -> groups int32[m, U], log p float32[m],
@@ -97,7 +103,9 @@ def functions() -> tuple[Any, Any]:
     )
 
 
-def _group(weights: Any, types: Any, features: Any, noise: Any, uniform: Any) -> Any:
+def _group(
+    weights: Mapping[str, Tensor], types: Tensor, features: Tensor, noise: Tensor, uniform: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     tf = tensorflow()
     inputs = tf.concat([types @ weights["grouper/types"], features], axis=1)
     hidden = tf.tanh(inputs @ weights["grouper/hidden"] + weights["grouper/hidden_bias"])
@@ -114,7 +122,7 @@ def _group(weights: Any, types: Any, features: Any, noise: Any, uniform: Any) ->
     return sampled, log_probability, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
 
 
-def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
+def _encode(tf: ModuleType, w: Mapping[str, Tensor], embedding: Tensor) -> tuple[Tensor, Tensor]:
     """Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM."""
     directions = tf.stack([embedding, embedding[::-1]], axis=0)
     count, m, width = embedding.shape
@@ -127,7 +135,14 @@ def _encode(tf: Any, w: Any, embedding: Any) -> tuple[Any, Any]:
     return tf.transpose(tf.concat([out[:, 0], out[::-1, 1]], axis=-1), [1, 0, 2]), last
 
 
-def _place(weights: Any, embedding: Any, noise: Any, gumbel: Any, temperature: Any, tanh_constant: Any) -> Any:
+def _place(
+    weights: Mapping[str, Tensor],
+    embedding: Tensor,
+    noise: Tensor,
+    gumbel: Tensor,
+    temperature: Tensor,
+    tanh_constant: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Sample first, then go through the samples again: only the second pass needs a derivative, and it has no loop but
     the LSTM's and the attention's."""
     tf = tensorflow()
@@ -148,28 +163,36 @@ def _place(weights: Any, embedding: Any, noise: Any, gumbel: Any, temperature: A
 class _Decoder:
     """The Placer's second half: `memory` [m, M, 2h] encoder states, `keys` [m, 1, M, h] what attention compares."""
 
-    def __init__(self, tf: Any, w: Any, memory: Any, keys: Any, temperature: Any, tanh_constant: Any):
+    def __init__(
+        self,
+        tf: ModuleType,
+        w: Mapping[str, Tensor],
+        memory: Tensor,
+        keys: Tensor,
+        temperature: Tensor,
+        tanh_constant: Tensor,
+    ):
         self.tf, self.w, self.memory, self.keys = tf, w, memory, keys
         self.temperature, self.tanh_constant = temperature, tanh_constant
         self.scores = make_scores(tf)
 
-    def _attention(self, query: Any) -> Any:
+    def _attention(self, query: Tensor) -> Tensor:
         """Scores [m, k, M] of `query` [m, k, h]."""
         return self.scores(self.keys, query[:, :, None], self.w["placer/score"])
 
-    def _log_p(self, out: Any, score: Any, noise: Any) -> Any:
+    def _log_p(self, out: Tensor, score: Tensor, noise: Tensor) -> Tensor:
         """log p [m, k, D] from LSTM outputs [m, k, h] and scores [m, k, M]."""
         tf = self.tf
         context = tf.linalg.matmul(tf.nn.softmax(score), self.memory)
         logits = times(tf, tf.concat([context, out], axis=-1), self.w["placer/output"])
         return tf.nn.log_softmax(self.tanh_constant * tf.tanh(logits / self.temperature) + noise)
 
-    def sample(self, first: Any, noise: Any, gumbel: Any) -> Any:
+    def sample(self, first: Tensor, noise: Tensor, gumbel: Tensor) -> Tensor:
         """Devices int32[M, m, k], by the Gumbel trick."""
         tf, w = self.tf, self.w
         _, m, k, devices = noise.shape
 
-        def step(state: Any, x: Any) -> Any:
+        def step(state: tuple[Tensor, ...], x: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
             out, cell, device, _ = state
             gates = tf.concat([device, out], axis=1) @ w["placer/decoder"] + w["placer/decoder_bias"]
             out, cell = lstm_cell(tf, gates, cell)
@@ -181,7 +204,7 @@ class _Decoder:
         first_input = tf.repeat(w["placer/begin"], m * k, axis=0)
         return tf.scan(step, (noise, gumbel), (first[0], first[1], first_input, tf.zeros([m, k], tf.int32)))[3]
 
-    def log_p(self, first: Any, noise: Any, sampled_devices: Any) -> Any:
+    def log_p(self, first: Tensor, noise: Tensor, sampled_devices: Tensor) -> Tensor:
         """log p [m, M * k, D] of every device at every step of the samples `sampled_devices`."""
         tf, w = self.tf, self.w
         count, m, k, devices = noise.shape
@@ -200,7 +223,7 @@ class _Decoder:
         return self._log_p(_by_grouping(tf, out), _by_grouping(tf, score), _by_grouping(tf, noise))
 
 
-def _by_grouping(tf: Any, x: Any) -> Any:
+def _by_grouping(tf: ModuleType, x: Tensor) -> Tensor:
     """[m, M * k, ...] of `x` [M, m, k, ...]."""
     count, m, k, width = x.shape
     return tf.reshape(tf.transpose(x, [1, 0, 2, 3]), [m, count * k, width])

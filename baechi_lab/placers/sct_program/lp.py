@@ -109,7 +109,7 @@ def sct_program(problem: SctProblem) -> LinearProgram:
     return LinearProgram(cost, matrix, lower, np.full(rows, np.inf), least, upper)
 
 
-def _degree_rows(first: int, ops: Integers, end: Integers, variable: Integers) -> tuple[NDArray[Any], ...]:
+def _degree_rows(first: int, ops: Integers, end: Integers, variable: Integers) -> tuple[NDArray[np.number], ...]:
     """One row per op of `ops` with the x of its edges; `end` is the op to which each edge belongs."""
     place = np.full(int(end.max(initial=-1)) + 1, -1)
     place[ops] = np.arange(len(ops))

@@ -27,7 +27,7 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
     n, e = len(problem.compute), len(problem.source)
     start, x, makespan = cp.Variable(n, nonneg=True), cp.Variable(e), cp.Variable()
     finish = start + problem.compute
-    rules: list[Any] = [finish <= makespan]
+    rules: list[object] = [finish <= makespan]
     if e:
         rules += [
             x >= 0,

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CycleError
-from ...graph.kernels.csr import offsets, topological_order
+from ...graph.kernels.csr import Integers, offsets, topological_order
 from ...graph.kernels.jit import njit
 from .lp import SctProblem
 
@@ -77,7 +77,7 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
     return ReducedProblem(_compact(source, target, problem.transfer[edge], compute), edge, free)
 
 
-def _first_of_chain(source: NDArray[Any], target: NDArray[Any], n: int) -> NDArray[np.int64]:
+def _first_of_chain(source: Integers, target: Integers, n: int) -> NDArray[np.int64]:
     """int64[n]: the first op of each op's chain, for most ops the op itself. Distances double with every step."""
     first = np.arange(n)
     first[target] = source
@@ -86,7 +86,9 @@ def _first_of_chain(source: NDArray[Any], target: NDArray[Any], n: int) -> NDArr
     return first
 
 
-def _compact(source: NDArray[Any], target: NDArray[Any], transfer: NDArray[Any], compute: NDArray[Any]) -> SctProblem:
+def _compact(
+    source: Integers, target: Integers, transfer: NDArray[np.float64], compute: NDArray[np.float64]
+) -> SctProblem:
     """Numbers the ops that still have edges. Of the other ops only the longest can decide the makespan."""
     used = np.zeros(len(compute), dtype=np.bool_)
     used[source] = used[target] = True
@@ -97,7 +99,7 @@ def _compact(source: NDArray[Any], target: NDArray[Any], transfer: NDArray[Any],
 
 
 def _may_bind(
-    order: NDArray[Any], target: NDArray[Any], source: NDArray[Any], compute: NDArray[Any], transfer: NDArray[Any]
+    order: Integers, target: Integers, source: Integers, compute: NDArray[np.float64], transfer: NDArray[np.float64]
 ) -> NDArray[np.bool_]:
     """bool[e]: whether an edge may decide when `target` starts. `source` is its other end, earlier in `order`."""
     low, high = _start_bounds(
@@ -119,7 +121,7 @@ def _start_bounds(
     source: NDArray[np.int64],
     compute: NDArray[np.float64],
     transfer: NDArray[np.float64],
-) -> Any:
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """`low` and `high` float64[n]; edges `edges[pointer[j]:pointer[j+1]]` lead into `j`."""
     low, high = np.zeros(len(compute)), np.zeros(len(compute))
     for j in order:

@@ -10,8 +10,6 @@ Complexity: O((ops + edges) log edges) per round, about log2(ops / target) round
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -24,7 +22,7 @@ def coarsen(
     label: Integers,
     device: Integers,
     edges: tuple[NDArray[np.generic], NDArray[np.generic], NDArray[np.float64]],
-    work: NDArray[np.float64],
+    work: NDArray[np.number],
     target_count: int,
     rng: np.random.Generator,
     parameters: SearchParameters = SEARCH,
@@ -51,7 +49,9 @@ def coarsen(
     return labels
 
 
-def _unit_graph(a: Integers, b: Integers, cost: NDArray[np.float64], home: Integers, count: int) -> Any:
+def _unit_graph(
+    a: Integers, b: Integers, cost: NDArray[np.float64], home: Integers, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.number]]:
     """CSR of the pairs of different units on one device, with the summed cost."""
     near = (a != b) & (home[a] == home[b])
     a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
@@ -65,7 +65,13 @@ def _unit_graph(a: Integers, b: Integers, cost: NDArray[np.float64], home: Integ
 
 
 @njit(cache=True, nogil=True)
-def _match(units: Any, work: Any, limit: float, order: Any, limit_count: int) -> Any:
+def _match(
+    units: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.number]],
+    work: NDArray[np.number],
+    limit: float,
+    order: NDArray[np.int64],
+    limit_count: int,
+) -> NDArray[np.int64]:
     """int64[units]: the unit into which each one merges (itself, or its partner with the smaller index)."""
     pointer, neighbour, weight = units
     match = np.full(len(work), -1, np.int64)

@@ -11,7 +11,7 @@ here on segments and simulated times. Complexity: one simulation, O(ops) besides
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,10 @@ from ..evaluation.moves import Units, reassign, undo
 from .instance import Instance
 from .regions import around
 
+if TYPE_CHECKING:
+    from ..evaluation.cost import Objective
+    from ..evaluation.moves import State
+
 LINES = ("topological", "folded", "structure", "distance")
 """Kinds of lines."""
 
@@ -31,7 +35,7 @@ LINES = ("topological", "folded", "structure", "distance")
 class Donor(NamedTuple):
     """Another placement to take segments of `line` (units) from; `steps`: how many segments are tried."""
 
-    line: Any
+    line: NDArray[np.int64]
     assignment: Assignment
     steps: int
 
@@ -72,7 +76,7 @@ def renumbered(
 
 
 @njit(cache=True, nogil=True)
-def combine(objective: Any, s: Any, units: Any, donor: Any, rng: Any) -> int:
+def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.random.Generator) -> int:
     """Simulate the current candidate of the state `s` with each of some random segments as the `Other` placement has them.
 
     Where priorities are searched and the other placement has some, too, half of the segments also take over the order of
@@ -104,7 +108,9 @@ def combine(objective: Any, s: Any, units: Any, donor: Any, rng: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _adopt(units: Any, s: Any, segment: Any, device: Any, inside: Any) -> int:
+def _adopt(
+    units: Units, s: State, segment: NDArray[np.int64], device: NDArray[np.int32], inside: NDArray[np.bool_]
+) -> int:
     """Move the units of `segment` to where `device` has them, and mark their ops; how many ops moved (see `undo_op`)."""
     changed = 0
     inside[:] = False
@@ -121,7 +127,9 @@ def _adopt(units: Any, s: Any, segment: Any, device: Any, inside: Any) -> int:
 
 
 @njit(cache=True, nogil=True)
-def _reorder(s: Any, own_positions: Any, donor_positions: Any, inside: Any) -> bool:
+def _reorder(
+    s: State, own_positions: NDArray[np.int32], donor_positions: NDArray[np.int32], inside: NDArray[np.bool_]
+) -> bool:
     """Merge two orders of all ops: those `inside` as in `donor_positions`, the rest as in `own_positions`.
 
     Returns whether that changes anything.
@@ -142,7 +150,7 @@ def _reorder(s: Any, own_positions: Any, donor_positions: Any, inside: Any) -> b
 
 
 @njit(cache=True, nogil=True)
-def _line_up(s: Any, at: Any) -> None:
+def _line_up(s: State, at: NDArray[np.int32]) -> None:
     s.at[:] = at
     for k in range(len(at)):
         s.position[at[k]] = k

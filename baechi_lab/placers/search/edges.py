@@ -11,15 +11,24 @@ Complexity: O(edges * ops of a label / 64); very large labels keep all edges.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ...graph.kernels.jit import njit
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
 
 @njit(cache=True, nogil=True)
-def needed(column: Any, label: Any, order: Any, window: int, look: int) -> Any:
+def needed(
+    column: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    label: NDArray[np.int64],
+    order: NDArray[np.int64],
+    window: int,
+    look: int,
+) -> NDArray[np.bool_]:
     """bool[edges]: which edges the rest does not imply.
 
     `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other; `label` int64[n] of each

@@ -86,7 +86,7 @@ def _submit(calls: Calls, shared: object, cluster: Cluster, island_rule: object)
     return calls.submit(search_once, shared, cluster, island_rule)
 
 
-def _result(calls: Calls, future: Future[Placement], shared: Any, cluster: Cluster, island_rule: Any) -> Placement:
+def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cluster, island_rule: Any) -> Placement:
     losses = (island_rule.numbers or SEARCH).island_losses
     for _ in range(losses):
         try:

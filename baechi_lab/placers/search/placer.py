@@ -122,7 +122,7 @@ class Search(Placer):
     give_up: tuple[str, ...] = ()
     executor: Any = field(default=None, compare=False)
     numbers: SearchParameters | None = None
-    callback: Callable[[Progress], Any] | None = field(default=None, compare=False)
+    callback: Callable[[Progress], object] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
         for key, low in (("time_limit", 0.0), ("evaluations", 0), ("seed", 0), ("error", 0.0)):

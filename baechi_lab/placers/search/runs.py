@@ -15,7 +15,7 @@ doi:10.1137/S1064827595287997); here what is simulated is coarsened along with w
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,17 +28,20 @@ from ..evaluation.work import make_work
 from .instance import Instance
 from .reduced import Subproblem, homes, merged_model
 
+if TYPE_CHECKING:
+    from ..evaluation.model import Model
+
 
 class Present(NamedTuple):
     """The candidate that runs are made for: `line` its ops by `start` float64[n], a topological order; `label` int64[n],
     where only ops of one share a run; `device` int[n]; `work` float64[n] of an op; `price` float64[tensors] of a transfer."""
 
-    line: Any
-    label: Any
-    device: Any
-    start: Any
-    work: Any
-    price: Any
+    line: NDArray[np.int64]
+    label: NDArray[np.int64]
+    device: NDArray[np.int32]
+    start: NDArray[np.float64]
+    work: NDArray[np.float64]
+    price: NDArray[np.float64]
 
 
 def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
@@ -88,7 +91,7 @@ def projected(subproblem: Subproblem, position: NDArray[np.int32]) -> list[tuple
 
 
 @njit(cache=True, nogil=True)
-def runs_of_candidate(model: Any, present: Any, longest_us: float) -> Any:
+def runs_of_candidate(model: Model, present: Present, longest_us: float) -> NDArray[np.int64]:
     """int64[n]: the run of each op of the candidate at hand, numbered as they begin.
 
     `longest_us` microseconds of work join the first op of a run, and that much may lie between two of its ops.

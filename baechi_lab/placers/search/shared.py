@@ -56,7 +56,7 @@ def search_shared(
 ) -> tuple[Placement, float, int]:
     """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`."""
     rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
-    cost_of: dict[tuple[Any, ...], float] = {}
+    cost_of: dict[tuple[object, ...], float] = {}
     us, used = objective.measure(graph, cluster, start).us, 1
     candidate = _candidate(start, units)
     if candidate is None:

@@ -8,7 +8,7 @@ Complexity: O(ops + edges) per structure, apart from sorting.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,16 +62,16 @@ def weights(graph: OpGraph, group: Integers) -> NDArray[np.int64]:
 class _Neighbours(NamedTuple):
     """Ops in topological order, the forward op of each, and producers and readers in CSR form, all int64."""
 
-    order: Any
-    forward_of: Any
-    pointer: Any
-    producer: Any
-    after: Any
-    reader: Any
+    order: NDArray[np.int64]
+    forward_of: NDArray[np.int64]
+    pointer: NDArray[np.int64]
+    producer: NDArray[np.int64]
+    after: NDArray[np.int64]
+    reader: NDArray[np.int64]
 
 
 @njit(cache=True)
-def _spread(label: Any, neighbours: Any) -> None:
+def _spread(label: NDArray[np.int64], neighbours: _Neighbours) -> None:
     order, forward_of, pointer, producer, after, reader = neighbours
     far = np.where(label >= 0, 0, len(label))  # edges to the group that the label names; no path is that long
     for v in order:

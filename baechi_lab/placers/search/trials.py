@@ -25,7 +25,7 @@ class Trial(NamedTuple):
     """One trial: from where, the levels to anneal, and which coarse structure is among them (negative: none)."""
 
     start: Candidate
-    levels: tuple[Any, ...]
+    levels: tuple[object, ...]
     layer: int
 
 

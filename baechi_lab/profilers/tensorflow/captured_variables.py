@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +13,10 @@ from ...errors import InvalidInput
 from .shapes import SHAPES
 
 if TYPE_CHECKING:
+    from tensorflow import Tensor, Variable
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.types.experimental import ConcreteFunction
 
 
 @dataclass(frozen=True)
@@ -24,11 +26,13 @@ class CapturedVariable:
     name: str
     dtype: str
     shape: tuple[int, ...]
-    value: NDArray[Any]
-    variable: Any
+    value: NDArray[np.generic]
+    variable: Variable
 
 
-def bind_captures(graph_def: GraphDef, concrete: Any, variable_names: dict[int, str]) -> list[CapturedVariable]:
+def bind_captures(
+    graph_def: GraphDef, concrete: ConcreteFunction, variable_names: dict[int, str]
+) -> list[CapturedVariable]:
     """Replaces the Placeholders of captured values in `graph_def`; returns the variables in order of capture.
 
     `variable_names` names variables by the `id` of their handle. Handle ops are renamed to the variable's unique name, and
@@ -64,7 +68,7 @@ def bind_captures(graph_def: GraphDef, concrete: Any, variable_names: dict[int, 
     return variables
 
 
-def _captured(variable: Any, name: str) -> CapturedVariable:
+def _captured(variable: Variable, name: str) -> CapturedVariable:
     value = np.array(variable.numpy())
     return CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable)
 
@@ -81,7 +85,7 @@ def _make_handle(node: NodeDef, variable: CapturedVariable, dtype: int) -> None:
     node.attr[SHAPES].list.shape.add()
 
 
-def _make_constant(node: NodeDef, value: Any) -> None:
+def _make_constant(node: NodeDef, value: Tensor) -> None:
     import tensorflow as tf
 
     name = node.name

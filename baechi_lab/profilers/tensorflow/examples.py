@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import InvalidInput
+
+if TYPE_CHECKING:
+    from tensorflow import Tensor
 
 
 def as_tensors(value: object, label: str) -> Any:
@@ -57,14 +61,14 @@ def as_tensors(value: object, label: str) -> Any:
     return value
 
 
-def leaves(examples: object) -> list[Any]:
+def leaves(examples: object) -> list[Tensor]:
     """Returns the tensors of a nest in TensorFlow's order; ragged and sparse tensors as their components."""
     import tensorflow as tf
 
     return [x for x in tf.nest.flatten(examples, expand_composites=True) if tf.is_tensor(x)]
 
 
-def _tensor(value: Any) -> Any:
+def _tensor(value: NDArray[np.generic]) -> Tensor:
     import tensorflow as tf
 
     if value.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in value.reshape(-1)):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from .inlining import CONTROL_FLOW_OPS, used_functions
 from .nodes import op_def, output_types, writes_variable
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.function_pb2 import FunctionDef
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.core.framework.tensor_shape_pb2 import TensorShapeProto
 
 Shape = tuple[int, ...]
 
@@ -179,7 +180,7 @@ def _constant(reference: str, nodes: Mapping[str, NodeDef], argument_values: Map
     return int(value) if value.dtype.kind in "iu" else None
 
 
-def _shape(proto: Any) -> Shape:
+def _shape(proto: TensorShapeProto) -> Shape:
     return tuple(max(d.size, 1) for d in proto.dim)
 
 

@@ -12,6 +12,9 @@ from ...errors import InvalidInput
 if TYPE_CHECKING:
     from types import ModuleType
 
+    import keras
+    import tensorflow as tf
+
 
 def is_keras_model(candidate: object) -> bool:
     """Whether this is a `keras.Model`; Keras is not loaded for the check."""
@@ -19,7 +22,7 @@ def is_keras_model(candidate: object) -> bool:
     return keras is not None and isinstance(candidate, keras.Model)
 
 
-def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
+def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[..., object]:
     """Returns a function `(x, y[, sample_weight]) -> loss` that trains `model` on one batch, as `model.fit` does.
 
     The loss is that of the batch alone (fit shows a running mean), with the model's own regularization losses;
@@ -50,7 +53,7 @@ def training_step(model: Any, batch: tuple[Any, ...]) -> Callable[..., Any]:
     return _in_replica(model, _default_step(model))
 
 
-def strategy_of(item: object) -> Any:
+def strategy_of(item: object) -> tf.distribute.Strategy:
     """Returns the `tf.distribute.Strategy` under which a Keras object was created, or TensorFlow's default strategy."""
     import tensorflow as tf
 
@@ -68,7 +71,7 @@ def refuse_replicas(objects: Iterable[object], label: str) -> None:
             )
 
 
-def _in_replica(model: Any, step: Callable[..., Any]) -> Callable[..., Any]:
+def _in_replica(model: keras.Model, step: Callable[..., object]) -> Callable[..., object]:
     """Runs the step in `strategy.run` if the optimizer was created under a strategy of one replica, which requires it."""
     strategy = getattr(model.optimizer, "_distribution_strategy", None)
     return step if strategy is None else lambda *data: strategy.run(step, data)
@@ -80,7 +83,7 @@ def _keras_train_step() -> Any:
     return keras.Model.train_step
 
 
-def _build_variables(model: Any, x: Any) -> None:
+def _build_variables(model: keras.Model, x: tf.Tensor) -> None:
     """Creates the model's and the optimizer's variables outside the traced function."""
     if not model.built:
         model(x, training=False)
@@ -88,12 +91,12 @@ def _build_variables(model: Any, x: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
-def _default_step(model: Any) -> Callable[..., Any]:
+def _default_step(model: keras.Model) -> Callable[..., object]:
     import tensorflow as tf
 
     takes_training = "training" in inspect.signature(model.call).parameters
 
-    def train(x: Any, y: Any = None, sample_weight: Any = None) -> Any:
+    def train(x: tf.Tensor, y: tf.Tensor = None, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
         with tf.GradientTape() as tape:
             predicted = model(x, training=True) if takes_training else model(x)
             loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
@@ -105,12 +108,12 @@ def _default_step(model: Any) -> Callable[..., Any]:
     return train
 
 
-def keras_objects(function: object, depth: int = 4) -> list[Any]:
+def keras_objects(function: object, depth: int = 4) -> list[object]:
     """Returns the Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
     keras = sys.modules.get("keras")
     if keras is None:
         return []
-    objects: dict[int, Any] = {}
+    objects: dict[int, object] = {}
     visited: set[int] = set()
     level: list[Any] = [function]
     for _ in range(depth):
@@ -128,7 +131,7 @@ def keras_objects(function: object, depth: int = 4) -> list[Any]:
     return list(objects.values())
 
 
-def _optimizers_of(item: object, keras: ModuleType) -> Iterator[Any]:
+def _optimizers_of(item: object, keras: ModuleType) -> Iterator[keras.Optimizer]:
     """Yields a model's optimizer and the optimizer inside a loss-scaling one."""
     for key in ("optimizer", "inner_optimizer"):
         optimizer = getattr(item, key, None)
@@ -136,7 +139,7 @@ def _optimizers_of(item: object, keras: ModuleType) -> Iterator[Any]:
             yield optimizer
 
 
-def _referenced_objects(item: object) -> Iterable[Any]:
+def _referenced_objects(item: object) -> Iterable[object]:
     if isinstance(item, (list, tuple)):
         return list(item[:1000])
     if isinstance(item, dict):
@@ -144,7 +147,7 @@ def _referenced_objects(item: object) -> Iterable[Any]:
     function = getattr(item, "python_function", item)
     owner = getattr(function, "__self__", None)
     function = inspect.unwrap(getattr(function, "__func__", function)) if callable(function) else function
-    referenced: list[Any] = []
+    referenced: list[object] = []
     if owner is not None and not inspect.ismodule(owner):
         referenced += [owner, *getattr(owner, "__dict__", {}).values()]
     if inspect.isfunction(function):
@@ -154,7 +157,7 @@ def _referenced_objects(item: object) -> Iterable[Any]:
     return [r for r in referenced if not inspect.ismodule(r) and not inspect.isclass(r)]
 
 
-def _closure(function: Any) -> list[Any]:
+def _closure(function: Any) -> list[object]:
     """Returns the outer variables and globals that a function names; a variable that is not set yet is left out."""
     try:
         names = inspect.getclosurevars(function)

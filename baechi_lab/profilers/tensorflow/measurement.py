@@ -28,7 +28,10 @@ from .structure import HANDLE_BYTES, Structure, bytes_per_element
 if TYPE_CHECKING:
     from types import ModuleType
 
+    from tensorflow import Graph
+    from tensorflow.compat.v1 import ConfigProto, Session
     from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
+    from tensorflow.core.framework.tensor_description_pb2 import TensorDescription
     from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 PROBE = "baechi_lab_probe"
@@ -37,7 +40,7 @@ PROBE = "baechi_lab_probe"
 FEED_BYTES = 256 << 20
 """Largest number of bytes of variables that are fed in one run."""
 
-Runner = Callable[[bool], Any]
+Runner = Callable[[bool], "RunMetadata | None"]
 """Runs one step. With True it runs under a full trace and returns the RunMetadata, else None."""
 
 
@@ -113,7 +116,7 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
         raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first_line(error)}") from error
 
 
-def _serial_config(tf: ModuleType) -> Any:
+def _serial_config(tf: ModuleType) -> ConfigProto:
     config = tf.compat.v1.ConfigProto(
         allow_soft_placement=True, intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
     )
@@ -123,7 +126,7 @@ def _serial_config(tf: ModuleType) -> Any:
     return config
 
 
-def _assign_variables(tf: ModuleType, graph: Any, session: Any, step: Step) -> None:
+def _assign_variables(tf: ModuleType, graph: Graph, session: Session, step: Step) -> None:
     """Assigns the variables in a few runs of limited size: every run prunes the whole graph, every fed value is a copy."""
     pending: list[tuple[Any, Any, NDArray[Any]]] = []
     with graph.as_default():
@@ -142,11 +145,11 @@ def _assign_variables(tf: ModuleType, graph: Any, session: Any, step: Step) -> N
         pending = pending[count:]
 
 
-def _runner(tf: ModuleType, session: Any, step: Step) -> Runner:
+def _runner(tf: ModuleType, session: Session, step: Step) -> Runner:
     feeds = {spec.name: value for spec, value in zip(step.inputs, step.example_inputs, strict=True)}
     fetches = [[spec.name for spec in step.outputs], list(step.updates)]
 
-    def run(traced: bool) -> Any:
+    def run(traced: bool) -> RunMetadata | None:
         if not traced:
             session.run(fetches, feeds)
             return None
@@ -242,6 +245,6 @@ def _microseconds(stats: NodeExecStats) -> float:
     return nanos / 1e3 if nanos > 0 else float(stats.op_end_rel_micros - stats.op_start_rel_micros)
 
 
-def _tensor_bytes(description: Any) -> int:
+def _tensor_bytes(description: TensorDescription) -> int:
     width = bytes_per_element().get(description.dtype)
     return HANDLE_BYTES if width is None else width * prod(d.size for d in description.shape.dim)

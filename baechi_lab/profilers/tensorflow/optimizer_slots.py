@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from .nodes import data_inputs, split
 
 if TYPE_CHECKING:
+    from tensorflow import Tensor, Variable
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
 
@@ -38,11 +39,11 @@ def keras_slots(candidate: Any) -> dict[int, int]:
     return {slot: of.pop() for slot, of in owners.items() if len(of) == 1}
 
 
-def _belongs(slot: Any, variable: Any) -> bool:
+def _belongs(slot: Variable, variable: Variable) -> bool:
     return tuple(slot.shape) == tuple(variable.shape) or slot.name == variable.name
 
 
-def _handle(variable: Any) -> Any:
+def _handle(variable: Variable) -> Tensor:
     """Returns the handle of a Keras variable, or of a `tf.Variable`, whose `value` is a method."""
     return (variable if callable(variable.value) else variable.value).handle
 

@@ -45,7 +45,7 @@ def profile_with_report(
     runs: int,
     timeout: float | None,
     progress: bool,
-    **options: Any,
+    **options: object,
 ) -> tuple[OpGraph, Report]:
     """Profiles a step, or a function or model that `bl.trace` takes; arguments and errors as of `bl.profile`."""
     started = time.perf_counter()
@@ -74,7 +74,7 @@ def profile_with_report(
     return graph, report
 
 
-def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], precision: Precision) -> dict[str, Any]:
+def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], precision: Precision) -> dict[str, object]:
     work = precision.work(count_work(structure))
     duration_by_kind = {kind: estimated_us(work, kind_hardware) for kind, kind_hardware in kinds.items()}
     columns: dict[str, Any] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,7 +122,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
 
 def _tensors(
     nodes: tuple[NodeDef, ...], waited_for: set[int]
-) -> tuple[list[int], list[int], list[int], list[Any], int]:
+) -> tuple[list[int], list[int], list[int], list[tuple[int, ...]], int]:
     """Returns producer, output number, bytes and shape of every tensor, and the number of open sizes."""
     width = bytes_per_element()
     producer: list[int] = []

@@ -30,8 +30,10 @@ from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplification import simplify
 
 if TYPE_CHECKING:
+    from tensorflow import Tensor
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
+    from tensorflow.types.experimental import ConcreteFunction
 
 _KEPT_HINTS = ("_lower_using_switch_merge", SHAPES)
 
@@ -95,14 +97,14 @@ def _step_label(fn: Any) -> str:
     return str(label) if label and label != "<lambda>" else "step"
 
 
-def _batch(example_inputs: tuple[object, ...]) -> tuple[Any, ...]:
+def _batch(example_inputs: tuple[object, ...]) -> tuple[object, ...]:
     """Returns the batch, which is given as one tuple or list `(x, y)`, or as separate inputs."""
     if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
         return tuple(example_inputs[0])
     return example_inputs
 
 
-def _keras_step(model: object, examples: list[object], label: str) -> Callable[..., Any]:
+def _keras_step(model: object, examples: list[object], label: str) -> Callable[..., object]:
     try:
         return training_step(model, tuple(examples))
     except InvalidInput:
@@ -111,7 +113,7 @@ def _keras_step(model: object, examples: list[object], label: str) -> Callable[.
         raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
 
-def _concrete_function(function: object, examples: list[object], label: str) -> Any:
+def _concrete_function(function: object, examples: list[object], label: str) -> ConcreteFunction:
     import tensorflow as tf
 
     if hasattr(function, "captured_inputs") and hasattr(function, "graph"):
@@ -137,7 +139,7 @@ def _reason(error: BaseException) -> str:
     return reason.split(". Received args")[0]
 
 
-def _step_from(concrete: Any, leaves: list[Any], label: str, objects: list[Any]) -> Step:
+def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, objects: list[object]) -> Step:
     graph = concrete.graph
     graph_def = graph.as_graph_def(add_shapes=True)
     variable_names, slots_of = _keras_names(objects)
@@ -192,7 +194,7 @@ def _slots(graph_def: GraphDef, variables: list[CapturedVariable], by_handle: di
     return optimizer_slots(graph_def, {v.name: v.shape for v in variables}, declared_slots)
 
 
-def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Any], label: str) -> bool:
+def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Tensor], label: str) -> bool:
     """Gives every input Placeholder the size of its example; returns True if that adds information."""
     if len(placeholders) != len(leaves):
         raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")

@@ -8,8 +8,8 @@ both. Source: paper P, section 1.3.1 (2).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from typing import TYPE_CHECKING, Any
+from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
@@ -17,7 +17,7 @@ from torch import nn
 from ...torch_runtime.intercept import Frame, Handler, Interceptor, layer_names
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import storage_key
-from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.tracing import check_model
 
@@ -56,8 +56,8 @@ class NodeOwners(Handler):
         self.of: dict[Node, str] = {}
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         arguments = list(tensors((args, kwargs)))
         stop = inputs_of(arguments)
         storages = {storage_key(t) for t in arguments}

@@ -9,7 +9,6 @@ Source: Qi et al. 2023, arXiv:2401.10241, section 2.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +16,7 @@ from torch import nn
 
 from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 
 
@@ -34,8 +33,8 @@ class HalvesTimer(Handler):
         self.measuring = False
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         with kept_activations():
             outputs = run(*args, **kwargs)
         op = self.index.get(key, -1)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,7 @@ from ...graph.hardware import Hardware
 from ...graph.layout import Layout
 from ...graph.link import PCIE
 from ...passes.data_parallel import Bucket, divide_data
-from ...torch_runtime.tree import as_arguments, map_tensors, tensors
+from ...torch_runtime.tree import Args, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.records import UPDATE
 from ..precision import Precision
 from .fake_tensors import half_name, types_of_estimate
@@ -75,14 +75,14 @@ Plan = Mapping[str, str]
 
 def profile_divided(
     model: nn.Module,
-    sample_inputs: Any,
+    sample_inputs: object,
     kinds: Mapping[str, Hardware],
     layout: Layout,
     *,
     plan: Plan | None = None,
     mode: str | None = None,
-    dtype: Any = None,
-    autocast: Any = None,
+    dtype: torch.dtype | str | None = None,
+    autocast: object = None,
     optimizer: str | None = None,
     states: int = 0,
     precision: Precision | str | None = None,
@@ -149,7 +149,7 @@ def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return torch.empty_like(tensor, device="meta", dtype=kind)
 
 
-def _with_positions(kwargs: dict[str, Any]) -> dict[str, Any]:
+def _with_positions(kwargs: dict[str, Any]) -> dict[str, object]:
     """Adds the positions of the whole sequence, which a model would take from its share of it."""
     tokens = kwargs.get("input_ids")
     if tokens is None or "position_ids" in kwargs:
@@ -162,7 +162,7 @@ def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
 
 
-def _gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Any:
+def _gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Callable[[torch.Tensor], None]:
     def hook(parameter: torch.Tensor) -> None:
         if parameter.grad is not None:
             gradients[name] = recorder.keep_gradient(local_tensor(parameter.grad))
@@ -359,7 +359,7 @@ class RankRecorder(Recorder):
         module.register_forward_pre_hook(lambda *_: self.modules.append(name), prepend=True)
         module.register_forward_hook(leave, always_call=True)
 
-    def record(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> None:
+    def record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Records one call on the rank's tensors."""
         self.alive += [*tensors((args, kwargs)), *tensors(out)]  # keys of memory are unique while it lives
         kind = func.overloadpacket.__name__
@@ -376,7 +376,7 @@ class RankRecorder(Recorder):
         elif is_model_operator(func):
             self._record(func, args, kwargs, out)
 
-    def _alias(self, args: Any, kwargs: Any, out: Any) -> None:
+    def _alias(self, args: Args, kwargs: Kwargs, out: object) -> None:
         """A wait, or a wrapper of a collective's result: the same tensor."""
         from ...torch_runtime.storage import storage_key
 
@@ -417,7 +417,9 @@ class _RankMode(TorchDispatchMode):
         super().__init__()
         self.recorder = recorder
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # DTensor runs it on local tensors, which come back here
         if func is _ITEM and args[0].is_meta:

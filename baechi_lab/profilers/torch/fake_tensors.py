@@ -36,7 +36,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ...errors import InvalidInput
-from ...torch_runtime.tree import map_tensors
+from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
@@ -236,7 +236,7 @@ def _use_fused_kernels() -> Iterator[None]:
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
 
     @functools.wraps(dropout)
-    def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
         if has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
             return dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
@@ -327,7 +327,9 @@ class OperatorObserver(TorchDispatchMode):
     def _should_skip_dynamo(cls) -> bool:
         return False  # nothing is compiled here, and skipping the check halves the time
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         if func is _DEVICE:  # the answer of FakeTensorMode; the most frequent operator by far
             return args[0].fake_device if isinstance(args[0], FakeTensor) else func(*args)
         kwargs = kwargs or {}
@@ -354,7 +356,7 @@ class OperatorObserver(TorchDispatchMode):
         self.observe(func, args, kwargs, out)
         return out
 
-    def observe(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
+    def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Handles an operator that has run."""
 
 
@@ -379,7 +381,13 @@ _ABOUT_FINITE: dict[OpOverload, Callable[..., bool | None]] = {
 """Operators of `isfinite`, `isinf`, `isnan` and their combinations -> the answer, None if they ask more than that."""
 
 
-def _grouped(a: Any, b: Any, offs: Any = None, bias: Any = None, out_dtype: Any = None) -> Any:
+def _grouped(
+    a: torch.Tensor,
+    b: torch.Tensor,
+    offs: Any = None,
+    bias: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+) -> torch.Tensor:
     """Multiplies per expert in any precision; PyTorch's own shape function supports only bfloat16."""
     groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype)

@@ -73,13 +73,13 @@ MOST_TOKENS = 2**28
 
 
 def hugging_face(
-    config: str | Path | Mapping[str, Any] | PretrainedConfig,
+    config: str | Path | Mapping[str, object] | PretrainedConfig,
     *,
     batch_size: int = 1,
     sequence_length: int = 512,
     labels: bool = True,
     dtype: str | torch.dtype | None = None,
-) -> tuple[nn.Module, dict[str, Any]]:
+) -> tuple[nn.Module, dict[str, object]]:
     """Builds a model and sample inputs on the meta device from a configuration, for `bl.torch.profile(..., hardware=)`.
 
     Args:
@@ -180,7 +180,7 @@ def _transformers() -> ModuleType:
     return transformers
 
 
-def _read_fields(config: str | Path | Mapping[str, Any] | PretrainedConfig) -> tuple[dict[str, Any], str]:
+def _read_fields(config: str | Path | Mapping[str, object] | PretrainedConfig) -> tuple[dict[str, object], str]:
     """Returns the fields of a configuration, and a name for it in messages."""
     if isinstance(config, Mapping):
         return dict(config), "the configuration"
@@ -205,12 +205,12 @@ def _read_fields(config: str | Path | Mapping[str, Any] | PretrainedConfig) -> t
     return fields, str(path)
 
 
-def _decode_number(fields: dict[str, Any]) -> Any:
+def _decode_number(fields: dict[str, object]) -> Any:
     """Decodes infinity as `save_pretrained` writes it: {"__float__": "Infinity"}."""
     return float(str(fields["__float__"])) if fields.keys() == {"__float__"} else fields
 
 
-def _configuration(transformers: ModuleType, fields: dict[str, Any], source: str) -> PretrainedConfig:
+def _configuration(transformers: ModuleType, fields: dict[str, object], source: str) -> PretrainedConfig:
     kinds = transformers.CONFIG_MAPPING
     kind = fields.get("model_type")
     if kind is None:
@@ -244,7 +244,7 @@ def _configuration(transformers: ModuleType, fields: dict[str, Any], source: str
 _MISSING = re.compile(r"requires the (\S+) library|`(\S+)` is either not installed|No module named '([^']+)'")
 
 
-def _refusal(error: BaseException, fields: Mapping[str, Any], source: str, message: str) -> BaechiLabError:
+def _refusal(error: BaseException, fields: Mapping[str, object], source: str, message: str) -> BaechiLabError:
     """Returns the error to raise for an error of the library: a missing download, a missing package, or `message`."""
     if used_network(error):
         name = fields.get("backbone")
@@ -259,7 +259,7 @@ def _refusal(error: BaseException, fields: Mapping[str, Any], source: str, messa
     return InvalidInput(message)
 
 
-def _check_counts(fields: Mapping[str, Any], source: str) -> None:
+def _check_counts(fields: Mapping[str, object], source: str) -> None:
     """Rejects more modules than any model has, which would take endless time to create."""
     for key, value in fields.items():
         if isinstance(value, Mapping):
@@ -268,7 +268,7 @@ def _check_counts(fields: Mapping[str, Any], source: str) -> None:
             raise InvalidInput(f"field {key!r:.80} of {source} is {value!r:.40}; it must be at most {MOST_MODULES}")
 
 
-def _architecture(transformers: ModuleType, fields: dict[str, Any], source: str) -> type[nn.Module]:
+def _architecture(transformers: ModuleType, fields: dict[str, object], source: str) -> type[nn.Module]:
     named = fields.get("architectures")
     if not isinstance(named, list) or not named or not isinstance(named[0], str):
         raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
@@ -282,7 +282,7 @@ def _architecture(transformers: ModuleType, fields: dict[str, Any], source: str)
 
 def _inputs(
     model: nn.Module, config: PretrainedConfig, kind: str, batch: int, length: int, labels: bool
-) -> dict[str, Any]:
+) -> dict[str, torch.Tensor]:
     accepted = inspect.signature(model.forward).parameters
     inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
     if "pixel_values" in accepted and "pixel_values" not in inputs:
@@ -353,7 +353,7 @@ def _reject_cut_images(model: nn.Module, accepted: Collection[str], kind: str) -
         )
 
 
-def _main_inputs(main: str, config: PretrainedConfig, kind: str, batch: int, length: int) -> dict[str, Any]:
+def _main_inputs(main: str, config: PretrainedConfig, kind: str, batch: int, length: int) -> dict[str, torch.Tensor]:
     """Returns the main input of a model, by its argument name."""
     if main == "input_ids":
         _check_positions(getattr(config, "text_config", config), "max_position_embeddings", length)

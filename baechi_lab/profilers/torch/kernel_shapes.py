@@ -14,10 +14,12 @@ from ..work import Product, Rows, convolution_product
 if TYPE_CHECKING:
     import torch
 
+    from ...torch_runtime.tree import Args
+
 Products = tuple[Product, ...]
 
 
-def products_of(name: str, args: Sequence[object]) -> Products:
+def products_of(name: str, args: Args) -> Products:
     """Returns the matrix products that an operator consists of; none if their shapes are not known.
 
     Args:
@@ -35,7 +37,7 @@ def products_of(name: str, args: Sequence[object]) -> Products:
     return () if rule is None else rule(args)
 
 
-def rows_of(name: str, args: Sequence[Any]) -> Rows | None:
+def rows_of(name: str, args: Args) -> Rows | None:
     """Returns the rows that an operator reads more than once; None if it reads all once."""
     if name in _SOFTMAX:
         tensor = args[0]
@@ -79,12 +81,12 @@ def _matrices(a: torch.Tensor, b: torch.Tensor) -> Products:
     return (Product(count, a.shape[-2], b.shape[-1], a.shape[-1]),) if a.numel() and b.numel() else ()
 
 
-def _linear(args: Sequence[Any]) -> Products:
+def _linear(args: Args) -> Products:
     a, weight = args[:2]
     return (Product(1, prod(a.shape[:-1]), weight.shape[0], a.shape[-1]),) if a.numel() and weight.dim() == 2 else ()
 
 
-def _grouped(args: Sequence[Any]) -> Products:
+def _grouped(args: Args) -> Products:
     """One product per group, whose rows, columns or summed index are equal parts of a two-dimensional tensor."""
     a, b = args[:2]
     if not (a.numel() and b.numel()):
@@ -120,7 +122,7 @@ def _attention_backward(operands: Sequence[torch.Tensor]) -> Products:
     )
 
 
-def _convolution(args: Sequence[Any]) -> Products:
+def _convolution(args: Args) -> Products:
     tensor, weight = args[0], args[1]
     stride, padding, dilation, transposed, groups = args[3], args[4], args[5], args[6], args[8]
     window, dims = tuple(weight.shape[2:]), len(weight.shape) - 2
@@ -137,7 +139,7 @@ def _convolution(args: Sequence[Any]) -> Products:
     return (convolution_product(tensor.shape[0], outputs, channels, weight.shape[0], window, groups, plain),)
 
 
-def _convolution_backward(args: Sequence[Any]) -> Products:
+def _convolution_backward(args: Args) -> Products:
     """One product for each gradient that is asked for: of the input, a convolution of the same size, and of the filters."""
     (product,) = _convolution((args[1], args[2], None, *args[4:10]))
     return tuple(p for p, asked in zip((product, product.right_gradient), args[10], strict=False) if asked)
@@ -149,7 +151,7 @@ def _of(sizes: Any, k: int) -> int:
     return int(values[k] if k < len(values) else values[-1])
 
 
-_RULES: dict[str, Callable[[Sequence[Any]], Products]] = {
+_RULES: dict[str, Callable[[Args], Products]] = {
     "mm": lambda args: _matrices(*args[:2]),
     "addmm": lambda args: _matrices(*args[1:3]),
     "_addmm_activation": lambda args: _matrices(*args[1:3]),

@@ -19,7 +19,7 @@ import torch
 from torch.utils.flop_counter import flop_registry
 
 from ...torch_runtime.storage import storage_bytes, storage_key
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
 from ..work import Kernel
 from .kernel_shapes import products_of, rows_of
@@ -67,7 +67,7 @@ def kernel_bytes(tensor: torch.Tensor) -> int:
 
 
 def kernel_of(
-    func: OpOverload, args: Any, kwargs: Any, out: Any, size: Callable[[torch.Tensor], int] = kernel_bytes
+    func: OpOverload, args: Args, kwargs: Kwargs, out: Any, size: Callable[[torch.Tensor], int] = kernel_bytes
 ) -> Kernel:
     """Returns the kernel of one ATen call.
 
@@ -102,7 +102,7 @@ def kernel_of(
     )
 
 
-def _flops(packet: OpOverloadPacket, name: str, args: Any, kwargs: Any, out: Any) -> float | None:
+def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out: object) -> float | None:
     """Returns the FLOPs of a matrix product; None for any other operator."""
     if name.startswith((_FUSED, "_flash_attention", "_efficient_attention")):
         return _attention("backward" in name, [t for t in tensors(args) if t.dim() >= 3])
@@ -114,7 +114,7 @@ def _flops(packet: OpOverloadPacket, name: str, args: Any, kwargs: Any, out: Any
 
 
 def _arithmetic(
-    func: OpOverload, name: str, args: object, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
+    func: OpOverload, name: str, args: Args, inputs: list[torch.Tensor], outputs: list[torch.Tensor]
 ) -> float:
     """Returns the FLOPs of an operator other than a product; 0 if unknown, so that its bytes decide."""
     if name in _MOVES or (not inputs and name not in _DRAWN):
@@ -130,7 +130,7 @@ def _arithmetic(
     return float(flops_per_element * outputs[0].numel())
 
 
-def _window(name: str, args: Any) -> int:
+def _window(name: str, args: Args) -> int:
     """Returns the positions in a pooling window; a single size holds for all its dimensions."""
     size = next((a for a in args if isinstance(a, (list, tuple)) and a and all(isinstance(x, int) for x in a)), (1,))
     dims = next((k for k in (1, 2, 3) if f"pool{k}d" in name), 1)
@@ -148,35 +148,35 @@ def _attention(backward: bool, inputs: list[torch.Tensor]) -> float:
     return 2.0 * scores * (3 * width + 2 * value_width if backward else width + value_width)
 
 
-def _recurrent(args: Any, out: Any) -> float:
+def _recurrent(args: Args, out: object) -> float:
     """Counts one layer of an LSTM or GRU over a sequence: inputs and states times weights, at every step."""
     return 2.0 * prod(args[0].shape[:-1]) * sum(t.numel() for t in tensors(args[1:3]))
 
 
-def _recurrent_backward(args: object, out: object) -> float:
+def _recurrent_backward(args: Args, out: object) -> float:
     return 2 * _recurrent(args, out)
 
 
-def _matrix_vector(args: Any, out: Any) -> float:
+def _matrix_vector(args: Args, out: object) -> float:
     return 2.0 * args[-2].numel()
 
 
-def _integers(args: Any, out: Any) -> float:
+def _integers(args: Args, out: object) -> float:
     return 2.0 * prod(args[0].shape) * args[1].shape[-1]
 
 
-def _grouped(args: Any, out: Any) -> float:
+def _grouped(args: Args, out: object) -> float:
     """Counts one product per group, whose rows, columns or summed index are parts of a two-dimensional tensor."""
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2.0 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _grouped_backward(args: object, out: object) -> float:
+def _grouped_backward(args: Args, out: object) -> float:
     return 2 * _grouped(args, out)
 
 
-_FLOP_RULES: dict[str, Callable[[Any, Any], float]] = {
+_FLOP_RULES: dict[str, Callable[[Args, object], float]] = {
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
     "mv": _matrix_vector,

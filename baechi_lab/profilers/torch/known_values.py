@@ -19,7 +19,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from ...torch_runtime.tree import map_tensors, tensors
+from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -93,7 +93,7 @@ class KnownValues:
         else:
             self.spoiled.add(key)
 
-    def propagate(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
+    def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
         written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
         if func.overloadpacket.__name__ in _EMPTY:
@@ -112,7 +112,7 @@ class KnownValues:
             for output, value in zip(tensors(out), tensors(real), strict=True):
                 self.store(output, value)
 
-    def answer(self, func: OpOverload, args: Any, kwargs: Any) -> tuple[Any] | None:
+    def answer(self, func: OpOverload, args: Args, kwargs: Kwargs) -> tuple[Any] | None:
         """Returns the result of an operator that depends on values (numbers or fake tensors), None if it is unknown."""
         if func is _SELECT and (mask := self.of(args[1])) is not None and self.of(args[0]) is None:
             with _without_modes():
@@ -124,11 +124,11 @@ class KnownValues:
             return None
         return (map_tensors(real[0], self._fake),)
 
-    def index(self, func: OpOverload, args: Any) -> Any:
+    def index(self, func: OpOverload, args: Args) -> Args:
         """Replaces boolean masks with known values, in arguments of indexing, by the positions that they select."""
         if func is not _INDEX or not any(t is not None and t.dtype in (torch.bool, torch.uint8) for t in args[1]):
             return args
-        indices: list[Any] = []
+        indices: list[object] = []
         for position in args[1]:
             mask = self.of(position) if position is not None and position.dtype in (torch.bool, torch.uint8) else None
             if mask is None:
@@ -144,7 +144,7 @@ class KnownValues:
         self.store(fake, real)
         return fake
 
-    def _fresh(self, tensor: torch.Tensor, args: object, kwargs: object) -> bool:
+    def _fresh(self, tensor: torch.Tensor, args: Args, kwargs: Kwargs) -> bool:
         if tensor.layout is not torch.strided:
             return False
         storage_id = tensor.untyped_storage()._cdata
@@ -152,14 +152,14 @@ class KnownValues:
             t.layout is not torch.strided or t.untyped_storage()._cdata != storage_id for t in tensors((args, kwargs))
         )
 
-    def _fill(self, func: OpOverload, args: Any, out: torch.Tensor) -> None:
+    def _fill(self, func: OpOverload, args: Args, out: torch.Tensor) -> None:
         value = args[-1] if _FILLED[func] is None else _FILLED[func]
         if out.numel() <= MOST_ELEMENTS and not isinstance(value, torch.Tensor):
             with _without_modes():
                 real = torch.full(out.shape, value, dtype=out.dtype)
             self.store(out, real)
 
-    def _computed(self, func: OpOverload, args: Any, kwargs: Any, out: Any) -> tuple[Any] | None:
+    def _computed(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> tuple[object] | None:
         """Returns the operator's real result if all arguments have values and it is small; None otherwise."""
         if torch.Tag.nondeterministic_seeded in func.tags or sum(t.numel() for t in tensors(out)) > MOST_ELEMENTS:
             return None
@@ -182,7 +182,7 @@ def _without_modes() -> Any:
     return torch._C._DisableTorchDispatch()  # type: ignore[attr-defined]
 
 
-def _written_tensors(func: OpOverload, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+def _written_tensors(func: OpOverload, args: Args, kwargs: Kwargs) -> Iterator[torch.Tensor]:
     """Yields the tensors that an operator writes in place."""
     for k, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

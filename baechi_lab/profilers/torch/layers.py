@@ -35,7 +35,7 @@ from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.launch import move
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import storage_bytes, storage_key, tensor_bytes
-from ...torch_runtime.tree import as_arguments, map_tensors, tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 from ...torch_steps.snapshot import ModelSnapshot
@@ -161,13 +161,13 @@ class Timer(Handler):
         """Returns float64[runs, 2 * calls], the time of the calls in each measured run, forward and then backward."""
         return np.diff(np.array(self._totals), axis=0)
 
-    def begin(self, frame: Frame, args: object, kwargs: object) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         self.called = []
         return args, kwargs
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         op = self.index.get(key, -1)
         with kept_activations():
             if op < 0 or not self.measuring or in_backward():
@@ -187,7 +187,7 @@ class Timer(Handler):
                 self._hook(leaf, [op], self.added)
         return outputs
 
-    def region(self, frame: Frame, region_kind: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a checkpointed region without checkpointing; nodes of another Function belong to the calls in it."""
         if recomputes(region_kind, args):
             return plainly(run, args, kwargs)
@@ -247,7 +247,7 @@ def intercept_loss(interceptor: Interceptor, loss: LossOf | None) -> LossOf | No
 
 
 def run_once(
-    model: nn.Module, args: Any, kwargs: Any, training: bool, *, keep: bool = False, loss: LossOf | None = None
+    model: nn.Module, args: Args, kwargs: Kwargs, training: bool, *, keep: bool = False, loss: LossOf | None = None
 ) -> None:
     """Runs a forward pass, and in training a backward pass from the loss or from all outputs that have gradients.
 

@@ -23,7 +23,7 @@ from ...torch_runtime.context import in_backward, kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.sequence import inputs_of, nodes_between
 from ...torch_runtime.storage import storage_bytes, storage_key
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 
@@ -113,15 +113,15 @@ class MemoryWatch(Handler):
         # calls of the running Function: call, storages of its arguments with their positions, storages of its results
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
-    def begin(self, frame: Frame, args: object, kwargs: object) -> tuple[Any, Any]:
+    def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
         self.called, self.constants, self.owner = [], set(), {}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         op = self.index.get(key, -1)
         if op < 0 or in_backward():
             with kept_activations():
@@ -141,7 +141,7 @@ class MemoryWatch(Handler):
             self.owner.update((t.grad_fn, op) for t in tensors(outputs) if t.grad_fn is not None)
         return outputs
 
-    def region(self, frame: Frame, region_kind: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a checkpointed region without checkpointing; what another Function saves belongs to the calls in it."""
         if recomputes(region_kind, args):
             return plainly(run, args, kwargs)

@@ -17,7 +17,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from ...torch_runtime.context import kept_activations
 from ...torch_runtime.intercept import Frame, Handler, Interceptor
 from ...torch_runtime.storage import is_plain, storage_key
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.pinned_calls import plainly, recomputes
 from ...torch_steps.records import Trace
 
@@ -52,8 +52,8 @@ class _Watch(Handler):
         self.last: Named = {}
 
     def call(
-        self, frame: Frame, key: str, run: Callable[..., Any], args: Any, kwargs: Any, module: nn.Module | None
-    ) -> Any:
+        self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None
+    ) -> object:
         op = self.index.get(key, -1)
         self.alive = {key_of_output: storage for key_of_output, storage in self.alive.items() if not storage.expired()}
         if op >= 0:
@@ -66,6 +66,6 @@ class _Watch(Handler):
                 self.alive[op, position] = StorageWeakRef(tensor.untyped_storage())
         return outputs
 
-    def region(self, frame: Frame, region_kind: str | type, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def region(self, frame: Frame, region_kind: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Runs a checkpointed region without checkpointing."""
         return plainly(run, args, kwargs) if recomputes(region_kind, args) else run(*args, **kwargs)

@@ -25,15 +25,15 @@ def offline() -> Iterator[None]:
     """
     thread = threading.get_ident()
 
-    def refused_here(name: str, function: Callable[..., object]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
+    def refused_here(name: str, function: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: Any, **kwargs: Any) -> object:
             if threading.get_ident() == thread:
                 raise NetworkUse(f"{name}: nothing is downloaded here")
             return function(*args, **kwargs)
 
         return call
 
-    guarded: list[tuple[Any, str]] = [
+    guarded: list[tuple[object, str]] = [
         (socket, "getaddrinfo"),
         (socket.socket, "connect"),
         (socket.socket, "connect_ex"),

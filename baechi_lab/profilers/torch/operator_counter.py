@@ -9,15 +9,15 @@ remains at its end. Scratch memory within kernels is not seen.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
 from ...torch_runtime.intercept import Frame
 from ...torch_runtime.storage import storage_key, storages, tensor_bytes
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Function, Kwargs, tensors
 from ...torch_steps.records import Trace
 from ..work import Kernel
 from .fake_tensors import OperatorObserver
@@ -50,7 +50,7 @@ class Counter(OperatorObserver):
             int, float
         ] = {}  # memory of quantized parameters -> stored bytes by bytes of their type
 
-    def observe(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
+    def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Counts the operator if a call is running."""
         if self.owner is not None and is_model_operator(func):
             self.rows.append((self.owner, self.kernel_of(func, args, kwargs, out)))
@@ -61,14 +61,14 @@ class Counter(OperatorObserver):
         for p in (p for p in model.parameters() if hasattr(p, "stored_bytes")):
             self.stored_share[storage_key(p)] = stored_bytes(p) / tensor_bytes(p)
 
-    def kernel_of(self, func: OpOverload, args: object, kwargs: object, out: object) -> Kernel:
+    def kernel_of(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> Kernel:
         """Returns the kernel of a call, which reads quantized parameters as they are stored."""
         return kernel_of(func, args, kwargs, out, self._stored_bytes if self.stored_share else kernel_bytes)
 
     def _stored_bytes(self, tensor: torch.Tensor) -> int:
         return int(kernel_bytes(tensor) * self.stored_share.get(storage_key(tensor), 1.0))
 
-    def _record_allocations(self, args: object, kwargs: object, out: object) -> None:
+    def _record_allocations(self, args: Args, kwargs: Kwargs, out: object) -> None:
         input_storages = {storage_key(t) for t in tensors((args, kwargs))}
         for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
             key = storage._cdata
@@ -94,15 +94,13 @@ class WorkWatch(MemoryWatch):
         self.counter = counter
         self.loss_of: tuple[int, ...] | None = None
 
-    def call(
-        self, frame: Frame, key: str, run: Callable[..., object], args: object, kwargs: object, module: nn.Module
-    ) -> Any:
+    def call(self, frame: Frame, key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module) -> object:
         outputs = super().call(frame, key, run, args, kwargs, module)
         if key == LOSS_KEY:
             self.loss_of = find_loss_outputs(list(tensors(args)), outputs)
         return outputs
 
-    def end(self, frame: Frame, outputs: object) -> Any:
+    def end(self, frame: Frame, outputs: object) -> object:
         """Assigns what runs until the backward pass reaches a call to no call."""
         self.counter.owner = None
         return outputs

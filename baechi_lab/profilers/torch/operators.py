@@ -13,9 +13,9 @@ backward pass are tensors that backward ops read.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import storage_bytes, storage_key
-from ...torch_runtime.tree import as_arguments, tensors
+from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
 from ...torch_steps.flow import merge
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import trace
@@ -97,12 +97,12 @@ class Recorder(Counter):
         for name, tensor in states:
             self.memory.setdefault(storage_key(tensor), Memory(state=name))
 
-    def observe(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
+    def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Records the operator while recording is on."""
         if self.recording and is_model_operator(func):
             self._record(func, args, kwargs, out)
 
-    def _record(self, func: OpOverload, args: object, kwargs: object, out: object) -> None:
+    def _record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         kernel = self.kernel_of(func, args, kwargs, out)
         inputs = {storage_key(t): t for t in tensors((args, kwargs))}
         outputs = {storage_key(t): t for t in tensors(out)}
@@ -237,7 +237,7 @@ def profile_operators(
     )
 
 
-def gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Any:
+def gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Callable[[torch.Tensor], None]:
     """Returns a hook that records the gradient of a parameter."""
 
     def hook(parameter: torch.Tensor) -> None:

@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InvalidInput
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..programs.records import Program, ProgramOp
 from ..work import Kernel
 from .kernels import kernel_of
@@ -26,14 +26,16 @@ class _KernelRecorder(TorchDispatchMode):
         super().__init__()
         self.kernels: list[Kernel] = []
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         self.kernels.append(kernel_of(func, args, kwargs or {}, out))
         return out
 
 
 def _kernels(
-    func: OpOverload, args: Any, kwargs: Any, outputs: Sequence[torch.Tensor]
+    func: OpOverload, args: Args, kwargs: Kwargs, outputs: Sequence[torch.Tensor]
 ) -> tuple[tuple[Kernel, ...], str]:
     """Returns the kernels of a call, and why they are a guess (empty if they are none)."""
     if func is not None:

@@ -22,6 +22,10 @@ from torch import nn
 from ...errors import InvalidInput
 from ...torch_runtime.storage import tensor_bytes
 
+Settings = Mapping[str, Any]
+"""Fields of a `quantization_config`, or of one of its parts."""
+
+
 Size = Callable[[int, int], int]
 """Function from rows (outputs) and columns (inputs) of a weight to bytes."""
 
@@ -124,7 +128,7 @@ def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.
                 yield parameter, rows, columns
 
 
-def _modules_to_keep(model: nn.Module, config: Mapping[str, Any], method: str) -> set[str]:
+def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str]:
     """Returns names, or patterns of names, of modules that are not quantized."""
     named = next(
         (config[k] for k in ("modules_to_not_convert", "llm_int8_skip_modules") if config.get(k) is not None), None
@@ -174,7 +178,7 @@ def _mxfp4(config: Mapping[str, object], dtype: torch.dtype) -> Iterator[Scheme]
     yield Scheme(lambda rows, columns: rows * ceil(columns / 2) + rows * ceil(columns / 32), linear=False)
 
 
-def _fp8(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _fp8(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """A byte per number and a float32, or a power of two in a byte, per block of 128 * 128 (DeepSeek), or as it says."""
     default = [1, 32] if config["quant_method"] == "mxfp8" else [128, 128]
     block = config.get("weight_block_size", default)
@@ -227,7 +231,7 @@ def _packed(bits: int, group: int, zeros: bool, order: bool, scale_bytes: int = 
     return size
 
 
-def _gptq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _gptq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """Packed numbers and zero points, float16 scales, and the group of every column; `dynamic` has other rules for modules."""
     bits, group = int(config["bits"]), int(config.get("group_size", 128))
     for rule, changes in (config.get("dynamic") or {}).items():
@@ -255,7 +259,7 @@ def _flatten(names: Any) -> list[str]:
     return [names] if isinstance(names, str) else [n for name in names or () for n in _flatten(name)]
 
 
-def _awq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _awq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """Packed numbers and zero points, and float16 scales."""
     bits, group = (
         int(config.get("bits", config.get("w_bit", 4))),
@@ -264,7 +268,7 @@ def _awq(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
     yield Scheme(_packed(bits, group, bool(config.get("zero_point", True)), False))
 
 
-def _compressed_tensors(config: Mapping[str, Any], dtype: torch.dtype) -> Iterator[Scheme]:
+def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """A scheme per group of modules: numbers as they are packed, and scales in the model's type."""
     for key, value in ((k, config.get(k)) for k in ("sparsity_config", "format")):
         shown = value.get("format") if isinstance(value, Mapping) else value
@@ -292,7 +296,7 @@ def _targeted(targets: list[str], name: str) -> bool:
     )
 
 
-def _compressed(weights: Mapping[str, Any], packing: str, scale_bytes: int, static: bool) -> Size:
+def _compressed(weights: Settings, packing: str, scale_bytes: int, static: bool) -> Size:
     bits, strategy, group = int(weights["num_bits"]), weights.get("strategy") or "tensor", weights.get("group_size")
     if packing == "nvfp4-pack-quantized":
         return lambda rows, columns: rows * (ceil(columns / 2) + ceil(columns / 16)) + 2 * _FLOAT32
@@ -319,7 +323,7 @@ def _compressed(weights: Mapping[str, Any], packing: str, scale_bytes: int, stat
     return size
 
 
-_SCHEMES: dict[str, Callable[[Mapping[str, Any], torch.dtype], Iterator[Scheme]]] = {
+_SCHEMES: dict[str, Callable[[Mapping[str, object], torch.dtype], Iterator[Scheme]]] = {
     "mxfp4": _mxfp4,
     "fp8": _fp8,
     "mxfp8": _fp8,

@@ -19,6 +19,8 @@ from .known_values import KnownValues
 if TYPE_CHECKING:
     from torch._ops import OpOverload
 
+    from ...torch_runtime.tree import Args
+
 _aten = torch.ops.aten
 _FILL = (_aten.masked_fill.Scalar, _aten.masked_fill.Tensor)
 _CHOICES = (_aten.topk.default, _aten.argmax.default, _aten.max.dim)
@@ -52,7 +54,7 @@ class EvenRouting:
         self.counts, self.values = counts, values
         self.excluded: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # logits -> experts that are masked out
 
-    def observe(self, func: OpOverload, args: Any, out: Any) -> None:
+    def observe(self, func: OpOverload, args: Args, out: Any) -> None:
         """Stores values for an operator's result if the operator is a router's choice."""
         if func in _FILL and float(args[2]) == float("-inf") and (mask := self.values.of(args[1])) is not None:
             self.excluded[out] = mask
@@ -69,7 +71,7 @@ class EvenRouting:
         self.values.store(choice_output, choice)
 
 
-def _dimension(func: OpOverload, args: Any) -> int | None:
+def _dimension(func: OpOverload, args: Args) -> int | None:
     """Returns the dimension along which an operator chooses; None for all at once."""
     if func is _aten.topk.default:
         return args[2] if len(args) > 2 else -1

@@ -31,7 +31,7 @@ from torch._C._profiler import _EventType
 from torch.profiler import ProfilerActivity, profile, record_function
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...torch_runtime.tree import tensors
+from ...torch_runtime.tree import Args, Kwargs, tensors
 from .memory import read_marked_changes
 
 if TYPE_CHECKING:
@@ -269,7 +269,9 @@ class _TrackingMode(TorchDispatchMode):
         super().__init__()
         self.storages = storages
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: object, args: Args = (), kwargs: Kwargs | None = None
+    ) -> object:
         record = self.storages.start_operator((args, kwargs))
         with record_function(f"{_LABEL}{record.label}"):
             record.start_ns = time.perf_counter_ns()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -138,7 +138,9 @@ def _codes(orders: Orders) -> NDArray[np.int8]:
     return np.array([["FBW".index(kind) for _, kind, _ in order] for order in orders], dtype=np.int8)
 
 
-def _evaluate(line: _Line, choice: _Tuning, fixed_order: NDArray[np.int8] | None = None) -> tuple[float, Any]:
+def _evaluate(
+    line: _Line, choice: _Tuning, fixed_order: NDArray[np.int8] | None = None
+) -> tuple[float, NDArray[np.int8]]:
     """Cost in microseconds and int8[p, 3 M] kinds of one list schedule, or of an order that is `fixed_order`."""
     patience, hold, ahead, tail = choice.patience, choice.hold, choice.ahead.astype(np.int64), choice.tail
     fixed_order = np.zeros((0, 0), dtype=np.int8) if fixed_order is None else fixed_order

@@ -171,7 +171,7 @@ class Pipeline:
 
         Returns the batch's loss on the process of the last stage, None on the others.
         """
-        stages: list[Any] = self.schedule._stages
+        stages: list[PipelineStage] = self.schedule._stages
         for stage in stages:
             stage.has_backward = True
             stage.clear_runtime_states()
@@ -270,11 +270,11 @@ def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], object]
 class _Runtime(_PipelineScheduleRuntime):
     """torch's runtime, for processes that may run only some of the micro-batches. Losses are stored by micro-batch."""
 
-    def __init__(self, stages: list[Any], *args: object, **options: object):
+    def __init__(self, stages: list[PipelineStage], *args: object, **options: object):
         super().__init__(stages, *args, **options)
         self.losses: dict[int, torch.Tensor] = {}
 
-    def _warmup_p2p(self, stages: list[Any], has_backward: bool, p2p_done: bool) -> None:
+    def _warmup_p2p(self, stages: list[PipelineStage], has_backward: bool, p2p_done: bool) -> None:
         """Shapes and types are given, so neighbours need not ask each other."""
         for stage in stages:
             stage._inference_mode = InferenceMode.STATIC

@@ -90,8 +90,12 @@ class _Levels:
         """Items in topological order, by the mean position of their ops; what reads nothing comes just before its reader."""
         count = len(box.items)
         owner, position = self.item_of[box.ops], self.graph.position[box.ops]
-        timed: Any = np.where(self.timed[box.ops], 1.0, 1e-6)  # variables and updates tell little about when it happens
-        mean: Any = np.bincount(owner, timed * position, minlength=count) / np.bincount(owner, timed, minlength=count)
+        timed: NDArray[np.float64] = np.where(
+            self.timed[box.ops], 1.0, 1e-6
+        )  # variables and updates tell little about when it happens
+        mean: NDArray[np.float64] = np.bincount(owner, timed * position, minlength=count) / np.bincount(
+            owner, timed, minlength=count
+        )
         edges = edges[edges[:, 0] != edges[:, 1]]
         has_input = np.zeros(count, dtype=np.bool_)
         has_input[edges[:, 1]] = True

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -127,7 +126,7 @@ def _ordered(graph: _Pointed) -> list[Ints]:
     best, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
     for sweep in range(ORDERINGS):
         near, far = (graph.right, graph.left) if sweep % 2 == 0 else (graph.left, graph.right)
-        degree: Any = np.bincount(near, minlength=len(rank))
+        degree: NDArray[np.int64] = np.bincount(near, minlength=len(rank))
         mean = np.bincount(near, _centred(graph.layer, rank)[far], minlength=len(rank)) / np.maximum(degree, 1)
         rank = _ranks(graph.layer, np.where(degree > 0, mean, _centred(graph.layer, rank)))
         count = crossings(graph.layer, rank, graph.left, graph.right)

@@ -295,7 +295,7 @@ def device_shares(graph: OpGraph, scene: Scene, device: Integers, count: int) ->
     # Ops that take no time still have a device: every op counts a little.
     weight = graph.duration_us + max(float(graph.duration_us.mean()) if graph.n else 0.0, 1e-9) * 1e-6
     cell = scene.owner.astype(np.int64) * count + device
-    share: Any = np.bincount(cell, weight, minlength=len(scene) * count).reshape(len(scene), count)
+    share: NDArray[Any] = np.bincount(cell, weight, minlength=len(scene) * count).reshape(len(scene), count)
     return np.asarray(share / np.maximum(share.sum(axis=1, keepdims=True), 1e-300))
 
 
@@ -321,7 +321,9 @@ def build_paint(
     )
 
 
-def _bytes_over_links(graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]) -> tuple[Any, Any]:
+def _bytes_over_links(
+    graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Bytes that each box's tensors send to other devices, and that other devices' tensors bring to its ops."""
     transfers, count = timeline.transfers, len(scene)
     size = graph.tensor_bytes[transfers.tensor]

@@ -11,7 +11,6 @@ O(m^2 / 2) comparisons of bytes for m items, in one pass of NumPy per shift.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -130,7 +129,7 @@ def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
         slack = m // (4 * count)
         borders = np.array([_narrowest(width, k * m // count, slack) for k in range(1, count)])
     borders = np.unique(borders[(borders > 0) & (borders < m)])
-    part_of_label: Any = np.searchsorted(borders, np.arange(m), side="right")
+    part_of_label: NDArray[np.int64] = np.searchsorted(borders, np.arange(m), side="right")
     return Cut(part_of_label, len(borders) + 1)
 
 

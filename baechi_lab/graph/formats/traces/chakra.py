@@ -69,7 +69,7 @@ class Node:
     data: list[int]
     control: list[int]
     outputs: str = ""
-    attributes: dict[str, Any] = field(default_factory=dict)
+    attributes: dict[str, object] = field(default_factory=dict)
     rank: int = 0
 
     @property
@@ -312,7 +312,7 @@ def _type(number: int, k: int) -> str:
     return TYPES[number]
 
 
-def _objects(text: str) -> Iterable[dict[str, Any]]:
+def _objects(text: str) -> Iterable[dict[str, object]]:
     decoder, at = json.JSONDecoder(), 0
     text = text.strip()
     while at < len(text):
@@ -370,7 +370,7 @@ def _first(fields: Mapping[str, object], keys: Sequence[str], default: object) -
     return next((fields[key] for key in keys if key in fields), default)
 
 
-def _listed(value: object, k: int, key: str) -> list[Any]:
+def _listed(value: object, k: int, key: str) -> list[object]:
     if not isinstance(value, list):
         raise FormatError(f"node {k}: {key} is {value!r:.60}; it must be a list")
     return value

@@ -87,7 +87,7 @@ def _access(node: Mapping[str, object], schema: str, thread: str) -> Access:
     return Access(reads, makes, changes, str(node.get("name", "")), thread)
 
 
-def _values(node: Mapping[str, object], key: str) -> list[Any]:
+def _values(node: Mapping[str, object], key: str) -> list[object]:
     values = node.get(key)
     values = values.get("values") if isinstance(values, Mapping) else values
     return values if isinstance(values, list) else []

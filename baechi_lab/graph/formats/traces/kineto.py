@@ -70,12 +70,12 @@ class _Cut:
     waits: bool
 
 
-def looks_like_kineto(document: Any) -> bool:
+def looks_like_kineto(document: object) -> bool:
     """Is this parsed JSON a Chrome trace?"""
     return isinstance(document, Mapping) and "traceEvents" in document
 
 
-def graph_from_kineto(document: Mapping[str, Any], tensors: Mapping[int, Access] | None, name: str) -> Recording:
+def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Access] | None, name: str) -> Recording:
     """The step of a parsed trace; `tensors` is what its execution trace says, where there is one.
 
     Raises:
@@ -144,7 +144,7 @@ class _EventBuilder:
         self.events: list[Event] = []
         self.on_device = on_device
         self.first: dict[int, int] = {}  # op (by id) -> its first event on the host
-        self.launched: dict[Any, tuple[int, _Op]] = {}
+        self.launched: dict[object, tuple[int, _Op]] = {}
         self.launch_of: dict[int, int] = {}  # event on a device -> the event on the host that launched it
         self.of_op: dict[int, list[int]] = {}
         self.waits: list[tuple[float, int]] = []

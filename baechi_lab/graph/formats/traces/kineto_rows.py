@@ -76,9 +76,9 @@ def rows_of(document: Mapping[str, object]) -> list[Row]:
     return rows
 
 
-def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, Any]]:
+def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
     """Entries of the categories that are read, each with a duration; what never ended is left out."""
-    open_entries: dict[tuple[Any, Any], list[Mapping[str, Any]]] = {}
+    open_entries: dict[tuple[object, object], list[Mapping[str, object]]] = {}
     for entry in entries:
         phase, lane = entry.get("ph"), (str(entry.get("pid")), str(entry.get("tid")))
         if phase == "X" and _category(entry) in _READ:
@@ -98,7 +98,7 @@ def _category(entry: Mapping[str, object]) -> str:
     return _OLD_NAMES.get(category, category)
 
 
-def _args(entry: Mapping[str, object]) -> Mapping[str, Any]:
+def _args(entry: Mapping[str, object]) -> Mapping[str, object]:
     args = entry.get("args")
     return args if isinstance(args, Mapping) else {}
 

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ....errors import FormatError, MissingPackage
+
+if TYPE_CHECKING:
+    from google.protobuf.message import Message
 
 _MOST_VARINT_BYTES = 10
 
@@ -69,7 +72,7 @@ def parsed(cls: Any, data: bytes, noun: str) -> Any:
         raise FormatError(f"not {noun}, or cut off: the protocol buffer cannot be decoded") from error
 
 
-def parsed_text(cls: Any, text: str, noun: str) -> Any:
+def parsed_text(cls: type[Message], text: str, noun: str) -> Any:
     """The message of protocol buffers' text format.
 
     Raises:
