@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import permutations
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -16,9 +16,6 @@ from ..memory.packing import packing_proof
 from .process import DIED, SolverProcess
 from .progress import ExactProgress, ProofLimits
 from .times import CLOSE, longest_chain, scaled_times
-
-if TYPE_CHECKING:
-    pass
 
 WARM_START_SECONDS = 10.0
 EVALUATIONS = 100
