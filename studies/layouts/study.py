@@ -3,13 +3,11 @@
     python -m studies.layouts.study --fit --table FILE.csv --store RESULT.json
     python -m studies.layouts.study --store RESULT.json
 
-Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT
-under FSDP on A100
-and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time that hosts
-take; a weak prior
-holds each near where it starts. The rows of a source to fit on lie as far from each other as can be, in the logarithms of their
-settings. `choice`: of measured layouts of one model, batch and number of devices, how much slower is the one with the smallest
-predicted time than the fastest measured?
+Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
+FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time
+that hosts take; a weak prior holds each near where it starts. The rows of a source to fit on lie as far from each
+other as can be, in the logarithms of their settings. `choice`: of measured layouts of one model, batch and number of
+devices, how much slower is the one with the smallest predicted time than the fastest measured?
 """
 
 from __future__ import annotations
@@ -224,7 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name, entry in sources.items():
         print(name, {key: value for key, value in entry.items() if key != "errors"})
     if options.store:
-        store(options.store, "python -m studies.layouts.study --fit --store FILE", seed=None, sources=sources)
+        command = f"python -m studies.layouts.study {'--fit ' if options.fit else ''}--store FILE"
+        store(options.store, command, seed=None, sources=sources)
 
 
 if __name__ == "__main__":
