@@ -340,7 +340,10 @@ def test_hovering_and_clicking_in_every_view(page):
         box = page.locator(f'canvas[aria-label="{view}"]').bounding_box()
         tooltip = page.locator(f'.bl-stage:has(canvas[aria-label="{view}"]) .bl-tooltip')
         for step in range(200):
-            x, y = box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40, box["y"] + 35 + (step // 40) * 38
+            x, y = (
+                box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40,
+                box["y"] + 35 + (step // 40) * (box["height"] - 50) / 5,
+            )
             page.mouse.move(x, y)
             # In the timeline idle time has a tooltip as well; what is clicked must be a bar.
             if tooltip.is_visible() and (view != "Timeline" or "start" in tooltip.inner_text()):
@@ -416,6 +419,7 @@ def test_the_timeline_colours_classes_of_ops(page, expected):
     at, row = OnTimeline(page, line), int(np.argmax(line.end_us - line.start_us))
     x, y = at.x((line.start_us[row] + line.end_us[row]) / 2) - at.box["x"], at.y(line.device[row]) - at.box["y"] + 8
     wanted = made.colors[made.kind[line.op[row]]]
+    page.mouse.move(2, 2)  # the cursor's line would lie over the bar
     page.wait_for_function(
         """([selector, x, y, wanted]) => {
   const pixel = document.querySelector(selector).getContext('2d').getImageData(x, y, 1, 1).data;
