@@ -288,6 +288,7 @@ def test_a_lost_interrupt_is_raised_again():
     code = """
 import ctypes, signal, time
 from baechi_lab import cli
+signal.signal(signal.SIGINT, signal.default_int_handler)  # shells start jobs in the background without it
 def callback():
     signal.raise_signal(signal.SIGINT)
     for _ in range(10):

@@ -193,7 +193,7 @@ class Timeline:
         _check_indices(devices, "devices", device=self.device, source=transfers.source, target=transfers.target)
         _check_indices(tensors, "tensors", tensor=transfers.tensor)
         _check_indices(devices, "devices", **{"device of the memory log": log.device})
-        _check_indices(len(self.op_names), "ops", **{"op of the memory log": np.maximum(log.op, 0)})
+        _check_indices(len(self.op_names), "ops", **{"op of the memory log": log.op[log.op >= 0]})
         for key in ("micro_batch", "unit"):
             if key in self.info:
                 numbers_of_ops, count = whole_numbers(f"info[{key!r}]", self.info[key]), len(self.op_names)

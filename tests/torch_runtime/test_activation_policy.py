@@ -72,6 +72,7 @@ def graphs_of(graph, rng):
 
 @pytest.mark.parametrize("name", slow(["gnmt", "bert", "resnet50", "odd"], "gnmt", "bert"))
 @pytest.mark.filterwarnings("ignore:recomputing saves nothing")
+@pytest.mark.filterwarnings("ignore:the plan for budget")
 def test_random_choices_on_random_placements_are_bit_equal(name):
     """Three steps each: the first learns the shapes, the others may run in another order, in threads."""
     torch.manual_seed(0)

@@ -27,9 +27,11 @@ def test_pure_parts():
         "chart_view.test.js",
         "common.test.js",
         "graph_data.test.js",
+        "tab_strip.test.js",
         "time_axis.test.js",
         "timeline_data.test.js",
         "timeline_strip.test.js",
+        "verdict_view.test.js",
     ]
     assert "# fail 0" in run("node", "--test", "--test-reporter=tap", *files)
 

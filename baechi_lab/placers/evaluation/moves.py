@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +14,6 @@ from .parameters import EVALUATION, EvaluationParameters, Moves
 from .work import padded
 
 if TYPE_CHECKING:
-    from .cost import Objective
     from .model import Model
 
 
@@ -116,9 +115,7 @@ def reassign(u: int, d: int, count: int, units: Units, s: State) -> int:
 
 
 @njit(cache=True, nogil=True)
-def random_move(
-    objective: Objective, s: State, units: Units, overfull: bool, shares: Moves, rng: np.random.Generator
-) -> int:
+def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: Moves, rng: np.random.Generator) -> int:
     """Change the candidate at random; returns how many ops got another device or, negative, another position.
 
     A unit goes to the device of a neighbour, to any device, or a run of units that follow each other in
