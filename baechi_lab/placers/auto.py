@@ -208,12 +208,15 @@ class Auto(Placer):
                 candidates.setdefault(placed.device.tobytes(), (attempt, placed))
         jobs = [
             lambda attempt=attempt, placed=placed, scheduler=scheduler: (  # type: ignore[misc]
-                attempt, placed, scheduler, *simulate_ops(original, cluster, placed, scheduler)
+                attempt,
+                placed,
+                scheduler,
+                *simulate_ops(original, cluster, placed, scheduler),
             )
             for attempt, placed in candidates.values()
             for scheduler in SCHEDULERS.names()
             if scheduler not in ("fifo", "planned")
-        ]  # fmt: skip
+        ]
         with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
             answers = list(pool.map(lambda job: job(), jobs))
         rows: list[tuple[Attempt, Placement | None]] = []

@@ -12,7 +12,7 @@ import baechi_lab as bl
 from baechi_lab.graph.collectives import Collectives, MeasuredCollective
 
 NEAR, FAR = bl.Link(1.0, 0.001), bl.Link(5.0, 0.01)
-ALL_REDUCES = Path(__file__).parents[2] / "studies" / "data" / "all_reduce_a100.csv"
+ALL_REDUCES = Path(__file__).parents[2] / "data" / "vtrain" / "all_reduce_a100.csv"
 
 
 def two_machines() -> bl.Cluster:

@@ -250,9 +250,14 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
         np.minimum.at(order, graph.group_of, start.rank)
     device = work_us.argmax(axis=1).astype(np.int32)
     groups = Placement(
-        device=device, order=order, placer=start.placer, graph_key=graph.key, group_of=graph.group_of,
-        source_key=graph.source_key, member_order=start.rank,
-    )  # fmt: skip
+        device=device,
+        order=order,
+        placer=start.placer,
+        graph_key=graph.key,
+        group_of=graph.group_of,
+        source_key=graph.source_key,
+        member_order=start.rank,
+    )
     return groups
 
 
