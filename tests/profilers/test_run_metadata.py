@@ -38,7 +38,8 @@ def test_a_traced_step_replays_to_its_own_time(metadata, tmp_path):
     step = bl.models.build("mlp", batch_size=4)
     assert graph.persistent_bytes.sum() >= step.parameter_bytes
     update = next(i for i, name in enumerate(graph.names) if name.endswith("kernel/ResourceApplyGradientDescent"))
-    assert graph.colocation[update] >= 0
+    # Which thread ran it is chance: on another one than its variable's reader it is not tied to that, which a note says.
+    assert graph.colocation[update] >= 0 or any("ran on another lane" in note for note in trace.notes)
 
 
 def test_a_trace_without_gaps_replays_to_its_own_time(metadata, tmp_path):
