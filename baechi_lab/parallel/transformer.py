@@ -248,9 +248,19 @@ def read_transformer(model: object) -> Transformer:
     """
     if isinstance(model, Transformer):
         return model
+    return from_fields(*configuration_fields(model))
+
+
+def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
+    """Returns the fields of a configuration (given as fields, its file or folder, or with its model), and a name for messages.
+
+    Raises:
+        FormatError: a file that is not there, or not JSON.
+        InvalidInput: something that has no configuration.
+    """
     if isinstance(model, (str, Path)):
         path = Path(str(model).removeprefix("hf:"))
-        return from_fields(_read_json(path), str(path))
+        return _read_json(path), str(path)
     config = getattr(model, "config", model)
     if hasattr(config, "to_dict"):
         config = config.to_dict()
@@ -259,7 +269,7 @@ def read_transformer(model: object) -> Transformer:
             f"model is {type(model).__name__}; it must be a transformer's configuration (its config.json or fields), a Hugging "
             "Face model, or a Transformer"
         )
-    return from_fields(config, "the configuration")
+    return config, "the configuration"
 
 
 def _read_json(path: Path) -> Mapping[str, object]:

@@ -107,6 +107,16 @@ def test_what_the_model_cannot_be_divided_by(layout, options, message, format):
         written(layout, format, **options)
 
 
+def test_a_configuration_that_cannot_be_read(tmp_path):
+    with pytest.raises(bl.FormatError, match=r"no such file; name the config\.json"):
+        written(bl.Layout(), "megatron", tmp_path / "config.json")
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    with pytest.raises(bl.FormatError, match="not JSON"):
+        written(bl.Layout(), "megatron", tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA), encoding="utf-8")
+    assert written(bl.Layout(), "megatron", tmp_path).value["--num-layers"] == 4
+
+
 def test_unknown_formats():
     with pytest.raises(bl.UnknownNameError, match="did you mean 'megatron'"):
         written(bl.Layout(), "megatorn")

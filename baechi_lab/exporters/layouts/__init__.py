@@ -8,10 +8,10 @@ from importlib import import_module
 from ...checks import check_text, check_whole
 from ...errors import InvalidInput, UnknownNameError
 from ...graph.layout import Layout
-from ...parallel.transformer import read_transformer
+from ...parallel.transformer import Transformer, configuration_fields, read_transformer
 from ..folder import write_folder
 from ..plans.records import WrittenPlan
-from .request import PRECISIONS, LayoutRequest, configuration_fields
+from .request import PRECISIONS, LayoutRequest
 
 __all__ = ["LAYOUT_FORMATS", "write_layout"]
 
@@ -69,7 +69,7 @@ def write_layout(
         check_whole(name, value)
     check_text("precision", precision, PRECISIONS)
     transformer = read_transformer(model)
-    fields = configuration_fields(model)
+    fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]
     request = LayoutRequest(
         layout, transformer, fields, int(global_batch), int(sequence_length), int(per_machine), precision
     )

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from ...errors import InvalidInput
 from ...graph.layout import Layout
@@ -75,14 +73,3 @@ class LayoutRequest:
     def devices_left(self) -> int:
         """Devices of the last machine that the layout leaves unused."""
         return 0 if self.layout.devices <= self.per_machine else -self.layout.devices % self.per_machine
-
-
-def configuration_fields(model: object) -> Mapping[str, object]:
-    """Returns the fields of a configuration, of its file, or of a model's configuration; {} for sizes without one."""
-    if isinstance(model, (str, Path)):
-        path = Path(str(model).removeprefix("hf:"))
-        fields = json.loads(((path / "config.json") if path.is_dir() else path).read_text(encoding="utf-8"))
-    else:
-        config = getattr(model, "config", model)
-        fields = config.to_dict() if hasattr(config, "to_dict") else config
-    return dict(fields) if isinstance(fields, Mapping) else {}
