@@ -77,7 +77,7 @@ def without_dead_links(text: str, folder: Path) -> str:
     'Next, [here](https://example.org)'
     """
 
-    def kept(link: re.Match[str]) -> str:
+    def live_link_or_text(link: re.Match[str]) -> str:
         return link[0] if ":" in link[2] or (folder / link[2]).exists() else link[1]
 
-    return re.sub(r"(?<!!)\[([^\][]+)\]\(([^()\s\\\"#]+\.(?:ipynb|md))\)", kept, text)
+    return re.sub(r"(?<!!)\[([^\][]+)\]\(([^()\s\\\"#]+\.(?:ipynb|md))\)", live_link_or_text, text)

@@ -139,8 +139,8 @@ def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
     )
     if not longer > LEAST_TIME:
         return option
-    what = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
-    return replace(option, gives_up=", ".join(filter(None, (what, f"{longer:.1%} more time"))))
+    given_up = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
+    return replace(option, gives_up=", ".join(filter(None, (given_up, f"{longer:.1%} more time"))))
 
 
 def _allowed_kinds(give_up: Sequence[str]) -> set[str]:

@@ -188,9 +188,9 @@ def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Se
     limits_of_gpu: dict[int, dict[int, int]] = {}
     for (_, limit), match in zip(names, parsed, strict=True):
         if match["kind"].lower() == "gpu":
-            here = limits_of_gpu.setdefault(int(match["index"]), {})
+            limits_of_slices = limits_of_gpu.setdefault(int(match["index"]), {})
             if match["part"] is not None:
-                here[int(match["part"])] = limit
+                limits_of_slices[int(match["part"])] = limit
     for gpu, limits in limits_of_gpu.items():
         if sum(limits.values()) > gpus[gpu]:
             raise ExecutionError(

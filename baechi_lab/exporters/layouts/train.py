@@ -74,8 +74,8 @@ class StageModel(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         keyword = "input_ids" if self.first else "inputs_embeds"
-        part = self.model if self.last else self.model.base_model
-        return part(**{keyword: x}, use_cache=False)[0]
+        module = self.model if self.last else self.model.base_model
+        return module(**{keyword: x}, use_cache=False)[0]
 
 
 def stage_layers(layout: dict) -> list[range]:
@@ -98,10 +98,12 @@ def divide_tensors(stage: StageModel, plan: dict[str, str], mesh: DeviceMesh) ->
 
     division = {}
     for name, module in stage.model.named_modules():
-        parts = name.split(".")
+        name_words = name.split(".")
         for pattern, style in plan.items():
-            wanted = pattern.split(".")
-            if len(wanted) != len(parts) or any(w not in ("*", part) for w, part in zip(wanted, parts, strict=True)):
+            pattern_words = pattern.split(".")
+            if len(pattern_words) != len(name_words) or any(
+                w not in ("*", word) for w, word in zip(pattern_words, name_words, strict=True)
+            ):
                 continue
             if style == "replicated_with_grad_allreduce":  # each rank has the gradient of its attention heads only
                 for parameter in module.parameters():
@@ -189,28 +191,30 @@ class Trainer:
         self.schedule = None
         if layout["pp"] > 1:
             group = self.mesh["pp"].get_group()
-            parts = [
+            pipeline_stages = [
                 PipelineStage(module, k, stages, device, group=group)
                 for module, k in zip(self.modules, range(rank, stages, layout["pp"]), strict=True)
             ]
             kind = SCHEDULES[layout["schedule"]]
             one_stage = kind is not ScheduleInterleaved1F1B
-            self.schedule = kind(parts[0] if one_stage else parts, self.micro_batches, loss_fn=next_token_loss)
+            self.schedule = kind(
+                pipeline_stages[0] if one_stage else pipeline_stages, self.micro_batches, loss_fn=next_token_loss
+            )
 
     def backward(self, tokens: torch.Tensor) -> float:
         """Adds this copy's gradients of its rows of the global batch; returns the loss, nan where another stage has it."""
         rows = len(tokens) // self.layout["dp"]
-        own = tokens[self.copy * rows : (self.copy + 1) * rows].to(self.device)
+        own_tokens = tokens[self.copy * rows : (self.copy + 1) * rows].to(self.device)
         losses: list[torch.Tensor] = []
         mixed = self.layout["precision"] == "mixed-bf16" and not shards(self.layout)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=mixed):
             if self.schedule is not None:
-                inputs = (own,) if self.first else ()
-                target = {"target": own, "losses": losses} if self.last else {}
+                inputs = (own_tokens,) if self.first else ()
+                target = {"target": own_tokens, "losses": losses} if self.last else {}
                 self.schedule.step(*inputs, **target)
             else:
                 (module,) = self.modules
-                for k, micro in enumerate(own.split(self.layout["micro_batch"])):
+                for k, micro in enumerate(own_tokens.split(self.layout["micro_batch"])):
                     if hasattr(module, "set_requires_gradient_sync"):
                         module.set_requires_gradient_sync(k == self.micro_batches - 1)
                     loss = next_token_loss(module(micro), micro)
