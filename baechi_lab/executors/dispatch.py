@@ -45,7 +45,7 @@ class TensorFlowOptions(TypedDict, total=False):
     virtual, memory_limit: split each GPU into parts with that much memory; without a GPU, `virtual` is the number of
         logical CPU devices.
     kind: `auto` (the default), `cpu` or `gpu`.
-    threads: ops that run at a time in the process (default: one per logical CPU device; each op uses one thread).
+    threads: ops that run at a time in the process (default: one per logical CPU device that has ops; each op uses one thread).
     return_variables: put the variables after the last step into `run.info["variables"]`.
     progress: show a progress bar (in notebooks and on terminals); True by default.
     worker: an open `baechi_lab.executors.Worker` to use again, which saves the seconds that TensorFlow takes to start;

@@ -325,3 +325,18 @@ def test_graph_of_a_step_is_the_profile_without_costs(step, ops):
 def test_what_is_no_step_is_refused(front, placement):
     with pytest.raises(bl.InvalidInput, match=r"step is a dict; give what bl\.trace returns"):
         front({}, placement)
+
+
+def test_a_device_runs_one_op_at_a_time(worker):
+    """Two independent products on one of two logical devices follow each other, although the other device is idle."""
+    import tensorflow as tf
+
+    a = np.ones((512, 512), np.float32)
+    step = bl.trace(lambda x, y: (tf.linalg.matmul(x, x), tf.linalg.matmul(y, y)), a, a)
+    graph = bl.profile(step, mode="estimated", progress=False)
+    cluster = bl.Cluster.from_tensorflow(virtual=2, kind="cpu")
+    placement = bl.Placement(device=[0] * graph.n)
+    run = bl.execute(step, placement, 2, graph=graph, cluster=cluster, progress=False, worker=worker)
+    order = np.argsort(run.timeline.start_us)
+    start, end = run.timeline.start_us[order], run.timeline.end_us[order]
+    assert run.status == "ok" and (start[1:] >= end[:-1] - 1).all()  # the trace counts whole microseconds

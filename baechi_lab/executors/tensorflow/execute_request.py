@@ -36,6 +36,7 @@ def serve(request: Message, send: Send) -> None:
     names: list[str] = header["op_names"]
     device_of = {name: selection.devices[d] for name, d in zip(names, device.tolist(), strict=True)}
     placed = place_graph(step, device_of)
+    selection.threads = selection.threads or max(1, sum("/device:CPU:" in name for name in set(device_of.values())))
     session = _open_session(placed, selection)
     try:
         available = session.devices()
