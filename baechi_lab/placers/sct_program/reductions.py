@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 
 from ...errors import CycleError
 from ...graph.kernels.csr import Integers, offsets, topological_order
+from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .lp import SctProblem
 
@@ -125,12 +126,17 @@ def _start_bounds(
     """`low` and `high` float64[n]; edges `edges[pointer[j]:pointer[j+1]]` lead into `j`."""
     low, high = np.zeros(len(compute)), np.zeros(len(compute))
     for j in order:
-        incoming = edges[pointer[j] : pointer[j + 1]]
-        if len(incoming) == 0:
+        first, end = pointer[j], pointer[j + 1]
+        if first == end:
             continue
-        saved = low[source[incoming]] + compute[source[incoming]]
-        high[j] = (high[source[incoming]] + compute[source[incoming]] + transfer[incoming]).max()
-        low[j] = earliest_joint_start(saved, transfer[incoming])
+        saved, transfers = np.empty(end - first), np.empty(end - first)
+        for k in range(end - first):
+            edge = edges[first + k]
+            i = source[edge]
+            saved[k] = low[i] + compute[i]
+            transfers[k] = transfer[edge]
+            high[j] = max(high[j], high[i] + compute[i] + transfer[edge])
+        low[j] = earliest_joint_start(saved, transfers)
     return low, high
 
 
@@ -140,12 +146,16 @@ def earliest_joint_start(saved: NDArray[np.float64], transfer: NDArray[np.float6
 
     Edges are taken latest first: if the k latest share, `t = (sum (saved + transfer) / transfer - 1) / sum 1 / transfer`.
     """
-    paid = saved + transfer
-    start, number, weight = saved.max(), 0.0, 0.0
-    for i in np.argsort(-paid):
-        if paid[i] <= start:
-            break
-        number += paid[i] / transfer[i]
+    # Loops and the shared heap compile in a third of the time of NumPy's sort.
+    arrival, edge, size, start = np.empty(len(saved)), np.empty(len(saved), np.int64), 0, 0.0
+    for i in range(len(saved)):
+        size = push(arrival, edge, 0, size, -(saved[i] + transfer[i]), i)
+        start = max(start, saved[i])
+    number, weight = 0.0, 0.0
+    while size > 0 and -arrival[0] > start:
+        i, paid = edge[0], -arrival[0]
+        size = pop(arrival, edge, 0, size)
+        number += paid / transfer[i]
         weight += 1.0 / transfer[i]
         start = max(start, (number - 1.0) / weight)
     return start
