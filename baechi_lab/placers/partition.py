@@ -120,7 +120,8 @@ def feasible(g: int, usage: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
         mask[d] = allowed[g, d] and used_persistent[d] + persistent_bytes[g] <= limit[d]
         holds = holds or mask[d]
     if not holds:
-        mask[:] = allowed[g]
+        for d in range(len(limit)):
+            mask[d] = allowed[g, d]
     return False
 
 

@@ -48,7 +48,8 @@ def accept_checkpoints(w: Work, position: int) -> None:
     """The candidate that continued after checkpoint `position` (-1: from the beginning) is the base from now on."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
     if position < 0:
-        base_start[:] = start
+        for i in range(len(start)):
+            base_start[i] = start[i]
     else:
         time = w.checkpoint_time[bank[position], position]
         for i in range(len(start)):

@@ -163,7 +163,8 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             queue_out[d] = queue_in[d] = spent[d] = 0.0
             readers[d] = 0
             level[d] = 0
-        missing[:] = degree
+        for i in range(n):
+            missing[i] = degree[i]
         if track:
             for i in range(n):
                 level[device[i]] += persistent[i]

@@ -282,7 +282,9 @@ def _schedule(problem: Problem, rule: Rule, key: NDArray[np.float64], need: NDAr
         device[i], start[i], finish[i], sequence[scheduled_count] = d, start_us, start_us + table[i, d], i
         if count[d] == width:
             wider = np.empty((2, devices, 2 * width))
-            wider[0, :, :width], wider[1, :, :width] = begin_us, end
+            for q in range(devices):
+                for k in range(width):
+                    wider[0, q, k], wider[1, q, k] = begin_us[q, k], end[q, k]
             begin_us, end, width = wider[0], wider[1], 2 * width
             busy = Busy(begin_us, end, count)
         count[d] = _occupy(begin_us[d], end[d], count[d], start_us, finish[i])
