@@ -16,7 +16,7 @@ device as a cap and the transfers as the cost.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
 from typing import Any
@@ -29,7 +29,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.paths import heads_and_tails
 from .base import Placer
-from .evaluation.orders import best_of, topological_position
+from .evaluation.orders import Orders, best_of, topological_position, usual_orders
 from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
 from .pipeline_stages.device_orders import device_orders
@@ -42,6 +42,7 @@ from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make
 from .pipeline_stages.pipeline_units import make_pipeline_units
 from .problem import allowed_group_devices, groups_of, transfer_us
 
+Positions = Mapping[str, NDArray[np.float64]]
 CAPS = (1.0, 1.02, 1.05, 1.1, 1.2, 1.35, 1.6, 2.0, 3.0, 4.0)
 
 
@@ -72,7 +73,10 @@ class Contiguous(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         if self.objective == "latency" or graph.n == 0:
-            return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits))
+            if graph.n == 0:
+                return Placement(device=np.zeros(0, dtype=np.int32))
+            positions, orders = lines(graph), usual_orders(graph, cluster)
+            return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, positions, orders))
         return place_best_cut(graph, cluster, self._goal, lambda limits: self._cuts(graph, limits))
 
     @property
@@ -103,27 +107,25 @@ class Contiguous(Placer):
             if self.replicas:
                 yield from cuts_by_link_level(units, limits, f"{name} line", sum=self.sum)
 
-    def _plan(self, graph: OpGraph, cluster: Cluster) -> Placement:
-        if graph.n == 0:
-            return Placement(device=np.zeros(0, dtype=np.int32))
-        splits = list(contiguous_splits(graph, cluster, self.caps))
-        best = best_of(graph, cluster, splits)
+    def _plan(self, graph: OpGraph, cluster: Cluster, positions: Positions, orders: Orders) -> Placement:
+        splits = list(contiguous_splits(graph, cluster, self.caps, positions))
+        best = best_of(graph, cluster, splits, orders)
         if best is None:
             return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
         return Placement(device=best.device, order=best.rank, info={"split": best.name, "splits": len(splits)})
 
 
 def contiguous_splits(
-    graph: OpGraph, cluster: Cluster, caps: tuple[float, ...] = CAPS
+    graph: OpGraph, cluster: Cluster, caps: tuple[float, ...] = CAPS, positions: Positions | None = None
 ) -> Iterator[tuple[str, NDArray[np.int32]]]:
-    """Distinct (name, device int32[n]) for every line and cap for which cuts exist."""
+    """Distinct (name, device int32[n]) for every line and cap for which cuts exist. `positions`: what `lines` returns."""
     group = groups_of(graph)
     count = int(group.max()) + 1
     work = np.bincount(group, durations(graph, cluster).min(axis=1) * cluster.speed.max(), count)
     persistent_bytes = np.bincount(group, graph.persistent_bytes, count).astype(np.int64)
     group_allowed = allowed_group_devices(graph, cluster, group)
     devices_yielded: set[bytes] = set()
-    for name, place in lines(graph).items():
+    for name, place in (lines(graph) if positions is None else positions).items():
         line = _line_of_groups(group, place, count)
         cross = _crossing_cost(graph, cluster, group, line)
         for cap in caps:
@@ -140,7 +142,7 @@ def contiguous_splits(
                 yield f"{name} line, cap {cap:g}", device
 
 
-def lines(graph: OpGraph) -> dict[str, NDArray[np.float64]]:
+def lines(graph: OpGraph) -> Positions:
     """Lines of the ops: a position float64[n] each."""
     position = topological_position(graph).astype(np.float64)
     positions: dict[str, NDArray[Any]] = {

@@ -20,7 +20,7 @@ from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.kernels.csr import offsets
 from ..workers.metis import metis_parts
 from .base import Placer
-from .evaluation.orders import best_of
+from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.feasible import within_memory
 from .problem import allowed_group_devices, groups_of, transfer_us
 
@@ -52,12 +52,14 @@ class Metis(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         load_pymetis()
-        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful))
-
-    def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32))
-        best = best_of(graph, cluster, metis_partitions(graph, cluster, self.imbalance, self.seed, by_bytes=careful))
+        orders = usual_orders(graph, cluster)
+        return within_memory(graph, cluster, lambda limits, careful: self._plan(graph, limits, careful, orders))
+
+    def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool, orders: Orders) -> Placement:
+        partitions = metis_partitions(graph, cluster, self.imbalance, self.seed, by_bytes=careful)
+        best = best_of(graph, cluster, partitions, orders)
         if best is None:
             return Placement(device=allowed_devices(graph, cluster).argmax(axis=1))
         return Placement(device=best.device, order=best.rank, info={"partition": best.name})

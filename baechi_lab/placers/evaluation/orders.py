@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +16,7 @@ from .evaluate import evaluate, overflow
 from .model import Model, make_model
 from .work import Work, make_work
 
+Orders = Mapping[str, NDArray[np.float64] | None]
 _ABOVE_ROUNDING = 1.0 + 1e-9
 
 
@@ -66,8 +67,15 @@ def measure(
     )
 
 
-def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integers]]) -> Candidate | None:
-    """The best candidate over all named device assignments, each under the usual orders; None when there is none.
+def best_of(
+    graph: OpGraph,
+    cluster: Cluster,
+    devices: Iterable[tuple[str, Integers]],
+    orders: Orders | None = None,
+) -> Candidate | None:
+    """The best candidate over all named device assignments, each under all `orders`; None when there is none.
+
+    `orders`: as `usual_orders` returns them, which is the default. They do not depend on memory.
 
     >>> from baechi_lab import Link
     >>> graph, cluster = OpGraph.from_edges([2, 3]), Cluster.uniform(2, link=Link(1.0, 0.0))
@@ -76,7 +84,7 @@ def best_of(graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integ
     ('one each, fifo', 3.0)
     """
     model = make_model(graph, cluster)
-    work, orders = make_work(model), usual_orders(graph, cluster)
+    work, orders = make_work(model), usual_orders(graph, cluster) if orders is None else orders
     best: Candidate | None = None
     for name, device in devices:
         for order, rank in orders.items():
