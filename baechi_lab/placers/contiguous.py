@@ -35,7 +35,7 @@ from .memory.feasible import within_memory
 from .pipeline_stages.device_orders import device_orders
 from .pipeline_stages.device_sequences import chain_along, device_sequences
 from .pipeline_stages.dynamic_program import pack_on_first_devices
-from .pipeline_stages.line_cuts import cut_lines
+from .pipeline_stages.line_cuts import PipelineStages, cut_lines
 from .pipeline_stages.link_levels import cuts_by_link_level
 from .pipeline_stages.objective import Objective
 from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
@@ -91,13 +91,19 @@ class Contiguous(Placer):
             if units.unit.tobytes() in lines_cut:
                 continue
             lines_cut.add(units.unit.tobytes())
+            cuts_of_chain: dict[
+                bytes, list[tuple[float, PipelineStages]]
+            ] = {}  # sequences of equal devices make equal chains
             for sequence in (
                 sequence
                 for order in device_orders(limits, units.allowed)
                 for sequence in device_sequences(self._goal, order)
             ):
                 chain = chain_along(sequence, units, limits, self._goal)
-                for cost, stages in cut_lines(units, chain, self._goal.program_goals):
+                content = b" ".join(np.asarray(part).tobytes() for part in chain)
+                if content not in cuts_of_chain:
+                    cuts_of_chain[content] = cut_lines(units, chain, self._goal.program_goals)
+                for cost, stages in cuts_of_chain[content]:
                     for packed_stages in pack_on_first_devices(stages, chain) if stages else ():
                         members = [(slice(first, end), d, r) for first, end, d, r in packed_stages]
                         yield make_pipeline_cut(units.unit, units.n, members, sequence.devices, f"{name} line", cost)

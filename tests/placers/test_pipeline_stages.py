@@ -10,6 +10,7 @@ from fewer import fast
 
 from baechi_lab import Cluster, Device, Link, OpGraph, Placement, generators, load_graph, place, simulate, throughput
 from baechi_lab.errors import InfeasiblePlacement, InvalidInput, UnknownNameError
+from baechi_lab.placers.pipeline_stages import line_cuts
 from baechi_lab.placers.pipeline_stages.closed_sets import closed_sets, cut_sets
 from baechi_lab.placers.pipeline_stages.device_chain import make_device_chain
 from baechi_lab.placers.pipeline_stages.device_orders import device_orders
@@ -92,9 +93,10 @@ def test_chain_on_two_devices_by_hand(comm):
 
 
 @pytest.mark.parametrize("seed", fast(range(20), 6))
-def test_both_programmes_agree_on_chains(seed):
-    """A chain of layers has one line, so its closed sets are the places of that line."""
+def test_both_programmes_agree_on_chains(seed, monkeypatch):
+    """A chain of layers has one line, so its closed sets are the places of that line. A first pass loses nothing."""
     rng = np.random.default_rng(seed)
+    monkeypatch.setattr(line_cuts, "COARSE_PLACES", int(rng.choice([4, 200])))
     layers = int(rng.integers(2, 30))
     graph = random_chain(rng, layers)
     cluster = Cluster.uniform(
@@ -126,6 +128,16 @@ def random_chain(rng: np.random.Generator, layers: int) -> OpGraph:
         colocation_names=tuple(f"layer{k}" for k in range(layers)),
         forward_of=np.concatenate([np.full(layers, -1), np.arange(layers)]).astype(np.int32),
     )
+
+
+def test_the_first_pass_cuts_where_few_bytes_cross():
+    """Tensors of 9, 1, 9, 9, 1 and 9 bytes between seven units: in each half of the line one place is crossed by one byte."""
+    sizes = [9, 1, 9, 9, 1, 9]
+    graph = OpGraph.from_edges([1.0] * 7, [(i, i + 1, size) for i, size in enumerate(sizes)])
+    units = make_pipeline_units(graph, Cluster.uniform(2))
+    chain = make_device_chain(units, Cluster.uniform(2), range(2), sum=False, replicas=False)
+    assert line_cuts.cheapest_places(units, chain.work[:, 0], 3).tolist() == [0, 2, 5, 7]
+    assert line_cuts.cheapest_places(units, chain.work[:, 0], 7).tolist() == list(range(8))
 
 
 @pytest.mark.parametrize("seed", range(10))

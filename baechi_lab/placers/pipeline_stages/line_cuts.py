@@ -7,7 +7,7 @@ which only both ends are stored; summing them from j towards the front gives eve
 sweep.
 
 Complexity: O(units + tensors) for the changes and O(places^2 * devices * replicas) for the program. It is solved with few
-places first; the cost found there bounds the intervals with all places.
+places first, those that the fewest bytes cross. The cost there bounds the intervals with all places.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def cut_lines(
     """`cut_line` for each goal."""
     solutions: list[tuple[float, PipelineStages]] = [(np.inf, [])] * len(goals)
     for max_places in (COARSE_PLACES, MAX_PLACES):
-        places = np.unique(np.linspace(0, units.n, min(max_places, units.n) + 1).round().astype(np.int64))
+        places = cheapest_places(units, chain.work[:, 0], max_places)
         sums = (
             chain.work[places],
             chain.barred[places],
@@ -69,6 +69,28 @@ def cut_lines(
                 stages = trace_pipeline_stages(predecessor[k], len(places) - 1, len(chain.kind))
                 solutions[k] = cost, [(int(places[i]), int(places[j]), d, r) for i, j, d, r in stages]
     return solutions
+
+
+def cheapest_places(units: PipelineUnits, work: NDArray[np.float64], count: int) -> NDArray[np.int64]:
+    """int64[at most count + 1]: of each part of the line the place that the fewest bytes cross, and both ends of the line.
+
+    Parts have equal shares of units and work. `work` float64[n + 1] are sums before each place.
+    """
+    if units.n <= count:
+        return np.arange(units.n + 1)
+    low, high = units.producer.astype(np.int64), units.producer.astype(np.int64)
+    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    np.minimum.at(low, tensor, units.reader)
+    np.maximum.at(high, tensor, units.reader)
+    change = np.zeros(units.n + 2)
+    np.add.at(change, low + 1, units.size)
+    np.add.at(change, high + 1, -units.size)
+    share = np.arange(units.n + 1) / units.n + work / max(work[-1], 1e-300)
+    inner = np.arange(1, units.n)
+    part = np.minimum((share[inner] / share[-1] * (count - 1)).astype(np.int64), count - 2)
+    by_part = inner[np.lexsort((np.cumsum(change)[inner], part))]
+    first = np.diff(np.sort(part), prepend=-1) > 0
+    return np.concatenate([[0], np.sort(by_part[first]), [units.n]])
 
 
 def _sums_before(column: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -211,12 +233,13 @@ def _relax_stages_ending_at(
     """Relaxes all stages that begin at `interval[0]` or later and end with block `interval[1]`, the shortest first.
 
     `relax` is called only if a stage may be better by its work alone. A stage above `bound` is in no better solution, nor is
-    one on a device after which the remaining work does not fit below `bound`.
+    one on a device from which, or after which, the remaining work does not fit below `bound`.
     """
     work, kind, run, (start, j), ahead, count = sums[0], chain.kind, chain.run, interval, goal[0], goal[1]
+    last_device = len(kind) if j == len(best) - 1 else useful_devices[j, 1] - 1  # the rest fits on those from here on
     for i in range(j - 1, start - 1, -1):
         may_improve = False
-        for d in range(useful_devices[i, 0], useful_devices[i, 1]):
+        for d in range(useful_devices[i, 0], min(useful_devices[i, 1], last_device)):
             if best[i, d] < best[j, d + 1] and best[i, d] <= bound and not may_improve:
                 alone = work[j, kind[d]] - work[i, kind[d]]
                 least = (ahead * work[i, kind[d]] + count * alone / run[d]) * (1.0 - 1e-12)
