@@ -157,10 +157,37 @@ def browser_page(width: int = 1500, height: int = 1300):
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=CHROMIUM_ARGUMENTS)
         page = browser.new_page(viewport={"width": width, "height": height})
+        page.set_default_timeout(60_000)  # of a page on a machine that does other things as well
         try:
             yield page
         finally:
             browser.close()
+
+
+def eventually(page, check, seconds: float = 30.0):
+    """Calls `check` until it raises no AssertionError, and returns its value. The page goes on drawing and listening meanwhile.
+
+    What a page shows after an action follows one or more frames later, and after an answer of the kernel.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return check()
+        except AssertionError:
+            if time.monotonic() > end:
+                raise
+        page.wait_for_timeout(50)
+
+
+def await_drawing(page) -> None:
+    """Waits until the page has drawn what follows from the last action, if no kernel is asked."""
+    page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
+
+
+def hover(page, x: float, y: float) -> None:
+    """Moves the mouse and waits until the page has drawn what follows from it."""
+    page.mouse.move(x, y)
+    await_drawing(page)
 
 
 READY = """async () => {

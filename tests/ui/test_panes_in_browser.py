@@ -61,22 +61,26 @@ def shot(page, name):
     jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
     for theme in ("Dark", "Light"):
         themed(page, theme)
-        page.wait_for_timeout(300)
+        jb.eventually(page, lambda: _assert_readable(page))
         page.screenshot(path=jb.ARTIFACTS / f"panes-{name}-{theme.lower()}.png")
-        assert page.evaluate(CONTRAST) == []
+
+
+def _assert_readable(page):
+    assert page.evaluate(CONTRAST) == []
 
 
 def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     graph, line = outcome
     details = page.locator(".bl-details")
-    assert details.is_visible() and "Select an op" in details.inner_text()
+    page.wait_for_selector('.bl-details:has-text("Select an op")')
     op = int(graph.consumers[-1])
     page.locator('input[aria-label="search ops by name"]').fill(graph.names[op])
     page.locator('input[aria-label="search ops by name"]').press("Enter")
     page.wait_for_selector(f'.bl-details-name:text-is("{graph.names[op]}")')
     page.click(".bl-found button:text-is('×')")
     row = int((line.op == op).argmax())
-    assert f"{format_us(float(line.start_us[row]))} to {format_us(float(line.end_us[row]))}" in details.inner_text()
+    times = f"{format_us(float(line.start_us[row]))} to {format_us(float(line.end_us[row]))}"
+    page.wait_for_selector(f'.bl-details:has-text("{times}")')
     pointer, tensors = graph.inputs
     producer = graph.names[int(graph.tensor_producer[tensors[pointer[op]]])]
     shot(page, "details")
@@ -115,7 +119,7 @@ def test_heat_colours_boxes_and_its_legend_says_the_hottest(page, outcome):
     page.wait_for_function(
         f"(text) => document.querySelector('{GRAPH}').dataset.heat === text", arg=f"{MOVED} {int(moved.argmax())}"
     )
-    assert page.locator(".bl-heat-key").inner_text().split("\n")[-1].endswith(format_bytes(int(moved.max())))
+    page.wait_for_selector(f'.bl-heat-key:has-text("{format_bytes(int(moved.max()))}")')
     choice.select_option("")
     page.wait_for_selector(".bl-heat-key", state="hidden")
     assert page.problems == []
@@ -126,7 +130,7 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     page.wait_for_selector(".bl-panes.bl-at-timeline")
     lanes = f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n"
     page.wait_for_function(lanes, arg="8")  # four devices, each with its transfers
-    assert page.locator('button:text-is("Fold idle")').is_hidden()
+    page.wait_for_selector('button:text-is("Fold idle")', state="hidden")
     placer = page.locator(
         '.bl-setting .widget-inline-hbox:has(label:text-is("placer"), label > :text-is("placer")) select'
     )
@@ -162,8 +166,7 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     memory.focus()
     page.keyboard.press("l")
     fullest = int(line.peak_bytes.argmax())
-    page.wait_for_selector(".bl-live-tensors b")
-    assert format_bytes(int(line.peak_bytes[fullest])) in page.locator(".bl-live-tensors b").inner_text()
+    page.wait_for_selector(f'.bl-live-tensors b:has-text("{format_bytes(int(line.peak_bytes[fullest]))}")')
     times, levels = line.memory.levels(fullest)
     held = live_bytes(line, fullest, float(times[levels.sum(axis=1).argmax()]))
     first = page.locator(".bl-live-tensors li").first
@@ -195,6 +198,6 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
         arg=plan.text.splitlines()[0],
     )
     for sentence in plan.unsupported:
-        assert sentence in page.locator(".bl-pane-export").inner_text()
+        page.locator(".bl-pane-export", has_text=sentence).wait_for()
     shot(page, "export")
     assert page.problems == []

@@ -85,7 +85,10 @@ class Header:
         self.chip_row.add_class("bl-advice")
         self._applied: tuple[Advice, Setting] | None = None
         rows = [advice_row.widget for advice_row in self.advice_rows]
-        self.widget = ipywidgets.VBox([self.facts, self.verdict, self.chip_row, *rows, self.problem_row], layout=WIDE)
+        # As high as two rows also where it is empty: advice comes after the picture, and must not push it away.
+        messages = ipywidgets.VBox([self.chip_row, *rows, self.problem_row], layout=WIDE)
+        messages.add_class("bl-messages")
+        self.widget = ipywidgets.VBox([self.facts, self.verdict, messages], layout=WIDE)
         self.widget.add_class("bl-header")
         for event, call in (
             ("outcome", self.show),
@@ -147,6 +150,8 @@ class Header:
 
     def _fitted(self, sentence: str) -> None:
         self.chip_row.layout.display = "flex" if sentence else "none"
+        if sentence:
+            self.advice_rows[-1].show(None)  # two rows have room
         say(self.chip, sentence)
 
     def _stale(self, stale: bool) -> None:
