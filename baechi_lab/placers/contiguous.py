@@ -19,7 +19,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from numbers import Real
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -151,7 +150,7 @@ def contiguous_splits(
 def lines(graph: OpGraph) -> Positions:
     """Lines of the ops: a position float64[n] each."""
     position = topological_position(graph).astype(np.float64)
-    positions: dict[str, NDArray[Any]] = {
+    positions: dict[str, NDArray[np.float64]] = {
         "topological": position,
         "depth-first": depth_first_order(graph),
         "layer": _depth(graph),

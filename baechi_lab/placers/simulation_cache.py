@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +19,7 @@ class SimulatedPlan(NamedTuple):
     makespan_us: float
     peak_bytes: NDArray[np.int64]
     feasible: bool
-    order: NDArray[Any] | None
+    order: NDArray[np.number] | None
 
 
 class SimulationCache:
@@ -51,7 +51,7 @@ class SimulationCache:
         return SimulatedPlan(*simulate_ops(self.graph.original, self.cluster, planned), order)
 
 
-def _with_order(placement: Placement, scheduler: str, order: NDArray[Any] | None) -> Placement:
+def _with_order(placement: Placement, scheduler: str, order: NDArray[np.number] | None) -> Placement:
     return placement if scheduler == "planned" else placement.replace(order=order, priority=None)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,7 +118,7 @@ def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
     """The transfer at one of the two devices that ended when this one began; -1 if none did."""
     transfers = timeline.transfers
     end_devices = (transfers.source[row], transfers.target[row])
-    shared: NDArray[Any] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
+    shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
     sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
     free = (np.abs(transfers.end_us - begun) <= near) | (np.abs(sender_free_us - begun) <= near)
     blocking_rows = np.flatnonzero(shared & free & (np.arange(len(transfers)) != row))

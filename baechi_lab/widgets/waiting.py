@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,7 +76,7 @@ def _near(timeline: Timeline) -> float:
     return 1e-9 * max(timeline.makespan_us, 1.0)
 
 
-def _gaps(timeline: Timeline) -> NDArray[Any]:
+def _gaps(timeline: Timeline) -> NDArray[np.void]:
     """Where a device runs nothing: device, start, end, and the op (of the timeline) that follows, -1 at the end."""
     tables = []
     for d in range(len(timeline.device_names)):
@@ -147,9 +147,9 @@ def _transfers(
     graph: OpGraph,
     timeline: Timeline,
     number_of: NDArray[np.int64],
-    tensor: NDArray[Any],
-    producer: NDArray[Any],
-    target: NDArray[Any],
+    tensor: NDArray[np.signedinteger],
+    producer: NDArray[np.signedinteger],
+    target: NDArray[np.signedinteger],
 ) -> NDArray[np.int64]:
     """The row that brought each tensor to a device, -1 for none; by producer where a measurement numbers tensors anew."""
     transfers = timeline.transfers

@@ -102,7 +102,7 @@ class _Repair:
             best = tried[0]
         return None if best is None else self._improve(best, remaining)
 
-    def _measure(self, device: NDArray[Any], order: NDArray[Any] | None) -> tuple[float, float]:
+    def _measure(self, device: NDArray[np.signedinteger], order: NDArray[np.number] | None) -> tuple[float, float]:
         work = self.objective.work
         time = evaluate(self.model, work, make_assignment(device, order), Limits(True))
         return float(time), float(overflow(self.model, work))
@@ -121,7 +121,7 @@ class _Repair:
         for d in range(self.cluster.n):
             yield self._with_whole_groups(np.full(self.graph.n, d)), None
 
-    def _orders(self, start: Placement | None, start_rank: object) -> Iterator[NDArray[Any] | None]:
+    def _orders(self, start: Placement | None, start_rank: object) -> Iterator[NDArray[np.number] | None]:
         yield None
         yield self.position.astype(np.float64)
         yield depth_first_order(self.graph)

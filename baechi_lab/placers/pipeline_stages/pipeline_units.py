@@ -15,14 +15,14 @@ first of its neighbours. Groups of such ops that are next to none of the others 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, durations
-from ...graph.kernels.csr import distinct, offsets, topological_order
+from ...graph.kernels.csr import Integers, distinct, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
@@ -38,17 +38,17 @@ class PipelineUnits(NamedTuple):
     and readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit left out.
     """
 
-    unit: NDArray[Any]
-    source: NDArray[Any]
-    target: NDArray[Any]
-    work: NDArray[Any]
-    persistent_bytes: NDArray[Any]
-    gradient: NDArray[Any]
-    allowed: NDArray[Any]
-    producer: NDArray[Any]
-    size: NDArray[Any]
-    reader_ptr: NDArray[Any]
-    reader: NDArray[Any]
+    unit: NDArray[np.int32]
+    source: NDArray[np.int32]
+    target: NDArray[np.int32]
+    work: NDArray[np.float64]
+    persistent_bytes: NDArray[np.int64]
+    gradient: NDArray[np.int64]
+    allowed: NDArray[np.bool_]
+    producer: NDArray[np.int32]
+    size: NDArray[np.int64]
+    reader_ptr: NDArray[np.int64]
+    reader: NDArray[np.int32]
 
     @property
     def n(self) -> int:
@@ -92,8 +92,8 @@ def make_pipeline_units(
 
 
 def _tie_backward(
-    graph: OpGraph, cluster: Cluster, group: NDArray[Any], count: int, role: NDArray[np.int8]
-) -> tuple[NDArray[Any], int]:
+    graph: OpGraph, cluster: Cluster, group: Integers, count: int, role: NDArray[np.int8]
+) -> tuple[Integers, int]:
     """Returns groups, and their number, in which backward ops are with their forward ops where a device may run both."""
     paired = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
     paired = paired[role[graph.forward_of[paired]] == FORWARD]
@@ -105,11 +105,11 @@ def _tie_backward(
 def _tie_update_chains(
     graph: OpGraph,
     cluster: Cluster,
-    group: NDArray[Any],
+    group: Integers,
     count: int,
     role: NDArray[np.int8],
     place: NDArray[np.float64],
-) -> tuple[NDArray[Any], int]:
+) -> tuple[Integers, int]:
     """Returns groups, and their number, in which the ops of an update that read no gradient are with one that does.
 
     An update may have many ops (the moments of Adam). Those that are not next to a repeated group join the nearest group
@@ -133,9 +133,7 @@ def _tie_update_chains(
         owner[target[edges]], first[target[edges]] = owner[source[edges]], first[source[edges]]
 
 
-def _merge_where_allowed(
-    graph: OpGraph, cluster: Cluster, group: NDArray[Any], label: NDArray[Any]
-) -> tuple[NDArray[Any], int]:
+def _merge_where_allowed(graph: OpGraph, cluster: Cluster, group: Integers, label: Integers) -> tuple[Integers, int]:
     """Returns groups merged by `label` int[groups], and their number; groups without a common device stay as they are."""
     merged = np.unique(label, return_inverse=True)[1].reshape(-1)
     may_run: NDArray[np.bool_] = np.asarray(allowed_group_devices(graph, cluster, merged[group]).any(axis=1))
@@ -145,8 +143,8 @@ def _merge_where_allowed(
 
 
 def _pipeline_order_edges(
-    graph: OpGraph, group: NDArray[Any], count: int, role: NDArray[np.int8]
-) -> tuple[NDArray[Any], NDArray[Any]]:
+    graph: OpGraph, group: Integers, count: int, role: NDArray[np.int8]
+) -> tuple[Integers, Integers]:
     """Edges between groups in the order of the forward ops. Groups that run once come before the others."""
     source, target = graph.edge_source, graph.consumers
     a, b = group[source], group[target]
@@ -165,7 +163,7 @@ def _pipeline_order_edges(
 
 
 def _move_before_successors(
-    position: NDArray[np.float64], source: NDArray[Any], target: NDArray[Any], once: NDArray[np.bool_]
+    position: NDArray[np.float64], source: Integers, target: Integers, once: NDArray[np.bool_]
 ) -> None:
     """Gives units that run once the lowest position of their successors, in place."""
     edges = np.flatnonzero(once[source])
@@ -178,7 +176,7 @@ def _move_before_successors(
     position[np.isinf(position)] = 0.0
 
 
-def _strong_components(source: NDArray[Any], target: NDArray[Any], count: int) -> tuple[int, NDArray[np.int32]]:
+def _strong_components(source: Integers, target: Integers, count: int) -> tuple[int, NDArray[np.int32]]:
     """Returns the number of strongly connected components, and the component of each group."""
     from scipy.sparse import csr_matrix
     from scipy.sparse.csgraph import connected_components
@@ -189,8 +187,8 @@ def _strong_components(source: NDArray[Any], target: NDArray[Any], count: int) -
 
 
 def _merge_cycles(
-    group: NDArray[Any], source: NDArray[Any], target: NDArray[Any], count: int
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any], int]:
+    group: Integers, source: Integers, target: Integers, count: int
+) -> tuple[Integers, Integers, Integers, int]:
     """Merges the groups of a cycle into one unit, since they must share a stage. Every edge occurs once."""
     components, of = _strong_components(source, target, count)
     source, target = of[source], of[target]
@@ -199,7 +197,7 @@ def _merge_cycles(
 
 
 def _mean_position(
-    place: NDArray[np.float64], unit: NDArray[Any], count: int, counted: NDArray[np.bool_]
+    place: NDArray[np.float64], unit: Integers, count: int, counted: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
     """Mean position of the ops of each unit; only of those that are `counted`, if the unit has any."""
     has = np.bincount(unit[counted], minlength=count) > 0
@@ -211,8 +209,8 @@ def _mean_position(
 
 
 def _renumber(
-    unit: NDArray[Any], source: NDArray[Any], target: NDArray[Any], position: NDArray[np.float64]
-) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    unit: Integers, source: Integers, target: Integers, position: NDArray[np.float64]
+) -> tuple[Integers, Integers, Integers]:
     """Renumbers units so that edges run forward; among the ready units the lowest position comes first."""
     place = _inverse(np.argsort(position, kind="stable"))
     along = topological_order(len(position), place[source], place[target])
@@ -222,7 +220,7 @@ def _renumber(
     return place[unit], place[source], place[target]
 
 
-def _inverse(order: NDArray[Any]) -> NDArray[np.int32]:
+def _inverse(order: Integers) -> NDArray[np.int32]:
     place = np.empty(len(order), dtype=np.int32)
     place[order] = np.arange(len(order), dtype=np.int32)
     return place
@@ -231,15 +229,15 @@ def _inverse(order: NDArray[Any]) -> NDArray[np.int32]:
 def unit_columns(
     graph: OpGraph,
     cluster: Cluster,
-    unit: NDArray[Any],
-    source: NDArray[Any],
-    target: NDArray[Any],
+    unit: Integers,
+    source: Integers,
+    target: Integers,
     count: int,
     share: NDArray[np.float64] | None = None,
 ) -> PipelineUnits:
     """The columns of given units; `share` float64[n] scales the work of each op."""
     table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
-    work = np.stack([np.bincount(unit, table[:, d], count) for d in range(cluster.n)], axis=1)
+    work = np.stack([np.bincount(unit, table[:, d], count).astype(np.float64) for d in range(cluster.n)], axis=1)
     persistent_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(persistent_bytes, unit, graph.persistent_bytes)
     gradient = np.zeros(count, dtype=np.int64)

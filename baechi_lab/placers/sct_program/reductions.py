@@ -18,7 +18,6 @@ to 6,600 with the link. Not from the paper, which hands the whole program to the
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -59,7 +58,7 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
     """
     n, edge = len(problem.compute), np.arange(len(problem.source))
     free, before = np.zeros(len(edge), dtype=np.bool_), np.inf
-    compute: NDArray[Any] = problem.compute
+    compute: NDArray[np.float64] = problem.compute
     source, target = problem.source.astype(np.int64), problem.target.astype(np.int64)
     order = topological_order(n, source, target)
     if order is None:
@@ -73,7 +72,7 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
         alone = (np.bincount(source, minlength=n)[source] == 1) & (np.bincount(target, minlength=n)[target] == 1)
         free[edge[alone]] = True
         first = _first_of_chain(source[alone], target[alone], n)  # keeps its place in `order`
-        compute = np.bincount(first, weights=compute, minlength=n)
+        compute = np.bincount(first, weights=compute, minlength=n).astype(np.float64)
         edge, source, target = edge[~alone], first[source[~alone]], target[~alone]
     return ReducedProblem(_compact(source, target, problem.transfer[edge], compute), edge, free)
 

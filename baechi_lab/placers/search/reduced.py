@@ -79,7 +79,7 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
     number[ids] = np.arange(len(ids), dtype=np.int32)
     size, lonely = model.size_bytes[ids], (np.diff(graph.consumer_ptr) == 0)[ids]
     degree = np.bincount(reader, minlength=count)
-    table: NDArray[Any] = np.stack([np.bincount(run, column, count) for column in model.table.T], axis=1)
+    table: NDArray[np.float64] = np.stack([np.bincount(run, column, count) for column in model.table.T], axis=1)
     by_reader = np.argsort(reader, kind="stable")
     ints = lambda a: a.astype(np.int32)  # noqa: E731
     edge_ptr, read = offsets(maker, count), ints(reader)
