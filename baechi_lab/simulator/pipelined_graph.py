@@ -62,6 +62,7 @@ class PipelinedGraph:
         return out | {
             "schedule": str(self.schedule),
             "unit": self.unit,
+            "phase": self.stages.phase[np.asarray(self.graph.copy_of)],
             "stage_device": self.stages.device,
             "line_device": np.array(self.line_device, dtype=np.int32),
         }

@@ -16,6 +16,7 @@ from ..graph.units import format_bytes, format_us
 from .bars import Bars, merged
 from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
+from .shades import HATCHED, phase_shades, pipeline_phases
 
 if TYPE_CHECKING:
     from ..graph.timeline import Violation
@@ -38,7 +39,8 @@ def gantt(
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
     Few ops have their names on the bars, where these are long enough. `color_by` "micro-batch" colours ops by the
-    micro-batch that they belong to, as far as the timeline has some. With `moved`, ops that another timeline has on
+    micro-batch that they belong to, as far as the timeline has some; otherwise the forward pass of a pipeline is light, its
+    backward pass dark and what computes gradients of weights hatched. With `moved`, ops that another timeline has on
     another device than the first are outlined there, and counted above it.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
@@ -122,10 +124,18 @@ def _traces(
         if len(rows):
             bars = merged(timeline.start_us[rows], timeline.end_us[rows], limit)
             texts = _op_texts(timeline, rows, bars)
-            shades = [colors[d]] * len(bars.start)
+            phases = pipeline_phases(timeline) if color_by == "device" else None
+            phase = np.zeros(len(bars.row), np.uint8) if phases is None else phases[timeline.op[rows[bars.row]]]
+            shades = [phase_shades(colors[d])[k] for k in phase.tolist()]
             if color_by == "micro-batch":
                 shades = _by_micro_batch(timeline, rows[bars.row])
             bar = _bar(bars, device, texts, shades, factor, 0.8, differs[rows[bars.row]])
+            if (phase == HATCHED).any():
+                bar.marker.pattern = {
+                    "shape": np.where(phase == HATCHED, "/", "").tolist(),
+                    "size": 5,
+                    "solidity": 0.25,
+                }
             if len(timeline.op) <= NAMED:
                 bar.update(_names(timeline, rows[bars.row], shades))
             traces.append(bar)

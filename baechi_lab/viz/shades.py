@@ -1,6 +1,18 @@
-"""Memory categories as shades of the device's colour, so that a colour always means the same device."""
+"""Categories of memory and phases of pipelines as shades of the device's colour: a colour always means the same device."""
 
 from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ..graph import Timeline
+from ..simulator.pipeline_stages import B, F, W
+
+PHASES = ("forward", "backward", "weight gradients")
+PHASE_MIX = (("#FFFFFF", 0.45), ("#000000", 0.25), ("#000000", 0.25))
+"""Per phase: towards which colour, and how far."""
+HATCHED = 3
+"""Of `pipeline_phases`: weight gradients."""
 
 MIX = (("#000000", 0.45), ("#000000", 0.0), ("#FFFFFF", 0.45), ("#FFFFFF", 0.78))
 """Per memory category (persistent, outputs, temporary, copies): towards which colour, and how far."""
@@ -23,3 +35,16 @@ def shades(color: str) -> list[str]:
 
 LEGEND = shades("#8A8A8A")
 """The same shades of grey, for legends."""
+
+
+def pipeline_phases(timeline: Timeline) -> NDArray[np.uint8] | None:
+    """uint8[ops]: 1 + the position in `PHASES`, 0 for what is done once. None for a timeline without a pipeline schedule."""
+    phase = timeline.info.get("phase")
+    if phase is None:
+        return None
+    return np.select([np.asarray(phase) == kind for kind in (F, B, W)], [1, 2, 3], 0).astype(np.uint8)
+
+
+def phase_shades(color: str) -> list[str]:
+    """The colour itself and one per phase: light forward, dark backward."""
+    return [color, *(mixed(color, towards, share) for towards, share in PHASE_MIX)]

@@ -14,6 +14,7 @@ from ..graph import OpGraph, Timeline
 from ..passes.roles import BACKWARD, FORWARD, SETUP, UPDATE, roles
 from ..viz.colors import CLASSES, LIMIT, OTHER_COLOR
 from ..viz.nested.tree import ROOT, Tree, build_tree
+from ..viz.shades import HATCHED, PHASES, phase_shades, pipeline_phases
 from .bars import short_device
 
 DEVICE, TYPE, SCOPE, PASS, CRITICAL, BATCH = "device", "op type", "scope", "pass", "critical path", "micro-batch"
@@ -71,6 +72,20 @@ def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[
         return []
     rows = zip(timelines[0].device_names, colors, timelines[0].busy_us.tolist(), strict=False)
     return [{"label": short_device(name), "color": color, "time": time} for name, color, time in rows]
+
+
+def phase_legend(timeline: Timeline) -> list[dict[str, Any]]:
+    """The phases of a pipeline in grey, and how long all devices compute in each; `hatched` for gradients of weights."""
+    phases = pipeline_phases(timeline)
+    if phases is None:
+        return []
+    time = np.bincount(phases[timeline.op], timeline.end_us - timeline.start_us, minlength=len(PHASES) + 1)
+    greys = phase_shades(OTHER_COLOR)
+    return [
+        {"label": label, "color": greys[k], "time": float(time[k]), "hatched": k == HATCHED}
+        for k, label in enumerate(PHASES, 1)
+        if time[k] > 0
+    ]
 
 
 def batches(graph: OpGraph, timeline: Timeline | None = None) -> NDArray[np.int64]:

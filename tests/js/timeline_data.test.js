@@ -3,9 +3,10 @@ import { test } from "node:test";
 
 import { bytes, load, model } from "./load.js";
 
-const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes } = load(
+const { readBars, firstVisible, coverPixel, readWaits, firstWait, reason, readShades, batchRuns, criticalBars, arrangeLanes, isHatched, phaseOf } = load(
   ["common.js", "timeline_data.js"],
-  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes"],
+  ["readBars", "firstVisible", "coverPixel", "readWaits", "firstWait", "reason", "readShades", "batchRuns", "criticalBars", "arrangeLanes", "isHatched",
+    "phaseOf"],
 );
 
 // Lane 0 has bars 0-4, 5-6, 9-12, lane 1 none, lane 2 one bar 3-10.
@@ -62,7 +63,7 @@ test("reasons of idle time are words", () => {
 
 test("bars have the colour of their class, or of their device where there are none", () => {
   const own = readBars(model({ bars: { color: bytes("u1", [0, 1, 1]), label: bytes("i4", [2, 0, 1]) } }));
-  const devices = readShades(model({ kinds: new DataView(new ArrayBuffer(0)) }), own, ["blue", "orange"]);
+  const devices = readShades(model({ kinds: new DataView(new ArrayBuffer(0)), phase_colors: [] }), own, ["blue", "orange"]);
   assert.deepEqual([[...devices.shade], devices.palette], [[0, 1, 1], ["blue", "orange"]]);
   const classes = readShades(model({ kinds: bytes("u1", [1, 0, 2]), legend: [{ color: "x" }, { color: "y" }, { color: "z" }] }), own, []);
   assert.deepEqual([[...classes.shade], classes.palette], [[2, 1, 0], ["x", "y", "z"]]);
@@ -111,4 +112,17 @@ test("many lanes are lower, and a chosen scale holds within its limits", () => {
   assert.deepEqual(heights(0), [14, 11]);
   assert.deepEqual(heights(2), [48, 36]);
   assert.deepEqual(heights(100), [72, 54]);
+});
+
+test("a pipeline has four shades per device: its own, forward, backward and weight gradients; transfers have their device's", () => {
+  // Lane 0: ops 0 to 3 of device 1, in the phases 1, 2, 3 and none. Lane 1: one transfer to device 0.
+  const columns = { pointer: bytes("i4", [0, 4, 5]), color: bytes("u1", [1, 1, 1, 1, 0]), label: bytes("i4", [0, 1, 2, 3, 0]) };
+  const given = model({
+    bars: columns, lanes: [{ kind: "ops" }, { kind: "transfers" }], phases: bytes("u1", [1, 2, 3, 0]),
+    phase_colors: ["a0", "a1", "a2", "a3", "b0", "b1", "b2", "b3"], color_by: "device",
+  });
+  const { shade, palette, classes } = readShades(given, readBars(given), ["a0", "b0"]);
+  assert.deepEqual(Array.from(shade, (k) => palette[k]), ["b1", "b2", "b3", "b0", "a0"]);
+  assert.deepEqual(Array.from(shade, (k) => isHatched(palette, classes, k)), [false, false, true, false, false]);
+  assert.deepEqual([0, 1, 2, 3, 9].map((label) => phaseOf(given, label)), ["forward", "backward", "weight gradients", "", ""]);
 });

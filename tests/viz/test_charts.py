@@ -27,7 +27,7 @@ from baechi_lab.viz.colors import (
 from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thinned
 from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
-from baechi_lab.viz.shades import shades
+from baechi_lab.viz.shades import HATCHED, phase_shades, pipeline_phases, shades
 
 
 @pytest.fixture
@@ -515,3 +515,37 @@ def test_groups_of_a_coarse_graph_on_the_whole_graph():
         assert len(texts) <= 24
         held = [re.search(r"<br>([\d,]+) ops", text) for text in texts]
         assert sum(int(found[1].replace(",", "")) if found else 1 for found in held) == ops
+
+
+def two_stage_pipeline(schedule):
+    """Two layers on two devices, in two micro-batches. Layer 0 waits for `input1`, nothing waits for `weights1`."""
+    names = ["forward0", "forward1", "input1", "weights1", "backward0"]
+    graph = bl.OpGraph.from_edges(
+        [4.0, 4.0, 4.0, 2.0, 6.0],
+        [(0, 1, 8), (1, 2, 8), (1, 3, 8), (2, 4, 8)],
+        names=names,
+        forward_of=np.array([-1, -1, 1, 1, 0], dtype=np.int32),
+    )
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
+    placement = bl.Placement(device=[0, 1, 1, 1, 0])
+    return bl.simulate(graph, cluster, placement, micro_batches=2, schedule=schedule)
+
+
+def test_a_pipeline_is_light_forward_dark_backward_and_hatched_where_weights_get_gradients():
+    timeline = two_stage_pipeline("zb-h1")
+    phases = dict(zip(timeline.op_names, pipeline_phases(timeline).tolist(), strict=True))
+    for name, phase in (("forward0", 1), ("forward1", 1), ("input1", 2), ("weights1", HATCHED), ("backward0", 2)):
+        assert phases[f"{name}/mb0"] == phases[f"{name}/mb1"] == phase
+    bars = next(trace for trace in viz.gantt(timeline, transfers=False).data if trace.y[0] == timeline.device_names[1])
+    plain, light, dark, hatched = phase_shades(device_colors(2)[1])
+    # forward 0, backward 0, forward 1, backward 1 with the gradients of weights in the gaps or behind them
+    assert sorted(bars.marker.color) == sorted([light] * 2 + [dark] * 2 + [hatched] * 2)
+    assert sorted(bars.marker.pattern.shape) == ["", "", "", "", "/", "/"]
+    assert plain not in bars.marker.color
+
+
+def test_a_step_without_a_schedule_has_no_phases():
+    graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]))
+    assert pipeline_phases(timeline) is None
+    assert all(trace.marker.pattern.shape is None for trace in viz.gantt(timeline).data)

@@ -127,3 +127,27 @@ def test_the_workbench_offers_the_setting_before_the_held_one_and_rows_of_compar
     bench.model.change(cluster=bl.Cluster.uniform(2))  # other devices: the rows are of another setting
     assert [key for key, _ in bench.timeline.choices] == ["before", "held"]
     assert bench.timeline.against == "" and len(bench.timeline.makespans) == 1 and bench.model.problem is None
+
+
+def test_a_pipeline_has_shades_of_its_devices_and_a_key_per_phase():
+    names = ["forward0", "forward1", "backward1", "backward0"]
+    graph = bl.OpGraph.from_edges(
+        [4.0, 4.0, 8.0, 8.0],
+        [(0, 1, 8), (1, 2, 8), (2, 3, 8)],
+        names=names,
+        forward_of=np.array([-1, -1, 1, 0], dtype=np.int32),
+    )
+    cluster = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0))
+    placement = bl.Placement(device=[0, 1, 1, 0])
+    timeline = bl.simulate(graph, cluster, placement, micro_batches=2, schedule="1f1b")
+    view = TimelineView()
+    view.show(bl.unroll(graph, 2), [timeline])
+    phases = np.frombuffer(view.phases, dtype=np.uint8)
+    assert {name.split("/")[0]: int(phases[k]) for k, name in enumerate(timeline.op_names)} == {
+        "forward0": 1, "forward1": 1, "backward1": 2, "backward0": 2,
+    }  # fmt: skip
+    assert len(view.phase_colors) == 4 * 2 and view.phase_colors[::4] == view.colors
+    keys = {key["label"]: key["time"] for key in view.legend if "hatched" in key}
+    assert keys == {"forward": 2 * 8, "backward": 2 * 16}
+    view.show(graph, [bl.simulate(graph, cluster, placement)])
+    assert view.phases == b"" and view.phase_colors == []

@@ -30,6 +30,24 @@ function column(columns, name, type) {
   return /** @type {InstanceType<(typeof ARRAYS)[Type]>} */ (new ARRAYS[type](own));
 }
 
+/** A pattern of thin lines in a square of 6 pixels, null for none. @param {CanvasRenderingContext2D} context
+ * @param {number[][]} lines as x0, y0, x1, y1 @param {string} colour */
+function hatchOf(context, lines, colour) {
+  if (!lines.length) return null;
+  const tile = document.createElement("canvas");
+  tile.width = tile.height = 6;
+  const brush = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
+  brush.strokeStyle = colour;
+  brush.globalAlpha = 0.45;
+  for (const [x0, y0, x1, y1] of lines) {
+    brush.beginPath();
+    brush.moveTo(x0, y0);
+    brush.lineTo(x1, y1);
+    brush.stroke();
+  }
+  return context.createPattern(tile, "repeat");
+}
+
 /** Lines of a UTF-8 column. @param {DataView | undefined} view @returns {string[]} */
 function texts(view) {
   return view && view.byteLength ? new TextDecoder().decode(view).split("\n") : [];

@@ -8,23 +8,6 @@ const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary:
 /** How each category is hatched on its shade: an empty list is plain. Lines of a square of 6 pixels. @type {number[][][]} */
 const HATCHES = [[], [[0, 6, 6, 0]], [[0, 3, 6, 3]], [[3, 0, 3, 6], [0, 3, 6, 3]]];
 
-/** A pattern of thin lines, null for none. @param {CanvasRenderingContext2D} context @param {number} category @param {string} colour */
-function hatchOf(context, category, colour) {
-  if (!HATCHES[category].length) return null;
-  const tile = document.createElement("canvas");
-  tile.width = tile.height = 6;
-  const brush = /** @type {CanvasRenderingContext2D} */ (tile.getContext("2d"));
-  brush.strokeStyle = colour;
-  brush.globalAlpha = 0.45;
-  for (const [x0, y0, x1, y1] of HATCHES[category]) {
-    brush.beginPath();
-    brush.moveTo(x0, y0);
-    brush.lineTo(x1, y1);
-    brush.stroke();
-  }
-  return context.createPattern(tile, "repeat");
-}
-
 /** Marks of a scale of bytes from 0 to `largest`: a step of 1, 2 or 5 times a power of ten. @param {number} largest @returns {number[]} */
 function byteTicks(largest) {
   return ticks(0, largest, 3).filter((value) => value > 0 && value < largest);
@@ -104,7 +87,7 @@ function render({ model, el }) {
     context.fillStyle = theme.background;
     context.fillRect(0, 0, width, height);
     context.textBaseline = "middle";
-    const hatches = CATEGORIES.map((_, k) => hatchOf(context, k, theme.background));
+    const hatches = CATEGORIES.map((_, k) => hatchOf(context, HATCHES[k], theme.background));
     devices.forEach((device, d) => drawDevice(context, d, width, theme, hatches));
     drawTimeAxis(context, width, height, theme);
     axis.drawCursor(context, theme, 0, height - FOOT);

@@ -9,6 +9,7 @@ const FOLDED = 16; // height of the line that stands for devices without work
 const MANY_LANES = 16; // devices from which lanes are lower, so that 64 can be read
 const LEAST_SCALE = 0.5;
 const MOST_SCALE = 3;
+const PHASE_SHADES = 4; // of a device in a pipeline: its own, forward, backward, weight gradients
 
 /** @typedef {ReturnType<typeof readBars>} Bars */
 
@@ -79,13 +80,36 @@ function reason(kind, source, op) {
 
 /** Colours of the bars: a class per label, or the device. On the critical path is a bar, not an op: of the transfers of a
  * critical op perhaps one. @param {Model} model @param {Bars} bars @param {string[]} colours
- * @returns {{shade: Uint8Array, palette: string[]}} */
+ * @returns {{shade: ArrayLike<number>, palette: string[], classes: boolean}} `classes`: colours do not mean devices */
 function readShades(model, bars, colours) {
   const view = model.get("kinds");
-  if (!view || !view.byteLength) return { shade: bars.color, palette: colours };
+  if (!view || !view.byteLength) return { ...phaseShades(model, bars, colours), classes: false };
   const kinds = new Uint8Array(view.buffer.slice(view.byteOffset, view.byteOffset + view.byteLength));
   const shade = model.get("color_by") === "critical path" ? bars.critical : Uint8Array.from(bars.label, (label) => kinds[label]);
-  return { shade, palette: model.get("legend").map((/** @type {{color: string}} */ one) => one.color) };
+  return { shade, palette: model.get("legend").map((/** @type {{color: string}} */ one) => one.color), classes: true };
+}
+
+/** The shades of devices; in a pipeline each has one per phase. @param {Model} model @param {Bars} bars @param {string[]} colours
+ * @returns {{shade: ArrayLike<number>, palette: string[]}} */
+function phaseShades(model, bars, colours) {
+  const palette = model.get("phase_colors");
+  if (!palette.length) return { shade: bars.color, palette: colours };
+  const phases = column({ p: model.get("phases") }, "p", "u1");
+  const shade = Uint16Array.from(bars.color, (device) => device * PHASE_SHADES);
+  model.get("lanes").forEach((/** @type {{kind: string}} */ lane, /** @type {number} */ k) => {
+    for (let b = bars.pointer[k]; lane.kind === "ops" && b < bars.pointer[k + 1]; b += 1) shade[b] += phases[bars.label[b]] ?? 0;
+  });
+  return { shade, palette };
+}
+
+/** The phase of an op in a pipeline, "" for what is done once or outside of one. @param {Model} model @param {number} label */
+function phaseOf(model, label) {
+  return ["", "forward", "backward", "weight gradients"][column({ p: model.get("phases") }, "p", "u1")[label] ?? 0];
+}
+
+/** Whether a bar of these shades computes gradients of weights. @param {string[]} phaseColours @param {boolean} classes @param {number} shade */
+function isHatched(phaseColours, classes, shade) {
+  return phaseColours.length > 0 && !classes && shade % PHASE_SHADES === PHASE_SHADES - 1;
 }
 
 /** How many bars of one kind of lane have the colour of the critical path, when that is what colours mean.

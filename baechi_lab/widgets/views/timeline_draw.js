@@ -87,8 +87,9 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.fillStyle = theme.text;
         context.fillText(shortened(lane.label, axis.gutter - 72, 11), 18, top + height / 2 + 0.5);
         context.fillStyle = theme.faint;
+        if (s.batches.length) context.font = `10px ${theme.font}`;
         context.textAlign = "right";
-        context.fillText(`${formatShare(lane.idle_share)} idle`, axis.gutter - 6, top + height / 2 + 0.5);
+        context.fillText(`${formatShare(lane.idle_share)} ${s.batches.length ? "bubble" : "idle"}`, axis.gutter - 6, top + height / 2 + 0.5);
         context.textAlign = "left";
       }
     });
@@ -107,6 +108,8 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
     s.cover.fill(-1);
     s.apart.fill(0);
     let narrow = false;
+    /** @type {CanvasPattern | string | undefined} */
+    let hatch;
     for (let b = from; b < until && s.bars.start[b] < axis.range[1]; b += 1) {
       if (s.bars.end[b] < axis.range[0]) continue;
       const x = axis.gutter + (s.bars.start[b] - axis.range[0]) * scale;
@@ -128,6 +131,10 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
       context.fillStyle = s.palette[s.shade[b] % s.palette.length];
       context.globalAlpha = s.dim[s.bars.label[b]] ? 0.12 : faint(b) ? FAINT : 1;
       context.fillRect(x, y, w, h);
+      if (w > 3 && isHatched(model.get("phase_colors"), s.classes, s.shade[b])) {
+        context.fillStyle = hatch ??= hatchOf(context, [[0, 6, 6, 0]], "#FFFFFF") ?? "";
+        context.fillRect(x, y, w, h);
+      }
       if (s.bars.elsewhere[b]) drawMoved(context, b, x, y, w);
     }
     context.globalAlpha = 1;

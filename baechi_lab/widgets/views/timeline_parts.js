@@ -60,9 +60,9 @@ function drawArrow(context, [, x0, y0], [x1, , y1]) {
  * @param {Model} model @param {string} against what the first timeline is held against @param {number} moved ops elsewhere there
  * @returns {HTMLElement[]} */
 function legendOf(model, against, moved) {
-  const items = model.get("legend").map((/** @type {{label: string, color: string, time: number}} */ one) => element(
+  const items = model.get("legend").map((/** @type {{label: string, color: string, time: number, hatched?: boolean}} */ one) => element(
     "span", { class: "bl-key", title: `${one.label}: ${formatTime(one.time)} in all` },
-    element("span", { class: "bl-swatch", style: `background:${one.color}` }), one.label));
+    element("span", { class: one.hatched ? "bl-swatch bl-hatched" : "bl-swatch", style: `background-color:${one.color}` }), one.label));
   items.push(lineKey("bl-moving", "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link"),
     lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
   if (against) {

@@ -121,7 +121,8 @@ function render({ model, el }) {
         ["origin", l.origin], ["start", formatTime(s.bars.start[bar])],
         ["takes", formatTime(s.bars.end[bar] - s.bars.start[bar])], ["size", moved ? formatBytes(s.bars.bytes[bar]) : ""],
         ["micro-batch", (s.batches[s.bars.label[bar]] ?? -1) >= 0 ? String(s.batches[s.bars.label[bar]]) : ""],
-        [model.get("color_by"), s.palette !== s.colours ? model.get("legend")[s.shade[bar]]?.label : ""],
+        [model.get("color_by"), s.classes ? model.get("legend")[s.shade[bar]]?.label : ""],
+        ["phase", moved ? "" : phaseOf(model, s.bars.label[bar])],
         ["elsewhere", s.bars.elsewhere[bar] ? `on ${model.get("devices")[s.bars.elsewhere[bar] - 1] ?? "another device"} in the other placement` : ""],
       ]);
     } else if (lane >= 0 && x < axis.gutter) showTooltip(view, x, y, nameOfLane(s.lanes[lane]), laneFacts(lane));
@@ -281,6 +282,7 @@ function render({ model, el }) {
     choices: recolour,
     against: recolour,
     batches: rebuild,
+    phases: recolour,
     statistics: tabulate,
     measuring: tabulate,
     range: () => { tabulate(); view.redraw(); },

@@ -14,9 +14,10 @@ import traitlets
 
 from ...graph import OpGraph, Timeline
 from ...viz.colors import OTHER_COLOR, device_colors
+from ...viz.shades import phase_shades, pipeline_phases
 from ..bars import Bars, bar_columns, build_bars, short_device
 from ..causes import cause, neighbours
-from ..coloring import DEVICE, batches, choices, coloring, device_legend
+from ..coloring import DEVICE, batches, choices, coloring, device_legend, phase_legend
 from ..columns import pack, pack_texts
 from ..pictures import page, timeline_picture
 from ..schedule import Chain
@@ -63,6 +64,8 @@ class TimelineView(CanvasView):
     colorings = traitlets.List(traitlets.Unicode(), [DEVICE]).tag(sync=True)
     kinds = traitlets.Bytes(b"").tag(sync=True)
     batches = traitlets.Bytes(b"").tag(sync=True)
+    phases = traitlets.Bytes(b"").tag(sync=True)
+    phase_colors = traitlets.List(traitlets.Unicode()).tag(sync=True)
     legend: traitlets.List = traitlets.List().tag(sync=True)
     measuring = traitlets.Bool(False).tag(sync=True)
     statistics: traitlets.List = traitlets.List().tag(sync=True)
@@ -134,6 +137,9 @@ class TimelineView(CanvasView):
         self.colorings = list(choices(self.graph, first))
         batch_coloring = batches(self.graph, first)
         self.batches = pack(b=("i4", batch_coloring))["b"] if (batch_coloring >= 0).any() else b""
+        phases = pipeline_phases(first) if first is not None and first.op_names == self.graph.names else None
+        self.phase_colors = [] if phases is None else [shade for c in self.colors for shade in phase_shades(c)]
+        self.phases = b"" if phases is None else phases.tobytes()
         if self.color_by not in self.colorings:
             self.color_by = DEVICE
 
@@ -143,7 +149,8 @@ class TimelineView(CanvasView):
             return
         with self.hold_sync():
             if self.color_by not in self.colorings or self.color_by == DEVICE:
-                self.kinds, self.legend = b"", device_legend(self.timelines, self.colors)
+                phase_keys = phase_legend(self.timelines[0]) if self.phases else []
+                self.kinds, self.legend = b"", device_legend(self.timelines, self.colors) + phase_keys
                 return
             on_path = self._chain.ops if self._chain is not None else ()
             op_coloring = coloring(self.graph, self.color_by, on_path, self.timelines[0] if self.timelines else None)
