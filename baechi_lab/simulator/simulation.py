@@ -51,7 +51,8 @@ def simulate(
         A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
         `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
         `info["schedule"]` its text, `info["unit"]` the position of every op's unit on its device and `info["phase"]` its
-        phase (0 before all micro-batches, 1 forward, 2 backward, 3 gradients of weights, 4 after all). Where ops take no time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
+        phase (0 before all micro-batches, 1 forward, 2 backward, 3 gradients of weights, 4 after all). Where ops take no
+        time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
         outputs share memory, `info["runtime_peak_bytes"]` has the peaks that the framework may reach, where these are
         higher, see `Timeline.peak_margin`.
 
