@@ -6,6 +6,7 @@ Views subscribe with `on(event, call)` and are told what changed:
 |---|---|
 | `setting` | the new Setting |
 | `outcome` | the new Outcome |
+| `previews` | what moving the selection would change, MovePreview by device name |
 | `advice` | what would be better than the outcome that comes next, a tuple of Advice |
 | `fitted` | what was changed so that the first result fits; empty when that is undone |
 | `stale` | True while the outcome shown is older than the setting |
@@ -20,7 +21,7 @@ Views subscribe with `on(event, call)` and are told what changed:
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -35,6 +36,7 @@ from .codegen import Built, from_code, to_code
 from .compute import Outcome, Report, compute, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
+from .move_previews import preview_moves
 from .moves import move, named_ops, shortest_names
 from .setting import GIVEN_SUBJECT, OWN, Setting
 
@@ -75,6 +77,7 @@ class WorkbenchModel:
         self._agreed = (setting.placer, setting.params)
         self._listeners: dict[str, list[Callable[[Any], None]]] = defaultdict(list)
         self.worker = Background(self.fail, self._progress, DELAY)
+        self.previewer = Background(lambda _: self.emit("previews", {}), lambda *_: None, DELAY)
 
     # -- telling ---------------------------------------------------------------------------------------
 
@@ -308,6 +311,21 @@ class WorkbenchModel:
         if selected != self.selection:
             self.selection = selected
             self.emit("selection", selected)
+
+    def preview_moves(self, ops: Sequence[int]) -> None:
+        """Emit `previews`: what moving `ops` would change, by device name. Nothing until it is known."""
+        outcome, memo = self.outcome, self.memo
+        self.previewer.cancel()
+        self.emit("previews", {})
+        if outcome is None or self.stale or not ops:
+            return
+        if self.inline:
+            self.emit("previews", preview_moves(outcome, ops, memo))
+        else:
+            self.previewer.submit(
+                lambda ticket: preview_moves(outcome, ops, memo, ticket.check),
+                lambda previews: self.emit("previews", previews),
+            )
 
     def move(self, ops: Iterable[int], device: int, scope: str = "") -> None:
         """Move ops (and what is colocated with them) to a device; `scope` is a name that stands for just these ops.

@@ -148,6 +148,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self._listening, self._later = True, Later(PICTURE_SECONDS)
         self.model.on("outcome", self._show)
         self.model.on("selection", self._selected)
+        self.model.on("previews", self.graph.show_previews)
         self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
         self.graph.on_command = self._command
         self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
@@ -271,6 +272,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 view.selected = copies
         self._describe()
         self._listening = True
+        self.model.preview_moves(ops)
 
     def _command(self, name: str, content: dict[str, Any]) -> None:
         """Commands of the graph view: move, undo, redo."""

@@ -344,7 +344,17 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     jb.eventually(
         page, lambda: _holds(page.locator(f'.bl-moves button[data-device="{other}"]').get_attribute("title"), what)
     )
-    page.click(f'.bl-moves button[data-device="{other}"]')
+    # The button says what the click would change.
+    placed = bl.Placement(device=before.device[np.argsort(before.op)])
+    moved = placed.device.copy()
+    moved[group] = before.device_names.index(other)
+    cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
+    wanted_us = bl.simulate(graph, cluster, placed.replace(device=moved)).makespan_us
+    button = page.locator(f'.bl-moves button[data-device="{other}"]')
+    change = change_in_words(wanted_us, before.makespan_us)
+    jb.eventually(page, lambda: _equal(button.locator(".bl-preview").inner_text(), change))
+    assert page.locator(f'.bl-moves button[data-device="{where}"] .bl-preview').inner_text() == ""
+    button.click()
     page.wait_for_selector(".bl-facts:has-text('by hand')")
     tab(page, "Export")
     code = jb.eventually(page, lambda: _holds(page.locator(".bl-workbench textarea").input_value(), "bl.move"))
@@ -369,6 +379,44 @@ def test_moving_an_op_and_taking_it_back(page, expected):
     page.wait_for_function("() => !document.querySelector('.bl-workbench textarea').value.includes('bl.move')")
     page.click('.bl-found button:text-is("×")')
     page.click('.bl-toolbar:has(.bl-moves) button:text-is("Overview")')
+
+
+def test_a_box_is_dragged_onto_a_device(page, expected):
+    """The box of the first layer, selected and dropped on the other device's button: all its ops go there."""
+    graph, before = expected.graph(), expected.timeline()
+    tree = build_tree(graph)
+    shown = tree.visible(tree.open_until(24)).tolist()
+    page.locator(GRAPH).focus()
+    page.keyboard.press("ArrowRight")
+    jb.eventually(page, lambda: _holds(said(page), "Selected: "))
+    page.keyboard.press("0")
+    box, stage = None, page.locator(GRAPH).bounding_box()
+    tooltip = page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
+    names = [tree.names[node] for node in shown]
+    for step in range(600):
+        x, y = (
+            stage["x"] + stage["width"] * (step % 40) / 40,
+            stage["y"] + stage["height"] * (0.2 + 0.04 * (step // 40)),
+        )
+        jb.hover(page, x, y)
+        if tooltip.is_visible() and tooltip.inner_text().split("\n")[0] == "layer0":
+            box = x, y
+            break
+    assert box is not None, names
+    page.mouse.click(*box)
+    jb.eventually(page, lambda: _holds(said(page), "layer0"))
+    chosen = data(page, "chosen")
+    target = page.locator('.bl-moves button[data-device="cpu:1"]').bounding_box()
+    page.mouse.move(*box)
+    page.mouse.down()
+    page.mouse.move(target["x"] + 8, target["y"] + 8, steps=5)
+    page.wait_for_selector('.bl-moves button.bl-drop[data-device="cpu:1"]')
+    page.mouse.up()
+    jb.eventually(page, lambda: _holds(page.locator(".bl-confirm").inner_text(), f"{chosen} ops moved to cpu:1"))
+    page.locator(GRAPH).focus()
+    page.keyboard.press("Control+z")
+    shows(page, f"step {format_us(before.makespan_us)}")
+    page.keyboard.press("Escape")
 
 
 def test_hovering_and_clicking_in_every_view(page):

@@ -413,3 +413,38 @@ def test_bug_a_search_started_from_a_worse_rule_than_what_was_shown(tmp_path):
     made.change(placer="search", params={"time_limit": None, "evaluations": 3, "workers": 1})
     assert made.setting.start.moves == ((op, other),)
     assert made.outcome.timeline.makespan_us <= shown and from_code(made.code()) == made.setting
+
+
+# -- what a move would change -----------------------------------------------------------------------------
+
+
+def test_moves_are_simulated_before_they_are_made():
+    """A chain of 5 and 10 us on one device. On another the second op starts 2 us later, on the third the graph may not run."""
+    graph = bl.OpGraph.from_edges(
+        [5, 10], [(0, 1, 8)], allowed=np.array([-1, 0], dtype=np.int32), allowed_sets=(("gpu",),)
+    )
+    devices = [bl.Device("a", "gpu", 10**9), bl.Device("b", "gpu", 10**9), bl.Device("c", "cpu", 10**9)]
+    model = model_of(graph, bl.Cluster(tuple(devices), bl.Link(2.0, 0.0)), placer="single")
+    told = []
+    model.on("previews", told.append)
+    model.preview_moves((1,))
+    assert told[0] == {} and {name: (p.change, p.sentence) for name, p in told[1].items()} == {
+        "b": ("+13 %", "step 15.0 -> 17.0 us"),
+        "c": ("–", "may not run there"),
+    }
+    model.move([1], 1)
+    assert model.outcome.timeline.makespan_us == 17
+    model.preview_moves((1,))
+    assert told[-1]["a"].change == "-12 %"
+    model.preview_moves(())
+    assert told[-1] == {}
+
+
+def test_a_move_that_does_not_fit_says_so():
+    graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)], persistent_bytes=[60, 60])
+    model = model_of(graph, bl.Cluster.uniform(2, memory_bytes=100, link=bl.Link(2.0, 0.0)), placer="m-etf")
+    told = []
+    model.on("previews", told.append)
+    model.preview_moves((1,))
+    (preview,) = told[-1].values()
+    assert preview.change == "full" and preview.sentence.endswith("it does not fit in memory")

@@ -323,9 +323,10 @@ function pointer(view, event) {
  * @param {View} view
  * @param {{move: (dx: number, dy: number, event: PointerEvent) => void, click: (x: number, y: number, event: PointerEvent) => void,
  *   rectangle?: (x0: number, y0: number, x1: number, y1: number, event: PointerEvent) => void,
- *   hover: (x: number, y: number, event: PointerEvent) => void}} handlers */
-function gestures(view, { move, click, rectangle, hover }) {
-  /** @type {{x: number, y: number, lastX: number, lastY: number, box: boolean} | null} */
+ *   hover: (x: number, y: number, event: PointerEvent) => void, grab?: (x: number, y: number) => boolean,
+ *   carry?: (event: PointerEvent) => void, drop?: (event: PointerEvent) => void}} handlers what `grab` takes is carried and dropped */
+function gestures(view, { move, click, rectangle, hover, grab, carry, drop }) {
+  /** @type {{x: number, y: number, lastX: number, lastY: number, box: boolean, held: boolean} | null} */
   let start = null;
   let moved = false;
   view.canvas.addEventListener("pointerdown", (event) => {
@@ -333,7 +334,8 @@ function gestures(view, { move, click, rectangle, hover }) {
     view.canvas.focus({ preventScroll: true });
     view.canvas.setPointerCapture(event.pointerId);
     const [x, y] = pointer(view, event);
-    start = { x, y, lastX: x, lastY: y, box: event.shiftKey && Boolean(rectangle) };
+    const box = event.shiftKey && Boolean(rectangle);
+    start = { x, y, lastX: x, lastY: y, box, held: !box && Boolean(grab?.(x, y)) };
     moved = false;
   });
   view.canvas.addEventListener("pointermove", (event) => {
@@ -343,6 +345,7 @@ function gestures(view, { move, click, rectangle, hover }) {
     moved = true;
     showTooltip(view, 0, 0, "", []);
     if (start.box) view.rectangle = [start.x, start.y, x, y];
+    else if (start.held) carry?.(event);
     else move(x - start.lastX, y - start.lastY, event);
     start.lastX = x;
     start.lastY = y;
@@ -352,6 +355,7 @@ function gestures(view, { move, click, rectangle, hover }) {
     if (!start) return;
     const [x, y] = pointer(view, event);
     if (moved && start.box) rectangle?.(Math.min(start.x, x), Math.min(start.y, y), Math.max(start.x, x), Math.max(start.y, y), event);
+    else if (moved && start.held) drop?.(event);
     else if (!moved && event.type === "pointerup") click(x, y, event);
     start = null;
     view.rectangle = null;

@@ -1,5 +1,6 @@
 // Graph view: nested boxes, opened in place, coloured by device. Traits: see graph_view.py.
 
+const MOST_PREVIEWS = 8; // devices whose buttons have room for what a move would change
 /** Pixels by which Shift and an arrow move the picture. @type {Record<string, number[]>} */
 const PAN = { ArrowLeft: [40, 0], ArrowRight: [-40, 0], ArrowUp: [0, 40], ArrowDown: [0, -40] };
 
@@ -145,7 +146,9 @@ function render({ model, el }) {
     const said = model.get("said");
     moveButtons.forEach((b) => {
       b.disabled = here.length === 0;
-      b.title = here.length ? `move ${said} to ${b.dataset.device}` : `select what to move to ${b.dataset.device}`;
+      const [change, sentence] = (here.length && model.get("previews")[b.dataset.device]) || ["", ""];
+      b.title = here.length ? `move ${said} to ${b.dataset.device}${sentence ? `: ${sentence}` : ""}` : `select what to move to ${b.dataset.device}`;
+      b.querySelector(".bl-preview").textContent = change;
     });
     openButton.disabled = !here.some((i) => scene.kind[i] !== OP_KIND);
     closeButton.disabled = here.length === 0;
@@ -233,7 +236,30 @@ function render({ model, el }) {
     view.redraw();
   }
 
+  /** The button of the device below the pointer, while a box is dragged. */
+  function deviceBelow(event) {
+    const button = document.elementFromPoint(event.clientX, event.clientY)?.closest(".bl-moves button");
+    return moveButtons.indexOf(button);
+  }
+
+  function carry(event) {
+    const below = deviceBelow(event);
+    moveButtons.forEach((b, d) => b.classList.toggle("bl-drop", d === below));
+    view.canvas.style.cursor = "grabbing";
+  }
+
   gestures(view, {
+    grab: (x, y) => {
+      const node = nodeAt(x, y);
+      return model.get("editable") && node !== UNSEEN && selected.has(scene.id[node]);
+    },
+    carry,
+    drop: (event) => {
+      const below = deviceBelow(event);
+      moveButtons.forEach((b) => b.classList.remove("bl-drop"));
+      view.canvas.style.cursor = "";
+      if (below >= 0) move(below);
+    },
     move: (dx, dy, event) => {
       untouched = false;
       if (toMinimap(...pointer(view, event))) return;
@@ -332,12 +358,13 @@ function render({ model, el }) {
     moveButtons = devices.map((name, d) => {
       const swatch = element("span", { class: "bl-swatch", style: `background:${colours[d]}` });
       const made = button("", "", () => move(d));
-      made.append(swatch, name);
+      made.append(swatch, name, element("span", { class: "bl-preview" }));
       made.dataset.device = name;
       return made;
     });
     requestAnimationFrame(() => rove(view.toolbar));
-    moves.replaceChildren(element("span", {}, model.get("editable") ? "Move selection to" : "Devices"), ...moveButtons);
+    moves.replaceChildren(element("span", {}, model.get("editable") ? "Move to" : "Devices"), ...moveButtons);
+    moves.classList.toggle("bl-many", devices.length > MOST_PREVIEWS); // their tooltips have what a move would change
     repaint();
   }
 
@@ -413,6 +440,7 @@ function render({ model, el }) {
     marks: () => { marks = readMarks(model, scene.id.length); describeSelection(); view.redraw(); },
     critical: () => { pressed(); repath(); describeSelection(); },
     status: describeSelection,
+    previews: describeSelection,
     said: describeSelection,
     chosen_us: describeSelection,
     found: listFound,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering
 from ...viz.nested.tree import OP, ROOT, Tree, build_tree
 from ..columns import pack, pack_texts
 from ..heat import HEATS, MEANINGS, HeatSource, format_heat
+from ..move_previews import MovePreview
 from ..moves import in_words, moving
 from ..pictures import graph_picture, page
 from ..scene_columns import paint_columns, scene_columns
@@ -56,6 +57,7 @@ class GraphView(CanvasView):
     heats = traitlets.List(traitlets.Unicode()).tag(sync=True)
     heat = traitlets.Dict().tag(sync=True)
     found: traitlets.Dict = traitlets.Dict().tag(sync=True)
+    previews: traitlets.Dict = traitlets.Dict().tag(sync=True)
     editable = traitlets.Bool(True).tag(sync=True)
     height = traitlets.Int(380).tag(sync=True)
 
@@ -108,6 +110,10 @@ class GraphView(CanvasView):
         """Offer heats of the ops; the one that is chosen (`heat_by`) is summed over boxes and drawn."""
         self._heat_source, self.heats = heat_source, list(HEATS)
         self._heat(anew=True)
+
+    def show_previews(self, previews: Mapping[str, MovePreview]) -> None:
+        """Say on the button of each device what moving the selection there would change."""
+        self.previews = {name: [preview.change, preview.sentence] for name, preview in previews.items()}
 
     def _heat(self, anew: bool = False) -> None:
         """The heat of each box beside that of the hottest; none while none is chosen."""

@@ -1,0 +1,68 @@
+"""What a move of the selection would change, simulated before the click: the step for every device, or why not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..graph import allowed_devices
+from ..memo import Memo
+from ..step_summary import change_in_words, from_to_in_words
+from .compute import Outcome, laid_out, simulated
+from .moves import move
+
+SECONDS = 4.0
+"""Devices that are not simulated by then have no preview."""
+
+
+@dataclass(frozen=True)
+class MovePreview:
+    """`change` of the step in few words, for a button; `sentence` for its tooltip."""
+
+    change: str
+    sentence: str
+
+
+def preview_moves(
+    outcome: Outcome, ops: Sequence[int], memo: Memo, check: Callable[[], None] = lambda: None
+) -> dict[str, MovePreview]:
+    """By device name, what moving `ops` there would change. Devices that hold all of them already have no entry.
+
+    `check` is called before each simulation, and may raise to stop.
+
+    >>> from baechi_lab import Cluster, OpGraph
+    >>> from .compute import compute
+    >>> from .setting import Setting
+    >>> chain = OpGraph.from_edges([5, 10], [(0, 1, 8)])
+    >>> outcome = compute(Setting(Cluster.uniform(2), passes=(), placer="single"), chain, Memo())
+    >>> preview_moves(outcome, [1], Memo())["gpu:1"].change.startswith("+")
+    True
+    """
+    setting, graph, began = outcome.setting, outcome.graph, time.monotonic()
+    base = move(outcome.base, graph, setting.share, setting.moves)
+    allowed = allowed_devices(graph, setting.share)
+    chosen = np.asarray(ops, dtype=np.int64)
+    previews: dict[str, MovePreview] = {}
+    for index, name in enumerate(setting.share.names):
+        if time.monotonic() - began > SECONDS:
+            break
+        if (base.device[chosen] == index).all():
+            continue
+        if not allowed[chosen, index].all():
+            previews[name] = MovePreview("–", "may not run there")
+            continue
+        check()
+        device = base.device.copy()
+        device[chosen] = index
+        placement = laid_out(setting.replace(moves=()), graph, base.replace(device=device))
+        timeline = simulated(setting, graph, placement, memo)
+        before, after = outcome.timeline.makespan_us, timeline.makespan_us
+        times = from_to_in_words(before, after)
+        if timeline.feasible:
+            previews[name] = MovePreview(change_in_words(after, before), f"step {times}")
+        else:
+            previews[name] = MovePreview("full", f"step {times}, but it does not fit in memory")
+    return previews
