@@ -765,6 +765,15 @@ def test_everything_is_whole_on_one_screen_light_and_dark(page):
     assert page.problems == []
 
 
+def test_the_toolbar_of_the_graph_has_two_lines_on_a_small_screen(page):
+    page.set_viewport_size({"width": 1280, "height": 720})
+    tab(page, "Graph")
+    buttons = "[...document.querySelectorAll('.bl-toolbar:has(.bl-moves) .bl-button')]"
+    tops = f"() => {buttons}.map((button) => button.getBoundingClientRect().top)"
+    jb.eventually(page, lambda: _at_most(len({round(top / 8) for top in page.evaluate(tops)}), 2))
+    page.set_viewport_size({"width": 1500, "height": 2000})
+
+
 def test_dark_theme(page):
     tab(page, "Graph")
     corner = "() => [...document.querySelector('canvas[aria-label=\"Graph\"]').getContext('2d').getImageData(2, 2, 1, 1).data]"

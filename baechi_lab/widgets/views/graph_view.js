@@ -326,7 +326,7 @@ function render({ model, el }) {
   // -- toolbar -------------------------------------------------------------------------------------
 
   const search = /** @type {HTMLInputElement} */ (element("input", {
-    type: "search", placeholder: "search ops by name", "aria-label": "search ops by name",
+    type: "search", placeholder: "search ops", "aria-label": "search ops by name",
   }));
   let typing = 0;
   search.addEventListener("input", () => {
