@@ -9,10 +9,10 @@ import dataclasses
 from pathlib import Path
 
 import pytest
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
 from baechi_lab.graph.timeline import MemoryLog
-from baechi_lab.simulator.reference import simulate_reference
 
 FOLDER = Path(__file__).parent / "golden"
 LATENCY = bl.Link(latency_us=1.0, us_per_byte=0.0)

@@ -1,6 +1,6 @@
 """The event loop of docs/simulated-time.md as compiled functions on record arrays.
 
-`reference.py` is its readable twin.
+`tests/helpers/simulator_reference.py` is its readable twin.
 
 State lives in four record arrays (ops, tensors, sends, devices), a log, and two heaps; no object crosses into the
 kernel. Record arrays keep what belongs together in one cache line, and passing few of them keeps calls cheap.

@@ -5,12 +5,12 @@ import itertools
 import numpy as np
 import pytest
 from fewer import fast
+from insertion_reference import insertion_reference
 from mixed_clusters import mixed_cluster, restricted_graph
 from random_cases import random_graph
 from ten_tasks import CLUSTER, TEN_TASKS
 
 import baechi_lab as bl
-from baechi_lab.placers.list_scheduling.insertion_reference import insertion_reference
 from baechi_lab.placers.parametric import CHOICES, POINTS, PRIORITIES
 from baechi_lab.placers.problem import make_problem, output_bytes
 

@@ -4,15 +4,15 @@ import numpy as np
 import pytest
 from fewer import fast
 from mixed_clusters import mixed_cluster, restricted_graph
-
-import baechi_lab as bl
-from baechi_lab.placers.partition import make_units, units_by_rank
-from baechi_lab.placers.partition_reference import (
+from partition_reference import (
     balance_reference,
     batch_split_reference,
     dfs_reference,
     mite_reference,
 )
+
+import baechi_lab as bl
+from baechi_lab.placers.partition import make_units, units_by_rank
 
 NAMES = ("hash", "batch-split", "critical-path", "mite", "dfs", "heft")
 FREE = bl.Link(0.0, 0.0)

@@ -5,10 +5,10 @@ import pytest
 from fewer import slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
 from baechi_lab.placers.registry import placer_class, placer_names
-from baechi_lab.simulator.reference import simulate_reference
 
 PLACERS = placer_names()
 LIMITED = [name for name in PLACERS if placer_class(name).uses_memory]

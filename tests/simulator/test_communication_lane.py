@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
 from baechi_lab.graph.opgraph import COLLECTIVES
-from baechi_lab.simulator.reference import simulate_reference
 
 
 def one_rank() -> bl.OpGraph:

@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from fewer import fast
 from random_cases import random_graph
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
 from baechi_lab.graph.costs import message_overheads
-from baechi_lab.simulator.reference import simulate_reference
 
 MODES = ("parallel", "sequential", "duplex")
 

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
 from baechi_lab.simulator.pipeline_stages import END, START, B, F, W, find_pipeline_stages
-from baechi_lab.simulator.reference import simulate_reference
 from baechi_lab.simulator.schedules import RULES
 
 DATA = Path(__file__).parents[2] / "data"

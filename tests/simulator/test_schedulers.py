@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from fewer import fast
 from random_cases import random_cluster, random_graph
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
-from baechi_lab.simulator.reference import simulate_reference
 from baechi_lab.simulator.schedulers import SCHEDULERS, Msr, path_computation_time
 
 PLACEMENT = bl.Placement(device=[0, 0, 0, 1, 0])

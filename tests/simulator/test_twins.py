@@ -5,9 +5,9 @@ import pytest
 from fewer import fast
 from mixed_clusters import mixed_cluster
 from random_cases import random_cluster, random_graph
+from simulator_reference import simulate_reference
 
 import baechi_lab as bl
-from baechi_lab.simulator.reference import simulate_reference
 
 
 @pytest.mark.parametrize("seed", fast(range(20), 6))

@@ -12,7 +12,7 @@ bisection, and the search ends where no gap can beat the best device so far. O((
 Memory and groups (paper C section 5.1): the first op of a colocation group places it and promises its bytes, later
 members only get their time. Devices that are not allowed or lack the promised bytes are left out.
 
-`insertion_reference.py` is the readable twin with identical results.
+`tests/helpers/insertion_reference.py` is the readable twin with identical results.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..problem import Problem
+from baechi_lab.placers.problem import Problem
 
 
 @dataclass

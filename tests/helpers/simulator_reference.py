@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, durations
+from baechi_lab.graph import Cluster, OpGraph, durations
 
 
 @dataclass

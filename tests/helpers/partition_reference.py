@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from ..graph import Cluster, OpGraph
-from .partition import Units, make_units, units_by_rank
+from baechi_lab.graph import Cluster, OpGraph
+from baechi_lab.placers.partition import Units, make_units, units_by_rank
 
 
 class _Devices:
@@ -108,7 +108,7 @@ def mite_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
 
 def dfs_reference(graph: OpGraph, cluster: Cluster) -> list[int]:
     """Equation 11, by recursion."""
-    from ..simulator.ranks import total_rank
+    from baechi_lab.simulator.ranks import total_rank
 
     units, rank = make_units(graph, cluster), total_rank(graph).tolist()
     state, visited = _Devices(units), set()
