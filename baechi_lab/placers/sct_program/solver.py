@@ -64,11 +64,6 @@ def solve_sct(problem: SctProblem, solver: str = "highs") -> SctSolution:
     return solution
 
 
-def clear_solution_cache() -> None:
-    """Empties the cache of `solve_sct`, to measure the cost of a solution."""
-    _solution_cache.clear()
-
-
 def _solve(problem: SctProblem, solver: str) -> SctSolution:
     began = time.perf_counter()
     reduced = reduce_problem(problem)

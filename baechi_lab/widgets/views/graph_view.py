@@ -11,7 +11,7 @@ import traitlets
 from ...graph import OpGraph, Timeline
 from ...viz.colors import device_colors
 from ...viz.nested.scene import Paint, Scene, build_paint, build_scene, covering
-from ...viz.nested.tree import OP, ROOT, Tree, build_tree
+from ...viz.nested.tree import ROOT, Tree, build_tree
 from ..columns import pack, pack_texts
 from ..heat import HEATS, MEANINGS, HeatSource, format_heat
 from ..move_previews import MovePreview
@@ -319,11 +319,6 @@ class GraphView(CanvasView):
     def nodes_shown(self) -> list[int]:
         """Tree ids of the boxes that are drawn."""
         return [] if self.scene is None else self.scene.nodes.tolist()
-
-    @property
-    def ops_shown(self) -> int:
-        """How many single ops are drawn."""
-        return int((self.tree.kind[self.scene.nodes] == OP).sum()) if self.scene is not None else 0
 
     def picture(self) -> str:
         if self.scene is None or self._paint is None:
