@@ -10,7 +10,7 @@ from ..graph.units import format_bytes, format_limit, format_us
 from ..viz.colors import SERIES, device_colors
 from ..viz.fit_chart import FAR, peak_axis
 from ..viz.layout import BYTES, UNITS, scale
-from .views.chart_view import bars, curves, limit, points, rule, series
+from .views.chart_view import bars, curves, heat, limit, points, rule, series
 
 if TYPE_CHECKING:
     import pandas
@@ -147,7 +147,6 @@ AXES = {
     "schedule": "schedule",
 }
 WORDS = ("placer", "schedule")
-MOST_CURVES = 6
 
 
 def varied_axes(table: pandas.DataFrame) -> list[str]:
@@ -155,38 +154,105 @@ def varied_axes(table: pandas.DataFrame) -> list[str]:
     return [name for name, column in AXES.items() if table[column].nunique(dropna=False) > 1]
 
 
-def sweep_chart(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[Any, str]:
-    """A sweep's answer to one question: `measure` along `axis`, a curve for each value of `by` (empty: one curve).
+def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[Any, str]:
+    """A sweep as a heat map: a column for each value of `axis`, a row for each value of `by` (empty: one row).
 
-    What else varies is taken at its best; crosses mark where nothing fits. At most a handful of curves is drawn, the best.
+    A cell is the row of the sweep with the best `measure` of those that fit; its id is the position of that row in `table`.
+    The better it is, the stronger is its colour. What is on the Pareto front is marked.
 
     Returns:
-        the chart, and a sentence on what is not drawn.
+        the chart, and sentences on what it shows.
     """
-    column, along, by_label = MEASURES[measure], AXES[axis], AXES.get(by, "")
-    (factor, unit), (along_factor, along_unit) = (_scale_of(table, key) for key in (column, along))
-    measure, axis_title = measure + unit, axis + along_unit
-    points = _best_points(table, along, by_label, column)
-    curves_of = [(_word(by_label, name), rows) for name, rows in points.groupby("_by", sort=False)]
-    if along not in WORDS:
-        curves_of = _once(curves_of, along, column)
-    sorted_curves = sorted(curves_of, key=lambda pair: _rank(pair[1], column))
-    names = [name for name, _ in curves_of]
-    shown = sorted(sorted_curves[:MOST_CURVES], key=lambda pair: names.index(pair[0]))
+    column, along, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
+    factor, unit = _scale_of(table, column)
+    front = set(pareto_front(table))
+    best = _best_rows(table, along, by_column, column)
+    costs = (best[column].astype(float) * _better(column)).where(best["feasible"].astype(bool))
+    low, high = costs.min(), costs.max()
+    xs, ys = _values(table, along), _values(table, by_column) if by_column else [""]
+    cells = [
+        {
+            "x": xs.index(_word(along, row[along])),
+            "y": ys.index(_word(by_column, row[by_column])) if by_column else 0,
+            "text": plain_number(float(row[column]) * factor) if _is_known(row[column]) else "",
+            "tip": _tip(row, column) + (" (on the Pareto front)" if k in front else ""),
+            "id": int(k),
+            "fits": bool(row["feasible"]),
+            "front": k in front,
+            "good": 0.0 if cost != cost else 1.0 if high == low else float((high - cost) / (high - low)),
+        }
+        for (k, row), cost in zip(best.iterrows(), costs, strict=True)
+    ]
     left_out = [name for name in varied_axes(table) if name not in (axis, by)]
-    notes = [f"Each point is the best over {', '.join(left_out)}."] if left_out else []
-    if len(sorted_curves) > MOST_CURVES:
-        notes.append(
-            f"{len(sorted_curves) - MOST_CURVES} curves that reach nothing better are left out; the table has every row."
-        )
-    series_list = [_curve(rows, along, column, (factor, along_factor), name, k) for k, (name, rows) in enumerate(shown)]
-    if along in WORDS:
-        labels = list(dict.fromkeys(points[along].astype(str)))
-        series_list = [_on(labels, rows, along, curve) for (_, rows), curve in zip(shown, series_list, strict=True)]
-        return bars(labels, measure, series_list), " ".join(notes)
-    ticks = sorted({float(x) for curve in series_list for x in curve["x"]})
-    marks: dict[str, Any] = {"ticks": ticks} if len(ticks) <= 12 else {}
-    return curves(axis_title, measure, series_list, **marks), " ".join(notes)
+    notes = [f"Each cell is the best over {', '.join(left_out)}."] if left_out else []
+    notes.append(
+        "The stronger the colour, the better; ✗ does not fit; ◆ is on the Pareto front: nothing is both faster and "
+        "smaller in memory. A click on a cell opens its setting."
+    )
+    return heat(xs, ys, measure + unit, cells), " ".join(notes)
+
+
+def plain_number(value: float) -> str:
+    """A number in about four digits, or whole.
+
+    >>> plain_number(1_326_912.7), plain_number(913.44), plain_number(0.5)
+    ('1,326,913', '913.4', '0.5')
+    """
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def _values(table: pandas.DataFrame, column: str) -> list[str]:
+    """The values of an axis in words: numbers in their order, words in that of the rows; none given stands last."""
+    values = table[column].drop_duplicates()
+    return [_word(column, v) for v in (values if column in WORDS else values.sort_values(na_position="last"))]
+
+
+def pareto_front(table: pandas.DataFrame) -> list[int]:
+    """Positions of the rows that fit and that no other one beats in both step time and peak memory, the fastest first.
+
+    Where batch sizes differ, the time is that of a sample.
+    """
+    times = _front_times(table)
+    fits = table["feasible"].astype(bool) & times.notna() & table["peak_bytes"].notna()
+    peaks = table["peak_bytes"].astype(float)
+    front: list[int] = []
+    for k in sorted(np.flatnonzero(fits).tolist(), key=lambda k: (times.iloc[k], peaks.iloc[k])):
+        last = front[-1] if front else None
+        if (
+            last is None
+            or peaks.iloc[k] < peaks.iloc[last]
+            or (times.iloc[k], peaks.iloc[k]) == (times.iloc[last], peaks.iloc[last])
+        ):
+            front.append(k)
+    return front
+
+
+def _front_times(table: pandas.DataFrame) -> pandas.Series:
+    times = table["makespan_us"].astype(float)
+    return times / table["batch_size"].astype(float) if table["batch_size"].nunique() > 1 else times
+
+
+def pareto_chart(table: pandas.DataFrame) -> Any:
+    """Step time against the peak of the fullest device: a point for each row of a sweep, whose id is its position.
+
+    The line joins those that no other one beats.
+    """
+    times, peaks = _front_times(table), table["peak_bytes"].astype(float)
+    (factor, unit), (size, bytes_unit) = scale(_largest(times), UNITS), scale(_largest(peaks), BYTES)
+
+    def points_of(rows: list[int], name: str, color: str, **attributes: Any) -> Any:
+        hollow = [not ok for ok in table["feasible"].iloc[rows].astype(bool)]
+        x, y = peaks.iloc[rows] / size, times.iloc[rows] / factor
+        return series(y, name, color, x, hollow, **attributes)
+
+    series_list = [points_of(pareto_front(table), "", FAINT, dash=True)]
+    for k, placer in enumerate(table["placer"].drop_duplicates()):
+        rows = np.flatnonzero((table["placer"] == placer) & times.notna() & peaks.notna()).tolist()
+        tips = [_tip(table.iloc[row], "makespan_us") for row in rows]
+        series_list.append(points_of(rows, str(placer), CURVES[k % len(CURVES)], ids=rows, tips=tips))
+    per = "time per sample" if table["batch_size"].nunique() > 1 else "step time"
+    title = "Pareto front: time against memory"
+    return points(f"peak memory ({bytes_unit})", f"{per} ({unit})", series_list, title=title)
 
 
 def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
@@ -198,61 +264,19 @@ def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
     return 1.0 / size, f" ({unit})"
 
 
-def _once(curves: list[tuple[str, pandas.DataFrame]], along: str, column: str) -> list[tuple[str, pandas.DataFrame]]:
-    """Curves that lie on each other as one, under the names of all of them."""
-    same: dict[Any, list[tuple[str, pandas.DataFrame]]] = {}
-    for name, rows in curves:
-        ordered = rows.sort_values(along, kind="stable")
-        key = ordered[[along, column, "feasible"]].to_csv(index=False)  # NaN is like NaN there
-        same.setdefault(key, []).append((name, rows))
-    names_of = {key: [name for name, _ in pairs] for key, pairs in same.items()}
-    suffixes = {key: f" and {len(names) - 3} more" if len(names) > 3 else "" for key, names in names_of.items()}
-    return [(", ".join(names_of[key][:3]) + suffixes[key], pairs[0][1]) for key, pairs in same.items()]
-
-
 def _better(column: str) -> float:
     """The sign that makes the better value of a measure the smaller."""
     return -1.0 if column == "samples_per_second" else 1.0
 
 
-def _rank(rows: pandas.DataFrame, column: str) -> float:
-    """How good a curve is: its best point that fits."""
-    fits = rows[rows["feasible"].astype(bool)]
-    values = fits[column].astype(float) * _better(column)
-    return float(values.min()) if len(values.dropna()) else float("inf")
-
-
-def _best_points(table: pandas.DataFrame, along: str, by_column: str, column: str) -> pandas.DataFrame:
-    """One row for each value of the axis and of what curves are for: of those that fit, the best."""
-    rows = table.assign(
-        _by=table[by_column].astype(object) if by_column else "",
-        _broken=~table["feasible"].astype(bool),
-        _cost=table[column].astype(float) * _better(column),
+def _best_rows(table: pandas.DataFrame, along: str, by_column: str, column: str) -> pandas.DataFrame:
+    """One row for each value of the axes: of those that fit, the best. Its index is the position in `table`."""
+    rows = table.reset_index(drop=True).assign(
+        _broken=~table["feasible"].astype(bool).to_numpy(),
+        _cost=(table[column].astype(float) * _better(column)).to_numpy(),
     )
     rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
-    best = rows.drop_duplicates([along, "_by"]).sort_index()
-    return best if along in WORDS else best[best[along].notna()]
-
-
-def _curve(
-    rows: pandas.DataFrame, along: str, column: str, factors: tuple[float, float], name: str, number: int
-) -> Any:
-    """A curve; `factors` are those of the values, and of where they stand."""
-    factor, along_factor = factors
-    shown = rows if along in WORDS else rows.sort_values(along, kind="stable")
-    x = range(len(shown)) if along in WORDS else shown[along].astype(float) * along_factor
-    tips = [_tip(row, column) for _, row in shown.iterrows()]
-    hollow = [not ok for ok in shown["feasible"].astype(bool)]
-    values = shown[column].astype(float) * factor
-    return series(values, name, CURVES[number % len(CURVES)], x, hollow, tips)
-
-
-def _on(labels: list[str], rows: pandas.DataFrame, along: str, curve: Any) -> Any:
-    """The values of a curve at the labels that all curves share."""
-    at = {label: k for k, label in enumerate(rows[along].astype(str))}
-    empty: dict[str, Any] = {"y": None, "hollow": True, "tips": ""}
-    columns = {key: [curve[key][at[x]] if x in at else none for x in labels] for key, none in empty.items()}
-    return {**curve, **columns}
+    return rows.drop_duplicates([along, by_column] if by_column else [along]).sort_index()
 
 
 def _tip(row: Any, column: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ..comparison import COLUMNS, DEFAULT_PLACERS, ROW_ERRORS, summary, winner_of
 from ..errors import BaechiLabError
+from ..graph import Timeline
 from ..memo import Memo
 from ..step_summary import notes_on
 from .bars import only_renamed
@@ -23,29 +24,67 @@ CURRENT = "current"
 
 
 def compare_placers(
-    outcome: Outcome, memo: Memo, placers: Iterable[str] = DEFAULT_PLACERS, report: Report = silent
+    outcome: Outcome,
+    memo: Memo,
+    placers: Iterable[str] = DEFAULT_PLACERS,
+    report: Report = silent,
+    on_rows: Callable[[pandas.DataFrame], None] = lambda table: None,
 ) -> pandas.DataFrame:
     """As `bl.compare` on the outcome's graph, cluster, passes and scheduler, but remembering every stage.
 
     The current setting's placer keeps its parameters; a placement changed by hand has a row of its own, "current".
+    `on_rows` is called with the rows so far as each of them ends. The column `busy_shares` has what `busy_shares` returns.
     """
-    import pandas as pd
-
     names = list(placers)
     rows: list[dict[str, Any]] = []
     for k, name in enumerate(names):
         report(f"comparing: {name}", k / len(names))
         rows.append({"placer": name, **_row(outcome, memo, name, report)})
+        on_rows(_table(outcome, rows))
     if outcome.setting.moves:
-        rows.append({"placer": CURRENT, **summary(outcome.timeline), "place_seconds": outcome.base.seconds})
-    table = pd.DataFrame(rows, columns=list(COLUMNS))
-    table["one_device_us"] = outcome.one_device_us
-    table["winner"] = [row.get("winner", "") for row in rows]
-    table["lower_bound_us"] = outcome.lower_bound_us
-    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+        line = outcome.timeline
+        shares = busy_shares(line)
+        rows.append({"placer": CURRENT, **summary(line), "place_seconds": outcome.base.seconds, "busy_shares": shares})
+    table = _table(outcome, rows)
     finer = tuple(f"{row['placer']}: {row['finer_groups']}" for row in rows if row.get("finer_groups"))
     table.attrs["notes"] = notes_on(table, outcome.graph, outcome.coarse, outcome.setting.cluster) + finer
     return table
+
+
+def _table(outcome: Outcome, rows: list[dict[str, Any]]) -> pandas.DataFrame:
+    import pandas as pd
+
+    table = pd.DataFrame(rows, columns=list(COLUMNS))
+    table["one_device_us"] = outcome.one_device_us
+    table["winner"] = [row.get("winner", "") for row in rows]
+    table["busy_shares"] = pd.Series([row.get("busy_shares") for row in rows], dtype=object)
+    table["lower_bound_us"] = outcome.lower_bound_us
+    table["gap"] = table["makespan_us"] / table["lower_bound_us"].where(table["lower_bound_us"] > 0) - 1.0
+    return table
+
+
+def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:
+    """Returns float64[devices, bins]: the busy share of each device in equal parts of the step, from 0 to 1.
+
+    >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
+    >>> graph = OpGraph.from_edges([3.0, 1.0], [(0, 1, 0)])
+    >>> busy_shares(simulate(graph, Cluster.uniform(2), Placement(device=[0, 1])), 2).tolist()
+    [[1.0, 0.5], [0.0, 0.5]]
+    """
+    edges = np.linspace(0.0, timeline.makespan_us, bins + 1)
+    shares = np.zeros((len(timeline.device_names), bins))
+    for device in np.unique(timeline.device).tolist():
+        here = timeline.device == device
+        busy_us = _elapsed(timeline.start_us[here], edges) - _elapsed(timeline.end_us[here], edges)
+        shares[device] = np.diff(busy_us) / max(timeline.makespan_us / bins, 1e-12)
+    return np.clip(shares.round(6), 0.0, 1.0)
+
+
+def _elapsed(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Returns, for every edge, the sum of the times that have passed since each instant before it."""
+    ordered = np.sort(instants)
+    count = np.searchsorted(ordered, edges)
+    return count * edges - np.append(0.0, np.cumsum(ordered))[count]
 
 
 def name_of(outcome: Outcome) -> str:
@@ -72,7 +111,13 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}
     finer = base.info.get("finer_groups", "")
-    return {**summary(timeline), "place_seconds": base.seconds, "winner": winner_of(base), "finer_groups": finer}
+    return {
+        **summary(timeline),
+        "place_seconds": base.seconds,
+        "winner": winner_of(base),
+        "finer_groups": finer,
+        "busy_shares": busy_shares(timeline),
+    }
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,7 +22,7 @@ from .running import LiveRun, Runner
 if TYPE_CHECKING:
     import pandas
 
-RUN, SWEEP = "the run", "the sweep"
+RUN, SWEEP, COMPARISON = "the run", "the sweep", "the comparison"
 ROW = "row:"
 """Begins the keys of `Tasks.comparable_outcomes` that are rows of Compare."""
 
@@ -96,16 +96,24 @@ class Tasks:
     # -- comparing -------------------------------------------------------------------------------------
 
     def compare(self, placers: Iterable[str]) -> None:
-        """Place with each placer; `table` is emitted."""
+        """Place with each placer; `table` is emitted with the rows so far as each one ends, and with all of them."""
         outcome, names = self.outcome(), list(placers)
         if not names:
             raise InvalidInput("choose at least one placer to compare")
         memo = self.model.memo
+
+        def on_rows(table: pandas.DataFrame) -> None:
+            self.worker.deliver(lambda: self._compared_so_far(outcome, table))
+
         self._start(
-            "the comparison",
-            lambda ticket: compare_placers(outcome, memo, names, ticket.report),
+            COMPARISON,
+            lambda ticket: compare_placers(outcome, memo, names, ticket.report, on_rows),
             lambda table: self._compared(outcome, table),
         )
+
+    def _compared_so_far(self, outcome: Outcome, table: pandas.DataFrame) -> None:
+        if self.worker.busy and self.job == COMPARISON:
+            self._compared(outcome, table)
 
     def _compared(self, outcome: Outcome, table: pandas.DataFrame) -> None:
         for measured, run in self.measured_runs:

@@ -25,7 +25,7 @@ WHOLE = """(tab) => {
     chosen: all('select').filter((e) => wide(chosen(e), e) > e.clientWidth - 18).map(chosen),
     blank: all('.bl-chart').filter((e) => e.clientHeight > 0 && unlike(e)).length,
     outside: all('.bl-chart text').filter(beyond).map((e) => e.textContent),
-    scrolls: tab === 'Compare' && [panes, ...all('.bl-pane-compare .bl-grid, .bl-pane-compare .bl-scroll')].some(tall),
+    scrolls: tab === 'Compare' && [panes, ...all('.bl-pane-compare .bl-scroll')].some(tall),
     // A hair too wide is enough for a bar to scroll sideways.
     sideways: all('.widget-box').filter((e) => e.scrollWidth > e.clientWidth && getComputedStyle(e).overflowX === 'auto')
       .map((e) => e.innerText.slice(0, 40)),

@@ -28,6 +28,7 @@ def test_pure_parts():
         "common.test.js",
         "graph_data.test.js",
         "tab_strip.test.js",
+        "table_view.test.js",
         "time_axis.test.js",
         "timeline_data.test.js",
         "timeline_strip.test.js",

@@ -4,11 +4,11 @@ import html
 import re
 from dataclasses import replace
 
-import ipywidgets
 import numpy as np
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.comparison import DEFAULT_PLACERS
 from baechi_lab.graph.units import exact_bytes
 from baechi_lab.widgets import GraphView, MemoryView, TimelineView
 from baechi_lab.widgets.columns import unpack
@@ -411,20 +411,41 @@ def test_a_refused_move_is_shown(pair):
 
 def test_compare_panel(bench):
     bench.compare.compare.click()
-    texts = [c.value for c in bench.compare.grid.children if isinstance(c, ipywidgets.HTML)]
-    expected = bl.compare(bench.outcome.graph, bench.model.setting.cluster, ["m-etf"], progress=False)
-    from baechi_lab.graph.units import format_us
-
-    assert any(format_us(expected["makespan_us"][0]) in text for text in texts)
-    assert sum("best" in text for text in texts) == 1 and any("took the answer of" in text for text in texts)
-    use = next(b for b in bench.compare.grid.children if getattr(b, "tooltip", "") == "make m-etf current")
+    shown = bench.compare.rows
+    cluster = bench.model.setting.cluster
+    expected = bl.compare(bench.outcome.graph, cluster, list(DEFAULT_PLACERS), progress=False).set_index("placer")
+    names = [head["name"] for head in shown.head]
+    step = names.index("step (us)")
+    for row in shown.rows:
+        assert row["keys"][step] == expected.loc[row["cells"][0], "makespan_us"] == float(row["cells"][step])
+    notes = [note for row in shown.rows for note in row["notes"]]
+    assert [note["text"] for note in shown.rows[0]["notes"]][-1] == "best"
+    assert sum(note["text"] == "best" for note in notes) == 1
+    assert sum(note["hint"].startswith("took the answer of") for note in notes) == 1
+    # single: gpu:0 works all the time; the picture of the longest step fills its place.
+    single = next(row for row in shown.rows if row["cells"][0] == "single")
+    assert single["marked"] and single["span"] == 1.0 and single["label"] == "busy: gpu:0 100%, gpu:1 0%"
+    assert [lane["d"] for lane in single["lanes"]] == ["M0 1v-1h60v1z", ""]
     bench.compare.hold.click()
-    use.click()
+    place = [row["cells"][0] for row in shown.rows].index("m-etf")
+    shown._clicked(shown, {"type": "action", "row": place, "action": "Use"}, [])
     assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.pinned.value
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
     assert "another setting" in bench.compare.state.value
+
+
+def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):
+    table = bl.compare(bench.outcome.graph, bl.Cluster.uniform(2, memory_bytes=1), ["m-etf"], progress=False)
+    table["busy_shares"] = [None]
+    bench.tasks.table_of = bench.outcome
+    bench.compare.show(table)
+    (row,) = bench.compare.rows.rows
+    assert (
+        row["notes"][0]["text"] == "no placement" and row["notes"][0]["hint"] and row["actions"] == row["lanes"] == []
+    )
+    assert row["cells"][1] == "" and row["keys"][1] is None
 
 
 def test_explain_panel_lights_what_is_placed(bench):
@@ -482,6 +503,15 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     assert panel.table["makespan_us"].tolist() == expected["makespan_us"].tolist() == [30.0, 22.0]
     panel.take.click()
     assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
+    # A cell of the heat map opens its setting, also a second time; so do a point and a row.
+    cells = {cell["text"]: cell["id"] for cell in panel.chart.spec["cells"]}
+    for _ in range(2):
+        panel.chart.clicked = cells["30"]
+        assert bench.model.setting.cluster.n == 1 and bench.outcome.timeline.makespan_us == 30
+        panel.front.clicked = cells["22"]
+        assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
+    panel.rows._clicked(panel.rows, {"type": "action", "row": 0, "action": "Open"}, [])
+    assert bench.outcome.timeline.makespan_us == 30
     panel.devices.value = "two"
     panel.start.click()
     assert "not a list of whole numbers" in bench.header.problem.value

@@ -33,10 +33,45 @@ def test_the_table_is_the_library_s(tasks, graph):
     told = []
     tasks.model.on("table", told.append)
     tasks.compare(NAMES)
+    assert len(told) == 1
     setting = tasks.model.setting
     expected = bl.compare(graph, setting.cluster, NAMES, passes=setting.passes, progress=False)
     columns = [c for c in expected.columns if c not in ("place_seconds", "measured_us")]
     assert told[0][columns].equals(expected[columns])
+
+
+def test_rows_come_as_they_end(graph):
+    """Each placer's row is there before the next placer begins."""
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()), inline=True)
+    outcome, seen = made.compute_now(), []
+    table = compare_placers(
+        outcome, made.memo, NAMES, lambda text, share: seen.append(text), lambda rows: seen.append(list(rows["placer"]))
+    )
+    steps = [text for text in seen if isinstance(text, list) or text.startswith("comparing")]
+    assert steps == [
+        "comparing: single", NAMES[:1], "comparing: m-topo", NAMES[:2], "comparing: m-etf", NAMES,
+    ]  # fmt: skip
+    for shares, makespan, balance in zip(table["busy_shares"], table["makespan_us"], table["balance"], strict=True):
+        busy = shares.mean(axis=1) * makespan
+        assert busy.sum() == pytest.approx(graph.duration_us.sum(), rel=1e-4)
+        assert busy.mean() / busy.max() == pytest.approx(balance, rel=1e-4)
+
+
+def test_rows_are_shown_as_they_end_and_not_after_a_cancel(graph):
+    import threading
+
+    made = WorkbenchModel(graph, Setting(bl.Cluster.uniform(2), passes=()))
+    outcome = made.compute_now()
+    tasks, shown, gate = Tasks(made), [], threading.Event()
+    made.on("table", lambda table: shown.append(list(table["placer"])))
+    tasks.compare(NAMES)
+    assert tasks.worker.wait(30)
+    assert shown == [NAMES[:1], NAMES[:2], NAMES, NAMES]
+    tasks._start("waiting", lambda ticket: gate.wait(10), lambda nothing: None)
+    tasks._compared_so_far(outcome, tasks.table[:1])  # a row of what was cancelled before
+    assert len(shown) == 4
+    gate.set()
+    assert tasks.worker.wait(30)
 
 
 def test_a_placer_that_fails_is_a_row(graph):
@@ -238,7 +273,7 @@ def test_a_second_task_does_not_push_the_first_aside(graph):
     gate.set()
     assert made.problem is None  # it stayed there until somebody dismissed it
     tasks.compare(["single"])
-    assert tasks.worker.wait(30) and len(told) == 1
+    assert tasks.worker.wait(30) and [len(table) for table in told] == [1, 1]  # as it ended, and the whole table
 
 
 def test_stopping_a_sweep_keeps_its_rows(monkeypatch, graph):

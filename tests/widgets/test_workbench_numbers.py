@@ -329,43 +329,80 @@ def test_more_memory_and_a_longer_step_are_explained():
     assert "; 2 more settings likewise: this rule does not" in said
 
 
-def test_a_sweep_s_chart_answers_one_question():
-    from baechi_lab.widgets.charts import sweep_chart, varied_axes
+def test_a_heat_map_has_the_best_of_every_cell():
+    from baechi_lab.widgets.charts import heat_map, varied_axes
 
     rows = sweep_rows(
         placer=["a", "a", "b", "b", "b"], memory_bytes=[2e9, 4e9, 2e9, 4e9, 4e9], devices=[1, 1, 1, 1, 2],
         makespan_us=[float("nan"), 3000.0, 5000.0, 4000.0, 2000.0], feasible=[False, True, True, True, True],
+        peak_bytes=[None, 2e9, 1e9, 1e9, 2e9],
     )  # fmt: skip
     assert varied_axes(rows) == ["devices", "memory", "placer"]
-    spec, said = sweep_chart(rows, "memory", "placer", "step time")
-    assert (spec["x"], spec["y"]) == ("memory (GB)", "step time (ms)")
-    curves = {s["name"]: (s["x"], s["y"], s["hollow"]) for s in spec["series"]}
-    assert curves == {
-        "a": ([2.0, 4.0], [None, 3.0], [True, False]),
-        "b": ([2.0, 4.0], [5.0, 2.0], [False, False]),  # on 4 GB the better of 1 and 2 devices
+    spec, notes = heat_map(rows, "memory", "placer", "step time")
+    assert (spec["title"], spec["labels"], spec["rows"]) == ("step time (ms)", ["2 GB", "4 GB"], ["a", "b"])
+    cells = {(c["x"], c["y"]): (c["text"], c["id"], c["fits"], c["front"], round(c["good"], 3)) for c in spec["cells"]}
+    assert cells == {
+        (0, 0): ("", 0, False, False, 0.0),
+        (1, 0): ("3", 1, True, False, 0.667),  # (5 - 3) / (5 - 2)
+        (0, 1): ("5", 2, True, False, 0.0),
+        (1, 1): ("2", 4, True, True, 1.0),  # on 4 GB the better of 1 and 2 devices
     }
-    assert said == "Each point is the best over devices."
-    # Eight amounts of memory that change nothing are one curve, not six and "2 weaker ones".
-    alike = sweep_rows(
-        batch_size=[1, 2] * 8, memory_bytes=np.repeat([1e6, 2e6, 3e6, 4e6, 1e9, 2e9, 3e9, 4e9], 2),
-        placer=["a"] * 16, makespan_us=[3.0, 4.0] * 8, feasible=[True] * 16,
+    assert notes.startswith("Each cell is the best over devices.")
+    one_row, _ = heat_map(rows, "devices", "", "step time")
+    assert one_row["rows"] == [""] and [c["id"] for c in one_row["cells"]] == [1, 4]
+
+
+def test_the_pareto_front_of_a_sweep():
+    from baechi_lab.widgets.charts import pareto_chart, pareto_front
+
+    rows = sweep_rows(
+        placer=["a", "b", "a", "b", "a", "a"], memory_bytes=[4e9] * 6, peak_bytes=[3e9, 2e9, 2e9, 1e9, 1e9, None],
+        makespan_us=[10.0, 20.0, 20.0, 30.0, 5.0, None], feasible=[True, True, True, True, False, False],
     )  # fmt: skip
-    spec, said = sweep_chart(alike, "batch size", "memory", "step time")
-    assert [s["name"] for s in spec["series"]] == ["1 MB, 2 MB, 3 MB and 5 more"] and said == ""
+    # The row of 5 us does not fit; two rows are alike; 30 us is the smallest in memory.
+    assert pareto_front(rows) == [0, 1, 2, 3]
+    spec = pareto_chart(rows)
+    assert (spec["x"], spec["y"]) == ("peak memory (GB)", "step time (us)")
+    front, a, b = spec["series"]
+    assert (front["x"], front["y"]) == ([3.0, 2.0, 2.0, 1.0], [10.0, 20.0, 20.0, 30.0])
+    assert (a["ids"], a["hollow"], b["ids"]) == ([0, 2, 4], [False, False, True], [1, 3])
+    # Of batches of 1 and 4 samples, the time of a sample counts: 10 against 30 / 4 us.
+    other = rows.assign(batch_size=[1, 1, 1, 4, 1, 1])
+    assert pareto_front(other) == [3] and pareto_chart(other)["y"] == "time per sample (us)"
 
 
 def test_bug_kilobytes_on_an_axis_of_gigabytes():
-    from baechi_lab.widgets.charts import sweep_chart
+    from baechi_lab.widgets.charts import heat_map
 
     rows = sweep_rows(
         placer=["a", "a"], memory_bytes=[75_000, 150_000], makespan_us=[0.5, 0.4], peak_bytes=[60_000, 60_000],
         feasible=[True, True],
     )  # fmt: skip
-    spec, _ = sweep_chart(rows, "memory", "", "peak memory")
-    assert (spec["x"], spec["y"], spec["series"][0]["x"], spec["series"][0]["y"]) == (
-        "memory (kB)", "peak memory (kB)", [75.0, 150.0], [60.0, 60.0],
+    spec, _ = heat_map(rows, "memory", "", "peak memory")
+    assert (spec["title"], spec["cells"][0]["text"]) == ("peak memory (kB)", "60")
+    assert spec["cells"][0]["tip"].endswith(": 60.00 kB")
+
+
+def test_a_column_has_one_unit():
+    from baechi_lab.viz.layout import BYTES, UNITS
+    from baechi_lab.widgets.panels.explore_panel import sweep_columns
+    from baechi_lab.widgets.views.table_view import PERCENT, quantity
+
+    nan = float("nan")
+    assert quantity("step", [2.5e6, 1e3, nan], UNITS).texts == ("2.5000", "0.0010", "")
+    assert quantity("step", [2.5e6, 1e3, nan], UNITS).values == (2.5e6, 1e3, None)
+    assert quantity("step", [2.5e6, 0.5], UNITS).texts == ("2.5000", "<0.0001")
+    assert quantity("moved", [0, 12_000_000], BYTES).texts == ("0.00", "12.00")
+    assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.00", "1.20", "0.00")
+    assert quantity("none", [None, nan]).texts == ("", "")
+    rows = sweep_rows(
+        placer=["a", "a"], memory_bytes=[4 << 30, 8 << 30], makespan_us=[50.0, 4000.0], peak_bytes=[1e9, 5e8],
+        samples_per_second=[None, None], bubble=[0.25, 0.5], feasible=[True, False],
     )  # fmt: skip
-    assert spec["series"][0]["tips"][0].endswith(": 60.00 kB")
+    columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
+    assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.00", "0.50"]
+    assert columns["memory (GiB)"] == ["4.00", "8.00"] and columns["bubble (%)"] == ["25.00", "50.00"]
+    assert columns["why not"] == ["", "too small"] and "samples/s" not in columns
 
 
 def test_more_devices_than_the_setting_takes_are_no_sweep(diamond, pair):

@@ -2,39 +2,32 @@
 
 from __future__ import annotations
 
-import html
-from functools import partial
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
+import numpy as np
+from numpy.typing import NDArray
 
 from ...comparison import DEFAULT_PLACERS
 from ...graph.units import format_bytes, format_us
-from ...step_summary import gap_in_words, note_on_bound
+from ...step_summary import note_on_bound
+from ...viz.colors import device_colors
+from ...viz.layout import BYTES, UNITS
 from ..charts import peaks_chart, times_chart
 from ..comparing import CURRENT, best_first, difference
 from ..compute import Outcome
 from ..guard import Guard
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
+from ..views.table_view import PERCENT, Column, TableView, busy_lanes, quantity
 from .parts import WIDE, Fold, button, for_people, note, row, say, table
 
 if TYPE_CHECKING:
     import pandas
 
-HEAD = {
-    "placer": "",
-    "step": "simulated",
-    "one device": "the step beside that of one device alone",
-    "gap": "how far the step is above the largest lower bound",
-    "peak memory": "the most that any device holds; ✗: more than it has",
-    "moved": "bytes sent between devices in a step",
-    "balance": "mean busy time of devices over that of the busiest; 1 is even",
-    "took": "time of placing",
-    "measured": "median of a real run of this placement",
-    "": "",
-    " ": "",
-}
+USE, HOLD = "Use", "Hold"
 MOST_GROUPS = 60
 
 
@@ -56,8 +49,8 @@ class ComparePanel:
         }
         self.compare = button("Compare", "place with every ticked placer", self._compare, style="primary")
         self.hold = button("Hold current", "keep the current placement to compare others with it", self._hold)
-        self.rows = ipywidgets.VBox([], layout=WIDE)
-        self.grid: Any = None
+        self.rows = TableView("placers compared", self._act)
+        self.names: list[str] = []
         self.times, self.peaks = ChartView(height=190), ChartView(height=190)
         self.state = note("Each ticked placer places the graph under the current setting.")
         self.notes = note()
@@ -95,13 +88,14 @@ class ComparePanel:
             self.placers.fold()  # the table and the charts shall be whole on one screen
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
 
-    def _hold(self, placer: str | None = None) -> None:
+    def _hold(self) -> None:
         with Guard(self.model.fail):
-            self.tasks.hold(placer)
+            self.tasks.hold()
 
-    def _use(self, placer: str) -> None:
+    def _act(self, row: int, action: str) -> None:
+        """What a button of a row does."""
         with Guard(self.model.fail):
-            self.tasks.use(placer)
+            (self.tasks.use if action == USE else self.tasks.hold)(self.names[row])
 
     def _take_held(self) -> None:
         with Guard(self.model.fail):
@@ -126,35 +120,31 @@ class ComparePanel:
             notes += note_on_bound(compared, outcome.graph)
         notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
         say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes), "bad")
-        head = [name for name in HEAD if name != "measured" or compared["measured_us"].notna().any()]
-        cells: list[Any] = [ipywidgets.HTML(f'<b title="{html.escape(HEAD[name])}">{name}</b>') for name in head]
-        for k, values in compared.iterrows():
-            cells += self._row(values, best=k == 0, count=len(head))
-        layout = ipywidgets.Layout(
-            grid_template_columns=" ".join(["max-content"] * len(head)), grid_gap="0 5px", align_items="center"
-        )
-        self.grid = ipywidgets.GridBox(cells, layout=layout)
-        self.grid.add_class("bl-grid")
-        self.rows.children = [self.grid]
+        self.names = [str(name) for name in compared["placer"]]
+        self._show_rows(compared, outcome)
         self.times.show(times_chart(compared))
         limits = outcome.setting.cluster.memory_bytes.tolist()
         self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
         self._refresh()
 
-    def _row(self, values: Any, best: bool, count: int) -> list[Any]:
-        """The cells of a row, its buttons last; `count` columns are shown."""
-        name = str(values["placer"])
-        has_step = values["makespan_us"] == values["makespan_us"]
-        shown = row_texts(values) if has_step else [name, "no placement", *[""] * 7]
-        current = name in (self.model.setting.placer, CURRENT)
-        cells: list[Any] = [ipywidgets.HTML(text) for text in shown[: count - 2]]
-        cells[0].value = (f"<b>{name}</b>" if current else name) + _winner(values["winner"])
-        if best and values["feasible"]:
-            cells[1].value = f'<span class="bl-good"><b>{shown[1]}</b> best</span>'
-        if not has_step or name == CURRENT:
-            return [*cells, ipywidgets.HTML(), ipywidgets.HTML()]
-        use = button("Use", f"make {name} current", partial(self._use, name))
-        return [*cells, use, button("Hold", f"hold {name} beside the current", partial(self._hold, name))]
+    def _show_rows(self, compared: pandas.DataFrame, outcome: Outcome) -> None:
+        """The table: numbers, a picture of the devices, and the buttons of every row."""
+        names, longest = outcome.setting.cluster.names, float(compared["makespan_us"].max())
+        colors, extras = device_colors(names), []
+        for k, values in compared.iterrows():
+            placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
+            drawn = shares is not None and step > 0
+            extras.append(
+                {
+                    "marked": placer in (self.model.setting.placer, CURRENT),
+                    "notes": _notes(values, best=k == 0),
+                    "actions": [] if placer == CURRENT or step != step else _actions(placer),
+                    "lanes": busy_lanes(shares, colors) if drawn else [],
+                    "span": step / longest if drawn else 0.0,
+                    "label": busy_in_words(shares, names) if drawn else "",
+                }
+            )
+        self.rows.show(compared_columns(compared), extras)
 
     def _refresh(self) -> None:
         """Say whether the table still belongs to the setting."""
@@ -187,14 +177,66 @@ class ComparePanel:
         self.pinned.value = f'{summary}<div class="bl-note">{title}</div>{shown}'
 
 
-def _winner(text: str) -> str:
-    """Whose answer `auto` took, behind its name."""
-    who, on, device = text.partition(" on ")
-    return (
-        f' <span class="bl-note" title="took the answer of {html.escape(who + on + device)}">{who}</span>'
-        if who
-        else ""
+def compared_columns(table: pandas.DataFrame) -> list[Column]:
+    """The columns of the table: each has one unit."""
+    one_device = table["one_device_us"].where(table["one_device_us"] > 0)
+    peaks = quantity(
+        "peak memory", table["peak_bytes"].tolist(), BYTES, "the most that any device holds; ✗: more than it has"
     )
+    fits = table["feasible"].astype(bool)
+    peak_texts = [t if ok or not t else f"✗ {t}" for t, ok in zip(peaks.texts, fits, strict=True)]
+    measured = "median of a real run of this placement"
+    columns = [
+        Column("placer", table["placer"].astype(str).tolist()),
+        quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
+        quantity(
+            "× one device",
+            (table["makespan_us"] / one_device).tolist(),
+            hint="the step over that of one device alone",
+        ),
+        quantity(
+            "gap", table["gap"].clip(lower=0.0).tolist(), PERCENT, "how far the step is above the largest lower bound"
+        ),
+        replace(peaks, texts=peak_texts),
+        quantity("moved", table["moved_bytes"].tolist(), BYTES, "bytes sent between devices in a step"),
+        quantity(
+            "balance",
+            table["balance"].tolist(),
+            hint="mean busy time of devices over that of the busiest; 1 is even",
+        ),
+        quantity("took", (table["place_seconds"] * 1e6).tolist(), UNITS, "time of placing"),
+    ]
+    has_runs = table["measured_us"].notna().any()
+    return [*columns, quantity("measured", table["measured_us"].tolist(), UNITS, measured)] if has_runs else columns
+
+
+def busy_in_words(shares: NDArray[np.float64], names: Sequence[str]) -> str:
+    """How busy each device is, for those who do not see the picture.
+
+    >>> busy_in_words(np.array([[1.0, 0.5], [0.0, 0.0]]), ["gpu:0", "gpu:1"])
+    'busy: gpu:0 75%, gpu:1 0%'
+    """
+    return "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.mean(axis=1), strict=True))
+
+
+def _actions(placer: str) -> list[dict[str, str]]:
+    return [
+        {"name": USE, "hint": f"make {placer} current"},
+        {"name": HOLD, "hint": f"hold {placer} beside the current"},
+    ]
+
+
+def _notes(values: Any, best: bool) -> list[dict[str, Any]]:
+    """What stands behind the name of a row: whose answer `auto` took, that it is the best, or that it has no placement."""
+    notes: list[dict[str, Any]] = []
+    if values["winner"]:
+        winner = str(values["winner"])
+        notes.append({"text": winner.partition(" on ")[0], "hint": f"took the answer of {winner}", "good": False})
+    if best and values["feasible"]:
+        notes.append({"text": "best", "hint": "the shortest step of those that fit", "good": True})
+    if values["makespan_us"] != values["makespan_us"]:
+        notes.append({"text": "no placement", "hint": str(values["error"] or ""), "good": False})
+    return notes
 
 
 def same_in_words(pinned: Outcome, current: Outcome) -> str:
@@ -217,27 +259,6 @@ def scheduled(outcome: Outcome) -> str:
     if setting.scheduler:
         return f"scheduler {setting.scheduler}"
     return "fifo" if outcome.placement.rank is None else f"the order that {setting.placer} planned"
-
-
-def row_texts(values: Any) -> list[str]:
-    """The numbers of a row as the table shows them."""
-    measured = values["measured_us"]
-    return [
-        str(values["placer"]),
-        format_us(values["makespan_us"]),
-        _versus(values),
-        gap_in_words(values["gap"]),
-        format_bytes(values["peak_bytes"]) + ("" if values["feasible"] else " ✗"),
-        format_bytes(values["moved_bytes"]),
-        f"{values['balance']:.2f}",
-        format_us(values["place_seconds"] * 1e6),
-        format_us(measured) if measured == measured and measured is not None else "",
-    ]
-
-
-def _versus(values: Any) -> str:
-    ratio = values["makespan_us"] / values["one_device_us"] if values["one_device_us"] else float("nan")
-    return f"× {ratio:.2f}" if ratio == ratio else ""
 
 
 def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:

@@ -5,24 +5,30 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ipywidgets
+import numpy as np
 
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import Step
-from ...graph.units import exact_bytes, format_bytes, format_limit, format_us
+from ...graph.units import exact_bytes, format_limit, format_us
 from ...sweeps import best
-from ..charts import AXES, MEASURES, sweep_chart, varied_axes
+from ...viz.layout import BYTES, UNITS
+from ..charts import AXES, MEASURES, heat_map, pareto_chart, pareto_front, plain_number, varied_axes
+from ..glossary import tip
 from ..guard import Guard
 from ..setting import resized
 from ..sweep_reasons import surprises
 from ..tasks import SWEEP, Tasks
 from ..views.chart_view import ChartView
-from .parts import MOST_DEVICES, WIDE, Quiet, button, count_up_to, hinted, note, row, say, table
+from ..views.table_view import GIBIBYTES, PERCENT, Column, TableView, quantity
+from .parts import MOST_DEVICES, WIDE, Quiet, button, count_up_to, hinted, note, row, say
 
 if TYPE_CHECKING:
     import pandas
 
 STYLE, NARROW = {"description_width": "94px"}, {"description_width": "68px"}
 RATE, TIME = "samples per second", "step time"
+HEAT_HEIGHTS = (130, 270)
+"""The least and the largest height of the heat map in pixels."""
 HINT = "Every combination of these values is placed and simulated."
 
 
@@ -32,7 +38,7 @@ MEASURED_ANEW = (
 
 
 class ExplorePanel:
-    """Lists of values to combine, a chart that fills row by row, and a button that takes over the best."""
+    """Lists of values to combine, a heat map and a table that fill row by row; every setting of them can be opened."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
@@ -50,7 +56,7 @@ class ExplorePanel:
         self.stop = button("Stop", "end early; finished rows are kept", tasks.cancel)
         self.axis = ipywidgets.Dropdown(description="along", options=list(AXES), style=NARROW)
         self.by = ipywidgets.Dropdown(
-            description="curves for",
+            description="rows for",
             options=[("nothing", ""), *((name, name) for name in AXES)],
             value="",
             style=NARROW,
@@ -58,7 +64,10 @@ class ExplorePanel:
         self.measure = ipywidgets.Dropdown(description="show", options=list(MEASURES), style=NARROW)
         for control in (self.axis, self.by, self.measure):
             control.layout.width = "250px"
-        self.chart, self.rows, self.reading = ChartView(height=270), ipywidgets.HTML(layout=WIDE), note()
+        self.chart, self.front, self.reading = ChartView(), ChartView(height=HEAT_HEIGHTS[1]), note()
+        for chart in (self.chart, self.front):
+            chart.observe(self._clicked, "clicked")
+        self.rows = TableView("settings of the sweep", lambda number, _: self._open(number))
         self.state, self.verdict = note(HINT), note()
         self.reasons = note()
         self.take = button("Use the best", "take over its devices, memory, placer, batch and micro-batches", self._take)
@@ -77,13 +86,15 @@ class ExplorePanel:
             self.placers,
             self.file,
         ]
+        charts = ipywidgets.HBox([self.chart, self.front], layout=WIDE)
+        charts.add_class("bl-charts")
         self.widget = ipywidgets.VBox(
             [
                 row(*lists),
                 row(self.start, self.stop),
                 self.state,
                 row(self.axis, self.by, self.measure),
-                self.chart,
+                charts,
                 self.reading,
                 row(self.verdict, self.take, wrap=False),
                 self.reasons,
@@ -164,7 +175,7 @@ class ExplorePanel:
             self._draw()
 
     def _ask(self, rows: pandas.DataFrame) -> None:
-        """Until somebody asks otherwise: along the first thing that varies, with a curve for each value of the last."""
+        """Until somebody asks otherwise: along the first thing that varies, with a row for each value of the last."""
         varied = varied_axes(rows)
         if self.fresh and varied:
             with self.quiet:
@@ -175,12 +186,26 @@ class ExplorePanel:
         if self.table is None or len(self.table) == 0:
             return
         by = "" if self.by.value == self.axis.value else self.by.value
-        spec, note_text = sweep_chart(self.table, self.axis.value, by, self.measure.value)
+        spec, note_text = heat_map(self.table, self.axis.value, by, self.measure.value)
+        self.chart.height = int(np.clip(40 + 30 * len(spec["rows"]), *HEAT_HEIGHTS))
         self.chart.show(spec)
+        self.front.show(pareto_chart(self.table))
         say(self.reading, note_text)
-        cells = [_cells(r) for _, r in self.table.iterrows()]
-        filled_columns = [k for k in range(len(HEAD)) if any(row[k] for row in cells)]
-        self.rows.value = table([HEAD[k] for k in filled_columns], [[row[k] for k in filled_columns] for row in cells])
+        front = set(pareto_front(self.table))
+        open_action = [{"name": "Open", "hint": "make this the setting"}]
+        extras = [{"actions": open_action, "notes": [FRONT_NOTE] if k in front else []} for k in range(len(self.table))]
+        self.rows.show(sweep_columns(self.table), extras)
+
+    def _clicked(self, change: Any) -> None:
+        if change["new"] >= 0:
+            change["owner"].clicked = -1  # so that the same setting can be opened again
+            self._open(change["new"])
+
+    def _open(self, number: int) -> None:
+        """Make a row of the sweep the setting."""
+        with Guard(self.model.fail):
+            if self.table is not None:
+                self.model.change(**setting_changes(self.table.iloc[number], self.model.setting))
 
     def _take(self) -> None:
         with Guard(self.model.fail):
@@ -217,47 +242,40 @@ def described(values: Any) -> str:
         else ""
     )
     batch += f"{int(copies)} replicas, " if _is_present(copies) and copies > 1 else ""
-    speed = f", {format_rate(rate)} samples per second" if _is_present(rate) else ""
+    speed = f", {plain_number(rate)} samples per second" if _is_present(rate) else ""
     devices_text = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
 
 
-HEAD = (
-    "batch",
-    "micro-batches",
-    "schedule",
-    "replicas",
-    "devices",
-    "memory",
-    "placer",
-    "step",
-    "samples/s",
-    "bubble",
-    "peak",
-    "fits",
-    "",
-)
+FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}
 
 
-def _cells(values: Any) -> list[str]:
-    def shown(key: str, text: Any) -> str:
-        return text(values[key]) if key in values and _is_present(values[key]) else ""
+def sweep_columns(table: pandas.DataFrame) -> list[Column]:
+    """The columns of a sweep's table that say anything, each in one unit."""
 
-    return [
-        shown("batch_size", lambda v: str(int(v))),
-        shown("micro_batches", lambda v: str(int(v))),
-        shown("schedule", str),
-        shown("replicas", lambda v: str(int(v))),
-        str(values["devices"]),
-        format_limit(values["memory_bytes"]),
-        str(values["placer"]),
-        shown("makespan_us", format_us),
-        shown("samples_per_second", format_rate),
-        shown("bubble", lambda v: f"{max(v, 0.0):.0%}"),
-        shown("peak_bytes", format_bytes),
-        "yes" if values["feasible"] else "no",
-        str(values["error"] or ""),
+    def words(name: str, texts: list[str]) -> Column:
+        return Column(name, texts, hint=tip(name))
+
+    def numbers(name: str, key: str, units: Any = ((1.0, ""),)) -> Column:
+        return quantity(name, table[key].tolist() if key in table else [None] * len(table), units, tip(name))
+
+    in_gib = bool((table["memory_bytes"] % 2**30 == 0).all())
+    columns = [
+        words("placer", table["placer"].astype(str).tolist()),
+        numbers("batch", "batch_size"),
+        numbers("micro-batches", "micro_batches"),
+        words("schedule", [str(v) if _is_present(v) else "" for v in table["schedule"]]),
+        numbers("replicas", "replicas"),
+        numbers("devices", "devices"),
+        numbers("memory", "memory_bytes", GIBIBYTES if in_gib else BYTES),
+        numbers("step", "makespan_us", UNITS),
+        numbers("samples/s", "samples_per_second"),
+        numbers("bubble", "bubble", PERCENT),
+        numbers("peak", "peak_bytes", BYTES),
+        words("fits", ["yes" if ok else "no" for ok in table["feasible"].astype(bool)]),
+        words("why not", [str(text or "") for text in table["error"]]),
     ]
+    return [column for column in columns if any(column.texts)]
 
 
 def _is_present(value: Any) -> bool:
@@ -282,12 +300,3 @@ def _whole_numbers(label: str, text: str) -> list[int]:
         return [int(p) for p in _words(label, text)]
     except ValueError as error:
         raise InvalidInput(f"{label}: {text!r} is not a list of whole numbers; write for example 1, 2, 4") from error
-
-
-def format_rate(rate: float) -> str:
-    """Samples per second as people write them.
-
-    >>> format_rate(1_326_912.7), format_rate(913.44), format_rate(0.5)
-    ('1,326,913', '913.4', '0.5')
-    """
-    return f"{rate:,.0f}" if rate >= 1000 else f"{rate:.4g}"

@@ -1,25 +1,18 @@
 // Small charts of the panels: bars, lines or points as SVG, redrawn at the width that the page gives.
 
 const CHART = { top: 12, right: 14, bottom: 38, left: 26, tick: 11 };
-const SVG = "http://www.w3.org/2000/svg";
 /** `ids` make marks that can be clicked; a `dash` line joins points of a chart of points, and has no marks.
  * @typedef {{name: string, color: string, x: number[], y: (number | null)[], hollow: boolean[], tips: string[], ids: number[],
  *   dash: boolean}} Series */
 /** A line across at `y`, a band from `y` to `to`, or a line upwards at `x`.
  * @typedef {{y: number, to?: number, x?: number, text: string, color: string, dash: boolean}} Rule */
 /** @typedef {{kind: string, labels: string[], x: string, y: string, title: string, steps?: boolean, from?: number, to?: number,
- *   ticks?: number[], series: Series[], rules: Rule[]}} Spec */
+ *   ticks?: number[], series: Series[], rules: Rule[], rows?: string[], cells?: Cell[]}} Spec */
+/** Of a heat map: where it stands, what it says, and how good it is. @typedef {{x: number, y: number, text: string, tip: string,
+ *   id: number, fits: boolean, front: boolean, good: number}} Cell */
 /** A mark in pixels. @typedef {{x: number, y: number, id: number | undefined, text: string}} Spot */
 /** Where things lie: pixels of the plot's edges, and of values. @typedef {{left: number, right: number, top: number,
  *   bottom: number, width: number, xOf: (v: number) => number, yOf: (v: number) => number}} Plot */
-
-/** An SVG element. @param {string} tag @param {Record<string, string | number>} attributes @param {string} [text] */
-function svg(tag, attributes, text) {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
-  if (text !== undefined) made.textContent = text;
-  return made;
-}
 
 /** @type {CanvasRenderingContext2D | null} */
 let ruler = null;
@@ -97,8 +90,10 @@ const turned = (spec, room) => spec.kind === "bars" && spec.labels.some((label) 
 /** @param {HTMLElement} host @param {Spec} spec @param {number} width @param {number} height @param {(ids: number[]) => void} clicked */
 function drawChart(host, spec, width, height, clicked) {
   rulerOf(getComputedStyle(host).fontFamily);
-  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title || spec.y });
+  const pressed = spec.kind === "heat" || spec.series.some((s) => s.ids?.length);
+  const picture = svg("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: pressed ? "group" : "img", "aria-label": spec.title || spec.y });
   host.replaceChildren(picture);
+  if (spec.kind === "heat") return drawHeat(picture, spec, width, height, clicked);
   const named = spec.series.filter((s) => s.name);
   const bars = spec.kind === "bars";
   const title = spec.title ? 16 : 0;
@@ -131,6 +126,30 @@ function drawChart(host, spec, width, height, clicked) {
   else if (lines) drawLines(picture, spec, plot, clicked);
   drawKeys(picture, named, places, left, CHART.top + title + 4);
   drawRules(picture, spec, plot, lines && spec.kind === "lines");
+}
+
+/** A heat map: cells with their values, columns named below. @param {Element} picture @param {Spec} spec @param {number} width @param {number} height
+ * @param {(ids: number[]) => void} clicked */
+function drawHeat(picture, spec, width, height, clicked) {
+  const [rows, cells] = [spec.rows ?? [], spec.cells ?? []];
+  const left = Math.min(Math.max(...rows.map(textWidth), 0) + 10, width * 0.4);
+  const wide = Math.min((width - left - CHART.right) / Math.max(spec.labels.length, 1), 150);
+  const tall = (height - 40) / Math.max(rows.length, 1);
+  picture.append(svg("text", { x: 4, y: 13, class: "bl-chart-title" }, spec.title));
+  rows.forEach((name, k) => picture.append(svg("text", { x: left - 6, y: 20 + tall * (k + 0.5) + 4, "text-anchor": "end" }, shortened(name, left - 8, 11))));
+  spec.labels.forEach((name, k) => picture.append(svg("text", { x: left + wide * (k + 0.5), y: height - 6, "text-anchor": "middle" }, shortened(name, wide, 11))));
+  for (const { x, y, text, tip, id, fits, front, good } of cells) {
+    const cell = svg("g", { class: "bl-chart-hit bl-chart-cell", tabindex: "0", role: "button", "aria-label": tip, "data-id": id });
+    const fill = fits ? `color-mix(in srgb, var(--bl-series-0) ${Math.round(8 + 42 * good)}%, var(--bl-background))` : "var(--bl-panel)";
+    const said = `${front ? "◆ " : ""}${fits ? "" : "✗ "}${text}`;
+    cell.append(
+      svg("rect", { x: left + wide * x + 1, y: 20 + tall * y + 1, width: Math.max(wide - 2, 1), height: Math.max(tall - 2, 1), style: `fill:${fill}`, class: front ? "bl-chart-front" : "" }),
+      svg("text", { x: left + wide * (x + 0.5), y: 20 + tall * (y + 0.5) + 4, "text-anchor": "middle" }, textWidth(said) <= wide - 4 ? said : shortened(said, wide - 4, 11)),
+      svg("title", {}, tip));
+    cell.addEventListener("click", () => clicked([id]));
+    cell.addEventListener("keydown", (event) => { if (["Enter", " "].includes(/** @type {KeyboardEvent} */ (event).key)) { event.preventDefault(); clicked([id]); } });
+    picture.append(cell);
+  }
 }
 
 /** @param {Element} picture @param {Series[]} named @param {number[][]} places @param {number} left @param {number} top */

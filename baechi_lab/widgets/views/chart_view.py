@@ -13,10 +13,10 @@ from .base import source
 
 
 class ChartView(anywidget.AnyWidget):
-    """Draws what `bars` or `curves` made as SVG, as wide as its place, in the colours of the page.
+    """Draws what `bars`, `curves`, `points` or `heat` made as SVG, as wide as its place, in the colours of the page.
 
     `show(None)` empties it. A chart in a part that is not shown is drawn as soon as it is. `clicked` is the last mark that was
-    clicked, one of the `ids` of a series.
+    clicked, one of the `ids` of a series or the `id` of a cell.
     """
 
     _esm = source("js", "chart_view")
@@ -94,3 +94,11 @@ def curves(
 def points(x: str, y: str, series_list: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
     """Points named beside them; hollow ones mark what does not fit."""
     return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}
+
+
+def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, Any]]) -> Any:
+    """A heat map. `cells` have `x` and `y` (positions of their column and row), `text`, `tip`, `id`, `fits`, `front` and
+    `good` (from 0 to 1, how strong the colour is). Every cell can be clicked.
+    """
+    shown = {"kind": "heat", "labels": list(columns), "rows": list(rows), "x": "", "y": "", "title": title}
+    return {**shown, "cells": [dict(cell) for cell in cells], "series": [], "rules": []}

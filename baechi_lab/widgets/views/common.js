@@ -101,6 +101,14 @@ function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** An SVG element. @param {string} tag @param {Record<string, string | number>} attributes @param {string} [text] */
+function svg(tag, attributes, text) {
+  const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, String(value));
+  if (text !== undefined) made.textContent = text;
+  return made;
+}
+
 /** One line of a legend: a stroke in the colour of its class, and what it means. @param {string} kind @param {string} text @param {string} title */
 function lineKey(kind, text, title = "") {
   return element("span", { class: "bl-key", title }, element("span", { class: `bl-line ${kind}` }), text);

@@ -1,0 +1,127 @@
+"""A table whose columns sort, with one unit per column, and a small picture of the devices in every row."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import anywidget
+import numpy as np
+import traitlets
+from numpy.typing import NDArray
+
+from ...viz.layout import scale
+from .base import source
+
+PERCENT = ((0.01, "%"),)
+GIBIBYTES = ((float(2**30), "GiB"),)
+MOST_DECIMALS = 4
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column: what its head says, the text of every row, and the values that it sorts by (None sorts last)."""
+
+    name: str
+    texts: Sequence[str]
+    values: Sequence[float | str | None] = ()
+    hint: str = ""
+    number: bool = False
+
+
+def quantity(
+    name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ((1.0, ""),), hint: str = ""
+) -> Column:
+    """A column of numbers in the one unit that suits the largest of them; None and NaN are empty.
+
+    >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
+    >>> column.name, column.texts
+    ('step (ms)', ('1.500', '0.020', ''))
+    """
+    numbers = [None if v is None or not math.isfinite(v) else float(v) for v in values]
+    sizes = [abs(v) for v in numbers if v]
+    factor, unit = scale(max(sizes, default=0.0), units)
+    smallest = min(sizes, default=factor) / factor
+    whole = all(v is None or v == round(v) for v in numbers) and factor == 1.0
+    decimals = 0 if whole else min(max(2, 1 - math.floor(math.log10(smallest))), MOST_DECIMALS)
+    texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
+    return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
+
+
+def _decimal(value: float, decimals: int) -> str:
+    """A number with so many decimals; what would be shown as zero, but is not, says that it is smaller.
+
+    >>> _decimal(1234.5, 1), _decimal(0.00001, 4), _decimal(-0.0, 2)
+    ('1,234.5', '<0.0001', '0.00')
+    """
+    least = 10.0**-decimals
+    return f"<{least:.{decimals}f}" if 0 < value < least / 2 else f"{value + 0.0:,.{decimals}f}"
+
+
+def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[str, str]]:
+    """A path for each device, one unit high, below one another: in every bin as high as the device is busy.
+
+    Args:
+        shares: float64[devices, bins], the busy share of every bin, from 0 to 1.
+        colors: one per device.
+
+    >>> busy_lanes(np.array([[1.0, 1.0, 0.0, 0.5]]), ["#000000"])
+    [{'d': 'M0 1v-1h2v1zM3 1v-0.5h1v0.5z', 'color': '#000000'}]
+    """
+    lanes = []
+    for lane, (row, color) in enumerate(zip(shares, colors, strict=True)):
+        starts = np.flatnonzero(np.diff(row, prepend=-1.0))
+        widths = np.diff(np.append(starts, len(row)))
+        runs = zip(starts.tolist(), widths.tolist(), row[starts].tolist(), strict=True)
+        path = "".join(f"M{k} {lane + 1}v-{s:.3g}h{width}v{s:.3g}z" for k, width, s in runs if s > 0)
+        lanes.append({"d": path, "color": color})
+    return lanes
+
+
+class TableView(anywidget.AnyWidget):
+    """Rows that sort by a click on the head of a column, or by its keys.
+
+    `on_action(row, action)` is called for a button of a row, with the position of the row as it was given.
+
+    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, `keys` (what a column sorts by), `marked`,
+    `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`) and a picture `lanes` that fills the
+    share `span` of its place and is called `label`.
+
+    >>> view = TableView()
+    >>> view.show([Column("placer", ["single"], ["single"]), quantity("groups", [7])])
+    >>> view.rows[0]["cells"], view.head[1]["number"]
+    (['single', '7'], True)
+    """
+
+    _esm = source("js", "table_view")
+    _css = source("css", "table_view")
+    caption = traitlets.Unicode("").tag(sync=True)
+    head: traitlets.List = traitlets.List().tag(sync=True)
+    rows: traitlets.List = traitlets.List().tag(sync=True)
+
+    def __init__(self, caption: str = "", on_action: Callable[[int, str], None] = lambda row, action: None):
+        super().__init__(caption=caption)
+        self.on_action = on_action
+        self.on_msg(self._clicked)
+
+    def show(self, columns: Sequence[Column], extras: Sequence[dict[str, Any]] = ()) -> None:
+        """Show the columns in place of what is there; `extras` are further fields of the rows, one dict each."""
+        count = len(columns[0].texts) if columns else 0
+        plain: dict[str, Any] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
+        with self.hold_sync():
+            self.head = [{"name": c.name, "hint": c.hint, "number": c.number} for c in columns]
+            self.rows = [
+                {
+                    **plain,
+                    "cells": [c.texts[k] for c in columns],
+                    "keys": [(c.values or c.texts)[k] for c in columns],
+                    **(extras[k] if extras else {}),
+                }
+                for k in range(count)
+            ]
+
+    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+        if content.get("type") == "action":
+            self.on_action(int(content["row"]), str(content["action"]))
