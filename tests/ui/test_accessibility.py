@@ -38,6 +38,11 @@ def page(tmp_path_factory):
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install in tests/js")
 def test_axe_finds_nothing_light_and_dark(page):
     page.evaluate(AXE.read_text())
+    for name, words, shown in (("Compare", "Compare", ".bl-lanes >> nth=4"), ("Explore", "Sweep", ".bl-chart-cell")):
+        tab(page, name)
+        page.click(f'.bl-pane-{name.lower()} button:text-is("{words}")')
+        page.wait_for_selector(f".bl-pane-{name.lower()} {shown}", timeout=120_000)
+        page.wait_for_selector('.bl-workbench button:text-is("Cancel")', state="hidden", timeout=120_000)
     for theme in ("Light", "Dark"):
         themed(page, theme)
         for name in TABS:

@@ -18,6 +18,7 @@ from whole_screen import EMPTIED, TABS, WHOLE, faults, tab, themed
 import baechi_lab as bl
 from baechi_lab.graph.units import format_bytes, format_us
 from baechi_lab.step_summary import against_one_device, change_in_words, one_device
+from baechi_lab.viz.layout import UNITS, scale
 from baechi_lab.viz.nested.tree import build_tree
 from baechi_lab.widgets.causes import cause, neighbours
 from baechi_lab.widgets.coloring import coloring
@@ -603,25 +604,62 @@ def test_the_setting_before_lies_below_on_one_axis(page, expected):
     shows(page, f"step {format_us(before.makespan_us)}")
 
 
+COMPARED = """() => {
+  const rows = [...document.querySelectorAll('.bl-pane-compare .bl-sorted-table tr')];
+  const head = [...rows[0]?.children ?? []].map((cell) => cell.innerText.replace(/ [▲▼]$/, ''));
+  const sorted = [...rows[0]?.children ?? []].map((cell) => cell.getAttribute('aria-sort'));
+  return { head, sorted, rows: rows.slice(1).map((row) => [...row.children].map((cell) => cell.innerText)) };
+}"""
+
+
 def test_compare_shows_bl_compare(page, expected):
     tab(page, "Compare")
     page.click('.bl-pane button:text-is("Compare")')
-    page.wait_for_selector('.bl-workbench button:text-is("Hold") >> nth=3', timeout=60_000)
     cluster = bl.Cluster.uniform(2, memory_bytes="1GB", kind="cpu")
     table = bl.compare(expected.graph(), cluster, passes=("colocation",), progress=False)  # what the page asks
-    grid = page.locator(".widget-gridbox")
-    for value in table["makespan_us"]:
-        text = jb.eventually(page, lambda value=value: _holds(grid.inner_text(), format_us(value)))
-    # Sorted, the best marked, and auto's winner named; every control says what it is.
+    order = best_first(table)
+    factor, unit = scale(table["makespan_us"].max(), UNITS)
+
+    def all_rows_are_there():
+        shown = page.evaluate(COMPARED)
+        assert [row[0].split()[0] for row in shown["rows"]] == list(order["placer"])
+        return shown
+
+    # Sorted, the best marked, and auto's winner named; each column has one unit.
+    shown = jb.eventually(page, all_rows_are_there, 60)
+    step = shown["head"].index(f"step ({unit})")
+    for row, value in zip(shown["rows"], order["makespan_us"], strict=True):
+        digits = len(row[step].partition(".")[2])
+        assert float(row[step].replace(",", "")) == pytest.approx(value / factor, abs=0.51 * 10.0**-digits)
+    assert "best" in shown["rows"][0][0] and page.locator('.bl-sorted-table [title^="took the answer of"]').count() == 1
+    assert page.locator(".bl-pane-compare .bl-lanes").count() == len(table)
     hint = page.locator('.bl-setting label > span:text-is("transfers")').get_attribute("title")
     assert hint.startswith("sequential: a device sends or receives one tensor at a time")
-    order = best_first(table)
-    words = [line.split()[0] for line in text.splitlines() if line.strip()]
-    assert [word for word in words if word in set(table["placer"])] == list(order["placer"])
-    assert f"{format_us(order['makespan_us'][0])} best" in text
-    assert page.locator('.bl-grid [title^="took the answer of"]').count() == 1
     page.wait_for_selector(".bl-pane-compare .bl-chart rect", timeout=60_000)
     shot(page, "04-compare")
+
+
+def test_columns_of_compare_sort_by_click_and_by_key(page):
+    head = page.locator(".bl-pane-compare .bl-sort")
+    placer = head.nth(0)
+
+    def names(direction):
+        shown = page.evaluate(COMPARED)
+        assert shown["sorted"][0] == direction and not any(shown["sorted"][1:])
+        return [row[0].split()[0] for row in shown["rows"]]
+
+    as_they_came = names(None)
+    placer.click()
+    assert names("ascending") == sorted(as_they_came)
+    page.keyboard.press("Enter")  # the head keeps the focus
+    assert names("descending") == sorted(as_they_came, reverse=True)
+    page.keyboard.press("Enter")
+    assert names(None) == as_they_came
+    page.keyboard.press("ArrowRight")
+    page.keyboard.press("Enter")
+    shown = page.evaluate(COMPARED)
+    steps = [float(row[1].replace(",", "")) for row in shown["rows"]]
+    assert shown["sorted"][1] == "ascending" and steps == sorted(steps)
 
 
 def test_a_real_run_arrives_live(page, expected):
@@ -733,7 +771,20 @@ def test_explore_sweeps_and_names_the_best(page, expected):
     best, us = page.locator('.bl-good:has-text("Best that fits")'), expected.timeline(64, devices=1).makespan_us
     # One device needs no transfers, and 64 samples take less than twice as long as 32.
     jb.eventually(page, lambda: _holds(best.inner_text(), "batch size 64, 1 device", format_us(us)))
+    # The heat map: batch sizes by devices, each cell the library's number; a click opens its setting.
+    cells = page.locator(".bl-pane-explore .bl-chart-cell")
+    assert cells.count() == 4
+    for size, devices in ((32, 1), (32, 2), (64, 1), (64, 2)):
+        cell = page.locator(f'.bl-chart-cell[aria-label^="batch {size}, {devices} device"]')
+        step_us = expected.timeline(size, devices=devices).makespan_us
+        page.locator(".bl-pane-explore select").last.select_option("step time")
+        jb.eventually(page, lambda c=cell, us=step_us: _holds(c.get_attribute("aria-label"), format_us(us)))
+    assert page.locator('.bl-pane-explore .bl-chart-cell:has-text("◆")').count() >= 1
     shot(page, "07-explore")
+    page.locator('.bl-chart-cell[aria-label^="batch 64, 1 device"]').click()
+    shows(page, f"step {format_us(us)}")
+    page.click('button:text-is("Undo")')
+    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
 
 
 def test_export_writes_the_script(page, lab):

@@ -180,9 +180,7 @@ class ComparePanel:
 def compared_columns(table: pandas.DataFrame) -> list[Column]:
     """The columns of the table: each has one unit."""
     one_device = table["one_device_us"].where(table["one_device_us"] > 0)
-    peaks = quantity(
-        "peak memory", table["peak_bytes"].tolist(), BYTES, "the most that any device holds; ✗: more than it has"
-    )
+    peaks = quantity("peak", table["peak_bytes"].tolist(), BYTES, "the most that any device holds; ✗: more than it has")
     fits = table["feasible"].astype(bool)
     peak_texts = [t if ok or not t else f"✗ {t}" for t, ok in zip(peaks.texts, fits, strict=True)]
     measured = "median of a real run of this placement"

@@ -55,7 +55,7 @@ function render({ model, el }) {
     const body = sortedOrder(rows, column, descending).map((number) => {
       const row = rows[number];
       const cells = row.cells.map((text, k) => element("td", { class: head[k].number && "bl-number" }, text,
-        ...(k ? [] : row.notes.map((one) => element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)))));
+        ...(k ? [] : row.notes.flatMap((one) => [" ", element("span", { class: one.good ? "bl-good" : "bl-note", title: one.hint }, one.text)]))));
       const buttons = row.actions.map(({ name, hint }) => element("button", {
         type: "button", class: "bl-button", title: hint, "data-key": `${name} ${row.cells[0]}`,
         onclick: () => model.send({ type: "action", row: number, action: name }),
@@ -64,7 +64,7 @@ function render({ model, el }) {
         ...(lanes ? [element("td", { class: "bl-lanes-place" }, ...(row.lanes.length ? [lanesPicture(row)] : []))] : []),
         ...(actions ? [element("td", { class: "bl-actions" }, ...buttons)] : []));
     });
-    const more = [lanes && "devices over the step", actions && " "].filter((name) => name !== false);
+    const more = [lanes && "devices busy", actions && " "].filter((name) => name !== false);
     el.replaceChildren(element("div", { class: "bl-scroll" }, element("table", { class: "bl-table", "aria-label": model.get("caption") },
       element("thead", {}, element("tr", {}, ...heads, ...more.map((name) => (name === " " ? element("td", {}) : element("th", { scope: "col" }, name))))),
       element("tbody", {}, ...body))));
