@@ -67,9 +67,9 @@ def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:
     """Returns float64[devices, bins]: the busy share of each device in equal parts of the step, from 0 to 1.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
-    >>> graph = OpGraph.from_edges([3.0, 1.0], [(0, 1, 0)])
-    >>> busy_shares(simulate(graph, Cluster.uniform(2), Placement(device=[0, 1])), 2).tolist()
-    [[1.0, 0.5], [0.0, 0.5]]
+    >>> timeline = simulate(OpGraph.from_edges([4.0, 1.0]), Cluster.uniform(2), Placement(device=[0, 1]))
+    >>> busy_shares(timeline, 2).tolist()
+    [[1.0, 1.0], [0.5, 0.0]]
     """
     edges = np.linspace(0.0, timeline.makespan_us, bins + 1)
     shares = np.zeros((len(timeline.device_names), bins))
