@@ -75,6 +75,31 @@ class LayoutRow:
     step: Callable[[], LayoutStep] = field(repr=False)
 
     @property
+    def tp(self) -> int:
+        """Tensor parallelism of the layout."""
+        return self.layout.tp
+
+    @property
+    def pp(self) -> int:
+        """Pipeline parallelism of the layout."""
+        return self.layout.pp
+
+    @property
+    def dp(self) -> int:
+        """Data parallelism of the layout."""
+        return self.layout.dp
+
+    @property
+    def ep(self) -> int:
+        """Expert parallelism of the layout."""
+        return self.layout.ep
+
+    @property
+    def cp(self) -> int:
+        """Context parallelism of the layout."""
+        return self.layout.cp
+
+    @property
     def waiting_us(self) -> float | None:
         """Time in which the busiest device runs no pass: bubbles, gradients that nothing hides, and the update."""
         return None if self.step_us is None else max(self.step_us - self.compute_us - self.exposed_us, 0.0)

@@ -8,6 +8,7 @@ from ..lazy import lazy_names
 
 if TYPE_CHECKING:
     from .fit_view import FitView
+    from .layouts_view import LayoutsView
     from .moves import move
     from .setting import Setting
     from .views import GraphView, MemoryView, TimelineView
@@ -15,4 +16,4 @@ if TYPE_CHECKING:
 else:
     __getattr__, __dir__ = lazy_names(__name__, needs=("anywidget", "ipywidgets", "traitlets"))
 
-__all__ = ["FitView", "GraphView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]
+__all__ = ["FitView", "GraphView", "LayoutsView", "MemoryView", "Setting", "TimelineView", "Workbench", "move"]

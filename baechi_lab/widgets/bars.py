@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Timeline
 from .columns import Columns, pack
-from .schedule import Chain, idle
+from .schedule import Chain, computing, exposed_us, idle
 
 Lane = dict[str, Any]
 
@@ -52,7 +53,7 @@ def build_bars(
     against: int = -1,
     groups: Sequence[str] = (),
 ) -> Bars:
-    """Lanes of each timeline in turn: per device one for compute and one for transfers.
+    """Lanes of each timeline in turn: per device one for compute, one for collectives where there are any, and one for transfers.
 
     Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
     marks the critical bars of the first timeline; `titles` name the timelines, by default by their origin; timeline
@@ -68,8 +69,14 @@ def build_bars(
     for number, timeline in enumerate(timelines):
         label, title = labels[number], titles[number]
         marked = chain if number == 0 else None
-        folds = idle_folds(timeline)
-        for d, waits in enumerate(idle(timeline)):
+        folds, computes = idle_folds(timeline), computing(graph, timeline)
+        exposed = exposed_us(timeline, computes)
+        collectives_us = np.bincount(
+            timeline.device[~computes],
+            (timeline.end_us - timeline.start_us)[~computes],
+            minlength=len(timeline.device_names),
+        )
+        for d, waits in enumerate(idle(timeline, computes)):
             lane = {
                 "device": d,
                 "label": short_device(timeline.device_names[d]),
@@ -78,18 +85,21 @@ def build_bars(
                 "heading": _heading(headings[number] if len(timelines) > 1 else "", d, groups),
                 "folded": folds[d] is not None,
                 "fold_label": folds[d] or "",
-                "busy_us": float(timeline.busy_us[d]),
+                "busy_us": float(timeline.busy_us[d] - collectives_us[d]),
+                "collectives_us": float(collectives_us[d]),
+                "exposed_us": float(exposed[d]),
                 "idle_us": waits.idle_us,
                 "idle_share": waits.share,
                 "bubbles": waits.bubbles,
                 "bubble_us": waits.bubble_us,
                 "longest_us": waits.longest_us,
             }
-            for table, kind in (
-                (_op_rows(timeline, d, label, marked, device_elsewhere.get(number)), "ops"),
-                (_transfer_rows(timeline, d, label, marked), "transfers"),
-            ):
-                lanes.append(lane if kind == "ops" else {**lane, "kind": "transfers", "heading": "", "fold_label": ""})
+            rows_of = partial(_op_rows, timeline, d, label, marked, device_elsewhere.get(number))
+            device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked), "transfers")]
+            if not computes.all():
+                device_tables.insert(1, (rows_of(~computes), "collectives"))
+            for table, kind in device_tables:
+                lanes.append(lane if kind == "ops" else {**lane, "kind": kind, "heading": "", "fold_label": ""})
                 tables.append(table[np.lexsort((table["end"], table["start"]))])
                 pointer.append(pointer[-1] + len(table))
     rows = np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
@@ -252,8 +262,9 @@ def _op_rows(
     label: NDArray[np.int64],
     chain: Chain | None,
     device_elsewhere: NDArray[np.int64] | None,
+    in_lane: NDArray[np.bool_],
 ) -> NDArray[Any]:
-    on_device = np.flatnonzero(timeline.device == device)
+    on_device = np.flatnonzero((timeline.device == device) & in_lane)
     rows = np.zeros(len(on_device), dtype=_ROW)
     rows["start"], rows["end"] = timeline.start_us[on_device], timeline.end_us[on_device]
     rows["color"], rows["label"] = device, label[timeline.op[on_device]] if len(on_device) else 0

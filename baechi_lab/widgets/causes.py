@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
 from ..graph.units import format_bytes, format_us
+from .schedule import computing
 from .waiting import last_inputs
 
 SLACK = 1e-9
@@ -51,7 +52,7 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     start, device = float(timeline.start_us[row]), int(timeline.device[row])
     near = SLACK * max(timeline.makespan_us, 1.0)
     arrival_us, producer, transfer = _last_input(graph, timeline, op, device)
-    before, previous = _busy_until(timeline, row, near)
+    before, previous = _busy_until(timeline, row, near, computing(graph, timeline))
     at, name = f"started at {format_us(start)}", timeline.device_names[device]
     if start <= near:
         return Cause("start", -1, -1, 0.0, f"{at}, with the step")
@@ -79,9 +80,13 @@ def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tup
     return (arrival_us, producer, int(last.transfer[0])) if producer >= 0 and arrival_us >= 0 else (-1.0, -1, -1)
 
 
-def _busy_until(timeline: Timeline, row: int, near: float) -> tuple[float, int]:
-    """When the device's last op before this one ended, and which it was; -1 for none."""
-    same = (timeline.device == timeline.device[row]) & (timeline.end_us <= timeline.start_us[row] + near)
+def _busy_until(timeline: Timeline, row: int, near: float, computes: NDArray[np.bool_]) -> tuple[float, int]:
+    """When the last op before this one in its lane of the device ended, and which it was; -1 for none."""
+    same = (
+        (timeline.device == timeline.device[row])
+        & (computes == computes[row])
+        & (timeline.end_us <= timeline.start_us[row] + near)
+    )
     same[row] = False
     rows = np.flatnonzero(same)
     if not len(rows):

@@ -51,9 +51,10 @@ class _Walk:
         self.graph, self.timeline = graph, timeline
         self.row_of = np.full(graph.n, -1, dtype=np.int64)
         self.row_of[timeline.op] = np.arange(len(timeline.op))
-        order = np.lexsort((timeline.end_us, timeline.start_us, timeline.device))
+        lane = 2 * timeline.device.astype(np.int64) + ~computing(graph, timeline)
+        order = np.lexsort((timeline.end_us, timeline.start_us, lane))
         self.before = np.full(len(order), -1, dtype=np.int64)
-        same = timeline.device[order][1:] == timeline.device[order][:-1]
+        same = lane[order][1:] == lane[order][:-1]
         self.before[order[1:][same]] = order[:-1][same]
         transfers = timeline.transfers
         self.transfer = {
@@ -93,13 +94,47 @@ class Idle:
     longest_us: float
 
 
-def idle(timeline: Timeline) -> tuple[Idle, ...]:
-    """Idle time and bubbles per device. Waiting before its first and after its last op is idle, but no bubble."""
-    return tuple(_idle_of(timeline, d) for d in range(len(timeline.device_names)))
+def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
+    """bool[rows of the timeline]: ops that a device computes; the others are collectives, which run beside them.
+
+    >>> from baechi_lab import Cluster, Placement, simulate
+    >>> g = OpGraph.from_edges([5.0, 10.0], op_types=["MatMul", "all_reduce"])
+    >>> computing(g, simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))).sum()
+    1
+    """
+    if timeline.op_names == graph.names:
+        return ~graph.on_communication_lane[timeline.op]
+    collectives = {graph.names[k] for k in np.flatnonzero(graph.on_communication_lane)}
+    return np.array([name not in collectives for name in timeline.op_names], dtype=np.bool_)[timeline.op]
 
 
-def _idle_of(timeline: Timeline, device: int) -> Idle:
-    rows = np.flatnonzero(timeline.device == device)
+def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """float64[devices]: time in which a device's collectives run while it computes nothing. O(rows log rows)."""
+    exposed = np.zeros(len(timeline.device_names))
+    for d in range(len(exposed)):
+        here = timeline.device == d
+        busy = [_covered(timeline, here & rows) for rows in (computes, np.ones_like(computes))]
+        exposed[d] = max(busy[1] - busy[0], 0.0)
+    return exposed
+
+
+def _covered(timeline: Timeline, rows: NDArray[np.bool_]) -> float:
+    """Time in which at least one of the rows runs."""
+    order = np.argsort(timeline.start_us[rows], kind="stable")
+    start, end = timeline.start_us[rows][order], np.maximum.accumulate(timeline.end_us[rows][order])
+    return float((end - np.maximum(start, np.append(0.0, end[:-1]))).clip(0.0).sum())
+
+
+def idle(timeline: Timeline, computes: NDArray[np.bool_]) -> tuple[Idle, ...]:
+    """Idle time and bubbles per device between the rows that it computes.
+
+    Waiting before its first and after its last op is idle, but no bubble.
+    """
+    return tuple(_idle_of(timeline, (timeline.device == d) & computes) for d in range(len(timeline.device_names)))
+
+
+def _idle_of(timeline: Timeline, on_device: NDArray[np.bool_]) -> Idle:
+    rows = np.flatnonzero(on_device)
     rows = rows[np.lexsort((timeline.end_us[rows], timeline.start_us[rows]))]
     span = timeline.makespan_us
     gaps: Any = np.zeros(0)
@@ -108,5 +143,6 @@ def _idle_of(timeline: Timeline, device: int) -> Idle:
         gaps = timeline.start_us[rows][1:] - ended[:-1]
         # Rounding of a sum of durations is no bubble.
         gaps = gaps[gaps > 1e-9 * max(span, 1.0)]
-    free = max(float(timeline.idle_us[device]), 0.0)  # a sum of durations may exceed the span by rounding
+    busy_us = float((timeline.end_us[rows] - timeline.start_us[rows]).sum())
+    free = max(span - busy_us, 0.0)  # a sum of durations may exceed the span by rounding
     return Idle(free, free / span if span > 0 else 0.0, len(gaps), float(gaps.sum()), float(gaps.max(initial=0.0)))

@@ -11,12 +11,13 @@ from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
 from .columns import Columns, pack
+from .schedule import computing
 
-TRANSFER, QUEUE, OP, ORDER, NOTHING = range(5)
-KINDS = ("transfer", "queue", "op", "order", "nothing")
+TRANSFER, QUEUE, OP, ORDER, NOTHING, COLLECTIVE = range(6)
+KINDS = ("transfer", "queue", "op", "order", "nothing", "collective")
 """Of the input that came last for the op after the gap: it was under way; it stood in the queue of a link; the op that
 makes it had not ended. Then: nothing was missing (a planned order, or what a real runtime does besides), and the device
-had no more ops in this step."""
+had no more ops in this step. Last: as `op`, and the op is a collective, also one that ends the step."""
 
 _ROW = np.dtype([("device", "i8"), ("start", "f8"), ("end", "f8"), ("kind", "i8"), ("op", "i8"), ("source", "i8")])
 
@@ -53,10 +54,12 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     >>> [KINDS[k] for k in found.kind]
     ['nothing', 'op', 'transfer']
     """
-    gaps = _gaps(timeline)
+    computes = computing(graph, timeline)
+    gaps = _gaps(timeline, computes)
     op = _graph_numbers(graph, timeline)[gaps["op"]]
     op[gaps["op"] < 0] = -1
     last = last_inputs(graph, timeline, op, gaps["device"])
+    _await_collectives(graph, timeline, computes, gaps, last)
     # What was missing first is what stands first in the gap.
     cuts = np.stack([gaps["start"], last.made_us, last.begun_us, last.there_us, gaps["end"]], axis=1)
     cuts = np.clip(np.maximum.accumulate(cuts, axis=1), gaps["start"][:, None], gaps["end"][:, None])
@@ -66,6 +69,8 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     rows["kind"][gaps["op"] < 0, 3] = NOTHING
     rows["device"], rows["op"] = gaps["device"][:, None], op[:, None]
     rows["source"] = np.where(rows["kind"] < ORDER, last.producer[:, None], -1)
+    is_collective = graph.on_communication_lane[np.maximum(rows["source"], 0)] & (rows["source"] >= 0)
+    rows["kind"][is_collective & (rows["kind"] == OP)] = COLLECTIVE
     columns = rows.ravel()
     columns = columns[columns["end"] - columns["start"] > _near(timeline)]
     return Waits(*(np.ascontiguousarray(columns[name]) for name in _ROW.names or ()))
@@ -76,11 +81,23 @@ def _near(timeline: Timeline) -> float:
     return 1e-9 * max(timeline.makespan_us, 1.0)
 
 
-def _gaps(timeline: Timeline) -> NDArray[np.void]:
-    """Where a device runs nothing: device, start, end, and the op (of the timeline) that follows, -1 at the end."""
+def _await_collectives(
+    graph: OpGraph, timeline: Timeline, computes: NDArray[np.bool_], gaps: NDArray[np.void], last: LastInputs
+) -> None:
+    """After its last op a device waits for its last collective: writes it into `last`."""
+    number_of = _graph_numbers(graph, timeline)
+    for k in np.flatnonzero(gaps["op"] < 0):
+        rows = np.flatnonzero(~computes & (timeline.device == gaps["device"][k]))
+        if len(rows):
+            row = rows[int(timeline.end_us[rows].argmax())]
+            last.made_us[k], last.producer[k] = timeline.end_us[row], number_of[timeline.op[row]]
+
+
+def _gaps(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.void]:
+    """Where a device computes nothing: device, start, end, and the op (of the timeline) that follows, -1 at the end."""
     tables = []
     for d in range(len(timeline.device_names)):
-        rows = np.flatnonzero(timeline.device == d)
+        rows = np.flatnonzero((timeline.device == d) & computes)
         rows = rows[np.lexsort((timeline.end_us[rows], timeline.start_us[rows]))]
         free = np.concatenate([[0.0], np.maximum.accumulate(timeline.end_us[rows])])
         table = np.zeros(len(free), dtype=_ROW)
@@ -172,7 +189,7 @@ def _transfers(
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one device did in a stretch of time, in microseconds; `waited` has the five kinds of idle time (`KINDS`).
+    """What one device did in a stretch of time, in microseconds; `waited` has the kinds of idle time (`KINDS`).
 
     `ops` ran at least partly in it, most of the time ops of the type `most`, for `most_us`.
     """
@@ -198,14 +215,14 @@ def statistics(
     """
     first, last = max(first, 0.0), min(last, timeline.makespan_us)
     count, span = len(timeline.device_names), max(last - first, 0.0)
-    idle = lane_waits.sums(count, first, last)
+    idle, computes = lane_waits.sums(count, first, last), computing(graph, timeline)
     busy_us = np.clip(np.minimum(timeline.end_us, last) - np.maximum(timeline.start_us, first), 0.0, None)
     types = np.array(
         [graph.op_types[k] if k >= 0 else "" for k in _graph_numbers(graph, timeline)[timeline.op]], dtype=object
     )
     rows = []
     for d in range(count):
-        in_range = (timeline.device == d) & (busy_us > 0)
+        in_range = (timeline.device == d) & (busy_us > 0) & computes
         names, inverse = np.unique(types[in_range].astype(str), return_inverse=True)
         by_type = np.bincount(inverse, busy_us[in_range], minlength=len(names))
         longest_type = int(by_type.argmax()) if len(names) else -1
@@ -223,9 +240,23 @@ def statistics(
     return tuple(rows)
 
 
-def lane_columns(waits_by_lane: Sequence[Waits], timelines: Sequence[Timeline]) -> Columns:
-    """Waits of several timelines as bytes for the view; `pointer` is the first of each lane (those of transfers are empty)."""
-    counts = [n for w, t in zip(waits_by_lane, timelines, strict=True) for n in _per_lane(w, len(t.device_names))]
+def lane_columns(waits_by_lane: Sequence[Waits], timelines: Sequence[Timeline], kinds: Sequence[str]) -> Columns:
+    """Waits of several timelines as bytes for the view; `pointer` is the first of each lane, whose `kinds` are given.
+
+    Only lanes of ops have any.
+    """
+    of_devices = iter(
+        np.concatenate(
+            [
+                np.zeros(0, np.int64),
+                *(
+                    np.bincount(w.device, minlength=len(t.device_names))
+                    for w, t in zip(waits_by_lane, timelines, strict=True)
+                ),
+            ]
+        ).tolist()
+    )
+    counts = [next(of_devices) if kind == "ops" else 0 for kind in kinds]
     column = {key: np.concatenate([np.zeros(0), *(getattr(w, key) for w in waits_by_lane)]) for key in _COLUMNS}
     return pack(
         pointer=("i4", np.cumsum([0, *counts])),
@@ -238,10 +269,3 @@ def lane_columns(waits_by_lane: Sequence[Waits], timelines: Sequence[Timeline]) 
 
 
 _COLUMNS = ("start_us", "end_us", "kind", "op", "source")
-
-
-def _per_lane(lane_waits: Waits, count: int) -> list[int]:
-    """Of each device the waits in its lane of ops, then none in its lane of transfers."""
-    return (
-        np.stack([np.bincount(lane_waits.device, minlength=count), np.zeros(count, np.int64)], axis=1).ravel().tolist()
-    )

@@ -59,6 +59,7 @@ test("reasons of idle time are words", () => {
   assert.equal(reason(0, "a", "b"), "the tensor of a is under way; next here: b");
   assert.equal(reason(2, "a", "b"), "a has not ended on another device; next here: b");
   assert.equal(reason(4, "", ""), "nothing left to do in this step");
+  assert.equal(reason(5, "reduce", "b"), "exposed communication: reduce has not ended; next here: b");
 });
 
 test("bars have the colour of their class, or of their device where there are none", () => {

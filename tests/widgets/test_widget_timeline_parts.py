@@ -13,7 +13,7 @@ from baechi_lab.widgets.schedule import critical_chain, idle
 
 
 def test_idle_time_and_bubbles(split):
-    first, second = idle(split)
+    first, second = idle(split, np.ones(len(split.op), bool))
     # Device 0: a 0-5, b 5-15, d 19-24 of 24 us: idle 24 - 20 = 4, all of it one bubble between b and d.
     assert (first.idle_us, first.bubbles, first.bubble_us, first.longest_us) == (4.0, 1, 4.0, 4.0)
     assert first.share == pytest.approx(4 / 24)

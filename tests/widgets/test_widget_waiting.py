@@ -36,7 +36,7 @@ def test_statistics_of_a_range(diamond, split):
     # gpu:0 from 4 to 18: a for 1, b for 10, then 15-17 for c and 17-18 for its transfer.
     assert (first.busy_us, first.idle_us, first.ops, first.most, first.most_us) == (11, 3, 2, "MatMul", 10)
     assert {k: v for k, v in first.waited.items() if v} == {"op": 2, "transfer": 1}
-    assert second.waited == {"op": 1, "transfer": 2, "queue": 0, "order": 0, "nothing": 1}
+    assert second.waited == {"op": 1, "transfer": 2, "queue": 0, "order": 0, "nothing": 1, "collective": 0}
 
 
 def slow_reasons(graph, line, device, time):

@@ -22,7 +22,7 @@ function arrangeLanes(lanes, fold, scale, y) {
   const tops = lanes.map((lane) => {
     if (lane.heading) y += HEADING;
     const folded = fold && lane.folded;
-    const whole = lane.kind === "transfers" ? TRANSFER_LANE : OP_LANE;
+    const whole = lane.kind === "ops" ? OP_LANE : TRANSFER_LANE;
     const height = folded ? (lane.fold_label ? FOLDED : 0) : Math.round(whole * used);
     const gap = folded ? (lane.fold_label ? 4 : 0) : Math.round((lane.kind === "transfers" ? 7 : 2) * Math.min(used, 1));
     y += height + gap;
@@ -47,6 +47,7 @@ function readBars(model) {
 const TRANSFER_WAIT = 0;
 const QUEUE_WAIT = 1;
 const NOTHING_LEFT = 4;
+const COLLECTIVE_WAIT = 5; // exposed communication
 
 /** Idle time by lane and reason, see waiting.py. @param {Model} model */
 function readWaits(model) {
@@ -74,7 +75,7 @@ function reason(kind, source, op) {
   if (kind === NOTHING_LEFT) return "nothing left to do in this step";
   const tensor = `the tensor of ${source || "an op"}`;
   const what = [`${tensor} is under way`, `${tensor} waits in the queue of a link`, `${source || "an op"} has not ended on another device`,
-    "nothing is missing: a planned order, or what the runtime does besides"][kind];
+    "nothing is missing: a planned order, or what the runtime does besides", "", `exposed communication: ${source || "a collective"} has not ended`][kind];
   return op ? `${what}; next here: ${op}` : what;
 }
 

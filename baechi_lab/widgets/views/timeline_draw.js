@@ -76,16 +76,16 @@ function timelinePainter(s, model, canvas, axis, strip, explained) {
         context.font = `11px ${theme.font}`;
         context.fillStyle = theme.faint;
         context.fillText(lane.fold_label, 18, top + height / 2 + 0.5);
-      } else if (lane.kind === "transfers") {
+      } else if (lane.kind !== "ops") {
         context.font = `10px ${theme.font}`;
         context.fillStyle = theme.faint;
-        context.fillText("transfers", 18, top + height / 2);
+        context.fillText(lane.kind, 18, top + height / 2);
       } else {
         context.fillStyle = s.colours[lane.device];
         context.fillRect(4, top + height / 2 - 5, 10, 10);
         context.font = `11px ${theme.font}`;
         context.fillStyle = theme.text;
-        context.fillText(shortened(lane.label, axis.gutter - 72, 11), 18, top + height / 2 + 0.5);
+        context.fillText(shortened(lane.label, axis.gutter - (s.batches.length ? 84 : 72), 11), 18, top + height / 2 + 0.5);
         context.fillStyle = theme.faint;
         if (s.batches.length) context.font = `10px ${theme.font}`;
         context.textAlign = "right";

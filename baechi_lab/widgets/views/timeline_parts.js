@@ -18,7 +18,7 @@ function drawWaits(context, theme, axis, waits, tops) {
       if (kind === NOTHING_LEFT || wide < 2) continue;
       const from = Math.max(axis.xOf(waits.start[w]), axis.gutter);
       const to = Math.min(axis.xOf(waits.end[w]), axis.gutter + (axis.range[1] - axis.range[0]) * scale);
-      const moved = kind === TRANSFER_WAIT || kind === QUEUE_WAIT;
+      const moved = kind === TRANSFER_WAIT || kind === QUEUE_WAIT || kind === COLLECTIVE_WAIT;
       context.fillStyle = moved ? theme.crossing : theme.faint;
       context.globalAlpha = moved ? 0.75 : 0.4;
       if (kind !== QUEUE_WAIT) context.fillRect(from, y - 1, to - from, 2);
@@ -63,7 +63,7 @@ function legendOf(model, against, moved) {
   const items = model.get("legend").map((/** @type {{label: string, color: string, time: number, hatched?: boolean}} */ one) => element(
     "span", { class: "bl-key", title: `${one.label}: ${formatTime(one.time)} in all` },
     element("span", { class: one.hatched ? "bl-swatch bl-hatched" : "bl-swatch", style: `background-color:${one.color}` }), one.label));
-  items.push(lineKey("bl-moving", "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link"),
+  items.push(lineKey("bl-moving", model.get("lanes").some((/** @type {{kind: string}} */ lane) => lane.kind === "collectives") ? "waits for a transfer or collective" : "waits for a transfer", "idle: the tensor that the next op needs is under way; dashed: it waits in the queue of a link; a collective has not ended"),
     lineKey("bl-waiting", "waits for another device", "idle: the op whose tensor is needed next has not ended on another device"));
   if (against) {
     items.push(element("span", { class: "bl-key bl-moved", title: "the bar's upper edge has the colour of the other device" },
@@ -78,6 +78,7 @@ const STATISTICS = [
   ["for a transfer", "idle while the tensor needed next is under way"],
   ["in a queue", "idle while the tensor needed next waits behind others in the queue of a link"],
   ["for another device", "idle while the op whose tensor is needed next has not ended elsewhere"],
+  ["for a collective", "idle while a collective has not ended: exposed communication"],
   ["order", "idle though nothing was missing: a planned order, or what a real runtime does besides"],
   ["nothing left", "idle after its last op of the step"], ["ops", "ops that run at least partly in the range"],
   ["most time in", "the op type with the most time in the range"],
@@ -91,7 +92,7 @@ function statisticsTexts(row) {
   const w = row.waited;
   return [
     row.device, `${formatTime(row.busy_us)}${share(row.busy_us)}`, `${formatTime(row.idle_us)}${share(row.idle_us)}`,
-    time(w.transfer), time(w.queue), time(w.op), time(w.order), time(w.nothing), row.ops.toLocaleString("en"),
+    time(w.transfer), time(w.queue), time(w.op), time(w.collective), time(w.order), time(w.nothing), row.ops.toLocaleString("en"),
     row.most ? `${row.most}${row.busy_us > 0 ? ` (${formatShare(row.most_us / row.busy_us)})` : ""}` : "",
   ];
 }

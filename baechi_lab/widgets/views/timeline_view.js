@@ -1,4 +1,4 @@
-// Timeline view: one lane per device for compute and one for transfers, simulated above measured. Traits: see
+// Timeline view: one lane per device for compute, one for collectives if any, one for transfers, simulated above measured. Traits: see
 // timeline_view.py.
 
 function render({ model, el }) {
@@ -31,7 +31,7 @@ function render({ model, el }) {
       rows: s.lanes.flatMap((lane, k) => {
         const rows = [];
         for (let b = firstVisible(s.bars, k, axis.range[0]); b < s.bars.pointer[k + 1] && s.bars.start[b] < axis.range[1] && rows.length < 501; b += 1) {
-          if (s.bars.end[b] >= axis.range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "transfers" ? ", transfers" : ""}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
+          if (s.bars.end[b] >= axis.range[0]) rows.push([s.names[s.bars.label[b]] ?? "", `${lane.label}${lane.kind === "ops" ? "" : `, ${lane.kind}`}`, lane.origin, formatTime(s.bars.start[b]), formatTime(s.bars.end[b] - s.bars.start[b])]);
         }
         return rows;
       }),
@@ -99,13 +99,14 @@ function render({ model, el }) {
 
   function laneFacts(lane) {
     const l = s.lanes[lane];
-    const waited = [0, 0, 0, 0, 0];
+    const waited = [0, 0, 0, 0, 0, 0];
     for (let w = s.waits.pointer[lane]; w < s.waits.pointer[lane + 1]; w += 1) waited[s.waits.kind[w]] += s.waits.end[w] - s.waits.start[w];
     const time = (us) => (us > 0 ? formatTime(us) : "");
     if (l.kind === "transfers") return [["transfers", String(s.bars.pointer[lane + 1] - s.bars.pointer[lane])], ["", "above: sent, below: received"]];
+    if (l.kind === "collectives") return [["collectives", formatTime(l.collectives_us)], ["exposed", `${formatTime(l.exposed_us)}, in which the device computes nothing`]];
     return [
       ["busy", formatTime(l.busy_us)], ["idle", `${formatTime(l.idle_us)} (${formatShare(l.idle_share)} of the step)`],
-      ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])],
+      ["for transfers", time(waited[TRANSFER_WAIT])], ["in queues", time(waited[QUEUE_WAIT])], ["for other devices", time(waited[2])], ["for collectives", time(waited[COLLECTIVE_WAIT])],
       ["by order", time(waited[3])], ["nothing left", time(waited[NOTHING_LEFT])],
       ["bubbles", `${l.bubbles}, together ${formatTime(l.bubble_us)}`], ["longest", l.bubbles ? formatTime(l.longest_us) : ""],
     ];

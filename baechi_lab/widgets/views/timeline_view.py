@@ -113,7 +113,7 @@ class TimelineView(CanvasView):
             self.makespans = dict(zip(self.titles, (t.makespan_us for t in self.timelines), strict=True))
             self.lanes = list(bars.lanes)
             self.bars = bar_columns(bars)
-            self.waits = lane_columns(self._waits, self.timelines)
+            self.waits = lane_columns(self._waits, self.timelines, [lane["kind"] for lane in bars.lanes])
             self._batch()
             self._color()
             self._explain()

@@ -1,0 +1,130 @@
+"""The rows of `bl.layouts` as a table; the chosen row shows its timeline below."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import ipywidgets
+import numpy as np
+
+from ..graph.units import format_bytes, format_us
+from ..parallel.layouts import LayoutRow, Layouts
+from ..passes.unroll import unroll
+from ..viz.layout import BYTES, UNITS
+from .panels.parts import WIDE, note, say
+from .views import TimelineView
+from .views.base import Pictured
+from .views.table_view import PERCENT, Column, TableView, quantity
+
+MOST_ROWS = 200
+"""Rows of the table; the record has all of them."""
+SHOW = "Show"
+
+
+class LayoutsView(Pictured, ipywidgets.VBox):
+    """Layouts with step time, memory, exposed communication and bubbles, and the timeline of one: at first of the best.
+
+    `row` is the chosen row. Its timeline has lanes for what each group of equal ranks computes, for its collectives and for
+    what it sends between pipeline stages; idle time that waits for a collective is exposed communication.
+
+    Args:
+        answer: what `bl.layouts` returned.
+
+    >>> from baechi_lab import Cluster, layouts
+    >>> gpt = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
+    >>> cluster = Cluster.uniform(8, kind="a100", link="nvlink")
+    >>> view = LayoutsView(layouts(gpt, cluster, global_batch=64, sequence_length=1024))
+    >>> view.row is view.answer.best
+    True
+    """
+
+    def __init__(self, answer: Layouts):
+        self.answer = answer
+        self.row: LayoutRow | None = None
+        left_out = len(answer) - MOST_ROWS
+        self.table = TableView("Layouts", on_action=lambda number, _: self.show(number))
+        self.words, self.timeline = note(), TimelineView()
+        more = [note(f"{left_out:,} more rows are in to_pandas()")] if left_out > 0 else []
+        super().__init__([self.table, *more, self.words], layout=WIDE)
+        self.add_class("bl-panel")
+        fits = [k for k, row in enumerate(answer.rows) if row.fits and row.step_us is not None]
+        if fits:
+            self.show(fits[0])
+        else:
+            self._show_rows()
+            say(self.words, "No layout fits; the column of reasons says what is missing.", "bad")
+
+    def show(self, number: int) -> None:
+        """Show the timeline of `answer.rows[number]`."""
+        row = self.answer.rows[number]
+        self.row = row
+        step = row.step()
+        timeline = step.simulate()
+        micro_batches = int(np.max(timeline.info.get("micro_batch", 0))) + 1
+        self.timeline.show(unroll(step.graph, micro_batches), [timeline])
+        self._show_rows()
+        lanes = [lane for lane in self.timeline.lanes if lane["kind"] == "ops"]
+        exposed_us, bubble = (max(lane[key] for lane in lanes) for key in ("exposed_us", "idle_share"))
+        name = "simulated here" if row.step_us is None else "simulated"
+        say(
+            self.words,
+            f"{row.layout!r}: {name} {format_us(timeline.makespan_us)}, at least {format_us(row.lower_bound_us)}; "
+            f"{format_bytes(row.peak_bytes)} on the fullest device. Gradients and parameters: up to {format_us(exposed_us)} of a "
+            f"device's collectives are exposed; devices compute nothing for up to {bubble:.0%} of the step."
+            + (f" {row.reason[:1].upper()}{row.reason[1:]}." if row.reason else ""),
+            "note" if row.fits else "bad",
+        )
+        self.renew_picture()
+        self.children = [*(child for child in self.children if child is not self.timeline), self.timeline]
+
+    def picture(self) -> str:
+        return self.timeline.picture()
+
+    def in_words(self) -> str:
+        return f"<LayoutsView: {self.answer!r}>"
+
+    def _show_rows(self) -> None:
+        rows = self.answer.rows[:MOST_ROWS]
+        best = {"text": "best", "hint": "the fastest that fits", "good": True}
+        best_note = [best] if rows[0].fits else []  # rows are sorted
+        extras = [
+            {
+                "marked": row is self.row,
+                "notes": best_note if row is rows[0] else [],
+                "actions": [{"name": SHOW, "hint": f"show the timeline of {row.layout!r}"}],
+            }
+            for row in rows
+        ]
+        self.table.show(layout_columns(rows), extras)
+
+
+def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
+    """The columns of the table: each has one unit."""
+    peaks = quantity("memory", [row.peak_bytes for row in rows], BYTES, "of the fullest device; ✗: more than it has")
+    marked = [text if row.fits else f"✗ {text}" for text, row in zip(peaks.texts, rows, strict=True)]
+    shares = [None if row.waiting_us is None or not row.step_us else row.waiting_us / row.step_us for row in rows]
+    return [
+        Column("layout", [_short(row) for row in rows], hint="degrees above 1, and what differs from the defaults"),
+        quantity("step", [row.step_us for row in rows], UNITS, "simulated; empty where the bound made it unnecessary"),
+        quantity("bound", [row.lower_bound_us for row in rows], UNITS, "no step of this layout is shorter"),
+        replace(peaks, texts=marked),
+        Column("fits", ["yes" if row.fits else "no" for row in rows]),
+        quantity(
+            "exposed",
+            [row.exposed_us for row in rows],
+            UNITS,
+            "of the busiest device's passes: collectives inside blocks, and waiting for the host",
+        ),
+        quantity(
+            "bubble",
+            shares,
+            PERCENT,
+            "share of the step without a pass on the busiest device: bubbles, gradients, update",
+        ),
+        Column("why", [row.reason for row in rows]),
+    ]
+
+
+def _short(row: LayoutRow) -> str:
+    """The layout without its class's name: what differs from the defaults."""
+    return repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device"

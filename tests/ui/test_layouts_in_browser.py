@@ -1,0 +1,67 @@
+"""The view of layouts in a real browser, against the rows of `bl.layouts`.
+
+A screenshot is kept in .pytest_cache/screenshots/.
+"""
+
+from __future__ import annotations
+
+import jupyter_browser as jb
+import pytest
+
+import baechi_lab as bl
+from baechi_lab.widgets.layouts_view import layout_columns
+
+pytestmark = [
+    pytest.mark.ui,
+    pytest.mark.skipif(bool(jb.missing()), reason=jb.missing() or "-"),
+    pytest.mark.timeout(280),
+]
+
+SETUP = """
+import baechi_lab as bl
+config = {"model_type": "llama", "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 4,
+          "num_attention_heads": 8, "vocab_size": 8000}
+cluster = bl.Cluster.machines(8, 8, kind="h100")
+choices = [bl.Layout(dp=8, zero=1, micro_batch=2), bl.Layout(dp=8, zero=3, micro_batch=2), bl.Layout(pp=2, dp=4, zero=1)]
+answer = bl.layouts(config, cluster, global_batch=16, sequence_length=512, layouts=choices)
+"""
+CELLS = [SETUP, "from baechi_lab.widgets import LayoutsView\nLayoutsView(answer)"]
+TIMELINE = 'canvas[aria-label="Timeline"]'
+
+
+def test_a_row_of_the_table_shows_its_timeline_with_collectives(tmp_path):
+    names: dict[str, object] = {}
+    exec(SETUP, names)
+    answer = names["answer"]
+    columns = layout_columns(answer.rows)
+    with jb.running_lab(tmp_path) as lab, jb.browser_page(1600, 1000) as page:
+        problems: list[str] = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        jb.open_notebook(page, lab.add_notebook("layouts.ipynb", CELLS))
+        jb.run_all(page, TIMELINE, 120_000)
+        page.wait_for_selector(".bl-sorted-table tbody tr.bl-marked")
+        rows = page.locator(".bl-sorted-table tbody tr")
+        assert rows.count() == len(answer)
+        for number in range(len(answer)):
+            for column in columns:
+                assert column.texts[number] in rows.nth(number).inner_text()
+        for number, row in enumerate(answer.rows):
+            rows.nth(number).locator('button:text-is("Show")').click()
+            page.wait_for_selector(f".bl-sorted-table tbody tr:nth-child({number + 1}).bl-marked")
+            page.wait_for_selector(f'.bl-note:has-text("{row.layout!r}")')
+            lanes = str(3 * row.layout.pp)  # compute, collectives and transfers of every group of ranks
+            page.wait_for_function(f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n", arg=lanes)
+            title = bl.graph.units.format_us(row.step_us)
+            page.wait_for_selector(f'.bl-view:has({TIMELINE}):has-text("{title}")')
+        # The table sorts by memory.
+        page.click('.bl-sort:has-text("memory")')
+        page.wait_for_selector('th[aria-sort="ascending"]:has-text("memory")')
+        least = min(range(len(answer)), key=lambda k: answer.rows[k].peak_bytes)
+        jb.eventually(page, lambda: _assert_first(rows, columns[0].texts[least]))
+        jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
+        page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / "layouts.png")
+        assert problems == []
+
+
+def _assert_first(rows, text):
+    assert text in rows.first.inner_text()
