@@ -99,8 +99,8 @@ def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], op_types=["MatMul", "all_reduce"])
-    >>> computing(g, simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))).sum()
-    1
+    >>> computing(g, simulate(g, Cluster.uniform(1), Placement(device=[0, 0]))).tolist()
+    [True, False]
     """
     if timeline.op_names == graph.names:
         return ~graph.on_communication_lane[timeline.op]
