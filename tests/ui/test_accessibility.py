@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import jupyter_browser as jb
 import pytest
 from whole_screen import TABS, tab, themed
@@ -35,14 +37,26 @@ def page(tmp_path_factory):
         yield opened
 
 
+ASKED = {"Compare": ("Compare", ".bl-lanes >> nth=4"), "Explore": ("Sweep", ".bl-chart-cell >> nth=0")}
+"""Tabs that are empty until their button is pressed: its words, and what is there afterwards."""
+
+
+def ask(page, name):
+    """Fill the tab `name`, unless it is filled already."""
+    words, shown = ASKED[name]
+    tab(page, name)
+    page.wait_for_selector(f".bl-panes.bl-at-{name.lower()}")
+    if page.locator(f".bl-pane-{name.lower()} {shown}").count() == 0:
+        page.click(f'.bl-pane-{name.lower()} button:text-is("{words}")')
+        page.wait_for_selector(f".bl-pane-{name.lower()} {shown}", timeout=120_000)
+    page.wait_for_selector('.bl-workbench button:text-is("Cancel")', state="hidden", timeout=120_000)
+
+
 @pytest.mark.skipif(not AXE.is_file(), reason="axe-core is not installed: npm install in tests/js")
 def test_axe_finds_nothing_light_and_dark(page):
     page.evaluate(AXE.read_text())
-    for name, words, shown in (("Compare", "Compare", ".bl-lanes >> nth=4"), ("Explore", "Sweep", ".bl-chart-cell")):
-        tab(page, name)
-        page.click(f'.bl-pane-{name.lower()} button:text-is("{words}")')
-        page.wait_for_selector(f".bl-pane-{name.lower()} {shown}", timeout=120_000)
-        page.wait_for_selector('.bl-workbench button:text-is("Cancel")', state="hidden", timeout=120_000)
+    for name in ASKED:
+        ask(page, name)
     for theme in ("Light", "Dark"):
         themed(page, theme)
         for name in TABS:
@@ -55,6 +69,30 @@ def _assert_no_violation(page):
     violations = page.evaluate("async () => (await axe.run('.bl-workbench')).violations")
     nodes = {v["id"]: [f"{node['html'][:160]} {node['any'][:1]}" for node in v["nodes"]][:3] for v in violations}
     assert nodes == {}
+
+
+SENTENCES = """() => [...document.querySelectorAll('.bl-workbench, .bl-workbench [title], .bl-workbench [aria-label]')]
+  .filter((e) => e.getClientRects().length).flatMap((e) => [e.title, e.ariaLabel, e.matches('.bl-workbench') ? e.innerText : ''])
+  .join(' ').replace(/\\s+/g, ' ')"""
+
+
+def test_the_first_two_minutes_are_as_the_page_says(page):
+    """Every sentence that docs/first-two-minutes.md quotes stands on the tab that it names."""
+    text = (jb.ROOT / "docs" / "first-two-minutes.md").read_text()
+    assert re.search(r"```python\n(.*?)```", text, re.DOTALL)[1].split("bl.Workbench")[1].strip() in CELL.replace(
+        "\n", " "
+    )
+    rows = re.findall(r"^\| (\w+) \|.*\| “(.+)” \|$", text, re.MULTILINE)
+    assert len(rows) == text.count("“") >= 15
+    for name, sentence in rows:
+        tab(page, name)
+        if name in ASKED:
+            ask(page, name)
+        jb.eventually(page, lambda sentence=sentence: _is_said(page, sentence))
+
+
+def _is_said(page, sentence):
+    assert sentence in page.evaluate(SENTENCES), sentence
 
 
 def test_tabs_and_folds_say_what_they_are_and_obey_keys(page):
