@@ -393,7 +393,7 @@ def test_a_column_has_one_unit():
     assert quantity("step", [2.5e6, 1e3, nan], UNITS).values == (2.5e6, 1e3, None)
     assert quantity("step", [2.5e6, 0.5], UNITS).texts == ("2.5000", "<0.0001")
     assert quantity("moved", [0, 12_000_000], BYTES).texts == ("0.00", "12.00")
-    assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.00", "1.20", "0.00")
+    assert quantity("gap", [1.05, 0.012, 0.0], PERCENT).texts == ("105.0", "1.2", "0.0")
     assert quantity("none", [None, nan]).texts == ("", "")
     rows = sweep_rows(
         placer=["a", "a"], memory_bytes=[4 << 30, 8 << 30], makespan_us=[50.0, 4000.0], peak_bytes=[1e9, 5e8],

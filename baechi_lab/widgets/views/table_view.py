@@ -45,7 +45,8 @@ def quantity(
     factor, unit = scale(max(sizes, default=0.0), units)
     smallest = min(sizes, default=factor) / factor
     whole = all(v is None or v == round(v) for v in numbers) and factor == 1.0
-    decimals = 0 if whole else min(max(2, 1 - math.floor(math.log10(smallest))), MOST_DECIMALS)
+    most_decimals = 1 if unit == "%" else MOST_DECIMALS
+    decimals = 0 if whole else min(max(2, 1 - math.floor(math.log10(smallest))), most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 
