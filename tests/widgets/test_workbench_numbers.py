@@ -401,7 +401,7 @@ def test_a_column_has_one_unit():
     )  # fmt: skip
     columns = {column.name: list(column.texts) for column in sweep_columns(rows.assign(error=["", "too small"]))}
     assert columns["step (ms)"] == ["0.050", "4.000"] and columns["peak (GB)"] == ["1.00", "0.50"]
-    assert columns["memory (GiB)"] == ["4.00", "8.00"] and columns["bubble (%)"] == ["25.00", "50.00"]
+    assert columns["memory (GiB)"] == ["4.00", "8.00"] and columns["bubble (%)"] == ["25.0", "50.0"]
     assert columns["why not"] == ["", "too small"] and "samples/s" not in columns
 
 
