@@ -785,6 +785,17 @@ def test_explore_sweeps_and_names_the_best(page, expected):
     shows(page, f"step {format_us(us)}")
     page.click('button:text-is("Undo")')
     shows(page, f"step {format_us(expected.timeline().makespan_us)}")
+    # One Tab stop for all cells; arrows go from one to the next, and Enter opens its setting.
+    assert page.locator('.bl-pane-explore .bl-chart-cell[tabindex="0"]').count() == 1
+    cells.nth(0).focus()
+    page.keyboard.press("End")
+    last = page.evaluate("() => document.activeElement.ariaLabel")
+    assert last == cells.last.get_attribute("aria-label")
+    size, devices = (int(number) for number in re.match(r"batch (\d+), (\d+) device", last).groups())
+    page.keyboard.press("Enter")
+    shows(page, f"step {format_us(expected.timeline(size, devices=devices).makespan_us)}")
+    page.click('button:text-is("Undo")')
+    shows(page, f"step {format_us(expected.timeline().makespan_us)}")
 
 
 def test_export_writes_the_script(page, lab):

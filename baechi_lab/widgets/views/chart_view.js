@@ -324,7 +324,10 @@ function render({ model, el }) {
     const shown = Boolean(spec && spec.series);
     el.style.height = shown ? `${model.get("height")}px` : "0";
     if (!shown) el.replaceChildren();
-    else if (width > 40) drawChart(el, spec, width, model.get("height"), clicked);
+    else if (width > 40) {
+      drawChart(el, spec, width, model.get("height"), clicked);
+      rove(el);
+    }
   };
   const sizes = new ResizeObserver(draw);
   sizes.observe(el);

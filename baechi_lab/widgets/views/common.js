@@ -167,12 +167,12 @@ function textTable({ caption, head, rows }) {
     element("tbody", {}, ...rows.slice(0, most).map((texts) => cells("td", texts))));
 }
 
-/** One Tab stop for all buttons of a toolbar; arrows, Home and End go from one to the next. Buttons that are added later join
+/** One Tab stop for all buttons of a toolbar, or marks of a chart; arrows, Home and End go from one to the next. Buttons that are added later join
  * when this is called again. @param {HTMLElement} bar */
 function rove(bar) {
-  const stops = () => /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("button:not(:disabled)")]);
+  const stops = () => /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("button:not(:disabled), svg [role=button]")]);
   const here = stops().find((one) => one === document.activeElement || one.tabIndex === 0) ?? stops()[0];
-  for (const one of bar.querySelectorAll("button")) one.tabIndex = one === here ? 0 : -1;
+  for (const one of /** @type {NodeListOf<HTMLElement>} */ (bar.querySelectorAll("button, svg [role=button]"))) one.tabIndex = one === here ? 0 : -1;
   if (bar.dataset.roving) return;
   bar.dataset.roving = "true";
   bar.addEventListener("keydown", (event) => {
