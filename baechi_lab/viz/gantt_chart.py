@@ -13,7 +13,7 @@ from ..checks import check_flag, check_text, check_whole
 from ..errors import InvalidInput
 from ..graph import Timeline
 from ..graph.units import format_bytes, format_us
-from .bars import Bars, merged
+from .bars import Bars, covered_us, merged
 from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
 from .shades import HATCHED, phase_shades, pipeline_phases
@@ -35,6 +35,8 @@ def gantt(
     moved: bool = False,
 ) -> go.Figure:
     """One row per device, idle ones too, and below it a thinner one for what it sends, coloured by the receiver.
+
+    A pipeline's devices say their bubbles: the share of the step in which nothing runs there.
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
     more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
@@ -81,6 +83,9 @@ def gantt(
         figure.update_yaxes(
             type="category", categoryorder="array", categoryarray=lanes[::-1], range=lane_range, row=row, col=1
         )
+        if pipeline_phases(timeline) is not None:
+            names = [f"{lane}{_bubble(timeline, lane)}" for lane in lanes]
+            figure.update_yaxes(tickmode="array", tickvals=lanes, ticktext=names, row=row, col=1)
     figure.update_xaxes(range=[0, longest_us / factor or 1.0])
     figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
     figure.update_yaxes(title_text="device")
@@ -99,6 +104,15 @@ def gantt(
 
 def _heading(timeline: Timeline) -> str:
     return f"One step, {timeline.origin}: {format_us(timeline.makespan_us)}"
+
+
+def _bubble(timeline: Timeline, lane: str) -> str:
+    """Behind a device of a pipeline: its share of the step in which nothing runs there."""
+    if lane not in timeline.device_names or timeline.makespan_us <= 0:
+        return ""
+    rows = timeline.device == timeline.device_names.index(lane)
+    share = 1.0 - covered_us(timeline.start_us[rows], timeline.end_us[rows]) / timeline.makespan_us
+    return f", {max(share, 0.0):.0%} bubble"
 
 
 def _sends(device: str) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Timeline
+from ..viz.bars import covered_us
 
 
 @dataclass(frozen=True, eq=False)
@@ -113,16 +114,10 @@ def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.fl
     exposed = np.zeros(len(timeline.device_names))
     for d in range(len(exposed)):
         here = timeline.device == d
-        busy = [_covered(timeline, here & rows) for rows in (computes, np.ones_like(computes))]
+        lanes = (here & computes, here)
+        busy = [covered_us(timeline.start_us[rows], timeline.end_us[rows]) for rows in lanes]
         exposed[d] = max(busy[1] - busy[0], 0.0)
     return exposed
-
-
-def _covered(timeline: Timeline, rows: NDArray[np.bool_]) -> float:
-    """Time in which at least one of the rows runs."""
-    order = np.argsort(timeline.start_us[rows], kind="stable")
-    start, end = timeline.start_us[rows][order], np.maximum.accumulate(timeline.end_us[rows][order])
-    return float((end - np.maximum(start, np.append(0.0, end[:-1]))).clip(0.0).sum())
 
 
 def idle(timeline: Timeline, computes: NDArray[np.bool_]) -> tuple[Idle, ...]:

@@ -544,6 +544,15 @@ def test_a_pipeline_is_light_forward_dark_backward_and_hatched_where_weights_get
     assert plain not in bars.marker.color
 
 
+def test_a_pipeline_says_its_bubbles_in_percent():
+    # Device 0: 0-4 and 4-8 forward, then 6 for each backward pass: 20 us. Device 1: 4 + 4 + 2 for each micro-batch, also 20 us.
+    timeline = two_stage_pipeline("zb-h1")
+    share = round(100 * (1 - 20 / timeline.makespan_us))
+    axis = viz.gantt(timeline).layout.yaxis
+    assert list(axis.ticktext) == [f"gpu:0, {share}% bubble", "gpu:0 sends", f"gpu:1, {share}% bubble", "gpu:1 sends"]
+    assert list(axis.tickvals) == ["gpu:0", "gpu:0 sends", "gpu:1", "gpu:1 sends"] and 0 < share < 50
+
+
 def test_a_step_without_a_schedule_has_no_phases():
     graph = bl.OpGraph.from_edges([5, 10], [(0, 1, 8)])
     timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 1]))
