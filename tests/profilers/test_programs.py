@@ -15,7 +15,7 @@ from baechi_lab.profilers.kernel_model import estimated_us, kernel_us
 from baechi_lab.profilers.programs.backward import add_backward_and_updates
 from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.profilers.programs.records import Program, ProgramOp
-from baechi_lab.profilers.work import Kernel, Product, work_of
+from baechi_lab.profilers.work import Kernel, Product, Rows, work_of
 
 onnx = pytest.importorskip("onnx")
 from onnx import TensorProto, helper  # noqa: E402
@@ -50,19 +50,25 @@ def two_layers(batch="batch") -> onnx.ModelProto:
     )
 
 
-def flops_of(
+def kernel_of(
     op: str, inputs: dict[str, tuple], output: tuple, weight: dict[str, tuple] | None = None, **attributes
-) -> float:
+) -> Kernel:
     from baechi_lab.profilers.programs.onnx_model import program_of
 
     node = helper.make_node(op, [*inputs, *(weight or {})], ["y"], **attributes)
+    domains = [helper.make_opsetid("", 23), helper.make_opsetid("com.microsoft", 1)]
     program = model(
         [node],
         [value(k, *s) for k, s in inputs.items()],
         [value("y", *output)],
         [weights(k, *s) for k, s in (weight or {}).items()],
+        opset_imports=domains,
     )
-    return program_of(program).ops[0].kernels[0].flops
+    return program_of(program).ops[0].kernels[0]
+
+
+def flops_of(*arguments, **attributes) -> float:
+    return kernel_of(*arguments, **attributes).flops
 
 
 def test_flops_by_hand():
@@ -74,6 +80,41 @@ def test_flops_by_hand():
     )
     assert flops_of("ConvTranspose", {"x": (1, 6, 5, 5)}, (1, 4, 7, 7), {"w": (6, 4, 3, 3)}) == 2 * (6 * 5 * 5) * 4 * 9
     assert flops_of("Einsum", {"a": (2, 3, 8), "b": (2, 8, 5)}, (2, 3, 5), equation="bij,bjk->bik") == 2 * 2 * 3 * 8 * 5
+
+
+def test_products_of_a_transposed_convolution_and_of_attention_by_hand():
+    """The shapes that PyTorch's operators have: input positions by filters times window, and two products per head."""
+    transposed = kernel_of("ConvTranspose", {"x": (2, 6, 5, 5)}, (2, 8, 7, 7), {"w": (6, 4, 3, 3)}, group=2)
+    assert transposed.products == (Product(2, 2 * 5 * 5, 4 * 9, 3),)
+    packed = {"q": (2, 32, 64), "k": (2, 48, 64), "v": (2, 48, 64)}
+    expected = (Product(8, 32, 48, 16), Product(8, 32, 16, 48))
+    assert kernel_of("Attention", packed, (2, 32, 64), q_num_heads=4, kv_num_heads=4).products == expected
+    split = {"q": (2, 4, 32, 16), "k": (2, 4, 48, 16), "v": (2, 4, 48, 16)}
+    assert kernel_of("Attention", split, (2, 4, 32, 16)).products == expected
+    fused = {"num_heads": 4, "domain": "com.microsoft"}
+    assert kernel_of("MultiHeadAttention", packed, (2, 32, 64), **fused).products == expected
+    projected = kernel_of("Attention", {"x": (2, 32, 64)}, (2, 32, 64), {"w": (64, 192)}, **fused)
+    assert projected.products == (Product(1, 64, 192, 64), Product(8, 32, 32, 16), Product(8, 32, 16, 32))
+
+
+def test_bug_values_of_grouped_queries_counted_once_per_group():
+    """4 heads of 16 numbers share the keys and values of 2: each head has products of its own."""
+    inputs = {"q": (2, 32, 64), "k": (2, 32, 32), "v": (2, 32, 32)}
+    grouped = kernel_of("GroupQueryAttention", inputs, (2, 32, 64), num_heads=4, kv_num_heads=2, domain="com.microsoft")
+    assert grouped.products == (Product(8, 32, 32, 16), Product(8, 32, 16, 32))
+    assert grouped.flops == 2 * (2 * 8 * 32 * 32 * 16)
+
+
+def test_norms_of_images_read_their_rows_again():
+    """2 images of 6 channels of 5 x 5: rows are channels of an image, groups of 3 channels, or channels of the batch."""
+    x, scale = {"x": (2, 6, 5, 5)}, {"s": (6,), "b": (6,)}
+    assert kernel_of("InstanceNormalization", x, (2, 6, 5, 5), scale).rows == Rows.of_norm(300, 25, 4)
+    assert kernel_of("GroupNormalization", x, (2, 6, 5, 5), scale, num_groups=2).rows == Rows.of_norm(300, 75, 4)
+    statistics = {**scale, "m": (6,), "v": (6,)}
+    assert kernel_of("BatchNormalization", x, (2, 6, 5, 5), statistics).rows is None
+    assert kernel_of("BatchNormalization", x, (2, 6, 5, 5), statistics, training_mode=1).rows == Rows.of_norm(
+        300, 50, 4
+    )
 
 
 def test_a_forward_pass():

@@ -31,7 +31,7 @@ def product_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
 
     Args:
         node: a NodeProto, or an object with its `op_type` and `attribute`.
-        read, made: shapes of its inputs and outputs; None for one that is omitted.
+        input_shapes, output_shapes: shapes of its inputs and outputs; None for one that is omitted.
     """
     rule = _RULES.get(node.op_type)
     return None if rule is None else rule(node, input_shapes, output_shapes)
@@ -105,30 +105,30 @@ def _recurrent(gates: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
     return count
 
 
-def _attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    """Counts the scores and their product with the values.
+def _attention_products(node: NodeProto, input_shapes: Shapes) -> tuple[Product, ...]:
+    """Returns the scores of queries and keys, and their product with the values, for every head of the queries.
 
-    Shapes are batch, heads, positions, size, or batch, positions, heads * size.
+    Shapes are batch, heads, positions, size, or batch, positions, heads * size. `com.microsoft`'s Attention also has one
+    product that makes queries, keys and values.
     """
+    heads = attribute(node, "q_num_heads", attribute(node, "num_heads", 1))
+    if node.op_type == "Attention" and node.domain == "com.microsoft":
+        batch, positions, width = _require_shape(input_shapes[0])
+        projected = _require_shape(input_shapes[1])[-1]
+        size = projected // (3 * heads)
+        scores = Product(batch * heads, positions, positions, size)
+        context = Product(batch * heads, positions, size, positions)
+        return Product(1, batch * positions, projected, width), scores, context
     query, key, value = (_require_shape(s) for s in input_shapes[:3])
-    positions, width, value_width = key[-2], query[-1], value[-1]
-    if len(query) == 4:
-        return 2 * prod(query[:-1]) * positions * (width + value_width)
-    groups = attribute(node, "q_num_heads", 1) // max(attribute(node, "kv_num_heads", 1), 1)
-    return 2 * prod(query[:-1]) * positions * (width + value_width * max(groups, 1))
+    value_heads = attribute(node, "kv_num_heads", heads)
+    heads, size = (query[1], query[3]) if len(query) == 4 else (heads, query[-1] // heads)
+    value_size = value[-1] if len(value) == 4 else value[-1] // value_heads
+    count, positions, keys = query[0] * heads, query[-2], key[-2]
+    return Product(count, positions, keys, size), Product(count, positions, value_size, keys)
 
 
-def _attention_with_projection(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    """`com.microsoft`'s Attention: one product for queries, keys and values, then as in `_attention`."""
-    batch, positions, width = _require_shape(input_shapes[0])
-    projected = _require_shape(input_shapes[1])[-1]
-    return 2 * batch * positions * width * projected + 4 * batch * positions * positions * (projected // 3)
-
-
-def _any_attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    return (_attention_with_projection if node.domain == "com.microsoft" else _attention)(
-        node, input_shapes, output_shapes
-    )
+def _attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
+    return int(sum(product.flops for product in _attention_products(node, input_shapes)))
 
 
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
@@ -147,7 +147,7 @@ _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     "LSTM": _recurrent(4),
     "GRU": _recurrent(3),
     "RNN": _recurrent(1),
-    "Attention": _any_attention,
+    "Attention": _attention,
     "MultiHeadAttention": _attention,
     "GroupQueryAttention": _attention,
 }
@@ -179,12 +179,12 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         if result and "." not in terms and len(set(left_letters)) == len(left_letters):
             sizes = dict(zip(left_letters + right_letters, shapes[0] + shapes[1], strict=True))
             return (einsum_product(left_letters, right_letters, result, sizes),)
-    if node.op_type in ("Attention", "MultiHeadAttention") and node.domain != "com.microsoft":
-        query, key, value = (tuple(_require_shape(shape)) for shape in input_shapes[:3])
-        if len(query) == 4:
-            heads = query[0] * query[1]
-            scores = Product(heads, query[2], key[2], query[3])
-            return (scores, Product(heads, query[2], value[3], key[2]))
+    if node.op_type == "ConvTranspose":
+        image, weight = shapes
+        groups = attribute(node, "group", 1)
+        return (Product(groups, image[0] * prod(image[2:]), prod(weight[1:]), weight[0] // groups),)
+    if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
+        return _attention_products(node, input_shapes)
     return ()
 
 
@@ -196,4 +196,10 @@ def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> R
     if node.op_type in ("LayerNormalization", "SimplifiedLayerNormalization", "RMSNormalization"):
         shape = tuple(_require_shape(input_shapes[0]))
         return Rows.of_norm(prod(shape), prod(shape[attribute(node, "axis", -1) :]), number_bytes)
+    shape = tuple(_require_shape(input_shapes[0]))
+    if len(shape) > 1 and node.op_type in ("InstanceNormalization", "GroupNormalization"):
+        groups = attribute(node, "num_groups", shape[1])
+        return Rows.of_norm(prod(shape), prod(shape[1:]) // max(groups, 1), number_bytes)
+    if len(shape) > 1 and node.op_type == "BatchNormalization" and attribute(node, "training_mode", 0):
+        return Rows.of_norm(prod(shape), prod(shape) // max(shape[1], 1), number_bytes)  # rows are channels
     return None

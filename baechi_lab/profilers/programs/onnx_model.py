@@ -242,7 +242,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         precision = next((p for kind, p in _PRECISION.items() if kind in kinds), "fp32")
         try:
             products = product_shapes(node, input_shapes, output_shapes)
-        except (IndexError, TypeError, ValueError, KeyError):
+        except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
             products = ()
         return Kernel(
             float(count),
