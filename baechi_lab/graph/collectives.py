@@ -96,7 +96,7 @@ class Collectives:
         Args:
             kind: one of `COLLECTIVES`.
             size_bytes: of the whole tensor: what is reduced on every device, what gathering ends with, what each device holds
-                before an all-to-all; of `send_recv` what one device sends to the next of a ring in all its rounds together.
+                before an all-to-all; of `send_recv` that of which every device has a share, and passes it around the ring.
             devices: that take part, in the order of the ring.
 
         Raises:

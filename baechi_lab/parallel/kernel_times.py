@@ -25,7 +25,7 @@ from ..profilers.kernel_model import estimated_us
 from ..profilers.work import Kernel, work_of
 from .rank_ops import FORWARD, WEIGHT, RankOp
 
-SMOOTHNESS = 6.0
+SMOOTHNESS = 3.0
 """Exponent by which the times of device and host are joined: infinity would be their maximum."""
 
 
@@ -34,6 +34,7 @@ class Efficiency(Params):
     """What training reaches on one kind of hardware.
 
     Args:
+        product_share: of the peak in linear layers whose tiles fill the device.
         attention_share: of the peak in half precision, in attention as one kernel.
         score_share: of the peak, in products of attention as separate kernels.
         bandwidth_share: of memory bandwidth.
@@ -42,9 +43,9 @@ class Efficiency(Params):
         collective_host_us, drift_us: likewise per collective, and per other device that takes part, since hosts drift apart.
         stage_us: per pipeline stage, micro-batch and direction.
         gather_us: per block and direction that gathers its parameters (ZeRO-3).
-        step_us: per step.
     """
 
+    product_share: float = 0.75
     attention_share: float = 0.35
     score_share: float = 0.5
     bandwidth_share: float = 0.85
@@ -56,7 +57,6 @@ class Efficiency(Params):
     drift_us: float = 10.0
     stage_us: float = 300.0
     gather_us: float = 500.0
-    step_us: float = 0.0
 
     def validate(self) -> None:
         for field in fields(self):
@@ -77,7 +77,10 @@ class Efficiency(Params):
         if hardware.name in EFFICIENCIES:
             return EFFICIENCIES[hardware.name]
         known = min(EFFICIENCIES, key=lambda name: abs(HARDWARE[name].half_flops / hardware.half_flops - 1))
-        return EFFICIENCIES[known]
+        nearest = EFFICIENCIES[known]
+        if HARDWARE[known].generation == hardware.generation:
+            return nearest
+        return replace(nearest, product_share=generation_named(hardware.generation).matrix_unit_share)
 
 
 def _read_table() -> dict[str, Efficiency]:
@@ -99,7 +102,7 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
     >>> rank_kernel_us(op, Hardware.named("a100"), Efficiency(bandwidth_share=0.5))
     2000.0
     """
-    share = None
+    share = efficiency.product_share
     if op.kernel.matrix and op.op_type != "matmul":
         share = efficiency.attention_share
     elif op.kernel.batched and "experts" not in op.name:
@@ -108,10 +111,9 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
 
 
 @lru_cache(maxsize=65536)
-def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float | None, bandwidth_share: float) -> float:
-    constants = replace(generation_named(hardware.generation), bandwidth_share=bandwidth_share)
-    if matrix_unit_share is not None:
-        constants = replace(constants, matrix_unit_share=matrix_unit_share)
+def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float, bandwidth_share: float) -> float:
+    generation = generation_named(hardware.generation)
+    constants = replace(generation, bandwidth_share=bandwidth_share, matrix_unit_share=matrix_unit_share)
     launched = replace(hardware, launch_us=0.0)
     return float(estimated_us(work_of(1, [(0, kernel)]), launched, generation=constants, follows=True)[0])
 
@@ -119,7 +121,7 @@ def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float | No
 @dataclass(frozen=True)
 class PartTimes:
     """Microseconds of a part's ops in one direction: `us` in all, `device_us` without waiting for the host, `compute_us` of
-    kernels alone, `collective_us` of collectives alone, and `input_us` without gradients of weights.
+    kernels alone, `collective_us` of collectives alone, `input_us` without gradients of weights, and `host_us` of the host.
     """
 
     us: float
@@ -127,6 +129,35 @@ class PartTimes:
     compute_us: float
     collective_us: float
     input_us: float
+    host_us: float
+
+    def after(self, earlier: PartTimes) -> PartTimes:
+        """Both in one pass of the host, as recomputation and backward pass: what it gains on the one, the other can use."""
+        device, host = earlier.device_us + self.device_us, earlier.host_us + self.host_us
+        us = _join(device, host)
+        return PartTimes(
+            us,
+            device,
+            earlier.compute_us + self.compute_us,
+            earlier.collective_us + self.collective_us,
+            max(us - (self.us - self.input_us), 0.0),
+            host,
+        )
+
+    def with_wait(self, wait_us: float) -> PartTimes:
+        """The same work with so much waiting for the host."""
+        us = self.device_us + wait_us
+        return replace(self, us=us, input_us=max(us - (self.us - self.input_us), 0.0))
+
+
+def share_host(forward: PartTimes, backward: PartTimes) -> tuple[PartTimes, PartTimes]:
+    """Times of two passes between which the host does not wait for the device: where one pass is long on the device, the host
+    starts kernels of the other ahead.
+    """
+    waits = forward.us - forward.device_us, backward.us - backward.device_us
+    both = backward.after(forward)
+    left = (both.us - both.device_us) / (sum(waits) or 1.0)
+    return forward.with_wait(left * waits[0]), backward.with_wait(left * waits[1])
 
 
 def part_times(
@@ -139,7 +170,9 @@ def part_times(
     """How long a chain of ops lasts on two lanes, where kernels overlap with collectives that nobody waits for.
 
     An op starts when the op of the chain before it has ended, and its lane is free. Gradients of weights and collectives that
-    are not awaited are in no chain: what follows does not wait for them, the end of the part does.
+    are not awaited are in no chain: what follows does not wait for them, the end of the part does. A ring of `n` devices
+    (`send_recv`) belongs to the kernel behind it, which has `n` rounds. While a round computes, the next one's keys and
+    values arrive: the last round hides nothing.
 
     Args:
         ops: in order.
@@ -148,10 +181,16 @@ def part_times(
     """
     compute_free = lane_free = chain = host = 0.0
     compute = collectives = weights = 0.0
+    ring_us, rounds = 0.0, 1
     for op in ops:
+        host_us = efficiency.host_us if op.phase == FORWARD else efficiency.backward_host_us
         if op.axis:
             lasts = collective_us(op)
             collectives += lasts
+            if op.op_type == "send_recv":
+                ring_us, rounds = lasts, width(op)
+                host += efficiency.collective_host_us + efficiency.drift_us * (rounds - 1)
+                continue
             lane_free = max(lane_free, chain) + lasts
             if op.awaited:
                 chain = lane_free
@@ -159,15 +198,16 @@ def part_times(
             continue
         lasts = rank_kernel_us(op, hardware, efficiency)
         compute += lasts
-        compute_free = max(compute_free, chain) + lasts
+        compute_free = max(compute_free, chain) + lasts + max(ring_us - lasts * (rounds - 1) / rounds, 0.0)
+        host += host_us * rounds
+        ring_us, rounds = 0.0, 1
         if op.phase == WEIGHT:
             weights += lasts
         else:
             chain = compute_free
-        host += efficiency.host_us if op.phase == FORWARD else efficiency.backward_host_us
     device = max(compute_free, lane_free, chain)
     joined = _join(device, host)
-    return PartTimes(joined, device, compute, collectives, max(joined - weights, compute - weights))
+    return PartTimes(joined, device, compute, collectives, max(joined - weights, compute - weights), host)
 
 
 def _join(device_us: float, host_us: float) -> float:

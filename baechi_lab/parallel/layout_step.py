@@ -30,7 +30,7 @@ BUCKET_BYTES = 500_000_000
 """Parameters' gradients that are reduced together, where the reduction overlaps with the backward pass."""
 
 MOST_BUCKETS = 8
-"""Buckets per pipeline stage at most, unless parameters are gathered block by block."""
+"""Buckets per pipeline stage at most, unless their size is given or parameters are gathered block by block."""
 
 UPDATE_BYTES = 26
 """Read and written per parameter by Adam, beside the gradient: float32 copy and two moments, and the half-precision copy."""
@@ -46,6 +46,8 @@ class StepOptions:
         precision: storage of numbers, and kernels of attention and loss.
         overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
         prefetch: with zero 3, blocks that are gathered ahead.
+        bucket_bytes: of gradients that are reduced together, in whole blocks; None: `BUCKET_BYTES`, or more where a stage would
+            have more than `MOST_BUCKETS`.
         overhead_bytes: that a device holds beside tensors: context of the framework, buffers of collectives.
         reserve_share: of the tensors' bytes, that the allocator has reserved beside them.
         efficiency: what kernels, links and hosts reach; None: the constants of the hardware.
@@ -55,6 +57,7 @@ class StepOptions:
     precision: Storage = field(default_factory=Storage)
     overlap: bool = True
     prefetch: int = 1
+    bucket_bytes: int | None = None
     overhead_bytes: int = 0
     reserve_share: float = 0.0
     efficiency: Efficiency | None = None
@@ -338,7 +341,8 @@ def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> li
     if layout.dp * layout.cp == 1 or not options.overlap:
         return [count]
     bytes_of_block = options.precision.gradient_bytes * (block.parameters + block.expert_parameters)
-    buckets = min(max(count * bytes_of_block // BUCKET_BYTES, 1), MOST_BUCKETS, count)
+    most = MOST_BUCKETS if options.bucket_bytes is None else count
+    buckets = min(max(count * bytes_of_block // (options.bucket_bytes or BUCKET_BYTES), 1), most, count)
     return [count // buckets + (k < count % buckets) for k in range(buckets)]
 
 
@@ -455,9 +459,8 @@ class _StepWriter:
             rate = (UPDATE_BYTES + precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
             dense = sum(self.parts[k][1].parameters for k in mine)
             experts = sum(self.parts[k][1].expert_parameters for k in mine)
-            us = rate * dense / (hold if layout.zero else 1)
-            us += rate * experts / (max(hold // layout.ep, 1) if layout.zero else 1)
-            update = self._add(f"stage{stage}/update", UPDATE, us + efficiency.step_us, stage)
+            us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
+            update = self._add(f"stage{stage}/update", UPDATE, us, stage)
             updates[stage] = update
             for k in mine:
                 for op in self.backward[k]:

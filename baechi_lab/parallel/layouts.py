@@ -183,6 +183,7 @@ def layouts(
     fused_loss: bool = False,
     overlap: bool = True,
     prefetch: int = 1,
+    bucket_bytes: int | None = None,
     overhead_bytes: int = 0,
     measured: Sequence[MeasuredCollective] = (),
     efficiency: Efficiency | None = None,
@@ -204,6 +205,8 @@ def layouts(
         fused_loss: cross entropy in one kernel, which keeps logits in half precision.
         overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
         prefetch: with ZeRO 3, blocks that are gathered ahead.
+        bucket_bytes: with ZeRO 0 and 1 and `overlap`, of gradients that are reduced together, in whole blocks (default: 500 MB,
+            or more where a stage would have more than 8 buckets).
         overhead_bytes: that a device holds beside tensors.
         measured: tables of measured collectives, in place of formulas.
         efficiency: what kernels, links and hosts reach, in place of the constants of the hardware.
@@ -251,6 +254,7 @@ def layouts(
         precision=replace(PRECISIONS[precision], flash_attention=attention == "flash", fused_loss=fused_loss),
         overlap=check_flag("overlap", overlap),
         prefetch=check_whole("prefetch", prefetch, 0),
+        bucket_bytes=None if bucket_bytes is None else check_whole("bucket_bytes", bucket_bytes),
         overhead_bytes=int(overhead_bytes),
         efficiency=efficiency,
         hardware=named,
@@ -287,7 +291,8 @@ def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: 
     if layout.devices != devices:
         degrees = f"{layout.tp} * {layout.cp} * {layout.dp} * {layout.pp}"
         return f"tp * cp * dp * pp is {degrees} = {layout.devices}; it must be the number of devices, {devices}"
-    for name, size in (("heads", model.heads), ("kv_heads", model.kv_heads), ("feed_forward", model.feed_forward)):
+    for name in ("heads", "kv_heads", "feed_forward", "expert_feed_forward", "shared_feed_forward"):
+        size = getattr(model, name)
         if size % layout.tp:
             return f"tp is {layout.tp}; it must divide the model's {name}, which is {size}"
     if layout.ep > 1 and not model.experts:
@@ -320,7 +325,7 @@ def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequ
     """Every legal layout of the choices that `layouts` names."""
     micro_batches = [2**k for k in range(MOST_MICRO_BATCH.bit_length())]
     for tp in _divisors(cluster.n):
-        if model.heads % tp or model.kv_heads % tp or model.feed_forward % tp:
+        if model.heads % tp:
             continue
         for cp, pp in product(_divisors(cluster.n // tp), repeat=2):
             if (cluster.n // tp) % (cp * pp) or pp > model.layers or sequence_length % (cp * tp):

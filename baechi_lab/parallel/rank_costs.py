@@ -10,7 +10,7 @@ from ..graph import Cluster
 from ..graph.collectives import Collectives
 from ..graph.hardware import HARDWARE, Hardware, known_kind
 from ..graph.layout import Layout
-from .kernel_times import Efficiency, PartTimes, part_times
+from .kernel_times import Efficiency, PartTimes, part_times, share_host
 from .rank_ops import Part, RankOp, Storage, make_block, make_embedding, make_head
 from .transformer import Transformer
 
@@ -90,13 +90,13 @@ class RankCosts:
         forward, backward = self._times(part.forward), self._times(part.backward)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
-            again = self._times(part.forward)
-            backward = _sum(backward, again)
+            backward = backward.after(forward)
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":
-            again = self._times([op for op in part.forward if _in_attention(op)])
-            backward = _sum(backward, again)
+            backward = backward.after(self._times([op for op in part.forward if _in_attention(op)]))
             saved, transient = saved - part.attention_bytes, transient + part.attention_bytes
+        if self.layout.pp == 1:  # a pipeline waits for what it sends and receives between the passes
+            forward, backward = share_host(forward, backward)
         return PartCosts(part, forward, backward, saved, transient)
 
     def _times(self, ops: tuple[RankOp, ...] | list[RankOp]) -> PartTimes:
@@ -109,18 +109,8 @@ class RankCosts:
         )
 
 
-_ATTENTION = ("attention", "scores", "softmax", "dropout", "context")
+_ATTENTION = frozenset(["attention", "scores", "softmax", "dropout", "context"])
 
 
 def _in_attention(op: RankOp) -> bool:
-    return op.name.rsplit("/", 1)[-1] in _ATTENTION
-
-
-def _sum(a: PartTimes, b: PartTimes) -> PartTimes:
-    return PartTimes(
-        a.us + b.us,
-        a.device_us + b.device_us,
-        a.compute_us + b.compute_us,
-        a.collective_us + b.collective_us,
-        a.input_us + b.us,
-    )
+    return not _ATTENTION.isdisjoint(op.name.split("/"))

@@ -3,8 +3,9 @@
 Shapes are the rank's. Tensor parallelism divides heads, the inner width of the feed-forward part and the vocabulary
 (M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053); sequence parallelism divides along the sequence what that leaves
 whole, and selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are
-spread over `ep` and reached by all-to-all. Context parallelism passes keys and values around a ring (H. Liu et al., "Ring
-Attention", 2023, arXiv:2310.01889).
+spread over `ep` and reached by all-to-all. Context parallelism passes keys and values around a ring, and in the backward pass
+their gradients too (H. Liu et al., "Ring Attention", 2023, arXiv:2310.01889); each device has an early and a late piece of the
+sequence, so that causal attention has equal work in all rounds. Attention that keeps its scores gathers keys and values instead.
 
 Forward ops are listed by hand. Backward ops follow from them: a product has a gradient of its input and one of its weight, of
 the same work; element-wise ops move `backward_elements`; a collective has its dual. The gradient of a weight is waited for by
@@ -29,7 +30,6 @@ DUALS = {
     "all_gather": "reduce_scatter",
     "reduce_scatter": "all_gather",
     "all_to_all": "all_to_all",
-    "send_recv": "send_recv",
 }
 """Collective of the forward pass -> that of its gradient."""
 
@@ -162,7 +162,10 @@ class _PartWriter:
         self.rows.append((forward, (backward,)))
 
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, causal: bool) -> None:
-        """Attention in one kernel; `width` is the sum of the sizes of a key and a value."""
+        """Attention in one kernel; `width` is the sum of the sizes of a key and a value.
+
+        Under context parallelism it has one round per device, behind which keys and values go around the ring.
+        """
         flops = 2.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
         moved = HALF * batch * (heads * queries + kv_heads * keys) * width
         name = f"{self.name}/attention"
@@ -170,34 +173,41 @@ class _PartWriter:
         backward = RankOp(
             f"{name}/backward", "flash_attention_backward", INPUT, _attention_kernel(2.5 * flops, 2.0 * moved)
         )
-        self.rows.append((forward, (backward,)))
+        if self.layout.cp == 1:
+            self.rows.append((forward, (backward,)))
+            return
+        message = HALF * batch * keys * kv_heads * width
+        ahead = RankOp(f"{name}/send_recv", "send_recv", axis="cp", message_bytes=message)
+        back = RankOp(f"{name}/send_recv/backward", "send_recv", INPUT, axis="cp", message_bytes=2 * message)
+        self.rows += [(ahead, ()), (forward, (back, backward))]
 
-    def collective(self, kind: str, axis: str, message: int, label: str, *, awaited: bool = True) -> None:
+    def collective(self, kind: str, axis: str, message: int, label: str) -> None:
         """A collective of the forward pass, and its dual in the backward pass. Nothing where its axis has one device."""
         if getattr(self.layout, axis) == 1:
             return
-        forward = RankOp(f"{self.name}/{label}", kind, axis=axis, message_bytes=message, awaited=awaited)
-        dual = RankOp(
-            f"{self.name}/{label}/backward", DUALS[kind], INPUT, axis=axis, message_bytes=message, awaited=awaited
-        )
+        forward = RankOp(f"{self.name}/{label}", kind, axis=axis, message_bytes=message)
+        dual = RankOp(f"{self.name}/{label}/backward", DUALS[kind], INPUT, axis=axis, message_bytes=message)
         self.rows.append((forward, (dual,)))
 
-    def enter_tensor_parallel(self, label: str) -> None:
-        """Before a layer divided by columns: gather the sequence, or (backward) add up the gradients of the input."""
+    def enter_tensor_parallel(self, label: str, copies: int = 1) -> None:
+        """Before a layer divided by columns: gather the sequence, or (backward) add up the gradients of the input.
+
+        `copies`: rows per token, where every token goes to several experts.
+        """
         if self.layout.tp == 1:
             return
-        message = HALF * self.tokens * self.hidden
+        message = HALF * self.tokens * copies * self.hidden
         if self.layout.sequence_parallel:
             self.collective("all_gather", "tp", message, f"{label}/all_gather")
             return
         back = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", INPUT, axis="tp", message_bytes=message)
         self.rows.append((_NOTHING, (back,)))
 
-    def leave_tensor_parallel(self, label: str) -> None:
+    def leave_tensor_parallel(self, label: str, copies: int = 1) -> None:
         """After a layer divided by rows: add up its outputs, and leave a share of the sequence on each device."""
         if self.layout.tp == 1:
             return
-        message = HALF * self.tokens * self.hidden
+        message = HALF * self.tokens * copies * self.hidden
         if self.layout.sequence_parallel:
             self.collective("reduce_scatter", "tp", message, f"{label}/reduce_scatter")
             return
@@ -300,6 +310,9 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, precisi
     transient = HALF * tokens * (width + 2 * hidden)
     if not precision.flash_attention:
         transient += 2 * HALF * batch * (model.heads // tp) * length * sequence_length
+    elif layout.cp > 1:  # of two rounds of the ring: keys and values, and their gradients
+        key_and_value = model.head_size + model.rope_size + model.value_size
+        transient += 4 * HALF * tokens * max(model.kv_heads // tp, 1) * key_and_value
     return writer.part(edge, edge, transient)
 
 
@@ -337,14 +350,14 @@ def _attention(
         writer.move("split", 2 * tokens * width)
         kept = tokens * width
     writer.saved += HALF * kept
-    if layout.cp > 1:
-        message = HALF * tokens * layout.cp * kv_heads * (size + model.value_size)
-        writer.collective("send_recv", "cp", message, "keys/send_recv", awaited=False)
     before = writer.saved
     if precision.flash_attention:
         writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.causal)
         writer.saved += FULL * tokens * heads
     else:
+        whole = HALF * batch * keys * kv_heads * (size + model.value_size)
+        writer.collective("all_gather", "cp", whole, "attention/all_gather")
+        writer.saved += whole - whole // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
         writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
@@ -383,9 +396,8 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
     routed = shared * k
     writer.move("dispatch", 2 * routed * hidden)
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "dispatch/all_to_all")
-    if tp > 1:
-        writer.collective("all_gather", "tp", HALF * tokens * k * hidden, "experts/all_gather")
-        routed = tokens * k
+    writer.enter_tensor_parallel("experts", k)
+    routed = tokens * k
     rows, width = -(-routed // local), -(-model.expert_feed_forward // tp)
     up = 2 if model.gated else 1
     writer.move("permute", 2 * routed * hidden)
@@ -395,9 +407,8 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
     )
     writer.product("experts_down", rows, width, hidden, batch=local, expert=True)
     writer.move("unpermute", 2 * routed * hidden)
-    if tp > 1:
-        writer.collective("reduce_scatter", "tp", HALF * tokens * k * hidden, "experts/reduce_scatter")
-        routed = shared * k
+    writer.leave_tensor_parallel("experts", k)
+    routed = shared * k
     writer.collective("all_to_all", "ep", HALF * routed * hidden, "combine/all_to_all")
     writer.move("combine", (routed + shared) * hidden)
 

@@ -48,12 +48,15 @@ GATED = frozenset(
         "qwen3_moe",
         "gemma",
         "gemma2",
+        "gemma3",
+        "gemma3_text",
         "deepseek_v2",
         "deepseek_v3",
         "olmo",
         "olmo2",
         "phi3",
         "cohere",
+        "cohere2",
         "granite",
         "glm",
         "starcoder2_gated",
@@ -85,13 +88,27 @@ ROTARY = GATED | frozenset(
 )
 """Model types without a table of positions."""
 
-ENCODERS = frozenset(
-    ["bert", "roberta", "electra", "albert", "distilbert", "xlm-roberta", "deberta", "camembert", "mpnet"]
-)
+ENCODERS = frozenset(["bert", "roberta", "electra", "distilbert", "xlm-roberta", "deberta", "camembert", "mpnet"])
 """Model types whose tokens see all tokens."""
 
 UNTIED_UNLESS_SAID = GATED | {"gpt_neox", "persimmon", "nemotron"}
-"""Model types whose output layer has weights of its own unless the configuration ties them."""
+TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2"}
+"""Model types whose output layer has weights of its own unless the configuration ties them, and exceptions."""
+
+_ENCODER_DECODER = "an encoder with a decoder"
+_STATE_SPACE = "a model with state-space or linear-attention layers"
+REFUSED = {
+    **dict.fromkeys(("t5", "mt5", "umt5", "longt5", "bart", "mbart", "pegasus", "marian", "whisper"), _ENCODER_DECODER),
+    **dict.fromkeys(
+        ("mamba", "mamba2", "falcon_mamba", "jamba", "bamba", "zamba", "zamba2", "falcon_h1"), _STATE_SPACE
+    ),
+    **dict.fromkeys(("qwen3_next", "granitemoehybrid", "nemotron_h", "recurrent_gemma", "rwkv"), _STATE_SPACE),
+    "albert": "a model whose layers share their weights",
+}
+"""Model types that are no stack of equal transformer blocks, and what they are instead."""
+
+EXPERT_PATTERNS = ("interleave_moe_layer_step", "moe_layer_freq", "decoder_sparse_step", "moe_layer_frequency")
+"""Fields that say that only every n-th layer has experts."""
 
 
 @dataclass(frozen=True)
@@ -291,8 +308,17 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     """The sizes in the fields of a configuration, of a Hugging Face model or with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
         fields = fields["text_config"]
-    if fields.get("is_encoder_decoder"):
-        raise InvalidInput(f"{source} is an encoder with a decoder; layouts are for models of one stack of layers")
+    kind = str(fields.get("model_type", "")).lower()
+    refused = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
+    if refused:
+        raise InvalidInput(f"{source} is {refused}; layouts are for models of one stack of equal layers")
+    pattern = next((name for name in EXPERT_PATTERNS if fields.get(name) not in (None, 1)), None)
+    pattern = "mlp_only_layers" if fields.get("mlp_only_layers") else pattern
+    if pattern:
+        raise InvalidInput(
+            f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
+            "but the first ones"
+        )
     sizes: dict[str, Any] = {}
     for field, names in ALIASES.items():
         value = next((fields[name] for name in names if fields.get(name) is not None), 0)
@@ -302,7 +328,6 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
             raise InvalidInput(
                 f"{source} has no field {' or '.join(map(repr, ALIASES[field][:3]))}; it says the model's size"
             )
-    kind = str(fields.get("model_type", "")).lower()
     gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
     if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
@@ -319,7 +344,7 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         **sizes,
         gated=gated,
         bias=bool(fields.get("attention_bias", fields.get("bias", not gated))) and not fields.get("no_bias", False),
-        tied=not (gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
+        tied=kind in TIED_UNLESS_SAID or not (gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
         causal=kind not in ENCODERS,
         dropout=any(float(fields.get(key) or 0) > 0 for key in _DROPOUTS),
         shared_feed_forward=_shared_width(fields, sizes),
@@ -332,6 +357,8 @@ _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", 
 
 def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
     """Inner width of the experts that every token passes."""
+    if fields.get("model_type") == "llama4_text":
+        return sizes["feed_forward"]
     width = fields.get("shared_expert_intermediate_size") or fields.get("moe_shared_expert_intermediate_size")
     if width:
         return int(width)

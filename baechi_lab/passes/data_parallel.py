@@ -114,7 +114,6 @@ def divide_data(
             _gather(writer, shared, position, collective_us, zero, prefetch, gather_us)
         if bucket.update >= 0:
             writer.wait([op], bucket.update)
-            writer.share_update(bucket, zero)
             if zero == 1:
                 gather = writer.add(
                     f"{bucket.name}/all_gather",
@@ -122,6 +121,8 @@ def divide_data(
                     collective_us("all_gather", bucket.axis, bucket.parameter_bytes),
                 )
                 writer.wait([bucket.update], gather)
+    if zero:
+        writer.share_updates(buckets)
     return writer.graph()
 
 
@@ -195,12 +196,14 @@ class _GraphExtension:
             divided += bucket.parameter_bytes
         self.persistent[bucket.forward] -= divided - -(-divided // bucket.copies)
 
-    def share_update(self, bucket: Bucket, zero: int) -> None:
-        """Divides the time of an update, once for every bucket that it updates."""
-        if zero == 0:
-            return
-        for times in (self.us, *self.by_kind.values()):
-            times[bucket.update] /= bucket.copies
+    def share_updates(self, buckets: Sequence[Bucket]) -> None:
+        """Divides the time of every update by what copies take of the states that it updates."""
+        for update in {bucket.update for bucket in buckets if bucket.update >= 0}:
+            updated = [bucket for bucket in buckets if bucket.update == update]
+            own = sum(bucket.state_bytes / bucket.copies for bucket in updated)
+            share = own / (sum(bucket.state_bytes for bucket in updated) or 1)
+            for times in (self.us, *self.by_kind.values()):
+                times[update] *= share
 
     def graph(self) -> OpGraph:
         base, added = self.base, len(self.names) - self.base.n

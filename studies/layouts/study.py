@@ -5,9 +5,9 @@
 
 Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
 FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time
-that hosts take; a weak prior holds each near where it starts. The rows of a source to fit on lie as far from each
-other as can be, in the logarithms of their settings. `choice`: of measured layouts of one model, batch and number of
-devices, how much slower is the one with the smallest predicted time than the fastest measured?
+that hosts take; a weak prior holds each near where it starts. The rows of a source to fit on are those from which the
+others are least away on average, in the logarithms of their settings. `choice`: of measured layouts of one model, batch
+and number of devices, how much slower is the one with the smallest predicted time than the fastest measured?
 """
 
 from __future__ import annotations
@@ -43,18 +43,18 @@ SHARED = (
 """Constants that all hardware shares."""
 
 OWN = {
-    "a100": ("attention_share", "bandwidth_share"),
-    "h100": ("attention_share", "bandwidth_share"),
-    "b200": ("attention_share",),
-    "gh200": ("bandwidth_share",),
+    "a100": ("product_share", "attention_share", "bandwidth_share"),
+    "h100": ("product_share", "attention_share", "bandwidth_share"),
+    "b200": ("product_share", "attention_share"),
+    "gh200": ("product_share", "bandwidth_share", "collective_share"),
 }
 """Constants that are fitted for one kind of hardware."""
 
 START = {
-    "a100": Efficiency(attention_share=0.35),
-    "h100": Efficiency(attention_share=0.25),
-    "b200": Efficiency(attention_share=0.4),
-    "gh200": Efficiency(bandwidth_share=0.3),
+    "a100": Efficiency(product_share=0.75, attention_share=0.35),
+    "h100": Efficiency(product_share=0.6, attention_share=0.25),
+    "b200": Efficiency(product_share=0.45, attention_share=0.4),
+    "gh200": Efficiency(product_share=0.6, bandwidth_share=0.3),
 }
 """Where the fit starts: round numbers."""
 
@@ -66,15 +66,16 @@ WEIGHT_OF_PRIOR = 0.01
 
 
 def spread_rows(steps: Sequence[MeasuredStep], count: int) -> list[int]:
-    """Indices of rows that lie far from each other, beginning with the one nearest to the middle."""
+    """Indices of rows that represent all others: each one more brings the rows nearest to one of them, on average."""
     usable = [k for k, step in enumerate(steps) if step.seconds and step.options.precision.products == "fp16"]
     rows = np.array([_settings(steps[k]) for k in usable])
     place = np.log2(rows)
     place = (place - place.mean(axis=0)) / np.maximum(place.std(axis=0), 1e-9)
-    chosen = [int((place**2).sum(axis=1).argmin())]
-    while len(chosen) < count:
-        away = ((place[:, None] - place[chosen]) ** 2).sum(axis=2).min(axis=1)
-        chosen.append(int(away.argmax()))
+    away = np.sqrt(((place[:, None] - place) ** 2).sum(axis=2))
+    nearest, chosen = np.full(len(place), np.inf), list[int]()
+    for _ in range(count):
+        chosen.append(int(np.minimum(nearest, away).sum(axis=1).argmin()))
+        nearest = np.minimum(nearest, away[chosen[-1]])
     return [usable[k] for k in chosen]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.cli import main
 from baechi_lab.graph.collectives import Collectives
+from baechi_lab.parallel.kernel_times import Efficiency
 from baechi_lab.parallel.layout_step import StepOptions, make_layout_step, stage_blocks
 from baechi_lab.parallel.layouts import LayoutRow
 from baechi_lab.parallel.transformer import Transformer, read_transformer
@@ -25,11 +27,11 @@ def a100(devices: int, per_machine: int = 8) -> bl.Cluster:
     return bl.Cluster.machines(devices, per_machine, kind="a100")
 
 
-def step_of(layout: bl.Layout, model: object = GPT, global_batch: int = 32):  # type: ignore[no-untyped-def]
-    cluster = a100(layout.devices)
-    return make_layout_step(
-        read_transformer(model), layout, cluster, global_batch, 1024, StepOptions(), Collectives(cluster)
-    )
+def step_of(  # type: ignore[no-untyped-def]
+    layout: bl.Layout, model: object = GPT, global_batch: int = 32, options: StepOptions | None = None
+):
+    cluster, options = a100(layout.devices), options or StepOptions()
+    return make_layout_step(read_transformer(model), layout, cluster, global_batch, 1024, options, Collectives(cluster))
 
 
 LAYOUTS = [
@@ -73,6 +75,70 @@ def test_persistent_bytes_are_what_zero_leaves_of_18_bytes_per_parameter() -> No
         assert graph.persistent_bytes.sum() == pytest.approx(per_parameter * parameters, rel=1e-3)
 
 
+def test_zero_divides_the_time_of_an_update_once() -> None:
+    """The layers are in several buckets, of which each copy updates an eighth."""
+
+    def update_us(zero: int) -> float:
+        graph = step_of(bl.Layout(dp=8, zero=zero), {**GPT, "n_layer": 96}).graph
+        assert sum(name.endswith(("/all_reduce", "/reduce_scatter")) for name in graph.names) > 2
+        return float(graph.duration_us[[t == "Update" for t in graph.op_types]].sum())
+
+    assert update_us(1) == pytest.approx(update_us(0) / 8)
+    assert update_us(3) == pytest.approx(update_us(0) / 8)
+
+
+def test_buckets_are_of_whole_blocks_and_as_large_as_is_said() -> None:
+    """A block has 12 * 1024 * 1024 weights and 13 * 1024 others, of which each has a float32 gradient: 50 MB."""
+
+    def buckets(bucket_bytes: int | None) -> int:
+        table = bl.layouts(
+            GPT,
+            a100(2),
+            global_batch=8,
+            sequence_length=1024,
+            layouts=[bl.Layout(dp=2)],
+            bucket_bytes=bucket_bytes,
+        )
+        names = table.rows[0].step().graph.names
+        return sum("blocks" in name and name.endswith("all_reduce") for name in names)
+
+    assert [buckets(size) for size in (None, 1, 101_000_000, 10**9)] == [1, 8, 3, 1]
+    with pytest.raises(bl.InvalidInput, match="bucket_bytes is 0"):
+        buckets(0)
+
+
+def test_interleaving_halves_the_bubble() -> None:
+    """With m micro-batches and p devices: (p - 1) / m of the work, and half of it with two stages per device."""
+    model = Transformer(hidden=1024, layers=8, heads=16, vocabulary=1, tied=False, positions=0)
+
+    options = StepOptions(efficiency=Efficiency(stage_us=0.0))
+
+    def bubble_us(schedule: str) -> float:
+        step = step_of(bl.Layout(pp=4, schedule=schedule), model, options=options)
+        graph = step.graph
+        ends = [t != "Update" for t in graph.op_types]
+        work = np.bincount(step.placement.device[ends], graph.duration_us[ends]).max() * step.micro_batches
+        return step.simulate().makespan_us - work
+
+    step = step_of(bl.Layout(pp=4), model, options=options)
+    stage_us = step.stage_us.sum(axis=1).max()
+    assert bubble_us("1f1b") == pytest.approx(3 * stage_us, rel=0.15)
+    assert bubble_us("interleaved-1f1b") < 0.7 * bubble_us("1f1b")
+
+
+def test_context_parallelism_between_machines_costs_more_with_every_degree() -> None:
+    model = {"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 4, "num_attention_heads": 32}
+    model |= {"intermediate_size": 14336, "vocab_size": 32000}
+
+    def row(cp: int) -> LayoutRow:
+        layouts, cluster = [bl.Layout(cp=cp, dp=8 // cp, zero=1, recompute="full")], a100(8, 1)
+        return bl.layouts(model, cluster, global_batch=8, sequence_length=8192, layouts=layouts).rows[0]
+
+    rows = [row(cp) for cp in (1, 2, 4, 8)]
+    assert [row.micro_batches for row in rows] == [1, 2, 4, 8]
+    assert all(more.step_us > less.step_us for less, more in pairwise(rows))
+
+
 def test_a_pipeline_of_equal_stages_takes_what_1f1b_takes() -> None:
     """With m micro-batches and p equal stages: (m + p - 1) times the time of a stage, without what only ends have."""
     model = Transformer(hidden=1024, layers=8, heads=16, vocabulary=1, tied=False, positions=0)
@@ -84,7 +150,10 @@ def test_a_pipeline_of_equal_stages_takes_what_1f1b_takes() -> None:
 
 
 def test_more_recomputation_takes_longer_and_holds_less() -> None:
-    steps = [step_of(bl.Layout(pp=2, recompute=recompute, micro_batch=4)) for recompute in ("none", "full")]
+    """On the device; where the host is slower, it starts kernels of both passes while the device waits anyway."""
+    free = StepOptions(efficiency=Efficiency(host_us=0.0, backward_host_us=0.0, collective_host_us=0.0, stage_us=0.0))
+    layouts = [bl.Layout(pp=2, recompute=recompute, micro_batch=4) for recompute in ("none", "full")]
+    steps = [step_of(layout, options=free) for layout in layouts]
     (none_us, none_bytes), (full_us, full_bytes) = (step.makespan_and_peak for step in steps)
     assert full_us > 1.1 * none_us
     assert full_bytes < none_bytes

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 from baechi_lab.errors import FormatError, InvalidInput
+from baechi_lab.graph.hardware import Hardware
 from baechi_lab.graph.layout import Layout
-from baechi_lab.parallel.rank_ops import WEIGHT, Part, Storage, make_block, make_embedding, make_head
+from baechi_lab.parallel.kernel_times import Efficiency, PartTimes, part_times, share_host
+from baechi_lab.parallel.rank_ops import WEIGHT, Part, RankOp, Storage, make_block, make_embedding, make_head
 from baechi_lab.parallel.transformer import Transformer, read_transformer
-from baechi_lab.profilers.work import Product
+from baechi_lab.profilers.work import Kernel, Product
 
 H, A, S, F, V = 64, 8, 32, 256, 1000
 GPT = Transformer(hidden=H, layers=4, heads=A, vocabulary=V, positions=S)
@@ -176,3 +178,84 @@ def test_configurations_without_sizes_are_refused(tmp_path: Path) -> None:
         read_transformer(tmp_path)
     with pytest.raises(InvalidInput, match="model is int; it must be a transformer's configuration"):
         read_transformer(3)
+
+
+def test_a_ring_carries_gradients_of_keys_and_values_back() -> None:
+    part = make_block(LLAMA, Layout(cp=4), S, Storage(), experts=False)
+    keys_and_values = 2 * S * 4 * (8 + 8)
+    back = [op.message_bytes for op in part.backward if op.op_type == "send_recv"]
+    assert back == [2 * keys_and_values]
+    assert [op.op_type for op in part.backward if "attention" in op.name] == ["send_recv", "flash_attention_backward"]
+
+
+def test_attention_that_keeps_its_scores_gathers_keys_and_values() -> None:
+    part = make_block(LLAMA, Layout(cp=4), S, EAGER, experts=False)
+    keys_and_values = 2 * S * 4 * (8 + 8)
+    assert messages(part) == {"all_gather": [keys_and_values]}
+    assert [op.message_bytes for op in part.backward if op.axis == "cp"] == [keys_and_values]
+    assert [op.op_type for op in part.backward if op.axis == "cp"] == ["reduce_scatter"]
+
+
+def test_experts_under_tensor_parallelism_alone_add_up_what_every_token_gets() -> None:
+    """Every rank has all tokens, two rows for each of them; with sequence parallelism it has a share."""
+    rows = 2 * S * 2 * H
+    whole = make_block(MIXTRAL, Layout(tp=2, dp=2, ep=2), S, Storage(), experts=True)
+    attention = 2 * S * H
+    assert messages(whole) == {"all_reduce": [attention, rows], "all_to_all": [rows, rows]}
+    layout = Layout(tp=2, dp=2, ep=2, sequence_parallel=True)
+    divided = make_block(MIXTRAL, layout, S, Storage(), experts=True)
+    assert messages(divided) == {
+        "all_gather": [attention, rows],
+        "reduce_scatter": [attention, rows],
+        "all_to_all": [rows // 2, rows // 2],
+    }
+
+
+def _ring_times(ring_us: float) -> PartTimes:
+    """Of attention over a ring of four devices, on a device where attention lasts 100 us."""
+    ops = [
+        RankOp("block/attention/send_recv", "send_recv", axis="cp", message_bytes=1),
+        RankOp("block/attention", "flash_attention", kernel=Kernel(moved_bytes=100e-6 * 2.039e12)),
+    ]
+    free_host = Efficiency(bandwidth_share=1.0, host_us=0.0, collective_host_us=0.0, drift_us=0.0)
+    return part_times(ops, Hardware.named("a100"), free_host, lambda op: ring_us, lambda op: 4)
+
+
+@pytest.mark.parametrize(("ring_us", "exposed_us"), [(60.0, 0.0), (75.0, 0.0), (90.0, 15.0), (300.0, 225.0)])
+def test_a_ring_hides_behind_all_rounds_of_attention_but_the_last(ring_us: float, exposed_us: float) -> None:
+    """Three transfers arrive while three of four rounds of 25 us compute: 75 us of the ring can be hidden."""
+    times = _ring_times(ring_us)
+    assert times.us == pytest.approx(100.0 + exposed_us)
+    assert times.compute_us == pytest.approx(100.0)
+    assert times.collective_us == ring_us
+
+
+def test_a_host_that_gains_time_in_one_pass_spends_it_in_the_other() -> None:
+    forward = PartTimes(us=50.0, device_us=10.0, compute_us=10.0, collective_us=0.0, input_us=50.0, host_us=50.0)
+    backward = PartTimes(us=90.0, device_us=90.0, compute_us=90.0, collective_us=0.0, input_us=60.0, host_us=0.0)
+    shared = share_host(forward, backward)
+    assert sum(times.us for times in shared) == pytest.approx(100.0 * (1 + 0.5**3) ** (1 / 3))
+    assert shared[1].us == 90.0 and shared[1].input_us == 60.0
+
+
+@pytest.mark.parametrize("kind", ["t5", "mamba", "jamba", "albert"])
+def test_models_that_are_no_stack_of_equal_blocks_are_refused(kind: str) -> None:
+    fields = {"model_type": kind, "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+    with pytest.raises(InvalidInput, match="layouts are for models of one stack of equal layers"):
+        read_transformer(fields)
+
+
+def test_experts_in_every_second_layer_are_refused() -> None:
+    fields = {"model_type": "qwen2_moe", "hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+    fields |= {"vocab_size": 8, "intermediate_size": 8, "num_experts": 4}
+    assert read_transformer(fields).experts == 4
+    with pytest.raises(InvalidInput, match="decoder_sparse_step of the configuration is 2"):
+        read_transformer({**fields, "decoder_sparse_step": 2})
+    with pytest.raises(InvalidInput, match=r"mlp_only_layers of the configuration is \[1\]"):
+        read_transformer({**fields, "mlp_only_layers": [1]})
+
+
+def test_gemma_shares_the_table_of_its_embedding() -> None:
+    gemma = {"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
+    gemma |= {"head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000}
+    assert read_transformer(gemma).parameters == 8_537_680_896
