@@ -45,7 +45,8 @@ class LayoutsView(Pictured, ipywidgets.VBox):
         self.table = TableView("Layouts", on_action=lambda number, _: self.show(number))
         self.words, self.timeline = note(), TimelineView()
         more = [note(f"{left_out:,} more rows are in to_pandas()")] if left_out > 0 else []
-        super().__init__([self.table, *more, self.words], layout=WIDE)
+        self._above_timeline = [self.table, *more, self.words]
+        super().__init__(self._above_timeline, layout=WIDE)
         self.add_class("bl-panel")
         fits = [k for k, row in enumerate(answer.rows) if row.fits and row.step_us is not None]
         if fits:
@@ -75,7 +76,7 @@ class LayoutsView(Pictured, ipywidgets.VBox):
             "note" if row.fits else "bad",
         )
         self.renew_picture()
-        self.children = [*(child for child in self.children if child is not self.timeline), self.timeline]
+        self.children = [*self._above_timeline, self.timeline]
 
     def picture(self) -> str:
         return self.timeline.picture()
