@@ -184,6 +184,30 @@ def await_drawing(page) -> None:
     page.evaluate("() => new Promise((drawn) => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
 
 
+SETTLED = """async () => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  await kernel.requestExecute({ code: '', silent: true, store_history: false }).done;
+  const frame = () => new Promise((drawn) => requestAnimationFrame(drawn));
+  const places = () => JSON.stringify([...document.querySelectorAll('.bl-workbench, .bl-workbench canvas')].map((e) => {
+    const { x, y, width, height } = e.getBoundingClientRect();
+    return [x, y, width, height];
+  }));
+  for (let [before, same] = [places(), 0]; same < 3;) {
+    await frame();
+    const now = places();
+    [before, same] = [now, now === before ? same + 1 : 0];
+  }
+}"""
+
+
+def settle(page) -> None:
+    """Waits until the kernel has answered all that it was asked, and no part of the workbench moves any more.
+
+    To be called before places on the page are measured. What the kernel computes in the background may still come.
+    """
+    page.evaluate(SETTLED)
+
+
 def hover(page, x: float, y: float) -> None:
     """Moves the mouse and waits until the page has drawn what follows from it."""
     page.mouse.move(x, y)

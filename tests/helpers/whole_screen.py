@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 WHOLE = """(tab) => {
   const bench = document.querySelector('.bl-workbench');
@@ -33,7 +34,8 @@ WHOLE = """(tab) => {
   };
 }"""
 CONTRAST = """() => {
-  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map((v) => Number(v) * (text.startsWith('color(') ? 255 : 1));
+  const numbers = (text) => (text.match(/[\\d.]+/g) ?? []).map((v, k) =>
+    Number(v) * (text.startsWith('color(') && k < 3 ? 255 : 1));
   const light = ([r, g, b]) => [r, g, b].map((c) => (c /= 255) <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
     .reduce((sum, c, k) => sum + c * [0.2126, 0.7152, 0.0722][k], 0);
   const behind = (e) => {
@@ -66,26 +68,29 @@ TABS = ("Graph", "Timeline", "Compare", "Run", "Explore", "Explain", "Fit", "Exp
 
 
 def tab(page, name):
-    """Open a part of the workbench."""
+    """Open a part of the workbench, and wait until it is shown: the kernel says what is."""
     page.click(f'.bl-workbench .bl-tab:text-is("{name}")')
+    page.wait_for_selector(f".bl-panes.bl-at-{name.lower()}")
 
 
 def themed(page, theme):
-    """JupyterLab's `Light` or `Dark` theme."""
+    """JupyterLab's `Light` or `Dark` theme. A change during the fading splash of the change before is an error of JupyterLab."""
     page.evaluate(
         f"() => window.jupyterapp.commands.execute('apputils:change-theme', {{ theme: 'JupyterLab {theme}' }})"
     )
     page.wait_for_selector(f"body[data-jp-theme-light='{json.dumps(theme == 'Light')}']", state="attached")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
 def faults(page, name):
     """What of the part `name` is not whole, as `{kind: what}`; the workbench is scrolled to the top of the screen."""
     tab(page, name)
-    for _ in range(40):  # until what follows the size of the window has followed
+    end = time.monotonic() + 20
+    while True:  # until what follows the size of the window, the tab and the theme has followed
         page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
+        found = {**page.evaluate(WHOLE, name), "faint": page.evaluate(CONTRAST)}
+        found["below"] = max(found["below"], 0)
+        found = {kind: what for kind, what in found.items() if what}
+        if not found or time.monotonic() > end:
+            return found
         page.wait_for_timeout(60)
-        found = page.evaluate(WHOLE, name)
-        if found["below"] <= 0 and not found["blank"]:
-            break
-    found["below"] = max(found["below"], 0)
-    return {kind: what for kind, what in {**found, "faint": page.evaluate(CONTRAST)}.items() if what}

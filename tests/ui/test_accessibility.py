@@ -133,8 +133,8 @@ def test_the_graph_is_ten_tab_stops_away_and_its_boxes_are_reached_by_arrows(pag
     assert stops[-1] == "CANVAS Graph" and len(stops) <= 10, stops
     page.keyboard.press("ArrowRight")
     page.wait_for_function(f"() => Number(document.querySelector('{GRAPH}').dataset.chosen) > 0")
-    said = page.locator(f".bl-view:has({GRAPH}) .bl-live").inner_text()
-    live, selections = page.locator(f".bl-view:has({GRAPH}) .bl-live"), {said}
+    live, selections = page.locator(f".bl-view:has({GRAPH}) .bl-live"), set()
+    page.wait_for_selector(f".bl-view:has({GRAPH}) .bl-live:has-text('Selected: ')")
 
     def several_were_selected():
         selections.add(live.inner_text())

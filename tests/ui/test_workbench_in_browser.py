@@ -228,6 +228,7 @@ def test_the_first_graph_is_the_model_s_scopes(page, expected):
     ends = np.unique(ends[ends[:, 0] != ends[:, 1]], axis=0)
     assert data(page, "frames_open") == 0 and data(page, "arrows") == len(np.unique(ends[:, :2], axis=0))
     # Hovering along the arrow out of layer0 tells how many tensors it stands for, and their bytes.
+    jb.settle(page)
     box, tooltip = page.locator(GRAPH).bounding_box(), page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
     names, arrow = [tree.names[n] for n in shown], ""
     for step in range(900):
@@ -245,6 +246,7 @@ def test_the_first_graph_is_the_model_s_scopes(page, expected):
 
 def test_advice_that_comes_or_goes_moves_nothing(page):
     page.wait_for_selector(".bl-advice .bl-note")
+    jb.settle(page)
     tops = "() => [...document.querySelectorAll('.bl-strip, canvas')].map((e) => e.getBoundingClientRect().top)"
     with_advice = page.evaluate(tops)
     rows = "document.querySelectorAll('.bl-messages > *').forEach((row) => row.classList.{}('bl-test-hidden'))"
@@ -391,6 +393,7 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     page.keyboard.press("ArrowRight")
     jb.eventually(page, lambda: _holds(said(page), "Selected: "))
     page.keyboard.press("0")
+    jb.settle(page)
     box, stage = None, page.locator(GRAPH).bounding_box()
     tooltip = page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
     names = [tree.names[node] for node in shown]
@@ -406,6 +409,7 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     assert box is not None, names
     page.mouse.click(*box)
     jb.eventually(page, lambda: _holds(said(page), "layer0"))
+    jb.settle(page)
     chosen = data(page, "chosen")
     target = page.locator('.bl-moves button[data-device="cpu:1"]').bounding_box()
     page.mouse.move(*box)
@@ -422,17 +426,18 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
 
 def test_hovering_and_clicking_in_every_view(page):
     said = {}
-    for view in ("Graph", "Timeline", "Memory"):
+    for view, word in (("Graph", "device"), ("Timeline", "start"), ("Memory", "persistent")):
+        jb.settle(page)
         box = page.locator(f'canvas[aria-label="{view}"]').bounding_box()
         tooltip = page.locator(f'.bl-stage:has(canvas[aria-label="{view}"]) .bl-tooltip')
-        for step in range(200):
+        for step in range(400):
             x, y = (
                 box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40,
-                box["y"] + 35 + (step // 40) * (box["height"] - 50) / 5,
+                box["y"] + 35 + (step // 40) * (box["height"] - 50) / 10,
             )
             jb.hover(page, x, y)
-            # In the timeline idle time has a tooltip as well; what is clicked must be a bar.
-            if tooltip.is_visible() and (view != "Timeline" or "start" in tooltip.inner_text()):
+            # Arrows of the graph and idle time have tooltips as well; what is clicked must be a bar.
+            if tooltip.is_visible() and word in tooltip.inner_text():
                 said[view] = tooltip.inner_text()
                 if not said[view].startswith("idle"):
                     break
@@ -469,6 +474,7 @@ class OnTimeline:
 
     def __init__(self, page, line):
         page.locator(TIMELINE).scroll_into_view_if_needed()
+        jb.settle(page)
         self.box, self.line = page.locator(TIMELINE).bounding_box(), line
         self.scale = (self.box["width"] - 132 - 8) / line.makespan_us
 
