@@ -35,6 +35,7 @@ from .views import GraphView, MemoryView, TimelineView
 from .views.base import PICTURE, Pictured
 from .views.details_view import DetailsView
 from .views.folder import Folder
+from .views.splitter import Splitter
 
 TABS = {
     "Graph": "the graph; on a high screen timeline and memory below it",
@@ -119,13 +120,21 @@ class Workbench(Pictured, ipywidgets.VBox):
         for name, pane in zip(panes, boxes, strict=True):
             for mark in ("bl-pane", f"bl-pane-{name}"):
                 pane.add_class(mark)
+        # The graph's height matters where the timeline is shown below it.
+        self.graph.add_class("bl-sized-graph")
+        boxes[0].children = (*graph, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
         self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
         # The setting stands to the left, but comes after the views for whoever goes through the page with Tab.
         pane = ipywidgets.VBox([self.details])
-        pane.add_class("bl-details-pane")
-        body = ipywidgets.HBox([self.panes, pane, self.setting.widget])
+        for mark in ("bl-details-pane", "bl-sized-details"):
+            pane.add_class(mark)
+        self.setting.widget.add_class("bl-sized-setting")
+        setting_edge = Splitter("setting", "width of the setting", limits=(220, 560))
+        details_edge = Splitter("details", "width of the details", limits=(140, 640), growth=-1)
+        details_edge.add_class("bl-details-edge")
+        body = ipywidgets.HBox([self.panes, details_edge, pane, self.setting.widget, setting_edge])
         body.add_class("bl-body")
         self.details_fold = Folder(
             "Details", hint="fold the details of the selection away, or show them", in_strip=True

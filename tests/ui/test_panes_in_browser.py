@@ -144,6 +144,7 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     page.keyboard.press("]")
     taller = f"(h) => document.querySelector('{TIMELINE}').clientHeight > h"
     page.wait_for_function(taller, arg=height)
+    jb.settle(page)
     box = page.locator(TIMELINE).bounding_box()
     page.mouse.move(box["x"] + 20, box["y"] + 80)
     page.mouse.down()
@@ -170,10 +171,12 @@ def test_memory_lists_live_tensors_and_shares_its_cursor(page, outcome):
     times, levels = line.memory.levels(fullest)
     held = live_bytes(line, fullest, float(times[levels.sum(axis=1).argmax()]))
     first = page.locator(".bl-live-tensors li").first
+    jb.settle(page)
     assert first.inner_text().startswith(format_bytes(held[0].bytes)) and first.inner_text().endswith(held[0].name)
     shot(page, "memory")
     first.locator("button").click()
     page.wait_for_selector(f'.bl-details-name:text-is("{held[0].name}")')
+    jb.settle(page)
     box = memory.bounding_box()
     page.mouse.move(box["x"] + 0.6 * box["width"], box["y"] + 30)
     page.wait_for_function(f"() => Number(document.querySelector('{MEMORY}').dataset.cursor) > 0")
@@ -200,4 +203,101 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
     for sentence in plan.unsupported:
         page.locator(".bl-pane-export", has_text=sentence).wait_for()
     shot(page, "export")
+    assert page.problems == []
+
+
+SIZE = """(selector) => {
+  const { x, y, width, height, bottom } = document.querySelector(selector).getBoundingClientRect();
+  return { x, y, width, height, bottom };
+}"""
+
+
+def _size(page, selector):
+    jb.settle(page)
+    return page.evaluate(SIZE, selector)
+
+
+@pytest.mark.parametrize(
+    ("part", "pane", "key", "side"),
+    [("setting", ".bl-setting", "ArrowRight", "width"), ("details", ".bl-details-pane", "ArrowLeft", "width"),
+     ("graph", f".bl-view:has({GRAPH})", "ArrowDown", "height")],
+)  # fmt: skip
+def test_a_splitter_is_moved_by_keys_and_by_the_mouse(page, part, pane, key, side):
+    """An arrow is 16 pixels, a drag goes as far as the mouse. What one part gets its neighbour gives, and Escape undoes it."""
+    tab(page, "Graph")
+    edge = page.locator(f'.bl-splitter[aria-label$="of the {part}"]')
+    before, canvas = _size(page, pane), _size(page, GRAPH)
+    edge.focus()
+    page.keyboard.press(key)
+    page.keyboard.press(key)
+    jb.eventually(page, lambda: _near(_size(page, pane)[side], before[side] + 32))
+    if side == "width":
+        _near(_size(page, GRAPH)["width"], canvas["width"] - 32)
+    assert edge.get_attribute("aria-valuenow") == str(round(_size(page, pane)[side]))
+    bar = edge.bounding_box()
+    x, y = bar["x"] + bar["width"] / 2, bar["y"] + bar["height"] / 2
+    dx, dy = {"setting": (48, 0), "details": (-48, 0), "graph": (0, 48)}[part]
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + dx, y + dy, steps=4)
+    page.mouse.up()
+    jb.eventually(page, lambda: _near(_size(page, pane)[side], before[side] + 80))
+    shot(page, f"splitter-{part}")
+    edge.focus()
+    page.keyboard.press("Escape")
+    jb.eventually(page, lambda: _near(_size(page, pane)[side], before[side]))
+    assert page.problems == []
+
+
+def _near(size, wanted):
+    assert abs(size - wanted) <= 1.5, (size, wanted)
+
+
+def test_the_graph_fills_its_pane_and_the_full_screen(page):
+    """No empty room below the graph where nothing else is shown there, nor a scroll within the workbench."""
+    tab(page, "Graph")
+    for height in (720, 840):
+        page.set_viewport_size({"width": 1600, "height": height})
+        panes, view = _size(page, ".bl-panes"), _size(page, ".bl-pane-graph > .bl-splitter")
+        assert 0 <= panes["bottom"] - view["bottom"] < 4
+    scrolls = "() => { const e = document.querySelector('.bl-panes'); return e.scrollHeight - e.clientHeight; }"
+    assert page.evaluate(scrolls) == 0
+    windowed = _size(page, GRAPH)
+    page.click('.bl-tabs button[aria-label="full screen"]')
+    page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
+    bench = _size(page, ".bl-workbench")
+    assert (bench["x"], bench["y"], bench["width"], bench["height"]) == (0, 0, 1600, 840)
+    whole = _size(page, GRAPH)
+    assert whole["width"] > windowed["width"] and whole["height"] > windowed["height"]
+    shot(page, "full-screen")
+    page.click('.bl-tabs button[aria-label="full screen"]')
+    page.wait_for_function("() => !document.fullscreenElement")
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
+@pytest.mark.parametrize("height", [720, 1000])
+def test_an_error_moves_nothing(page, height):
+    page.set_viewport_size({"width": 1600, "height": height})
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-advice .bl-note")
+    tops = "() => [...document.querySelectorAll('.bl-strip, canvas')].map((e) => e.getBoundingClientRect().top)"
+    jb.settle(page)
+    before = page.evaluate(tops)
+    memory = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("memory each")) input')
+    amount = memory.input_value()
+    memory.fill("nonsense")
+    memory.press("Enter")
+    page.wait_for_selector('.bl-header [role="alert"]:has-text("is not an amount of memory")')
+    jb.settle(page)
+    during = page.evaluate(tops)
+    shot(page, f"error-{height}")
+    page.click('.bl-header button:text-is("Dismiss")')
+    page.wait_for_selector('.bl-header [role="alert"]', state="hidden")
+    jb.settle(page)
+    assert (during, page.evaluate(tops)) == (before, before)
+    memory.fill(amount)
+    memory.press("Enter")
+    jb.settle(page)
+    page.set_viewport_size({"width": 1600, "height": 1000})
     assert page.problems == []

@@ -75,6 +75,7 @@ class Header:
         self.problem = ipywidgets.HTML(layout=WIDE)
         self.dismiss = button("Dismiss", "hide this message", model.clear_problem)
         self.problem_row = row(self.problem, self.dismiss, wrap=False)
+        self.problem_row.add_class("bl-problem-row")
         self.buttons = row(self.undo, self.redo, self.again, self.mark, self.progress)
         self.buttons.layout = ipywidgets.Layout(flex="1 1 0", align_items="center", margin="0 0 0 14px", width="auto")
         self.verdict = VerdictView()
@@ -175,7 +176,9 @@ class Header:
     def _problem(self, problem: Problem | None) -> None:
         self.problem_row.layout.display = "flex" if problem else "none"
         if problem is not None:
+            self.problem_row.remove_class("bl-remedied")
             if problem.remedy is not None:
+                self.problem_row.add_class("bl-remedied")
                 self._advise((problem.remedy,))
             details = f"<details><summary>details</summary><pre>{html.escape(problem.details)}</pre></details>"
             self.problem.value = f'<div class="bl-problem" role="alert">{html.escape(problem.sentence)}{details}</div>'

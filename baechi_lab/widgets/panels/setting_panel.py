@@ -54,9 +54,7 @@ class SettingPanel:
         self._make_controls()
         self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
         self.batch_note, self.costs_note = note(), note()
-        self.widget = ipywidgets.VBox(
-            self._layout(), layout=ipywidgets.Layout(width="310px", min_width="310px", flex="0 0 auto")
-        )
+        self.widget = ipywidgets.VBox(self._layout(), layout=ipywidgets.Layout(min_width="0"))
         self.widget.add_class("bl-setting")
         self._bind()
         model.on("setting", self.show)

@@ -34,7 +34,11 @@ function watchKernel(manager, bench, every = 1000) {
 function render({ model, el }) {
   el.classList.add("bl-tabs");
   const list = element("div", { role: "tablist", class: "bl-tablist", "aria-label": "parts of the workbench" });
-  el.replaceChildren(list);
+  const full = element("button", { type: "button", class: "bl-tab bl-full", title: "full screen, and back with Escape", "aria-label": "full screen", onclick: () => {
+    if (document.fullscreenElement) document.exitFullscreen();
+    else el.closest(".bl-workbench")?.requestFullscreen();
+  } });
+  el.replaceChildren(list, full);
   counter += 1;
   const mark = `bl-tab-${counter}`;
   const names = () => Object.keys(model.get("tabs"));

@@ -1,0 +1,33 @@
+"""A bar between two parts of the workbench that changes how much room one of them has."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import anywidget
+import traitlets
+
+from .base import source
+
+
+class Splitter(anywidget.AnyWidget):
+    """Sets the CSS variable `--bl-PART` of the workbench to `size` pixels: by a drag, by arrow keys, Home and End.
+
+    `part` is named in `style.css`, where the variable is read. A size of 0 means the default of the style; a double-click
+    or Escape returns to it. `growth` is +1 where the part grows to the right or down, -1 where it grows to the left.
+
+    >>> Splitter("setting", "width of the setting", size=300).size
+    300
+    """
+
+    _esm = source("js", "splitter")
+    _css = source("css", "splitter")
+    part = traitlets.Unicode("").tag(sync=True)
+    label = traitlets.Unicode("").tag(sync=True)
+    size = traitlets.Int(0).tag(sync=True)
+    limits = traitlets.Tuple(traitlets.Int(), traitlets.Int(), default_value=(160, 640)).tag(sync=True)
+    vertical = traitlets.Bool(True).tag(sync=True)
+    growth = traitlets.Int(1).tag(sync=True)
+
+    def __init__(self, part: str, label: str, **traits: Any):
+        super().__init__(part=part, label=label, **traits)
