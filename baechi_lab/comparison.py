@@ -77,7 +77,7 @@ def compare(
     workers: Sequence[str] = (),
     params: Mapping[str, Mapping[str, object]] | None = None,
     progress: bool = True,
-    **common: Any,
+    **common: object,
 ) -> pandas.DataFrame:
     """Place `graph` with every placer and simulate the result; one row per placer, in the order given.
 
@@ -150,7 +150,7 @@ def compare(
     prepared = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     runnable: dict[int, Placement] = {}
     finer: list[str] = []
     runtime_notes: list[str] = []
@@ -214,10 +214,10 @@ def _check_measuring(
 
 def _make_placers(
     placers: Iterable[Any],
-    params: Mapping[str, Mapping[str, Any]],
-    pipeline: Mapping[str, Any],
-    common: Mapping[str, Any],
-) -> list[tuple[str, Any]]:
+    params: Mapping[str, Mapping[str, object]],
+    pipeline: Mapping[str, object],
+    common: Mapping[str, object],
+) -> list[tuple[str, object]]:
     """Returns a label and a validated placer per row; raises for unknown names before anything runs."""
     from .placers.registry import make_placer, pipeline_parameters, placer_class
 

@@ -15,7 +15,7 @@ from ..profilers.precision import profile_mode
 from ..simulator.pipelined_graph import pipeline_options
 from .setting import GIVEN_SUBJECT, Setting
 
-Built = tuple[str, Mapping[str, Any]]
+Built = tuple[str, Mapping[str, object]]
 """A benchmark model and its parameters other than the defaults."""
 
 
@@ -90,7 +90,7 @@ def cluster_code(cluster: Cluster) -> str:
         cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
     )
     if like.devices == cluster.devices and isinstance(cluster.link, Link):
-        arguments: dict[str, Any] = {} if first.kind == "gpu" else {"kind": first.kind}
+        arguments: dict[str, object] = {} if first.kind == "gpu" else {"kind": first.kind}
         arguments |= {} if first.speed == 1.0 else {"speed": first.speed}
         shown = f"memory_bytes={first.memory_bytes}, link={link}, comm={cluster.comm!r}{_keywords(arguments)}"
         return f"bl.Cluster.uniform({cluster.n}, {shown})"
@@ -139,7 +139,7 @@ def from_code(text: str) -> Setting:
     return setting  # type: ignore[return-value]
 
 
-def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
     """The fields of one `bl.place`, without parameters that follow from micro-batches."""
     pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
     implied = pipeline_parameters(placing["placer"], pipeline)
@@ -157,7 +157,7 @@ def _of_the_whole_batch(fields: dict[str, Any]) -> None:
         fields["replicas"] = fields["cluster"].n // share.n
 
 
-def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
+def _read(line: ast.stmt, fields: dict[str, object]) -> None:
     value = line.value if isinstance(line, (ast.Assign, ast.Expr)) else None
     if isinstance(line, (ast.Import, ast.ImportFrom)):
         return
@@ -185,7 +185,7 @@ def _called(call: ast.Call) -> str:
     return name.removeprefix("bl.") if name.startswith("bl.") else name
 
 
-def _value(node: ast.expr) -> Any:
+def _value(node: ast.expr) -> object:
     """A literal, or one of the records that a cluster is made of."""
     if isinstance(node, ast.Call):
         name = _called(node)
@@ -211,23 +211,23 @@ def _value(node: ast.expr) -> Any:
         raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r} is not a plain value") from error
 
 
-def _first(args: list[Any], line: int, meaning: str) -> Any:
+def _first(args: list[object], line: int, meaning: str) -> object:
     if not args:
         raise InvalidInput(f"line {line}: {meaning} is missing")
     return args[0]
 
 
-def _read_load(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_load(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     fields["source"] = f"file:{_first(args, line, 'the path')}"
 
 
-def _read_build(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_build(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     fields["source"] = f"model:{_first(args, line, 'the model')}"
     fields["batch_size"] = options.pop("batch_size", None)
     fields["model_params"] = options
 
 
-def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_profile(fields: dict[str, object], args: list[object], options: dict[str, Any], line: int) -> None:
     fields.setdefault("source", GIVEN_SUBJECT)
     hardware = options.get("hardware")
     fields["profile"] = profile_mode(options.get("mode"), hardware)
@@ -235,12 +235,12 @@ def _read_profile(fields: dict[str, Any], args: list[Any], options: dict[str, An
         fields["hardware"] = hardware
 
 
-def _read_optimize(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_optimize(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     fields["passes"] = options.get("passes", PASSES)
     fields["forward_only"] = options.get("forward_only", "auto")
 
 
-def _read_place(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_place(fields: dict[str, Any], args: list[object], options: dict[str, object], line: int) -> None:
     if "placer" in fields:  # what this one starts from
         earlier = {key: fields.pop(key) for key in ("placer", "params", "moves") if key in fields}
         fields.setdefault("starts", []).append(earlier)
@@ -248,16 +248,16 @@ def _read_place(fields: dict[str, Any], args: list[Any], options: dict[str, Any]
     fields["params"] = options
 
 
-def _read_move(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_move(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     moves = _first(args, line, "what to move")
     fields["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
 
 
-def _read_simulate(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _read_simulate(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     fields |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}
 
 
-def _ignore(fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+def _ignore(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
     """A line that changes no setting."""
 
 

@@ -59,7 +59,7 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
 
 
 def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
-    out: dict[str, Any] = {
+    out: dict[str, object] = {
         "name": graph.names[op],
         "op_type": graph.op_types[op],
         "duration_us": float(graph.duration_us[op]),
@@ -228,7 +228,7 @@ def _labels(outputs: Mapping[object, int]) -> list[str]:
     return [key if isinstance(key, str) else next(free) for key in outputs]
 
 
-def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> Any:
+def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> object:
     index = {name: i for i, name in enumerate(names)}
     forward_of = np.full(len(names), -1, dtype=np.int32)
     for i, attribute in enumerate(attributes):
@@ -247,13 +247,13 @@ def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[
     return forward_of
 
 
-def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, Any]:
+def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, object]:
     for name, attribute in zip(names, attributes, strict=True):
         if not isinstance(attribute.get("duration_by_kind", {}), Mapping):
             problem = f"duration_by_kind of node {name!r} is {attribute['duration_by_kind']!r:.60}"
             raise InvalidInput(f"{problem}; it must map device kinds to microseconds")
     kinds = sorted({str(kind) for a in attributes for kind in a.get("duration_by_kind", ())})
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for kind in kinds:
         places = [f"duration_by_kind[{kind!r}] of node {x!r}" for x in names]
         attribute = [a.get("duration_by_kind", {}).get(kind, a["duration_us"]) for a in attributes]
@@ -261,7 +261,7 @@ def _by_kind(names: Sequence[str], attributes: Sequence[Any]) -> dict[str, Any]:
     return out
 
 
-def _code(value: Any, table: dict[Any, int], convert: Any) -> int:
+def _code(value: object, table: dict[Any, int], convert: Any) -> int:
     """Index of `value` in `table`, added to it when new; -1 for None."""
     if value is None:
         return -1
@@ -284,7 +284,7 @@ def _duration(data: Mapping[str, object], place: str) -> float:
     return float(_number(data["duration_us"], f"duration_us of {place}", float))
 
 
-def _required_bytes(data: Mapping[Any, Any], key: Any, place: str) -> int:
+def _required_bytes(data: Mapping[Any, object], key: object, place: str) -> int:
     if data.get(key) is None:
         raise InvalidInput(f"{place} has no {key}; every edge needs its bytes (4 for a control dependency)")
     return int(_number(data[key], f"{key} of {place}", int))

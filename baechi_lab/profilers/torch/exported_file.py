@@ -56,7 +56,7 @@ def _operator(target: str) -> Any:
     return getattr(packet, path[2], None)
 
 
-def read_document(data: bytes) -> Any:
+def read_document(data: bytes) -> object:
     """Reads the JSON of the program in an archive.
 
     Raises:
@@ -115,7 +115,7 @@ def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
     return program
 
 
-def _entry(argument: Any) -> tuple[str, Any]:
+def _entry(argument: object) -> tuple[str, Any]:
     """Returns kind and value of an argument, which is an object of one field."""
     if not isinstance(argument, dict) or len(argument) != 1:
         raise FormatError(f"the program is damaged: an argument is {argument!r:.80}; it must have one field")
@@ -129,7 +129,7 @@ def _label(tensor: Any) -> str:
     return tensor["name"]
 
 
-def _tensors_in(argument: Any) -> Iterator[Any]:
+def _tensors_in(argument: object) -> Iterator[object]:
     """Yields the tensors in an argument, as they are written there."""
     kind, value = _entry(argument)
     if kind == "as_tensor":
@@ -252,12 +252,12 @@ class _Reader:
         """Evaluates an expression such as `2*s0`; only symbols, numbers and arithmetic are allowed."""
         return evaluated(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
 
-    def labels(self, argument: Any) -> Iterator[str]:
+    def labels(self, argument: object) -> Iterator[str]:
         """Yields the tensors that an argument names."""
         for value in _tensors_in(argument):
             yield self._resolved(_label(value))
 
-    def argument(self, argument: Any) -> Any:
+    def argument(self, argument: object) -> object:
         """Returns an argument of a call."""
         kind, value = _entry(argument)
         if kind == "as_tensor":
@@ -278,7 +278,7 @@ class _Reader:
             return None
         return value
 
-    def symbolic(self, entry: Any) -> Any:
+    def symbolic(self, entry: object) -> object:
         """Returns a number, which may be given by name."""
         kind, value = _entry(entry)
         if kind != "as_name":
