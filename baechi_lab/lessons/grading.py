@@ -154,7 +154,7 @@ def _with_exercises(
     return replace(grade, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
 
 
-def _with_homework(grade: Grade, student: Mapping[str, Any], answer: Mapping[str, Any]) -> Grade:
+def _with_homework(grade: Grade, student: Mapping[str, object], answer: Mapping[str, Any]) -> Grade:
     number = student.get("value")
     if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= LAST_STUDENT:
         return grade.remark("`student` is no student number, a whole number of at least 0")
@@ -184,7 +184,7 @@ def _simulated(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int
     )  # a bound may be rounded up in its last digit
 
 
-def _answer(value: Mapping[str, Any], run: NotebookRun) -> Any:
+def _answer(value: Mapping[str, Any], run: NotebookRun) -> object:
     """The answer as a check takes it."""
     if value.get("missing"):
         return ...
@@ -226,7 +226,7 @@ class NotebookRun:
 
     def values(self, submission: Submission) -> dict[str, Any]:
         """Runs all cells; returns the answers by exercise, and `student` and `placement` of homework."""
-        values: dict[str, Any] = {}
+        values: dict[str, object] = {}
         errors = []
         homework_names = {"student": "student", "placement": "placement"} if submission.is_homework else {}
         for cell in submission.cells:
@@ -248,10 +248,10 @@ class NotebookRun:
             else f"cell {number} was running at the time limit"
         )
 
-    def function(self, number: int, parameters: list[tuple[str, int, bool]] | None) -> Callable[..., Any]:
+    def function(self, number: int, parameters: list[tuple[str, int, bool]] | None) -> Callable[..., object]:
         """A function that calls that of the notebook, in the notebook's process."""
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: object) -> object:
             packed = base64.b64encode(pickle.dumps(arguments)).decode()
             reply = self.ask({"call": number, "arguments": packed}, 10 * SECONDS)
             if reply is None or reply.get("too_long"):

@@ -33,7 +33,7 @@ class Profiling:
 
     mode: str = "estimated"
     hardware: str | None = None
-    model_params: tuple[tuple[str, Any], ...] = ()
+    model_params: tuple[tuple[str, object], ...] = ()
 
     @property
     def options(self) -> dict[str, Any]:
@@ -48,9 +48,9 @@ class Placing:
     passes: tuple[str, ...]
     forward_only: bool | str
     scheduler: str | None
-    params: tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]
+    params: tuple[tuple[str, tuple[tuple[str, object], ...]], ...]
 
-    def of(self, placer: str) -> dict[str, Any]:
+    def of(self, placer: str) -> dict[str, object]:
         """Returns the parameters given for a placer."""
         return dict(dict(self.params).get(placer, ()))
 
@@ -79,14 +79,14 @@ class Cell:
         return {key: value for key, value in options.items() if value is not None}
 
     @property
-    def placer_arguments(self) -> dict[str, Any]:
+    def placer_arguments(self) -> dict[str, object]:
         """Those of `micro_batches` and `schedule` that the placer has parameters for."""
         from ..placers.registry import pipeline_parameters
 
         return pipeline_parameters(self.placer, self.pipeline)
 
     @property
-    def columns(self) -> dict[str, Any]:
+    def columns(self) -> dict[str, object]:
         """The columns of the row that describe the setting."""
         return {
             "batch_size": self.samples,

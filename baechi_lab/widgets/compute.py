@@ -25,7 +25,7 @@ from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting
 
-Report = Callable[..., Any]
+Report = Callable[..., object]
 """`report(text, share, point)`: what is being done, the share that is done, `(seconds, best so far in us)`."""
 
 
@@ -73,7 +73,7 @@ class Outcome:
         span = self.timeline.makespan_us * self.setting.cluster.n
         return 1.0 - float(self.timeline.busy_us.sum()) / span if span > 0 else float("nan")
 
-    def originals(self, ran_ops: Any) -> NDArray[np.int64]:
+    def originals(self, ran_ops: object) -> NDArray[np.int64]:
         """Ops of `graph`, ascending, for ops of the timeline."""
         return np.unique(self.original_of(np.asarray(ran_ops, dtype=np.int64)))
 
@@ -88,7 +88,7 @@ class Outcome:
             ops if self.executed_graph is self.graph else np.asarray(self.executed_graph.copy_of, dtype=np.int64)[ops]
         )
 
-    def copies(self, ops: Any) -> NDArray[np.int64]:
+    def copies(self, ops: object) -> NDArray[np.int64]:
         """Ops of the timeline for ops of `graph`: those of every micro-batch."""
         if self.executed_graph is self.graph:
             return np.asarray(ops, dtype=np.int64)
@@ -222,7 +222,7 @@ def given_step(setting: Setting, subject: Step | OpGraph | None, memo: Memo, rep
     return memo.recall("build", _build, name, params)[0]  # type: ignore[no-any-return]
 
 
-def _build(name: str, params: Mapping[str, Any]) -> Step:
+def _build(name: str, params: Mapping[str, object]) -> Step:
     from ..models import build
 
     return build(name, **params)
@@ -270,7 +270,7 @@ class Placing:
                 message = message.replace(f"{point[0]:.1f} s", f"{point[0]:.1f} of {limit:g} s", 1)
         return self._report(f"{self.stage.placer}: {message}", share, point) is True
 
-    def _report(self, *progress: Any) -> Any:
+    def _report(self, *progress: object) -> object:
         report: Report = getattr(self, "_report")  # noqa: B009  (set past the frozen fields)
         return report(*progress)
 
@@ -282,7 +282,7 @@ def best_us(progress: Any) -> float:
     return float(progress.best_seconds) * 1e6
 
 
-def time_limit(placer: str, params: Mapping[str, Any]) -> float | None:
+def time_limit(placer: str, params: Mapping[str, object]) -> float | None:
     """Seconds after which an anytime placer ends by itself; None where nothing says so.
 
     >>> time_limit("search", {}), time_limit("search", {"time_limit": 3}), time_limit("m-etf", {})
@@ -357,7 +357,7 @@ def _bounds(
     return bounds(graph, cluster, micro_batches=micro_batches, placement=placement)
 
 
-def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, Any]) -> Timeline | None:
+def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, object]) -> Timeline | None:
     """The step of one device in the schedule's order; without it, where one device alone cannot follow it."""
     scheduled = one_device(graph, cluster, **pipeline)
     if scheduled is not None or "schedule" not in pipeline:

@@ -73,7 +73,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     15.0
     """
 
-    def __init__(self, subject: Step | OpGraph | None = None, cluster: Cluster | None = None, **setting: Any):
+    def __init__(self, subject: Step | OpGraph | None = None, cluster: Cluster | None = None, **setting: object):
         self.model = WorkbenchModel(subject, first_setting(subject, cluster, setting))
         self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
         self.details = DetailsView(self._go_to_op)
@@ -245,7 +245,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         else:
             self.details.show_selection(outcome, ops)
 
-    def _select(self, origin: Any, ops: Any) -> None:
+    def _select(self, origin: object, ops: Any) -> None:
         """A view selected ops: what moves along with them is selected as well, everywhere."""
         if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
@@ -267,7 +267,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         if self.timeline.focus not in copies:
             self.timeline.focus = copies[0]
 
-    _origin: Any = None
+    _origin: object = None
 
     def _selected(self, ops: tuple[int, ...]) -> None:
         """Show the selection everywhere but where it was made."""
@@ -365,7 +365,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         facts = ", ".join(f"{name} {value}" for name, value in facts_of(outcome))
         return text_picture(facts)
 
-    def _repr_mimebundle_(self, **kwargs: Any) -> Any:
+    def _repr_mimebundle_(self, **kwargs: object) -> object:
         data = super()._repr_mimebundle_(**kwargs)
         drawn = self.picture()
         return {**data, PICTURE: drawn} if data is not None and drawn else data

@@ -28,14 +28,14 @@ class Calls:
         self.executor = executor
         self.retryable_errors = tuple(getattr(executor, "retryable_errors", ()))
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., object], *args: object) -> Future[Any]:
         """Returns a `concurrent.futures.Future` of `function(*args)`.
 
         Raises:
             InvalidInput: the executor is closed, or returns futures of another class.
         """
         try:
-            future: Future[Any] = self.executor.submit(function, *args)
+            future: Future[object] = self.executor.submit(function, *args)
         except BrokenExecutor:
             raise
         except RuntimeError as error:  # what executors of `concurrent.futures` raise once they are shut down
@@ -56,7 +56,7 @@ class Calls:
 class DaskCalls(Calls):
     """Calls to a `dask.distributed.Client`, or to the executor that its `get_executor` returns."""
 
-    def __init__(self, client: Any, executor: Any = None) -> None:
+    def __init__(self, client: Any, executor: object = None) -> None:
         from distributed import KilledWorker
 
         if client.asynchronous:
@@ -69,12 +69,12 @@ class DaskCalls(Calls):
         self.client = client
         self.retryable_errors = (KilledWorker, CancelledError)
 
-    def submit(self, function: Callable[..., Any], *args: Any) -> Future[Any]:
+    def submit(self, function: Callable[..., object], *args: object) -> Future[object]:
         """A future of `function(*args)`; raises `InvalidInput` once the client is closed."""
         with self._refusing_a_closed_client():
             return super().submit(function, *args)
 
-    def share(self, data: bytes) -> Any:
+    def share(self, data: bytes) -> object:
         """Returns the future of a task that returns `data`.
 
         Unlike data from `Client.scatter`, which one worker keeps, the scheduler computes it again when that worker is killed.

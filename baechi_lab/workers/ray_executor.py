@@ -39,12 +39,12 @@ class RayExecutor(Executor):
             ray.exceptions.ObjectLostError,
         )
 
-    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         """Returns the future of a Ray task; cancelling it cancels the task."""
         if fn not in self._remote:
             self._remote[fn] = self._ray.remote(**self._options)(_plain(fn))
         reference = self._remote[fn].remote(*args, **kwargs)
-        future: Future[Any] = reference.future()
+        future: Future[object] = reference.future()
 
         def cancel(ended: Future[object]) -> None:
             if ended.cancelled():
@@ -53,7 +53,7 @@ class RayExecutor(Executor):
         future.add_done_callback(cancel)
         return future
 
-    def share(self, data: bytes) -> Any:
+    def share(self, data: bytes) -> object:
         """Returns a reference to `data` in the object store; the function gets the bytes in its place."""
         return self._ray.put(data)
 
@@ -63,7 +63,7 @@ def _plain(fn: Callable[..., object]) -> Callable[..., object]:
     if isinstance(fn, FunctionType):
         return fn
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         return fn(*args, **kwargs)
 
     return call

@@ -63,7 +63,7 @@ class PlacedGraph:
     variables: tuple[VariableOps, ...]
     moved_ops: tuple[str, ...]
 
-    def names(self) -> dict[str, Any]:
+    def names(self) -> dict[str, object]:
         """Everything but the graph, ready for JSON."""
         return {key: value for key, value in asdict(self).items() if key != "graph_def"}
 
@@ -257,7 +257,7 @@ class PlacedSession:
         import tensorflow as tf
 
         self.placed = placed
-        self._partition_graphs: list[Any] = []
+        self._partition_graphs: list[object] = []
         self._tf = tf.compat.v1
         graph = self._tf.Graph()
         with graph.as_default():
@@ -284,11 +284,11 @@ class PlacedSession:
             feeds = {self.placed.variables[i].value: values[i] for i in portion}
             self.session.run([self.placed.variables[i].assign for i in portion], feeds)
 
-    def call(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Any, ...]:
+    def call(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
         """Run one step; the values of its outputs."""
         return self._run(inputs)
 
-    def divided(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[Any, ...]:
+    def divided(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[object, ...]:
         """Run one step that records how TensorFlow partitioned the graph, for later traces. Returns the outputs.
 
         A worker that records its partition does so before it starts (`GraphMgr::ExecuteAsync`). The worker with the larger
@@ -300,7 +300,7 @@ class PlacedSession:
         self._partition_graphs = list(metadata.partition_graphs)
         return outputs
 
-    def trace(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[tuple[Any, ...], Any]:
+    def trace(self, inputs: Sequence[NDArray[np.generic]]) -> tuple[tuple[object, ...], object]:
         """Run one step under a full trace. Returns outputs and RunMetadata, including partition graphs."""
         divided_before = bool(self._partition_graphs)
         full = self._tf.RunOptions.FULL_TRACE
@@ -312,7 +312,7 @@ class PlacedSession:
         self._partition_graphs = list(metadata.partition_graphs)
         return outputs, metadata
 
-    def _run(self, inputs: Sequence[NDArray[np.generic]], **options: Any) -> tuple[Any, ...]:
+    def _run(self, inputs: Sequence[NDArray[np.generic]], **options: object) -> tuple[object, ...]:
         try:
             return tuple(self._call(*inputs, **options)[: len(self.placed.fetches)])
         except self._tf.errors.OpError as error:

@@ -63,7 +63,7 @@ class ParamsForm:
             widget.observe(self._observed, "value")
         self.widget.children = [widget for _, widget in self._fields.values()]
 
-    def values(self) -> dict[str, Any]:
+    def values(self) -> dict[str, object]:
         """The parameters that differ from their defaults.
 
         Raises:
@@ -95,12 +95,12 @@ def hints(cls: type) -> dict[str, str]:
     return {**hint_texts, **PLAIN}
 
 
-def default_of(field: Field) -> Any:
+def default_of(field: Field) -> object:
     """A field's default, or MISSING."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
-def control(field: Field) -> Any:
+def control(field: Field) -> object:
     """A switch for a truth value, a text for anything else (parsed by the type of the default)."""
     label = field.name.replace("_", " ")
     if isinstance(default_of(field), bool):
@@ -108,14 +108,14 @@ def control(field: Field) -> Any:
     return ipywidgets.Text(description=label, continuous_update=False, layout=WIDE, style=NARROW)
 
 
-def shown(value: Any, widget: Any) -> Any:
+def shown(value: object, widget: object) -> object:
     """A value as its control shows it."""
     if isinstance(widget, ipywidgets.ToggleButton):
         return bool(value)
     return "" if value is None else str(value)
 
 
-def parse(field: Field, value: Any) -> Any:
+def parse(field: Field, value: object) -> object:
     """What a control says, in the type of the field's default; an empty text is None where that is the default."""
     default = default_of(field)
     if isinstance(default, bool) or not isinstance(value, str):
@@ -138,7 +138,7 @@ def parse(field: Field, value: Any) -> Any:
     return _listed(value) if "tuple" in str(field.type) else value
 
 
-def _listed(value: Any) -> tuple[Any, ...]:
+def _listed(value: object) -> tuple[object, ...]:
     """Several values, or one, of a parameter that takes several.
 
     >>> _listed("m-etf, m-topo"), _listed(1.5)

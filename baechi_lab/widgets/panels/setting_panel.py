@@ -69,7 +69,7 @@ class SettingPanel:
         from ...simulator.schedulers import SCHEDULERS
         from ...simulator.schedules import RULES
 
-        def drop(label: str, options: Any) -> ipywidgets.Dropdown:
+        def drop(label: str, options: object) -> ipywidgets.Dropdown:
             return ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE)
 
         def text(label: str, hint: str) -> ipywidgets.Text:
@@ -159,7 +159,7 @@ class SettingPanel:
         stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
 
-    def _layout(self) -> list[Any]:
+    def _layout(self) -> list[object]:
         passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
         return [
             Fold("Model", [self.source, self.batch, self.batch_note, self.costs_note]),
@@ -215,7 +215,7 @@ class SettingPanel:
         changes(self.schedule, lambda v: {"schedule": v or None, **({"scheduler": None} if v else {})})
         changes(self.replicas, lambda v: {"replicas": _count("replicas", v or "1")})
 
-    def _costs_of(self, hardware: str) -> dict[str, Any]:
+    def _costs_of(self, hardware: str) -> dict[str, object]:
         if hardware == "measured":
             return {"profile": "measured"}
         setting = self.model.setting
@@ -231,21 +231,21 @@ class SettingPanel:
         if self.model.setting is before:  # refused, or the same in other words: the control says what is in force
             self.show(before)
 
-    def _change(self, **changes: Any) -> None:
+    def _change(self, **changes: object) -> None:
         if not self.quiet.active:
             self.model.change(**changes)
 
     def _typed(self, text: str) -> int:
         return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
 
-    def _opened(self, path: str) -> dict[str, Any]:
+    def _opened(self, path: str) -> dict[str, object]:
         if not path.strip():
             return {}
         if not Path(path.strip()).is_file():
             raise InvalidInput(f"there is no file {path.strip()!r} here")
         return {"source": f"file:{path.strip()}", "batch_size": None, "model_params": {}}
 
-    def _preset(self, name: str) -> dict[str, Any]:
+    def _preset(self, name: str) -> dict[str, object]:
         if name == OWN_CLUSTER:
             return {}
         preset = HARDWARE_PRESETS[name]

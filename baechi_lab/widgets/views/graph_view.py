@@ -61,7 +61,7 @@ class GraphView(CanvasView):
     editable = traitlets.Bool(True).tag(sync=True)
     height = traitlets.Int(380).tag(sync=True)
 
-    def __init__(self, **traits: Any):
+    def __init__(self, **traits: object):
         super().__init__(**traits)
         self.graph: OpGraph | None = None
         self.group_of: Any = None
@@ -73,7 +73,7 @@ class GraphView(CanvasView):
         self._paint: Paint | None = None
         self._heat_source: HeatSource | None = None
         self._op_heat: Any = None
-        self._lit: Any = None
+        self._lit: object = None
         self._ops: Any = np.zeros(0, dtype=np.int64)
         self.clicked_ops: list[int] = []
         self._hits: list[int] = []
@@ -98,7 +98,7 @@ class GraphView(CanvasView):
         """The same graph with other groups."""
         self.group_of = None if coarse is None else coarse.group_of
 
-    def show_timeline(self, timeline: Timeline, critical_ops: Any = None) -> None:
+    def show_timeline(self, timeline: Timeline, critical_ops: object = None) -> None:
         """Colour the graph by the devices of `timeline`."""
         self._timeline, self._critical = timeline, critical_ops
         with self.hold_sync():
@@ -152,7 +152,7 @@ class GraphView(CanvasView):
             within.remove(next(n for n in within if n not in newest))
         return tuple(within)
 
-    def dim_all_but(self, ops: Any) -> None:
+    def dim_all_but(self, ops: object) -> None:
         """Draw boxes that hold none of `ops` faintly; None draws everything."""
         self._lit = ops
         if ops is None or self.scene is None:
@@ -259,7 +259,7 @@ class GraphView(CanvasView):
 
     # -- commands from the browser -------------------------------------------------------------------
 
-    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
+    def _received(self, _: object, content: dict[str, object], __: object) -> None:
         if self.on_command is not None and content["type"] in ("move", "undo", "redo"):
             self.on_command(content["type"], content)
         else:
