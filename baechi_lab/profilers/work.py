@@ -117,7 +117,7 @@ class Kernel:
     rows: Rows | None = None
 
 
-def convolution_product(
+def convolution_products(
     batch: int,
     outputs: Sequence[int],
     channels: int,
@@ -125,8 +125,10 @@ def convolution_product(
     window: Sequence[int],
     groups: int = 1,
     plain: bool = False,
-) -> Product:
+) -> tuple[Product, ...]:
     """Returns the product that a convolution is: of all output positions by channels.
+
+    A depthwise convolution, whose groups have one input channel, is none: its kernels have no tiles and are limited by memory.
 
     Args:
         batch: number of images.
@@ -136,18 +138,22 @@ def convolution_product(
         groups: groups of channels that are convolved apart.
         plain: True for stride 1 and dilation 1, so that Winograd's algorithm may compute it.
 
-    >>> product = convolution_product(2, (8, 8), 16, 32, (3, 3), plain=True)
+    >>> (product,) = convolution_products(2, (8, 8), 16, 32, (3, 3), plain=True)
     >>> product.rows, product.columns, product.inner
     (128, 32, 144)
     >>> product.winograd
     Product(count=16, rows=32, columns=32, inner=16, winograd=None)
+    >>> convolution_products(2, (8, 8), 16, 16, (3, 3), groups=16)
+    ()
     """
     group_channels, group_filters = channels // groups, filters // groups
+    if groups > 1 and group_channels == 1:
+        return ()
     winograd = None
     if plain and tuple(window) == (3, 3) and group_channels > 1:
         parts = prod(-(-size // 2) for size in outputs)
         winograd = Product(16 * groups, batch * parts, group_filters, group_channels)
-    return Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
+    return (Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd),)
 
 
 def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from baechi_lab.graph.hardware import Hardware, kind_named
 from baechi_lab.profilers.generations import Generation, generation_named
 from baechi_lab.profilers.kernel_model import estimated_us, start_us
-from baechi_lab.profilers.work import Kernel, Product, Rows, Work, convolution_product, work_of
+from baechi_lab.profilers.work import Kernel, Product, Rows, Work, convolution_products, work_of
 
 FLOAT_BYTES = 4
 KINDS = ("linear", "bmm", "softmax", "layer norm", "element-wise", "convolution")
@@ -94,5 +94,5 @@ def _convolution(row: dict[str, str]) -> Kernel:
     batch, size, channels, filters = (int(row[k]) for k in ("batch", "size", "in_channels", "out_channels"))
     pixels = batch * size**2
     moved = FLOAT_BYTES * (pixels * (channels + filters) + 9 * channels * filters)
-    product = convolution_product(batch, (size, size), channels, filters, (3, 3), plain=True)
+    (product,) = convolution_products(batch, (size, size), channels, filters, (3, 3), plain=True)
     return Kernel(product.flops, float(moved), matrix=True, products=(product,), convolution=True)

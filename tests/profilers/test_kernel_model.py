@@ -9,7 +9,7 @@ from baechi_lab.errors import InvalidInput, UnknownNameError
 from baechi_lab.graph.hardware import HARDWARE, Hardware
 from baechi_lab.profilers.generations import GENERATIONS, Generation, generation_named
 from baechi_lab.profilers.kernel_model import FILTER_PASSES, estimated_us, kernel_us, start_us
-from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_product, work_of
+from baechi_lab.profilers.work import Kernel, Product, Rows, convolution_products, work_of
 
 DEVICE = Hardware(
     "toy",
@@ -86,7 +86,7 @@ def test_long_rows_slow_float32_down():
 def test_winograd_where_it_is_faster():
     """Filters of 3 x 3 with stride 1 take 16 / 36 of the FLOPs; with stride 2 there is only the direct product."""
     generation = replace(TILES, tile_us=0.0, convolution_us=7.0)
-    product = convolution_product(16, (32, 32), 64, 64, (3, 3), plain=True)
+    (product,) = convolution_products(16, (32, 32), 64, 64, (3, 3), plain=True)
     filters = 1e6 * FILTER_PASSES * 9 * 4 * 64 * 64 / 1e12
     direct_us = 2 * (16 * 32 * 32) * 64 * 64 * 9 / 4e6
     assert product_us(product, generation, convolution=True) == pytest.approx(7 + filters + direct_us * 16 / 36)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..work import Product, Rows, convolution_product, einsum_product, matmul_product
+from ..work import Product, Rows, convolution_products, einsum_product, matmul_product
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -169,10 +169,9 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
         steps = (*attribute(node, "strides", []), *attribute(node, "dilations", []))
         groups = attribute(node, "group", 1)
-        product = convolution_product(
+        return convolution_products(
             image[0], outputs[2:], weight[1] * groups, weight[0], weight[2:], groups, all(step == 1 for step in steps)
         )
-        return (product,)
     if node.op_type == "Einsum" and len(input_shapes) == 2:
         terms, _, result = attribute(node, "equation", "").replace(" ", "").partition("->")
         left_letters, right_letters = terms.split(",")
@@ -182,7 +181,10 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     if node.op_type == "ConvTranspose":
         image, weight = shapes
         groups = attribute(node, "group", 1)
-        return (Product(groups, image[0] * prod(image[2:]), prod(weight[1:]), weight[0] // groups),)
+        depthwise = groups > 1 and weight[0] == groups
+        return (
+            () if depthwise else (Product(groups, image[0] * prod(image[2:]), prod(weight[1:]), weight[0] // groups),)
+        )
     if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
         return _attention_products(node, input_shapes)
     return ()

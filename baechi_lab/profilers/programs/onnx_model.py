@@ -251,7 +251,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             matrix=True,
             batched="Attention" in node.op_type or any(product.count > 1 for product in products),
             products=products,
-            convolution="Conv" in node.op_type,
+            convolution="Conv" in node.op_type and bool(products),
         ), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""

@@ -12,7 +12,7 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..arithmetic import TRANSCENDENTAL, per_element
-from ..work import Product, Rows, convolution_product, einsum_product, matmul_product
+from ..work import Product, Rows, convolution_products, einsum_product, matmul_product
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -204,7 +204,7 @@ def _convolution_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple
     first = node.attr["data_format"].s.startswith(b"NC")
     positions, channels = (result[2:], image[1]) if first else (result[1:-1], image[-1])
     steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
-    product = convolution_product(
+    products = convolution_products(
         result[0],
         positions,
         channels,
@@ -213,7 +213,7 @@ def _convolution_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple
         max(channels // max(filters[-2], 1), 1),
         all(step == 1 for step in steps),
     )
-    return (product.right_gradient if of_filter else product,)
+    return tuple(product.right_gradient if of_filter else product for product in products)
 
 
 def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | None:

@@ -90,14 +90,15 @@ def kernel_of(
     if not _mutates(func) and {storage_key(t) for t in outputs} <= {storage_key(t) for t in inputs}:
         return Kernel(metadata=True)
     count = _flops(packet, name, args, kwargs, out)
+    products = () if count is None else products_of(name, args)
     return Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=float(_moved_bytes(name, inputs, outputs, size)),
         precision=_precision(inputs),
         matrix=count is not None,
         batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
-        products=() if count is None else products_of(name, args),
-        convolution=count is not None and "conv" in name,
+        products=products,
+        convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
     )
 
