@@ -63,7 +63,7 @@ def require_framework(name: str, purpose: str) -> None:
 
 
 def options_of(
-    framework: str, options: Mapping[str, Any], known: Mapping[str, Collection[str]], function: str
+    framework: str, options: Mapping[str, object], known: Mapping[str, Collection[str]], function: str
 ) -> dict[str, Any]:
     """The options of `function` that are set, all of them options of `framework`.
 

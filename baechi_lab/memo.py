@@ -35,7 +35,7 @@ class Memo:
         self._results: dict[str, OrderedDict[str, Any]] = {}
         self._lock = threading.Lock()
 
-    def recall(self, name: str, stage: Callable[..., object], *inputs: Any, fresh: bool = False) -> tuple[Any, bool]:
+    def recall(self, name: str, stage: Callable[..., object], *inputs: object, fresh: bool = False) -> tuple[Any, bool]:
         """Returns `stage(*inputs)` and whether it was computed: it was not remembered, or `fresh` is true."""
         depends = getattr(stage, "depends", lambda *all_of_them: all_of_them)
         key = content((stage, *depends(*inputs)))

@@ -14,7 +14,7 @@ from .errors import InvalidInput
 _TYPES = {"int": "a whole number", "float": "a number", "str": "a text", "bool": "True or False", "None": "None"}
 
 
-def _is_of(value: Any, word: str) -> bool:
+def _is_of(value: object, word: str) -> bool:
     if word == "None":
         return value is None
     if word in ("bool", "str"):

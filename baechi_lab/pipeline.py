@@ -180,7 +180,7 @@ class Pipeline:
                 raise InvalidInput(f"stage {slot} comes after {SLOTS[after]}; the order is {' | '.join(SLOTS)}")
         return Pipeline(self.memo, **{**self.stages, **added})
 
-    def replace(self, **stages: Callable[..., Any] | None) -> Pipeline:
+    def replace(self, **stages: Callable[..., object] | None) -> Pipeline:
         """Returns the pipeline with some stages replaced (None removes one); it shares remembered results."""
         return Pipeline(self.memo, **{**self.stages, **stages})
 

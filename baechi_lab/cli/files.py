@@ -49,7 +49,7 @@ def refuse_options(arguments: argparse.Namespace) -> None:
             )
 
 
-def profile(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dict[str, Any]]:
+def profile(arguments: argparse.Namespace, hardware: object) -> tuple[OpGraph, dict[str, Any]]:
     """Returns the graph in the file and facts to print. Warnings become notes."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

@@ -99,11 +99,11 @@ class Executor(Protocol):
         """A function that runs the step under a placement and returns its seconds."""
 
     def native_runners(
-        self, step: Any, placement: Placement | None, cluster: Cluster | None, kind: str, inputs: Any
+        self, step: object, placement: Placement | None, cluster: Cluster | None, kind: str, inputs: object
     ) -> Mapping[str, NativeRunner]:
         """Name -> how the framework itself runs the undivided step."""
 
-    def execute(self, step: Any, placement: Placement, steps: int, **options: Any) -> Run:
+    def execute(self, step: object, placement: Placement, steps: int, **options: object) -> Run:
         """Runs the placed step; the options of `bl.execute` but `native`, and those of the framework."""
 
 

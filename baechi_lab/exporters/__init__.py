@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ..frameworks import framework_of, framework_part, options_of
 from ..graph.arguments import check_placed_step
@@ -51,7 +51,7 @@ OPTIONS = {"tensorflow": TensorFlowOptions.__annotations__, "torch": TorchOption
 class Exporter(Protocol):
     """What a framework provides to export its steps: the function of `exporters/FRAMEWORK/framework.py`."""
 
-    def export(self, step: Any, placement: Placement, folder: str | os.PathLike[str], **options: Any) -> Path:
+    def export(self, step: object, placement: Placement, folder: str | os.PathLike[str], **options: object) -> Path:
         """Writes the folder; the options of `bl.export`, and those of the framework."""
 
 

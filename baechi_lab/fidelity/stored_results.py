@@ -37,7 +37,7 @@ OPTIONAL_FIELDS = (
 """Fields of rows that older files lack."""
 
 
-def provenance(command: str | None = None, **settings: Any) -> dict[str, Any]:
+def provenance(command: str | None = None, **settings: object) -> dict[str, Any]:
     """Returns command, date, processor, cores, memory, load and versions, plus the given settings.
 
     >>> sorted(provenance("make figures", seed=0))

@@ -15,7 +15,7 @@ from .kernels.csr import frozen
 T = TypeVar("T")
 
 
-def whole_numbers(field: str, values: Any, dtype: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
+def whole_numbers(field: str, values: object, dtype: type[np.signedinteger[Any]] = np.int64) -> NDArray[Any]:
     """A read-only array of whole numbers of `dtype`.
 
     Raises `CostError` for a fraction, NaN, or a number that the type cannot hold; `InvalidInput` for anything else.

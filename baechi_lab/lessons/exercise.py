@@ -15,7 +15,6 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -134,7 +133,7 @@ def names(right: Collection[str], op_names: Sequence[str]) -> Check:
 def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None, scheduler: str | None = None) -> Check:
     """A device per op, by position or by name, with a step of at most so many microseconds (None: the least there is)."""
 
-    def check(answer: Any) -> str:
+    def check(answer: object) -> str:
         devices = devices_of(answer, graph, cluster)
         if isinstance(devices, str):
             return devices
@@ -180,7 +179,7 @@ def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> f
     return min(simulate(graph, cluster, Placement(device=np.array(d)), scheduler).makespan_us for d in every)
 
 
-def function(right: Callable[..., Any], cases: Callable[[], Sequence[tuple[Any, ...]]]) -> Check:
+def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[object, ...]]]) -> Check:
     """A function that returns what `right` does, tried on `cases`; of the first one that differs, its arguments are told.
 
     >>> check = function(max, lambda: [(1, 2), (5, 3)])

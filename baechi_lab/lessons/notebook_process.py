@@ -73,7 +73,7 @@ class Notebook:
         except TypeError:
             return {"kind": type(value).__name__}
 
-    def call(self, number: int, arguments: tuple[Any, ...]) -> Plain:
+    def call(self, number: int, arguments: tuple[object, ...]) -> Plain:
         """The value of an answered function."""
         try:
             with limited(SECONDS):

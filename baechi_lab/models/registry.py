@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..registry import Registry
 from .base import Model
 
@@ -34,7 +32,7 @@ def model_names() -> list[str]:
     return MODELS.names()
 
 
-def make_model(name: str, /, **params: Any) -> Model:
+def make_model(name: str, /, **params: object) -> Model:
     """The validated parameter object of a model.
 
     >>> make_model("gnmt", layers=2).get_params()["units"]

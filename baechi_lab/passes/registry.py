@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ..registry import Registry
 from .base import Pass
 
@@ -24,7 +22,7 @@ PASSES: Registry[Pass] = Registry(
 )
 
 
-def make_pass(name: str | Pass, /, **params: Any) -> Pass:
+def make_pass(name: str | Pass, /, **params: object) -> Pass:
     """The parameter object for a name and its parameters, validated; an object passes through.
 
     >>> make_pass("coplacement", backward=False).get_params()["backward"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.arguments import check_records
@@ -21,7 +21,7 @@ else:
 __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "placer_names"]
 
 
-def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: Any) -> Placement:
+def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: object) -> Placement:
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
     On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where

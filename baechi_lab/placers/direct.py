@@ -24,7 +24,7 @@ EXHAUSTIVE_PLACERS = ("auto", "search", "exact")
 """Placers that try all placements of a small graph where they count other bytes than the simulation."""
 
 
-def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: Any) -> Placement:
+def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **params: object) -> Placement:
     """Place `graph` by one placer, and check its placement against the simulated memory.
 
     Placers see what a message takes of the devices (`Link.overhead_us`) as latency. They give every output bytes of its

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -68,8 +68,8 @@ class Profiler(Protocol):
 
 
 def profile(
-    step_or_fn: Any,
-    *inputs: Any,
+    step_or_fn: object,
+    *inputs: object,
     mode: str | None = None,
     hardware: HardwareChoice | None = None,
     precision: str | None = None,
@@ -78,7 +78,7 @@ def profile(
     runs: int = 5,
     timeout: float | None = None,
     progress: bool = True,
-    **options: Any,
+    **options: object,
 ) -> OpGraph:
     """Returns the operators of a training step, in topological order, with their costs.
 

@@ -288,11 +288,11 @@ def _tip(row: Any, column: str) -> str:
     return setting + value + why
 
 
-def _is_known(value: Any) -> bool:
+def _is_known(value: object) -> bool:
     return value is not None and value == value and value != ""
 
 
-def _word(column: str, value: Any) -> str:
+def _word(column: str, value: object) -> str:
     """A value of an axis in words; empty for the values that are not given."""
     if not column or not _is_known(value):
         return "" if not column else f"no {column.replace('_', ' ')}"

@@ -14,7 +14,7 @@ Columns = dict[str, bytes]
 TYPES: dict[str, str] = {"f8": "<f8", "f4": "<f4", "i4": "<i4", "u2": "<u2", "u1": "|u1"}
 
 
-def pack(**columns: tuple[str, Any]) -> Columns:
+def pack(**columns: tuple[str, object]) -> Columns:
     """Bytes per column from `name=(type, values)`; types are the keys of `TYPES`.
 
     >>> pack(x=("u2", [1, 2]))

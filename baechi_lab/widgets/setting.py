@@ -197,7 +197,7 @@ class Setting:
         """Whether both are about the same ops."""
         return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
 
-    def _changed_start(self, changes: Mapping[str, Any]) -> Setting | None:
+    def _changed_start(self, changes: Mapping[str, object]) -> Setting | None:
         """Where to start from after changes: another placer starts anew, anything else is changed there as well."""
         if self.start is None or changes.get("placer", self.placer) != self.placer:
             return None

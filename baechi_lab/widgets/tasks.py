@@ -63,7 +63,7 @@ class Tasks:
         else:
             self.worker.submit(work, on_result, self._end_job)
 
-    def start(self, job: str, work: Any, on_result: Any) -> None:
+    def start(self, job: str, work: object, on_result: object) -> None:
         """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
         self._start(job, work, on_result)
 

@@ -14,7 +14,7 @@ class InlineExecutor(Executor):
     2
     """
 
-    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         """Returns a finished future with the function's result or error."""
         future: Future[Any] = Future()
         future.set_running_or_notify_cancel()

@@ -74,7 +74,7 @@ class Pool(Executor):
         self._shared_data[token.key] = data
         return token
 
-    def submit(self, fn: Callable[..., object], /, *args: Any, **kwargs: Any) -> Future[Any]:
+    def submit(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> Future[Any]:
         """As in `concurrent.futures.Executor`; the future of a task whose processes were killed raises `BrokenExecutor`."""
         if self._closed.is_set():
             raise RuntimeError("the pool is closed")

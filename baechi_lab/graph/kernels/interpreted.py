@@ -41,7 +41,7 @@ class Grid:
     def __getitem__(self, at: Any) -> Any:
         return self.rows[at[0]][at[1]] if type(at) is tuple else self.rows[at]
 
-    def __setitem__(self, at: tuple[int, int], value: Any) -> None:
+    def __setitem__(self, at: tuple[int, int], value: object) -> None:
         self.rows[at[0]][at[1]] = value
 
     def __len__(self) -> int:
@@ -102,7 +102,7 @@ def _interpreted_function(function: FunctionType, records: Callable[..., object]
     return copied
 
 
-def run_interpreted(function: FunctionType, records: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+def run_interpreted(function: FunctionType, records: Callable[..., object], arguments: Sequence[object]) -> Any:
     """Runs a kernel's Python function on `arguments`; arrays that may be written are changed as the kernel changes them."""
     if not _has_structured_array(arguments):
         with np.errstate(all="ignore"):  # as compiled code

@@ -114,7 +114,7 @@ def _interpreted_at_first(kernel: Any, is_small: Callable[..., bool]) -> Any:
     return kernel
 
 
-def _is_on_disk(kernel: Dispatcher, arguments: tuple[Any, ...]) -> bool:
+def _is_on_disk(kernel: Dispatcher, arguments: tuple[object, ...]) -> bool:
     """Whether numba's cache has this kernel for these arguments; True, which leaves it to numba, if the cache is not known."""
     cache = getattr(kernel, "_cache", None)
     index: object = getattr(cache, "_cache_file", None)

@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Callable
 from concurrent.futures import Executor, ThreadPoolExecutor
 from functools import lru_cache
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -90,7 +89,7 @@ class MeasuredReward:
 class Job:
     """What another process needs in order to answer: told with every question, made ready once per `key`."""
 
-    def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: Any):
+    def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: object):
         document = json.dumps(to_document(graph), separators=(",", ":")).encode()
         self.make, self.arguments, self.key = make, arguments, uuid.uuid4().hex
         self.graph = gzip.compress(document, compresslevel=5, mtime=0)

@@ -43,7 +43,7 @@ _IN_KERAS = "Exception encountered when calling "
 _BOUND_TO_PROCESS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc"})
 
 
-def trace(fn: object, *example_inputs: Any, name: str | None = None) -> Step:
+def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     """Traces one training step.
 
     Args:

@@ -151,7 +151,7 @@ def _build(
     return model.train(), {k: v.to(dtype) if _is_float(v) else v for k, v in inputs.items()}
 
 
-def _dtype(fields: Mapping[str, Any]) -> torch.dtype:
+def _dtype(fields: Mapping[str, object]) -> torch.dtype:
     """Returns the weights' type that a configuration or one of its parts names; float32 if none is named."""
     sections = [fields, *(section for section in fields.values() if isinstance(section, Mapping))]
     named = (section.get(key) for section in sections for key in ("dtype", "torch_dtype"))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils.flop_counter import flop_registry
@@ -67,7 +67,7 @@ def kernel_bytes(tensor: torch.Tensor) -> int:
 
 
 def kernel_of(
-    func: OpOverload, args: Args, kwargs: Kwargs, out: Any, size: Callable[[torch.Tensor], int] = kernel_bytes
+    func: OpOverload, args: Args, kwargs: Kwargs, out: object, size: Callable[[torch.Tensor], int] = kernel_bytes
 ) -> Kernel:
     """Returns the kernel of one ATen call.
 

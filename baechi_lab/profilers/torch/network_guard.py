@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 
 class NetworkUse(OSError):
@@ -26,7 +25,7 @@ def offline() -> Iterator[None]:
     thread = threading.get_ident()
 
     def refused_here(name: str, function: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: Any, **kwargs: Any) -> object:
+        def call(*args: object, **kwargs: object) -> object:
             if threading.get_ident() == thread:
                 raise NetworkUse(f"{name}: nothing is downloaded here")
             return function(*args, **kwargs)

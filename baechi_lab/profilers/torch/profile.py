@@ -180,7 +180,7 @@ def _profile_rank(
 
 def _estimate(
     model: nn.Module,
-    inputs: Any,
+    inputs: object,
     kinds: dict[str, Hardware],
     granularity: str,
     optimizer: str | None,

@@ -129,12 +129,12 @@ class Pipeline:
         micro_batches: int,
         *,
         loss: Callable[..., torch.Tensor],
-        template: Any,
+        template: object,
         homes: Sequence[Sequence[int]],
         mean: bool = True,
         device: str = "cpu",
         tied: Sequence[Sequence[tuple[int, str]]] = (),
-        batch_shapes: Sequence[Sequence[Any]] = (),
+        batch_shapes: Sequence[Sequence[object]] = (),
     ):
         self.count, self.device = micro_batches, torch.device(device)
         holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]

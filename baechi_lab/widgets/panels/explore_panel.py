@@ -278,7 +278,7 @@ def sweep_columns(table: pandas.DataFrame) -> list[Column]:
     return [column for column in columns if any(column.texts)]
 
 
-def _is_present(value: Any) -> bool:
+def _is_present(value: object) -> bool:
     return value is not None and value == value and value != ""
 
 

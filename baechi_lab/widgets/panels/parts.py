@@ -50,7 +50,9 @@ def for_people(note: str) -> str:
     return KEYWORDS.sub("", note)
 
 
-def button(text: str, tooltip: str, call: Callable[[], Any], width: str = "auto", style: str = "") -> ipywidgets.Button:
+def button(
+    text: str, tooltip: str, call: Callable[[], object], width: str = "auto", style: str = ""
+) -> ipywidgets.Button:
     """A button with an explanation; `call` takes no argument."""
     widget = ipywidgets.Button(
         description=text,
@@ -73,7 +75,7 @@ def switch(text: str, tooltip: str, value: bool = False) -> ipywidgets.ToggleBut
     )
     widget.add_class("bl-switch")
 
-    def tick(_: Any = None) -> None:
+    def tick(_: object = None) -> None:
         widget.icon = "check" if widget.value else ""
 
     widget.observe(tick, "value")
@@ -93,13 +95,13 @@ def hinted(control: Any, hint: str) -> Any:
     return control
 
 
-def row(*children: Any, wrap: bool = True) -> ipywidgets.HBox:
+def row(*children: object, wrap: bool = True) -> ipywidgets.HBox:
     """Children in a line."""
     flow = "row wrap" if wrap else "row nowrap"
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
-def count_up_to(label: str, value: Any, limit: int) -> int:
+def count_up_to(label: str, value: object, limit: int) -> int:
     """A whole number from 1 to `limit`, or the text of one.
 
     >>> count_up_to("devices", " 4", 64)
@@ -146,7 +148,7 @@ class Fold(ipywidgets.VBox):
     False
     """
 
-    def __init__(self, title: str, children: Sequence[Any], unfolded: bool = True):
+    def __init__(self, title: str, children: Sequence[object], unfolded: bool = True):
         self.title = Folder(title, unfolded=unfolded)
         self.inside = ipywidgets.VBox(list(children), layout=WIDE)
         self.inside.add_class("bl-inside")

@@ -25,7 +25,7 @@ class ChartView(anywidget.AnyWidget):
     height = traitlets.Int(250).tag(sync=True)
     clicked = traitlets.Int(-1).tag(sync=True)
 
-    def show(self, spec: Mapping[str, Any] | None) -> None:
+    def show(self, spec: Mapping[str, object] | None) -> None:
         """Draw `spec` in place of what is there."""
         self.clicked = -1
         self.spec = dict(spec or {})
@@ -71,7 +71,9 @@ def series(
     }
 
 
-def bars(labels: Iterable[str], y: str, series_list: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+def bars(
+    labels: Iterable[str], y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = ""
+) -> Any:
     """Bars side by side at every label; hollow ones mark what does not fit."""
     shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
     return {**shown, "series": list(series_list), "rules": list(rules)}
@@ -80,23 +82,23 @@ def bars(labels: Iterable[str], y: str, series_list: Iterable[Any], rules: Itera
 def curves(
     x: str,
     y: str,
-    series_list: Iterable[Any],
-    rules: Iterable[Any] = (),
+    series_list: Iterable[object],
+    rules: Iterable[object] = (),
     title: str = "",
     steps: bool = False,
-    **axis_range: Any,
+    **axis_range: object,
 ) -> Any:
     """Curves named at their ends; crosses mark what does not fit. `axis_range`: `from`, `to` and `ticks` of the x axis."""
     shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
     return {**shown, "series": list(series_list), "rules": list(rules)}
 
 
-def points(x: str, y: str, series_list: Iterable[Any], rules: Iterable[Any] = (), title: str = "") -> Any:
+def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Any:
     """Points named beside them; hollow ones mark what does not fit."""
     return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}
 
 
-def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, Any]]) -> Any:
+def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, object]]) -> Any:
     """A heat map. `cells` have `x` and `y` (positions of their column and row), `text`, `tip`, `id`, `fits`, `front` and
     `good` (from 0 to 1, how strong the colour is). Every cell can be clicked.
     """

@@ -59,7 +59,7 @@ class DetailsView(anywidget.AnyWidget):
         with self.hold_sync():
             self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
 
-    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
         if content.get("type") == "go":
             self.on_go(int(content["op"]))
 

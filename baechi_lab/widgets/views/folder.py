@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anywidget
 import traitlets
 
@@ -26,7 +24,7 @@ class Folder(anywidget.AnyWidget):
     unfolded = traitlets.Bool(True).tag(sync=True)
     in_strip = traitlets.Bool(False).tag(sync=True)
 
-    def __init__(self, title: str, **traits: Any):
+    def __init__(self, title: str, **traits: object):
         super().__init__(title=title, **traits)
 
     def click(self) -> None:

@@ -52,7 +52,7 @@ class MemoryView(CanvasView):
     window = traitlets.List(traitlets.Float()).tag(sync=True)
     live = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, **traits: Any):
+    def __init__(self, **traits: object):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
         self.rows: tuple[Row, ...] = ()
@@ -98,7 +98,7 @@ class MemoryView(CanvasView):
             "rows": [[index.get(one.name, -1), one.name, one.category, one.bytes] for one in held[:MOST_LIVE]],
         }
 
-    def _received(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _received(self, _: object, content: dict[str, Any], __: object) -> None:
         if content.get("type") == "live":
             self.show_live(int(content["row"]), float(content["time_us"]))
 

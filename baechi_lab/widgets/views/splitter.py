@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import anywidget
 import traitlets
 
@@ -29,5 +27,5 @@ class Splitter(anywidget.AnyWidget):
     vertical = traitlets.Bool(True).tag(sync=True)
     growth = traitlets.Int(1).tag(sync=True)
 
-    def __init__(self, part: str, label: str, **traits: Any):
+    def __init__(self, part: str, label: str, **traits: object):
         super().__init__(part=part, label=label, **traits)

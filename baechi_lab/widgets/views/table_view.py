@@ -123,6 +123,6 @@ class TableView(anywidget.AnyWidget):
                 for k in range(count)
             ]
 
-    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
         if content.get("type") == "action":
             self.on_action(int(content["row"]), str(content["action"]))

@@ -72,7 +72,7 @@ class TimelineView(CanvasView):
     choices: traitlets.List = traitlets.List().tag(sync=True)
     against = traitlets.Unicode("").tag(sync=True)
 
-    def __init__(self, **traits: Any):
+    def __init__(self, **traits: object):
         super().__init__(**traits)
         self.timelines: tuple[Timeline, ...] = ()
         self.titles: tuple[str, ...] = ()
@@ -173,7 +173,7 @@ class TimelineView(CanvasView):
                 rows.append({"title": title, "device": short_device(name), **asdict(one)})
         self.statistics = rows
 
-    def dim_all_but(self, ops: Any) -> None:
+    def dim_all_but(self, ops: object) -> None:
         """Draw bars of other ops than `ops` faintly; None draws everything."""
         if ops is None or self.drawn is None:
             self.dim = b""

@@ -76,6 +76,6 @@ class VerdictView(anywidget.AnyWidget):
         """Show nothing."""
         self.parts, self._windows = [], []
 
-    def _clicked(self, _: Any, content: dict[str, Any], __: Any) -> None:
+    def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
         if content.get("type") == "zoom" and 0 <= int(content["part"]) < len(self._windows):
             self.on_zoom(*self._windows[int(content["part"])])
