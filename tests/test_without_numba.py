@@ -82,7 +82,8 @@ REACH = """
         outcome(graph, room, "search", **effort)
         SimulatedReward(graph, room)([[0] * graph.n, [1] * graph.n])
     outcome(graph, cluster, "search", objective="p90", **effort)
-    bl.ListScheduler("upward-rank", "earliest-start").plan(graph, cluster)
+    for priority in ("upward-rank", "earliest-start"):
+        bl.ListScheduler(priority, "earliest-start").plan(graph, cluster)
     bl.bounds(graph, cluster, effort="high", time_limit=1)
     stages = bl.generators.pipeline([1.0, 2.0], [2.0, 3.0], [1.0, 1.0])
     bl.simulate(stages, cluster, bl.Placement(device=[0, 1] * 3), micro_batches=2, schedule="zb-auto")
