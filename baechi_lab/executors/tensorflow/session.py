@@ -364,7 +364,8 @@ def session_config(
     config.device_count["CPU"] = cpus
     config.inter_op_parallelism_threads = threads or cpus
     config.intra_op_parallelism_threads = 1
-    config.use_per_session_threads = True  # else all sessions of a process have the pool of its first one
+    # Without it all sessions of a process have the pool of its first one. Servers have pools of their own.
+    config.use_per_session_threads = not workers
     config.graph_options.optimizer_options.opt_level = -1
     config.graph_options.optimizer_options.do_function_inlining = False
     config.graph_options.rewrite_options.disable_meta_optimizer = True
