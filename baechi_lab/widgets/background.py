@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 import threading
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -79,6 +81,7 @@ class Background:
         self._lock = threading.Lock()
         self._ticket: Ticket | None = None
         self._thread: threading.Thread | None = None
+        _BACKGROUNDS.add(self)
         try:
             self._loop: asyncio.AbstractEventLoop | None = asyncio.get_running_loop()
         except RuntimeError:
@@ -169,3 +172,14 @@ class Background:
         if ended is not None:
             with Guard(self._show):
                 ended()
+
+
+_BACKGROUNDS: weakref.WeakSet[Background] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_jobs() -> None:
+    """Cancels all jobs. A solver that is interrupted by the end of the process may abort it, so each has two seconds to end."""
+    for background in list(_BACKGROUNDS):
+        background.cancel()
+        background.wait(2.0)
