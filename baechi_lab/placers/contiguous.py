@@ -34,7 +34,7 @@ from .memory.feasible import within_memory
 from .pipeline_stages.device_orders import device_orders
 from .pipeline_stages.device_sequences import chain_along, device_sequences
 from .pipeline_stages.dynamic_program import pack_on_first_devices
-from .pipeline_stages.line_cuts import PipelineStages, cut_lines
+from .pipeline_stages.line_cuts import PipelineStages, cut_lines, sums_across_places
 from .pipeline_stages.link_levels import cuts_by_link_level
 from .pipeline_stages.objective import Objective
 from .pipeline_stages.pipeline_cuts import PipelineCut, data_parallel_cuts, make_pipeline_cut, place_best_cut
@@ -99,7 +99,7 @@ class Contiguous(Placer):
                 for sequence in device_sequences(self._goal, order)
             ):
                 chain = chain_along(sequence, units, limits, self._goal)
-                content = b" ".join(np.asarray(part).tobytes() for part in chain)
+                content = b" ".join(np.asarray(column).tobytes() for column in chain)
                 if content not in cuts_of_chain:
                     cuts_of_chain[content] = cut_lines(units, chain, self._goal.program_goals)
                 for cost, stages in cuts_of_chain[content]:
@@ -185,15 +185,8 @@ def _crossing_cost(
     spot[line] = np.arange(count)
     if graph.edge_count == 0 or cluster.n == 1:
         return np.zeros(count + 1)
-    cost = transfer_us(graph, cluster)
     home, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]
-    low, high = home.copy(), home.copy()
-    np.minimum.at(low, graph.edge_tensor, reader)
-    np.maximum.at(high, graph.edge_tensor, reader)
-    step = np.zeros(count + 2)
-    np.add.at(step, low + 1, cost)
-    np.add.at(step, high + 1, -cost)
-    return np.maximum(np.cumsum(step)[: count + 1], 0.0)
+    return sums_across_places(home, graph.edge_tensor, reader, transfer_us(graph, cluster), count)
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

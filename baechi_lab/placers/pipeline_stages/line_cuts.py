@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import distinct, offsets
+from ...graph.kernels.csr import Integers, distinct, offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain
 from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
@@ -72,25 +72,43 @@ def cut_lines(
 
 
 def cheapest_places(units: PipelineUnits, work: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """int64[at most count + 1]: of each part of the line the place that the fewest bytes cross, and both ends of the line.
+    """int64[at most count + 1]: of each stretch of the line the place that the fewest bytes cross, and both ends of the line.
 
-    Parts have equal shares of units and work. `work` float64[n + 1] are sums before each place.
+    Stretches have equal shares of units and work. `work` float64[n + 1] are sums before each place.
     """
     if units.n <= count:
         return np.arange(units.n + 1)
-    low, high = units.producer.astype(np.int64), units.producer.astype(np.int64)
     tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
-    np.minimum.at(low, tensor, units.reader)
-    np.maximum.at(high, tensor, units.reader)
-    change = np.zeros(units.n + 2)
-    np.add.at(change, low + 1, units.size)
-    np.add.at(change, high + 1, -units.size)
+    crossing_bytes = sums_across_places(units.producer, tensor, units.reader, units.size, units.n)
     share = np.arange(units.n + 1) / units.n + work / max(work[-1], 1e-300)
     inner = np.arange(1, units.n)
-    part = np.minimum((share[inner] / share[-1] * (count - 1)).astype(np.int64), count - 2)
-    by_part = inner[np.lexsort((np.cumsum(change)[inner], part))]
-    first = np.diff(np.sort(part), prepend=-1) > 0
-    return np.concatenate([[0], np.sort(by_part[first]), [units.n]])
+    stretch = np.minimum((share[inner] / share[-1] * (count - 1)).astype(np.int64), count - 2)
+    by_stretch = inner[np.lexsort((crossing_bytes[inner], stretch))]
+    first = np.diff(np.sort(stretch), prepend=-1) > 0
+    return np.concatenate([[0], np.sort(by_stretch[first]), [units.n]])
+
+
+def sums_across_places(
+    producer: Integers, tensor: Integers, reader: Integers, weight: NDArray[np.number], count: int
+) -> NDArray[np.float64]:
+    """float64[count + 1]: per place, the sum of the weights of the tensors that cross it. Place k is before position k.
+
+    Args:
+        producer: position of each tensor's producer, int[T].
+        tensor, reader: a tensor and the position of one of its readers, int[readings] each.
+        weight: of each tensor, [T].
+        count: positions of the line.
+
+    >>> sums_across_places(np.array([0, 1]), np.array([0, 1, 1]), np.array([2, 0, 1]), np.array([4.0, 1.0]), 3).tolist()
+    [0.0, 5.0, 4.0, 0.0]
+    """
+    low, high = producer.astype(np.int64), producer.astype(np.int64)
+    np.minimum.at(low, tensor, reader)
+    np.maximum.at(high, tensor, reader)
+    change = np.zeros(count + 2)
+    np.add.at(change, low + 1, weight)
+    np.add.at(change, high + 1, -weight)
+    return np.maximum(np.cumsum(change)[: count + 1], 0.0)
 
 
 def _sums_before(column: NDArray[np.int64]) -> NDArray[np.int64]:
