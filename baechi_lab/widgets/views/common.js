@@ -332,7 +332,8 @@ function pointer(view, event) {
  * @param {{move: (dx: number, dy: number, event: PointerEvent) => void, click: (x: number, y: number, event: PointerEvent) => void,
  *   rectangle?: (x0: number, y0: number, x1: number, y1: number, event: PointerEvent) => void,
  *   hover: (x: number, y: number, event: PointerEvent) => void, grab?: (x: number, y: number) => boolean,
- *   carry?: (event: PointerEvent) => void, drop?: (event: PointerEvent) => void}} handlers what `grab` takes is carried and dropped */
+ *   carry?: (event: PointerEvent) => void, drop?: (event: PointerEvent | null) => void}} handlers what `grab` takes is carried and
+ *   dropped, nowhere where the gesture is cancelled */
 function gestures(view, { move, click, rectangle, hover, grab, carry, drop }) {
   /** @type {{x: number, y: number, lastX: number, lastY: number, box: boolean, held: boolean} | null} */
   let start = null;
@@ -363,7 +364,7 @@ function gestures(view, { move, click, rectangle, hover, grab, carry, drop }) {
     if (!start) return;
     const [x, y] = pointer(view, event);
     if (moved && start.box) rectangle?.(Math.min(start.x, x), Math.min(start.y, y), Math.max(start.x, x), Math.max(start.y, y), event);
-    else if (moved && start.held) drop?.(event);
+    else if (moved && start.held) drop?.(event.type === "pointerup" ? event : null);
     else if (!moved && event.type === "pointerup") click(x, y, event);
     start = null;
     view.rectangle = null;

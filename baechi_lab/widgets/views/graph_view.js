@@ -255,7 +255,7 @@ function render({ model, el }) {
     },
     carry,
     drop: (event) => {
-      const below = deviceBelow(event);
+      const below = event ? deviceBelow(event) : UNSEEN;
       moveButtons.forEach((b) => b.classList.remove("bl-drop"));
       view.canvas.style.cursor = "";
       if (below >= 0) move(below);
