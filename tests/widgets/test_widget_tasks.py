@@ -1,5 +1,7 @@
 """Compare, run, explain, sweep and export from the model's side; no widget, no TensorFlow."""
 
+import subprocess
+import sys
 from dataclasses import replace
 from importlib.util import find_spec
 
@@ -401,3 +403,20 @@ def test_the_table_is_shown_best_first(graph):
         "feasible": [False, False, True, True],
     })  # fmt: skip
     assert best_first(table)["placer"].tolist() == ["fast", "slow", "tight", "none"]
+
+
+def test_a_job_that_runs_when_the_process_ends_comes_to_its_own_end():
+    """The end of the process waits for it: in the middle of a solver it would abort."""
+    program = (
+        "import threading, time\n"
+        "from baechi_lab.widgets.background import Background\n"
+        "background, started = Background(print, print), threading.Event()\n"
+        "def work(ticket):\n"
+        "    started.set()\n"
+        "    time.sleep(0.2)\n"
+        "    print('ended', flush=True)\n"
+        "background.submit(work, print)\n"
+        "started.wait()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
