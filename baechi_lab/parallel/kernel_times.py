@@ -155,9 +155,9 @@ def share_host(forward: PartTimes, backward: PartTimes) -> tuple[PartTimes, Part
     starts kernels of the other ahead.
     """
     waits = forward.us - forward.device_us, backward.us - backward.device_us
-    both = backward.after(forward)
-    left = (both.us - both.device_us) / (sum(waits) or 1.0)
-    return forward.with_wait(left * waits[0]), backward.with_wait(left * waits[1])
+    joined = backward.after(forward)
+    share = (joined.us - joined.device_us) / (sum(waits) or 1.0)
+    return forward.with_wait(share * waits[0]), backward.with_wait(share * waits[1])
 
 
 def part_times(

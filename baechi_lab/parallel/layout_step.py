@@ -341,8 +341,8 @@ def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> li
     if layout.dp * layout.cp == 1 or not options.overlap:
         return [count]
     bytes_of_block = options.precision.gradient_bytes * (block.parameters + block.expert_parameters)
-    most = MOST_BUCKETS if options.bucket_bytes is None else count
-    buckets = min(max(count * bytes_of_block // (options.bucket_bytes or BUCKET_BYTES), 1), most, count)
+    max_buckets = MOST_BUCKETS if options.bucket_bytes is None else count
+    buckets = min(max(count * bytes_of_block // (options.bucket_bytes or BUCKET_BYTES), 1), max_buckets, count)
     return [count // buckets + (k < count % buckets) for k in range(buckets)]
 
 

@@ -177,9 +177,9 @@ class _PartWriter:
             self.rows.append((forward, (backward,)))
             return
         message = HALF * batch * keys * kv_heads * width
-        ahead = RankOp(f"{name}/send_recv", "send_recv", axis="cp", message_bytes=message)
-        back = RankOp(f"{name}/send_recv/backward", "send_recv", INPUT, axis="cp", message_bytes=2 * message)
-        self.rows += [(ahead, ()), (forward, (back, backward))]
+        ring = RankOp(f"{name}/send_recv", "send_recv", axis="cp", message_bytes=message)
+        gradient_ring = RankOp(f"{name}/send_recv/backward", "send_recv", INPUT, axis="cp", message_bytes=2 * message)
+        self.rows += [(ring, ()), (forward, (gradient_ring, backward))]
 
     def collective(self, kind: str, axis: str, message: int, label: str) -> None:
         """A collective of the forward pass, and its dual in the backward pass. Nothing where its axis has one device."""
@@ -355,9 +355,9 @@ def _attention(
         writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.causal)
         writer.saved += FULL * tokens * heads
     else:
-        whole = HALF * batch * keys * kv_heads * (size + model.value_size)
-        writer.collective("all_gather", "cp", whole, "attention/all_gather")
-        writer.saved += whole - whole // layout.cp
+        gathered_bytes = HALF * batch * keys * kv_heads * (size + model.value_size)
+        writer.collective("all_gather", "cp", gathered_bytes, "attention/all_gather")
+        writer.saved += gathered_bytes - gathered_bytes // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
         writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)

@@ -200,8 +200,8 @@ class _GraphExtension:
         """Divides the time of every update by what copies take of the states that it updates."""
         for update in {bucket.update for bucket in buckets if bucket.update >= 0}:
             updated = [bucket for bucket in buckets if bucket.update == update]
-            own = sum(bucket.state_bytes / bucket.copies for bucket in updated)
-            share = own / (sum(bucket.state_bytes for bucket in updated) or 1)
+            bytes_per_copy = sum(bucket.state_bytes / bucket.copies for bucket in updated)
+            share = bytes_per_copy / (sum(bucket.state_bytes for bucket in updated) or 1)
             for times in (self.us, *self.by_kind.values()):
                 times[update] *= share
 

@@ -74,8 +74,8 @@ def busy_shares(timeline: Timeline, bins: int = 60) -> NDArray[np.float64]:
     edges = np.linspace(0.0, timeline.makespan_us, bins + 1)
     shares = np.zeros((len(timeline.device_names), bins))
     for device in np.unique(timeline.device).tolist():
-        here = timeline.device == device
-        busy_us = _elapsed(timeline.start_us[here], edges) - _elapsed(timeline.end_us[here], edges)
+        on_device = timeline.device == device
+        busy_us = _elapsed(timeline.start_us[on_device], edges) - _elapsed(timeline.end_us[on_device], edges)
         shares[device] = np.diff(busy_us) / max(timeline.makespan_us / bins, 1e-12)
     return np.clip(shares.round(6), 0.0, 1.0)
 

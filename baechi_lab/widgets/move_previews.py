@@ -44,19 +44,19 @@ def preview_moves(
     setting, graph, began = outcome.setting, outcome.graph, time.monotonic()
     base = move(outcome.base, graph, setting.share, setting.moves)
     allowed = allowed_devices(graph, setting.share)
-    chosen = np.asarray(ops, dtype=np.int64)
+    moved_ops = np.asarray(ops, dtype=np.int64)
     previews: dict[str, MovePreview] = {}
     for index, name in enumerate(setting.share.names):
         if time.monotonic() - began > SECONDS:
             break
-        if (base.device[chosen] == index).all():
+        if (base.device[moved_ops] == index).all():
             continue
-        if not allowed[chosen, index].all():
+        if not allowed[moved_ops, index].all():
             previews[name] = MovePreview("–", "may not run there")
             continue
         check()
         device = base.device.copy()
-        device[chosen] = index
+        device[moved_ops] = index
         placement = laid_out(setting.replace(moves=()), graph, base.replace(device=device))
         timeline = simulated(setting, graph, placement, memo)
         before, after = outcome.timeline.makespan_us, timeline.makespan_us

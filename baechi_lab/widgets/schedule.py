@@ -113,8 +113,8 @@ def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.fl
     """float64[devices]: time in which a device's collectives run while it computes nothing. O(rows log rows)."""
     exposed = np.zeros(len(timeline.device_names))
     for d in range(len(exposed)):
-        here = timeline.device == d
-        lanes = (here & computes, here)
+        on_device = timeline.device == d
+        lanes = (on_device & computes, on_device)
         busy = [covered_us(timeline.start_us[rows], timeline.end_us[rows]) for rows in lanes]
         exposed[d] = max(busy[1] - busy[0], 0.0)
     return exposed

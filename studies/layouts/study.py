@@ -72,11 +72,11 @@ def spread_rows(steps: Sequence[MeasuredStep], count: int) -> list[int]:
     place = np.log2(rows)
     place = (place - place.mean(axis=0)) / np.maximum(place.std(axis=0), 1e-9)
     away = np.sqrt(((place[:, None] - place) ** 2).sum(axis=2))
-    nearest, chosen = np.full(len(place), np.inf), list[int]()
+    nearest, representatives = np.full(len(place), np.inf), list[int]()
     for _ in range(count):
-        chosen.append(int(np.minimum(nearest, away).sum(axis=1).argmin()))
-        nearest = np.minimum(nearest, away[chosen[-1]])
-    return [usable[k] for k in chosen]
+        representatives.append(int(np.minimum(nearest, away).sum(axis=1).argmin()))
+        nearest = np.minimum(nearest, away[representatives[-1]])
+    return [usable[k] for k in representatives]
 
 
 def _settings(step: MeasuredStep) -> list[float]:

@@ -335,11 +335,11 @@ def test_a_device_runs_one_op_at_a_time(worker):
     step = bl.trace(lambda x, y: (tf.linalg.matmul(x, x), tf.linalg.matmul(y, y)), a, a)
     graph = bl.profile(step, mode="estimated", progress=False)
     cluster = bl.Cluster.from_tensorflow(virtual=2, kind="cpu")
-    both, one = (bl.Placement(device=np.arange(graph.n) % devices) for devices in (2, 1))
+    on_two, on_one = (bl.Placement(device=np.arange(graph.n) % devices) for devices in (2, 1))
     bl.execute(
-        step, both, 1, graph=graph, cluster=cluster, progress=False, worker=worker
+        step, on_two, 1, graph=graph, cluster=cluster, progress=False, worker=worker
     )  # its two threads are its own
-    run = bl.execute(step, one, 2, graph=graph, cluster=cluster, progress=False, worker=worker)
+    run = bl.execute(step, on_one, 2, graph=graph, cluster=cluster, progress=False, worker=worker)
     order = np.argsort(run.timeline.start_us)
     start, end = run.timeline.start_us[order], run.timeline.end_us[order]
     assert run.status == "ok" and (start[1:] >= end[:-1] - 1).all()  # the trace counts whole microseconds

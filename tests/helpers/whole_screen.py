@@ -88,9 +88,9 @@ def faults(page, name):
     end = time.monotonic() + 20
     while True:  # until what follows the size of the window, the tab and the theme has followed
         page.evaluate("() => document.querySelector('.bl-workbench').scrollIntoView({ block: 'start' })")
-        found = {**page.evaluate(WHOLE, name), "faint": page.evaluate(CONTRAST)}
-        found["below"] = max(found["below"], 0)
-        found = {kind: what for kind, what in found.items() if what}
-        if not found or time.monotonic() > end:
-            return found
+        seen_faults = {**page.evaluate(WHOLE, name), "faint": page.evaluate(CONTRAST)}
+        seen_faults["below"] = max(seen_faults["below"], 0)
+        seen_faults = {kind: fault for kind, fault in seen_faults.items() if fault}
+        if not seen_faults or time.monotonic() > end:
+            return seen_faults
         page.wait_for_timeout(60)

@@ -116,8 +116,8 @@ def test_interleaving_halves_the_bubble() -> None:
     def bubble_us(schedule: str) -> float:
         step = step_of(bl.Layout(pp=4, schedule=schedule), model, options=options)
         graph = step.graph
-        ends = [t != "Update" for t in graph.op_types]
-        work = np.bincount(step.placement.device[ends], graph.duration_us[ends]).max() * step.micro_batches
+        repeated = [t != "Update" for t in graph.op_types]
+        work = np.bincount(step.placement.device[repeated], graph.duration_us[repeated]).max() * step.micro_batches
         return step.simulate().makespan_us - work
 
     step = step_of(bl.Layout(pp=4), model, options=options)

@@ -146,7 +146,7 @@ def _convolution_backward(args: Args) -> Products:
     """One product for each gradient that is asked for: of the input, a convolution of the same size, and of the filters."""
     forward = _convolution((args[1], args[2], None, *args[4:10]))
     gradients = [gradient for product in forward for gradient in (product, product.right_gradient)]
-    return tuple(p for p, asked in zip(gradients, args[10], strict=False) if asked)
+    return tuple(p for p, is_needed in zip(gradients, args[10], strict=False) if is_needed)
 
 
 def _of(sizes: Any, k: int) -> int:

@@ -44,9 +44,9 @@ def quantity(
     sizes = [abs(v) for v in numbers if v]
     factor, unit = scale(max(sizes, default=0.0), units)
     smallest = min(sizes, default=factor) / factor
-    whole = all(v is None or v == round(v) for v in numbers) and factor == 1.0
+    are_whole = all(v is None or v == round(v) for v in numbers) and factor == 1.0
     most_decimals = 1 if unit == "%" else MOST_DECIMALS
-    decimals = 0 if whole else min(max(2, 1 - math.floor(math.log10(smallest))), most_decimals)
+    decimals = 0 if are_whole else min(max(2, 1 - math.floor(math.log10(smallest))), most_decimals)
     texts = tuple("" if v is None else _decimal(v / factor, decimals) for v in numbers)
     return Column(f"{name} ({unit})" if unit else name, texts, tuple(numbers), hint, number=True)
 
@@ -75,8 +75,8 @@ def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[
     for lane, (row, color) in enumerate(zip(shares, colors, strict=True)):
         starts = np.flatnonzero(np.diff(row, prepend=-1.0))
         widths = np.diff(np.append(starts, len(row)))
-        runs = zip(starts.tolist(), widths.tolist(), row[starts].tolist(), strict=True)
-        path = "".join(f"M{k} {lane + 1}v-{s:.3g}h{width}v{s:.3g}z" for k, width, s in runs if s > 0)
+        stretches = zip(starts.tolist(), widths.tolist(), row[starts].tolist(), strict=True)
+        path = "".join(f"M{k} {lane + 1}v-{s:.3g}h{width}v{s:.3g}z" for k, width, s in stretches if s > 0)
         lanes.append({"d": path, "color": color})
     return lanes
 
