@@ -318,13 +318,10 @@ def _stage_parts(
         if s == len(counts) - 1:
             parts.append(_stage_part("head", cost(head), 1))
         stages.append(parts)
-    if model.tied and layout.pp > 1:  # the last stage has a copy of the table of the embedding
+    if layout.pp > 1 or not model.tied:  # of a tied table, the last stage has a copy
         last = stages[-1][-1]
-        table = -(-model.vocabulary // layout.tp) * model.hidden
+        table = -(-model.vocabulary // layout.tp) * model.embedding_size
         stages[-1][-1] = replace(last, parameters=last.parameters + table)
-    elif not model.tied:
-        last = stages[-1][-1]
-        stages[-1][-1] = replace(last, parameters=last.parameters + -(-model.vocabulary // layout.tp) * model.hidden)
     return stages, hardwares
 
 
@@ -502,7 +499,7 @@ class _StepWriter:
         """First and last stage add up the gradients of the table of the embedding that both have."""
         layout = self.layout
         first, last = stages[0], stages[-1]
-        size = self.options.precision.gradient_bytes * -(-model.vocabulary // layout.tp) * model.hidden
+        size = self.options.precision.gradient_bytes * -(-model.vocabulary // layout.tp) * model.embedding_size
         width = layout.tp * layout.cp * layout.dp
         ends = stage_device(layout, first), stage_device(layout, last)
         if ends[0] == ends[1]:

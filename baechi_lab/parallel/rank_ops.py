@@ -416,12 +416,15 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
 def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> Part:
     """Looking tokens up in a rank's part of the vocabulary."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
-    writer = _PartWriter("embedding", layout, tokens, hidden)
+    width = model.embedding_size
+    writer = _PartWriter("embedding", layout, tokens, width)
     rows = -(-model.vocabulary // tp)
     shared = tokens // tp if layout.sequence_parallel else tokens
-    writer.parameters += rows * hidden + model.positions * hidden
-    writer.move("lookup", 2 * tokens * hidden, 2 * tokens * hidden + 2 * rows * hidden, saved=8 * tokens)
+    writer.parameters += rows * width + model.positions * hidden
+    writer.move("lookup", 2 * tokens * width, 2 * tokens * width + 2 * rows * width, saved=8 * tokens)
     writer.leave_tensor_parallel("lookup")
+    if model.projection_parameters:
+        writer.product("project", shared, width, hidden)
     if model.positions or model.dropout:
         writer.move(
             "positions", 3 * shared * hidden, 2 * shared * hidden, saved=shared * hidden if model.dropout else 0
@@ -433,13 +436,16 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
 def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
     """The last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
-    writer = _PartWriter("head", layout, tokens, hidden)
+    width = model.embedding_size
+    writer = _PartWriter("head", layout, tokens, width)
     columns = -(-model.vocabulary // tp)
     shared = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += hidden * (1 + model.bias)
     writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
+    if model.projection_parameters:
+        writer.product("project", shared, hidden, width)
     writer.enter_tensor_parallel("logits")
-    writer.product("logits", tokens, hidden, columns, saved=HALF * shared * hidden, weights=False)
+    writer.product("logits", tokens, width, columns, saved=HALF * shared * width, weights=False)
     passes = LOSS_PASSES[precision.fused_loss] * FULL / HALF * tokens * columns
     logits = tokens * columns
     writer.move("loss", passes * 0.6, passes * 0.4, saved=HALF * logits if precision.fused_loss else FULL * logits)

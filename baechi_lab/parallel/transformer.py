@@ -6,6 +6,7 @@ A configuration names the same sizes in many ways (`n_embd`, `d_model`, `hidden_
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +24,8 @@ ALIASES = {
     "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "head_num", "heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_head_num", "kv_n_heads"),
     "head_size": ("head_dim", "head_size"),
-    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size"),
+    "embedding_size": ("word_embed_proj_dim", "embedding_size"),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff"),
     "vocabulary": ("vocab_size", "vocabulary"),
     "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num"),
@@ -38,61 +40,44 @@ ALIASES = {
 """Field -> names under which configurations have it, the first that is there counts."""
 
 GATED = frozenset(
-    [
-        "llama",
-        "mistral",
-        "mixtral",
-        "qwen2",
-        "qwen2_moe",
-        "qwen3",
-        "qwen3_moe",
-        "gemma",
-        "gemma2",
-        "gemma3",
-        "gemma3_text",
-        "deepseek_v2",
-        "deepseek_v3",
-        "olmo",
-        "olmo2",
-        "phi3",
-        "cohere",
-        "cohere2",
-        "granite",
-        "glm",
-        "starcoder2_gated",
-        "smollm3",
-        "helium",
-        "nemotron_gated",
-        "exaone4",
-        "dbrx",
-        "ernie4_5",
-        "seed_oss",
-    ]
+    str.split("""
+        llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text vaultgemma deepseek_v2
+        deepseek_v3 youtu minicpm3 olmo olmo2 olmo3 olmoe flex_olmo phi3 phimoe cohere cohere2 granite granitemoe
+        granitemoeshared glm glm4 glm4_moe starcoder2_gated smollm3 helium nemotron_gated exaone4 dbrx ernie4_5 seed_oss bitnet
+        gpt_oss llama4_text cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2
+    """)
 )
 """Model types whose feed-forward part multiplies two projections (SwiGLU)."""
 
 ROTARY = GATED | frozenset(
-    [
-        "gpt_neox",
-        "falcon",
-        "phi",
-        "stablelm",
-        "starcoder2",
-        "gptj",
-        "persimmon",
-        "nemotron",
-        "gpt_bigcode_rope",
-        "mpt",
-        "bloom",
-    ]
+    str.split("""
+        gpt_neox falcon phi stablelm starcoder2 gptj codegen persimmon nemotron gpt_bigcode_rope mpt bloom arcee ctrl
+        gpt_neox_japanese jais2 esmc
+    """)
 )
 """Model types without a table of positions."""
 
-ENCODERS = frozenset(["bert", "roberta", "electra", "distilbert", "xlm-roberta", "deberta", "camembert", "mpnet"])
+ENCODERS = frozenset(
+    str.split("""
+        bert roberta electra distilbert xlm-roberta deberta camembert mpnet ernie megatron-bert data2vec-text
+        roberta-prelayernorm eurobert esmc
+    """)
+)
 """Model types whose tokens see all tokens."""
 
+CHECKED = (
+    ROTARY
+    | ENCODERS
+    | frozenset(
+        str.split(
+            "apertus gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2 xlm-roberta-xl"
+        )
+    )
+) - {"distilbert"}
+"""Model types whose parameters were compared with those of transformers 5.24: they differ by at most one percent."""
+
 UNTIED_UNLESS_SAID = GATED | {"gpt_neox", "persimmon", "nemotron"}
-TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "cohere", "cohere2"}
+TIED_UNLESS_SAID = {"gemma", "gemma2", "gemma3", "gemma3_text", "vaultgemma", "cohere", "cohere2"}
 """Model types whose output layer has weights of its own unless the configuration ties them, and exceptions."""
 
 _ENCODER_DECODER = "an encoder with a decoder"
@@ -124,6 +109,7 @@ class Transformer(Params):
         bias: linear layers add a bias.
         tied: the output layer uses the table of the embedding.
         causal: tokens see only tokens before them.
+        embedding_size: width of the tables of tokens, which a projection makes as wide as the model (default: `hidden`).
         positions: rows of a table of positions, 0 without one.
         dropout: activations are dropped after attention and feed-forward part, so that masks are kept.
         experts, experts_per_token, expert_feed_forward, shared_feed_forward: of a mixture of experts; 0 experts without one.
@@ -147,6 +133,7 @@ class Transformer(Params):
     bias: bool = True
     tied: bool = True
     causal: bool = True
+    embedding_size: int = 0
     positions: int = 0
     dropout: bool = False
     experts: int = 0
@@ -168,6 +155,7 @@ class Transformer(Params):
             "head_size": self.hidden // self.heads,
             "feed_forward": 4 * self.hidden,
             "value_size": self.head_size or self.hidden // self.heads,
+            "embedding_size": self.hidden,
             "expert_feed_forward": (self.feed_forward or 4 * self.hidden) if self.experts else 0,
             "experts_per_token": 2 if self.experts else 0,
         }
@@ -177,7 +165,7 @@ class Transformer(Params):
         self.check()
 
     def validate(self) -> None:
-        for field in ("kv_heads", "head_size", "feed_forward", "value_size"):
+        for field in ("kv_heads", "head_size", "feed_forward", "value_size", "embedding_size"):
             check_whole(field, getattr(self, field))
         for field in (
             "positions",
@@ -235,13 +223,19 @@ class Transformer(Params):
         return bool(self.experts) and layer >= self.dense_layers
 
     @property
+    def projection_parameters(self) -> int:
+        """Of the layer between the table of tokens and a model of another width; the output layer has one, too."""
+        return self.embedding_size * self.hidden if self.embedding_size != self.hidden else 0
+
+    @property
     def embedding_parameters(self) -> int:
-        return (self.vocabulary + self.positions) * self.hidden
+        return self.vocabulary * self.embedding_size + self.positions * self.hidden + self.projection_parameters
 
     @property
     def head_parameters(self) -> int:
         """Of the output layer, without those that it shares with the embedding, and of the last normalisation."""
-        return (0 if self.tied else self.vocabulary * self.hidden) + self.hidden * (1 + self.bias)
+        table = 0 if self.tied else self.vocabulary * self.embedding_size
+        return table + self.projection_parameters + self.hidden * (1 + self.bias)
 
     @property
     def parameters(self) -> int:
@@ -256,6 +250,10 @@ class Transformer(Params):
 def read_transformer(model: object) -> Transformer:
     """The sizes of a model: a `Transformer`, a configuration (its fields, file or folder), or a model that has one.
 
+    Warns:
+        UserWarning: a type of model whose number of parameters was not compared with that of transformers; a text part of a
+            larger model; a model that has another number of parameters.
+
     Raises:
         FormatError: a file that is not there, or not JSON.
         InvalidInput: a configuration without one of the sizes, or something that has none.
@@ -265,7 +263,35 @@ def read_transformer(model: object) -> Transformer:
     """
     if isinstance(model, Transformer):
         return model
-    return from_fields(*configuration_fields(model))
+    fields, source = configuration_fields(model)
+    transformer = from_fields(fields, source)
+    parameters = getattr(model, "num_parameters", None)
+    if callable(parameters):
+        count = parameters()
+        if abs(transformer.parameters - count) > count / 100:
+            _warn(
+                f"the model has {count:,} parameters, and the sizes in its configuration make {transformer.parameters:,}"
+            )
+    else:
+        _warn_if_unchecked(fields, source, transformer)
+    return transformer
+
+
+def _warn_if_unchecked(fields: Mapping[str, object], source: str, transformer: Transformer) -> None:
+    """Warns where the sizes that were read may not be those of the model."""
+    text = fields.get("text_config")
+    kind = (text if isinstance(text, Mapping) else fields).get("model_type")
+    if text is not None:
+        _warn(f"{source} is a model of several parts; the layouts are those of its text part alone")
+    if kind is not None and str(kind).lower() not in CHECKED:
+        _warn(
+            f"model_type {kind!r:.80} of {source} is not among those whose sizes were checked; a stack of equal layers of these "
+            f"sizes has {transformer.parameters:,} parameters: compare that with the model"
+        )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, stacklevel=4)
 
 
 def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
@@ -331,12 +357,15 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
     if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
-    if kind in ROTARY or gated or fields.get("position_embedding_type") == "rotary":
+    rotary = (
+        kind in ROTARY or gated or fields.get("rope_theta") is not None or fields.get("rope_parameters") is not None
+    )
+    if rotary or fields.get("position_embedding_type") == "rotary":
         sizes["positions"] = 0
     if kind == "opt":
         sizes["positions"] += 2  # its table begins two rows later
-    if not sizes["kv_heads"] and fields.get("multi_query"):
-        sizes["kv_heads"] = 1
+    if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
+        sizes["kv_heads"] = 1  # Falcon's configuration names as many heads of keys as of queries, and has one
     if sizes["key_rank"]:  # latent attention: head_size is the part of a head without rotary positions
         sizes["head_size"] = int(fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"])
     tied = fields.get("tie_word_embeddings")

@@ -259,3 +259,62 @@ def test_gemma_shares_the_table_of_its_embedding() -> None:
     gemma = {"model_type": "gemma", "hidden_size": 3072, "num_hidden_layers": 28, "num_attention_heads": 16}
     gemma |= {"head_dim": 256, "intermediate_size": 24576, "vocab_size": 256000}
     assert read_transformer(gemma).parameters == 8_537_680_896
+
+
+def test_tables_of_another_width_are_projected() -> None:
+    """OPT-350m: tables of 512 for a model of 1024, and two projections without biases."""
+    fields = {"model_type": "opt", "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16}
+    fields |= {"vocab_size": 50272, "ffn_dim": 4096, "max_position_embeddings": 2048, "word_embed_proj_dim": 512}
+    opt = read_transformer(fields)
+    blocks = 24 * (4 * (1024 * 1024 + 1024) + 2 * 1024 * 4096 + 4096 + 1024 + 2 * 2 * 1024)
+    assert opt.parameters == 50272 * 512 + 2050 * 1024 + 2 * 512 * 1024 + blocks + 2 * 1024
+    embedding, head = make_embedding(opt, Layout(), 64), make_head(opt, Layout(), 64, Storage())
+    assert embedding.parameters == 50272 * 512 + 2050 * 1024 + 512 * 1024
+    assert forward_flops(embedding) == 2 * 64 * 512 * 1024
+    assert forward_flops(head) == 2 * 64 * 512 * (1024 + 50272)
+    assert head.parameters == 512 * 1024 + 2 * 1024
+
+
+def test_falcon_has_one_head_of_keys_and_rotary_models_no_table_of_positions() -> None:
+    falcon = {"model_type": "falcon", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
+    falcon |= {"vocab_size": 100, "num_kv_heads": 4, "multi_query": True, "bias": False}
+    assert read_transformer(falcon).kv_heads == 1
+    assert read_transformer({**falcon, "new_decoder_architecture": True}).kv_heads == 4
+    unknown = {**falcon, "model_type": "gpt2", "max_position_embeddings": 64, "rope_theta": 1e4}
+    assert read_transformer(unknown).positions == 0
+
+
+@pytest.mark.torch
+@pytest.mark.slow
+def test_parameters_are_those_of_transformers() -> None:
+    import torch
+    import transformers
+
+    for kind in ("Arcee", "Apertus", "VaultGemma", "BitNet", "Falcon", "CTRL", "Electra", "OPT"):
+        sizes = {"hidden_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8, "vocab_size": 5000}
+        sizes |= {"max_position_embeddings": 64}
+        sizes |= {"OPT": {"ffn_dim": 1500, "word_embed_proj_dim": 128}, "CTRL": {"dff": 1500}, "Falcon": {}}.get(
+            kind, {"intermediate_size": 1500}
+        )
+        config = getattr(transformers, f"{kind}Config")(**sizes, num_key_value_heads=8)
+        name = {"CTRL": "CTRLLMHeadModel", "Electra": "ElectraForMaskedLM"}.get(kind, f"{kind}ForCausalLM")
+        with torch.device("meta"):
+            model = getattr(transformers, name)(config)
+        assert read_transformer(config.to_dict()).parameters == pytest.approx(model.num_parameters(), rel=0.01), kind
+
+
+def test_sizes_that_nobody_checked_come_with_a_warning() -> None:
+    fields = {"model_type": "doge", "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "vocab_size": 8}
+    with pytest.warns(UserWarning, match="'doge' of the configuration is not among those whose sizes were checked"):
+        read_transformer(fields)
+    with pytest.warns(UserWarning, match="the layouts are those of its text part alone"):
+        read_transformer({"model_type": "llava", "text_config": {**fields, "model_type": "gpt2"}})
+
+    class Model:
+        config = {**fields, "model_type": "gpt2"}
+
+        def num_parameters(self) -> int:
+            return 2 * read_transformer(self.config).parameters
+
+    with pytest.warns(UserWarning, match="the model has .* parameters, and the sizes in its configuration make"):
+        read_transformer(Model())

@@ -31,6 +31,10 @@ def write(request: LayoutRequest) -> WrittenPlan:
         "--context-parallel-size": layout.cp,
     }
     switches = []
+    if model.projection_parameters:
+        unsupported.append(
+            f"Megatron has no tables of tokens of another width than the model; {model.embedding_size} is left out"
+        )
     if model.kv_heads != model.heads:
         arguments["--num-query-groups"] = model.kv_heads
         switches.append("--group-query-attention")
