@@ -291,7 +291,7 @@ def _warn_if_unchecked(fields: Mapping[str, object], source: str, transformer: T
 
 
 def _warn(message: str) -> None:
-    warnings.warn(message, stacklevel=4)
+    warnings.warn(message, stacklevel=5)
 
 
 def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:

@@ -144,6 +144,7 @@ def test_unknown_formats():
         (bl.Layout(), LLAMA | {"model_type": "lama"}, "model_type is 'lama'"),
     ],
 )
+@pytest.mark.filterwarnings("ignore:model_type .* is not among those whose sizes were checked")
 def test_what_the_script_does_not_run(layout, model, message):
     with pytest.raises(bl.BaechiLabError, match=message):
         written(layout, "torchrun", model)
