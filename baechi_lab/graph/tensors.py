@@ -1,13 +1,14 @@
-"""TensorTable: tensors collected by producer and label while a graph is built, and the columns that they make."""
+"""The columns of `OpGraph` that tensors make, from tensors collected one by one or from arrays in any order."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from .kernels.csr import offsets
+from .kernels.csr import Integers, distinct, inverse, offsets
 
 PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
@@ -43,3 +44,25 @@ class TensorTable:
             "consumer_ptr": offsets(row, len(keys)).tolist(),
             "consumers": [op for r in readers for op in r],
         }
+
+
+def tensor_columns(
+    producer: Integers, size_bytes: NDArray[np.int64], labels: Sequence[str], row: Integers, reader: Integers, ops: int
+) -> dict[str, Any]:
+    """The arguments of `OpGraph` that tensors make, one per entry of `producer`, in any order; no `labels`: by number.
+
+    Tensor `row[k]` is read by the op `reader[k]`, of `ops` in all; equal pairs count once.
+
+    >>> columns = tensor_columns(np.array([1, 0]), np.array([8, 4]), ("x", "y"), np.array([0, 1]), np.array([2, 1]), 3)
+    >>> columns["tensor_names"], columns["consumers"].tolist()
+    (('y', 'x'), [1, 2])
+    """
+    order = np.argsort(producer, kind="stable")
+    pairs = distinct(inverse(order)[row] * np.int64(ops) + reader)
+    return {
+        "tensor_producer": producer[order].astype(np.int32),
+        "tensor_bytes": size_bytes[order],
+        "tensor_names": tuple(labels[k] for k in order.tolist()) if labels else (),
+        "consumer_ptr": offsets(pairs // ops, len(order)),
+        "consumers": (pairs % ops).astype(np.int32),
+    }

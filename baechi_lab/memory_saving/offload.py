@@ -28,8 +28,8 @@ from ..checks import is_list
 from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.arguments import check_records
-from ..graph.kernels.csr import offsets
 from ..graph.opgraph import OWN, VIEW
+from ..graph.tensors import tensor_columns
 from ..graph.units import format_bytes
 from ..passes.base import Pass
 from ..simulator import simulate
@@ -373,24 +373,14 @@ class _OffloadBuilder:
 
     def _edges(self) -> dict[str, Any]:
         """Producer, bytes, names and readers of all tensors, ordered by producer."""
-        graph, total = self.graph, np.int64(self.graph.n + len(self.names))
+        graph = self.graph
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
         size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
         labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
         is_kept = ~self.dropped
         tensor = np.concatenate([graph.edge_tensor[is_kept], [r[0] for r in self.reads]]).astype(np.int64)
         reader = np.concatenate([graph.consumers[is_kept], [r[1] for r in self.reads]]).astype(np.int64)
-        order = np.argsort(producer, kind="stable")
-        number = np.empty(len(order), dtype=np.int64)
-        number[order] = np.arange(len(order))
-        key = np.unique(number[tensor] * total + reader)
-        return {
-            "tensor_producer": producer[order].astype(np.int32),
-            "tensor_bytes": size[order],
-            "tensor_names": tuple(labels[k] for k in order.tolist()),
-            "consumer_ptr": offsets(key // total, len(order)),
-            "consumers": (key % total).astype(np.int32),
-        }
+        return tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names))
 
 
 def sent_tensor(graph: OpGraph, op: int) -> int:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.kernels.csr import offsets
+from ..graph.tensors import tensor_columns
 from .op_sequence import OpSequence
 
 Ints = NDArray[np.int64]
@@ -25,7 +25,6 @@ class _CopyLayout:
     def __init__(self, plan: OpSequence, order: Ints | None = None):
         self.plan, self.graph, self.order = plan, plan.graph, order
         self.origin = plan.ops[plan.copies]
-        self.total = self.graph.n + len(self.origin)
         sized = self.graph.tensor_bytes > CONTROL_BYTES
         outputs = np.diff(self.graph.output_ptr)[self.origin]
         copied_tensors = np.repeat(self.graph.output_ptr[self.origin] - np.cumsum(outputs) + outputs, outputs)
@@ -131,18 +130,7 @@ def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:
     origin = np.concatenate([np.arange(graph.n), at.origin])
     labels = [*graph.tensor_names, *(graph.tensor_names[t] for t in at.tensors.tolist())]
     labels += [_free_label(graph, int(origin[op])) for op in waited_op.tolist()]
-    order = np.argsort(producer, kind="stable")
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    total = np.int64(at.total)
-    key = np.unique(number[rows] * total + readers)
-    return {
-        "tensor_producer": producer[order].astype(np.int32),
-        "tensor_bytes": size[order],
-        "tensor_names": tuple(labels[k] for k in order.tolist()),
-        "consumer_ptr": offsets(key // total, len(order)),
-        "consumers": (key % total).astype(np.int32),
-    }
+    return tensor_columns(producer, size, labels, rows, readers, graph.n + len(at.origin))
 
 
 def _free_label(graph: OpGraph, op: int) -> str:

@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
-from ..graph.kernels.csr import distinct, inverse, offsets
+from ..graph.kernels.csr import distinct
+from ..graph.tensors import tensor_columns
 from .allowed_lists import with_common_lists
 from .base import Pass
 from .contraction import coarse_graph, group_edges, grouped_sum, member_peak, number_groups
@@ -187,15 +188,9 @@ def _with_traffic(coarse: OpGraph, first: Ints, second: Ints, size: Ints) -> OpG
     """One more tensor per pair; along a topological order of the graph, so no cycle appears."""
     if not len(first):
         return coarse
-    producer = np.concatenate([coarse.tensor_producer.astype(np.int64), first])
-    order = np.argsort(producer, kind="stable")
-    row = inverse(order)[np.concatenate([coarse.edge_tensor, coarse.tensor_count + np.arange(len(first))])]
+    producer = np.concatenate([coarse.tensor_producer, first])
+    row = np.concatenate([coarse.edge_tensor, coarse.tensor_count + np.arange(len(first))])
     reader = np.concatenate([coarse.consumers, second])
-    names = (*coarse.tensor_names, *(f"backward/{coarse.names[k]}" for k in second.tolist()))
-    return coarse.replace(
-        tensor_producer=producer[order].astype(np.int32),
-        tensor_bytes=np.concatenate([coarse.tensor_bytes, size])[order],
-        tensor_names=tuple(names[k] for k in order.tolist()),
-        consumer_ptr=offsets(row, len(order)),
-        consumers=reader[np.argsort(row, kind="stable")].astype(np.int32),
-    )
+    labels = [*coarse.tensor_names, *(f"backward/{coarse.names[k]}" for k in second.tolist())]
+    size_bytes = np.concatenate([coarse.tensor_bytes, size])
+    return coarse.replace(**tensor_columns(producer, size_bytes, labels, row, reader, coarse.n))

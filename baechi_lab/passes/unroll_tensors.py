@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.kernels.csr import offsets
+from ..graph.tensors import tensor_columns
 from .unroll_layout import Layout, count_up
 
 Ints = NDArray[np.int64]
@@ -37,22 +37,9 @@ def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
     row, reader = np.concatenate([row, rows]), np.concatenate([reader, readers])
     producer = np.concatenate([producer, makers])
     size = np.concatenate([size, np.full(len(makers), CONTROL_BYTES)])
-    order = np.argsort(producer, kind="stable")
-    number = np.empty(len(order), dtype=np.int64)
-    number[order] = np.arange(len(order))
-    row = number[row]
-    key = np.unique(row * np.int64(at.total) + reader)
-    row, reader = key // at.total, key % at.total
-    original_names = np.array(graph.tensor_names, dtype=object)[original_tensor]
-    ring_labels = [*at.rings.labels, *["all-reduce"] * len(makers)]
-    labels = np.concatenate([original_names, np.full(len(micro), "0", object), np.array(ring_labels, dtype=object)])
-    return {
-        "tensor_producer": producer[order].astype(np.int32),
-        "tensor_bytes": size[order],
-        "tensor_names": tuple(labels[order].tolist()),
-        "consumer_ptr": offsets(row, len(order)),
-        "consumers": reader.astype(np.int32),
-    }
+    labels = [graph.tensor_names[t] for t in original_tensor.tolist()]
+    labels += ["0"] * len(micro) + [*at.rings.labels] + ["all-reduce"] * len(makers)
+    return tensor_columns(producer, size, labels, row, reader, at.total)
 
 
 def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tuple[Ints, Ints]:

@@ -19,7 +19,7 @@ NAMES = (
 )  # fmt: skip
 """Of `torch_steps`, which loads PyTorch."""
 UNSEEN = ("densenet121", "efficientnet_v2_b0", "mobilenet_v2", "xception", "vgg16", "encoder", "gpt")
-"""Of `fidelity/unseen.py`, which loads TensorFlow."""
+"""Of `studies/unseen.py`, which loads TensorFlow."""
 
 
 def main() -> None:
@@ -59,7 +59,7 @@ def _cases(names: Iterable[str]) -> Iterator[Case]:
         if name in MODELS:
             yield from cases_of({name: MODELS[name]})
         else:
-            from baechi_lab.fidelity import unseen
+            from studies import unseen
 
             yield Case(name, getattr(unseen, name)())
 

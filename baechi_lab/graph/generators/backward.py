@@ -9,8 +9,9 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import InvalidInput
-from ..kernels.csr import distinct, gather, inverse, offsets
+from ..kernels.csr import gather, inverse, offsets
 from ..opgraph import OpGraph
+from ..tensors import tensor_columns
 from .sizes import MOST_BYTES, check_number
 
 Ints = NDArray[np.int64]
@@ -42,8 +43,6 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     _check(forward, ratio, slots)
     plan = _plan(forward)
     producer, size, tensor, reader = _tensors(forward, plan)
-    order = np.argsort(producer, kind="stable")
-    pairs = distinct(inverse(order)[tensor] * plan.total + reader)
     n, added = forward.n, plan.total - forward.n
     pad = np.zeros(added, dtype=np.int64)
     temp, allowed, forward_of = pad.copy(), np.full(added, -1), np.full(added, -1)
@@ -70,10 +69,7 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
         duration_by_kind={
             kind: np.append(us, _durations(forward, plan, us, ratio)) for kind, us in forward.duration_by_kind.items()
         },
-        tensor_producer=producer[order].astype(np.int32),
-        tensor_bytes=size[order],
-        consumer_ptr=offsets(pairs // plan.total, len(order)),
-        consumers=(pairs % plan.total).astype(np.int32),
+        **tensor_columns(producer, size, (), tensor, reader, plan.total),
         temp_bytes=np.append(forward.temp_bytes, temp),
         persistent_bytes=np.append(persistent, pad),
         colocation=group,

@@ -4,7 +4,7 @@ DenseNet121 and the encoder helped to choose how the calibration works; traces o
 showed in which order ops and messages are taken; those of VGG16 and of the project's Inception, how tensors that come at once
 share a core and what a step begins with. From EfficientNet and MobileNet nothing was chosen.
 
-Named on the command line as steps of one's own: `baechi-lab fidelity --models PATH/unseen.py:densenet121,...`.
+Named on the command line as steps of one's own: `baechi-lab fidelity --models studies/unseen.py:densenet121,...`.
 """
 
 from __future__ import annotations
