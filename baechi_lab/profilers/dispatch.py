@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -46,6 +46,17 @@ class Report:
         return cls(mode, device, graph.n, backward, backward, 0, 0, time.perf_counter() - started)
 
 
+@dataclass(frozen=True)
+class MeasureSettings:
+    """The arguments of `bl.profile` that say how a step is measured, with their defaults."""
+
+    device: str | None = None
+    warmup: int = 5
+    runs: int = 5
+    timeout: float | None = None
+    progress: bool = True
+
+
 class Profiler(Protocol):
     """What a framework provides to profile its steps: the function of `profilers/FRAMEWORK/framework.py`."""
 
@@ -53,15 +64,10 @@ class Profiler(Protocol):
         self,
         subject: object,
         inputs: tuple[object, ...],
-        *,
         mode: str,
         hardware: HardwareChoice,
         precision: str | None,
-        device: str | None,
-        warmup: int,
-        runs: int,
-        timeout: float | None,
-        progress: bool,
+        settings: MeasureSettings,
         **options: object,
     ) -> tuple[OpGraph, Report]:
         """Profiles a step, or what the framework traces as one; the arguments of `bl.profile`."""
@@ -140,37 +146,17 @@ def profile_with_report(
     mode: str | None = None,
     hardware: HardwareChoice | None = None,
     precision: str | None = None,
-    device: str | None = None,
-    warmup: int = 5,
-    runs: int = 5,
-    timeout: float | None = None,
-    progress: bool = True,
-    **options: object,
+    **options: Any,
 ) -> tuple[OpGraph, Report]:
-    """Returns the graph of `profile` and a `Report` on it."""
+    """Returns the graph of `profile`, whose arguments it takes, and a `Report` on it."""
     mode = profile_mode(mode, hardware, precision, is_program=is_program(step_or_fn))
     hardware = DEFAULT_HARDWARE if hardware is None else hardware
-    if is_program(step_or_fn):
-        return _profile_program(step_or_fn, inputs, mode, hardware, precision)
-    profiler: Profiler = framework_part("profilers", framework_of(step_or_fn))
-    return profiler.profile_with_report(
-        step_or_fn,
-        inputs,
-        mode=mode,
-        hardware=hardware,
-        precision=precision,
-        device=device,
-        warmup=warmup,
-        runs=runs,
-        timeout=timeout,
-        progress=progress,
-        **options,
+    settings = MeasureSettings(
+        **{field.name: options.pop(field.name) for field in fields(MeasureSettings) if field.name in options}
     )
-
-
-def _profile_program(
-    program: object, inputs: tuple[object, ...], mode: str, hardware: HardwareChoice, precision: str | None
-) -> tuple[OpGraph, Report]:
+    if not is_program(step_or_fn):
+        profiler: Profiler = framework_part("profilers", framework_of(step_or_fn))
+        return profiler.profile_with_report(step_or_fn, inputs, mode, hardware, precision, settings, **options)
     from .programs.estimation import profile_program
 
     started = time.perf_counter()
@@ -178,7 +164,7 @@ def _profile_program(
         raise InvalidInput(
             f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
         )
-    graph = profile_program(program, hardware=hardware, precision=precision)
+    graph = profile_program(step_or_fn, hardware=hardware, precision=precision)
     return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
 
 

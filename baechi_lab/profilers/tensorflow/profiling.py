@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from ...errors import InvalidInput
 from ...graph.hardware import PRECISIONS, Hardware, HardwareChoice, by_kind
 from ...graph.opgraph import OWN, OpGraph
 from ...graph.step import Step
-from ..dispatch import Report, hardware_names
+from ..dispatch import MeasureSettings, Report, hardware_names
 from ..estimate_record import estimate_record
 from ..kernel_model import estimated_us
 from ..machine_load import summarize_repeats, warn_if_disturbed
@@ -36,15 +37,10 @@ _LOG = logging.getLogger(__name__)
 def profile_with_report(
     subject: object,
     inputs: tuple[object, ...],
-    *,
     mode: str,
     hardware: HardwareChoice,
     precision: str | None,
-    device: str | None,
-    warmup: int,
-    runs: int,
-    timeout: float | None,
-    progress: bool,
+    settings: MeasureSettings,
     **options: object,
 ) -> tuple[OpGraph, Report]:
     """Profiles a step, or a function or model that `bl.trace` takes; arguments and errors as of `bl.profile`."""
@@ -64,7 +60,7 @@ def profile_with_report(
         device_name = hardware_names(hardware)
         columns = _estimate(step, structure, kinds, chosen)
     else:
-        device_name, columns, missing = _measure(step, structure, device, (warmup, runs, timeout, progress))
+        device_name, columns, missing = _measure(step, structure, settings)
     graph = _graph(step, structure, columns)
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
@@ -98,11 +94,9 @@ def _kernels(work: Work) -> Iterator[Kernel]:
         yield Kernel(flops=flops, precision=PRECISIONS[work.precision[row]], matrix=True)
 
 
-def _measure(
-    step: Step, structure: Structure, device: str | None, settings: tuple[int, int, float | None, bool]
-) -> tuple[str, dict[str, Any], int]:
+def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tuple[str, dict[str, Any], int]:
     """Returns the device, the graph's columns, and the number of ops that are not in the traces."""
-    device_name, kind, measured = measure(step, device, *settings)
+    device_name, kind, measured = measure(step, **asdict(settings))
     size = structure.tensor_bytes.copy()
     for pair, seen_bytes in measured.output_bytes.items():
         if pair in structure.tensor_of:

@@ -11,22 +11,17 @@ from ...errors import InvalidInput
 from ...graph import OpGraph
 from ...graph.hardware import HardwareChoice
 from ...torch_steps.step import TorchStep
-from ..dispatch import Report, hardware_names
+from ..dispatch import MeasureSettings, Report, hardware_names
 from .profile import profile
 
 
 def profile_with_report(
     subject: nn.Module | TorchStep,
     inputs: tuple[object, ...],
-    *,
     mode: str,
     hardware: HardwareChoice,
     precision: str | None,
-    device: str | None,
-    warmup: int,
-    runs: int,
-    timeout: float | None,
-    progress: bool,
+    settings: MeasureSettings,
     **options: Any,
 ) -> tuple[OpGraph, Report]:
     """`bl.torch.profile`, measured in this process, or estimated; `timeout` and `progress` are TensorFlow's."""
@@ -36,5 +31,5 @@ def profile_with_report(
     if mode == "estimated":
         graph = profile(subject, *inputs, hardware=hardware, precision=precision, **options)
         return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
-    graph = profile(subject, *inputs, device=device, warmup=warmup, runs=runs, **options)
-    return graph, Report.of_pairs(graph, mode, device or "where the model is", started)
+    graph = profile(subject, *inputs, device=settings.device, warmup=settings.warmup, runs=settings.runs, **options)
+    return graph, Report.of_pairs(graph, mode, settings.device or "where the model is", started)
