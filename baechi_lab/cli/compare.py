@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.time_limit is not None:
         common["time_limit"] = options.seconds(arguments.time_limit, "--time-limit")
     pipeline = options.pipeline_from(arguments)
+    batch_size = options.batch_size_from(arguments, pipeline.get("micro_batches", 1))
     table = compare(
         graph,
         cluster,
@@ -59,6 +60,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress=console.shows_progress(),
         **_measurement_options(arguments),
         passes=options.passes_from(arguments),
+        batch_size=batch_size,
         **pipeline,
         **common,
     )

@@ -43,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     from ..exporters.plans import FORMATS
 
     options.one_of(arguments.format, "--format", (FOLDER, *FORMATS))
-    pipeline = step_placement.pipeline(arguments)
+    pipeline = options.pipeline_from(arguments)
     if files.is_file(arguments.model):
         if arguments.format == FOLDER:
             raise InvalidInput(f"{arguments.model} holds no step that could run; name a --format")

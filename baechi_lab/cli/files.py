@@ -67,12 +67,12 @@ def _program(arguments: argparse.Namespace, hardware: Any) -> tuple[OpGraph, dic
     if arguments.mode == "measured":
         raise InvalidInput(f"--mode is 'measured'; {arguments.model:.80} is a program, and is estimated")
     hardware = hardware or DEFAULT_HARDWARE
-    size, states = arguments.batch_size, arguments.optimizer_states
+    states = arguments.optimizer_states
     graph = profile_program(
         arguments.model,
         hardware=hardware,
         training=not arguments.inference,
-        batch_size=None if size is None else options.whole_number(size, "--batch-size", lowest=1),
+        batch_size=options.batch_size_from(arguments),
         sizes=options.parameters(arguments.param, exact=True),
         optimizer_states=0 if states is None else options.whole_number(states, "--optimizer-states", lowest=0),
         precision=arguments.precision,
@@ -115,15 +115,12 @@ def placed(arguments: argparse.Namespace) -> tuple[OpGraph, Placement, Cluster]:
     from ..stages import Optimize
 
     if arguments.model.endswith(PROGRAMS):
-        size = (
-            None
-            if arguments.batch_size is None
-            else options.whole_number(arguments.batch_size, "--batch-size", lowest=1)
-        )
-        profile_options: dict[str, Any] = {} if arguments.hardware is None else {"hardware": arguments.hardware}
-        sizes = options.parameters(arguments.param, exact=True)
         graph = profile_program(
-            arguments.model, batch_size=size, sizes=sizes, precision=arguments.precision, **profile_options
+            arguments.model,
+            hardware=DEFAULT_HARDWARE if arguments.hardware is None else arguments.hardware,
+            batch_size=options.batch_size_from(arguments),
+            sizes=options.parameters(arguments.param, exact=True),
+            precision=arguments.precision,
         )
     else:
         graph = options.graph_from(arguments.model)

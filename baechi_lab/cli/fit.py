@@ -50,9 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = without_host = options.cluster_from(arguments, graph)
     if arguments.host_memory is not None:
         cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
-    size = None if arguments.batch_size is None else options.whole_number(arguments.batch_size, "--batch-size", 1)
     settings: dict[str, Any] = {
-        "batch_size": size,
+        "batch_size": options.batch_size_from(arguments),
         "hardware": arguments.hardware or DEFAULT_HARDWARE,
         "every_way": arguments.all,
         "placers": FAST_PLACERS if arguments.placers is None else options.distinct(arguments.placers, "--placers"),

@@ -143,17 +143,26 @@ def add_pipeline(parser: argparse.ArgumentParser, batch_size: bool = True) -> No
 
 
 def pipeline_from(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns `micro_batches`, `schedule` and `batch_size`; None if not given."""
-    from ..passes.unroll import micro_batch_size
+    """Returns `micro_batches` and `schedule`, if given."""
     from ..simulator.schedules import make_rule
 
-    count, size = arguments.micro_batches, arguments.batch_size
-    batches = None if count is None else whole_number(count, "--micro-batches", 1)
-    samples = None if size is None else whole_number(size, "--batch-size", 1)
-    if samples is not None:
-        micro_batch_size(samples, batches or 1)
-    name = None if arguments.schedule is None else make_rule(arguments.schedule).name
-    return {"micro_batches": batches, "schedule": name, "batch_size": samples}
+    pipeline: dict[str, Any] = {}
+    if arguments.micro_batches is not None:
+        pipeline["micro_batches"] = whole_number(arguments.micro_batches, "--micro-batches", 1)
+    if arguments.schedule is not None:
+        pipeline["schedule"] = make_rule(arguments.schedule).name
+    return pipeline
+
+
+def batch_size_from(arguments: argparse.Namespace, micro_batches: int = 1) -> int | None:
+    """Returns --batch-size, if given. Raises `InvalidInput` unless so many micro-batches divide it."""
+    from ..passes.unroll import micro_batch_size
+
+    if arguments.batch_size is None:
+        return None
+    samples = whole_number(arguments.batch_size, "--batch-size", 1)
+    micro_batch_size(samples, micro_batches)
+    return samples
 
 
 def whole_number(text: str, option: str, lowest: int) -> int:

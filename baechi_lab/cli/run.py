@@ -32,7 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.trace, (".json", ".json.gz"))
     options.check_apart([arguments.model, arguments.placement, arguments.cluster], [arguments.trace])
     count = options.whole_number(arguments.steps, "--steps", lowest=1)
-    pipeline = step_placement.pipeline(arguments)
+    pipeline = options.pipeline_from(arguments)
     step, placement, cluster, graph = step_placement.placed(arguments)
     simulated = None if graph is None else simulate(graph, cluster, placement, **pipeline).makespan_us
     with console.progress("running"):

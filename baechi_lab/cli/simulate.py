@@ -37,16 +37,17 @@ def run(arguments: argparse.Namespace) -> int:
     graph = options.graph_from(arguments.graph)
     cluster = options.cluster_from(arguments, graph)
     pipeline = options.pipeline_from(arguments)
-    size = pipeline.pop("batch_size")
+    count = pipeline.get("micro_batches")
+    size = options.batch_size_from(arguments, count or 1)
     placement = load_placement(arguments.placement)
     with console.progress("simulating"):
         timeline = simulate(graph, cluster, placement, arguments.scheduler, **pipeline)
-        bound = bounds(graph, cluster, micro_batches=pipeline["micro_batches"]).best
+        bound = bounds(graph, cluster, micro_batches=count).best
     facts = output.timeline_facts(timeline, bound, size)
     if arguments.trace:
         timeline.to_chrome_trace(arguments.trace)
     if arguments.figure:
-        _write_figure(timeline, arguments.figure, "device" if pipeline["schedule"] is None else "micro-batch")
+        _write_figure(timeline, arguments.figure, "device" if "schedule" not in pipeline else "micro-batch")
     if arguments.output:
         save(timeline, arguments.output)
     output.print_json(facts) if arguments.json else output.print_timeline(facts)

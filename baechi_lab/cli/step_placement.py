@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, Step
@@ -49,7 +49,7 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
         return steps.step_from(arguments), placement, cluster, None
     place = placer_of(arguments)  # refuses an unknown name before TensorFlow starts
     step = steps.step_from(arguments)
-    count = pipeline(arguments).get("micro_batches")
+    count = options.pipeline_from(arguments).get("micro_batches")
     micro_batch = step if isinstance(step, Step) or count is None else step.micro_batches(count)[0]
     with console.progress("profiling and placing"):
         result = (profile | Optimize() | place).run(micro_batch, cluster)
@@ -58,25 +58,11 @@ def placed(arguments: argparse.Namespace) -> tuple[Step | TorchStep, Placement, 
     return step, result.placement.on(result.graph), cluster, result.graph
 
 
-def pipeline(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Returns `micro_batches` and `schedule`, if given."""
-    from ..simulator.schedules import make_rule
-
-    arguments_of_pipeline: dict[str, Any] = {}
-    if arguments.micro_batches is not None:
-        arguments_of_pipeline["micro_batches"] = options.whole_number(
-            arguments.micro_batches, "--micro-batches", lowest=1
-        )
-    if arguments.schedule is not None:
-        arguments_of_pipeline["schedule"] = make_rule(arguments.schedule).name
-    return arguments_of_pipeline
-
-
 def placer_of(arguments: argparse.Namespace) -> Place:
     """Returns the `Place` stage. With micro-batches, a placer that can minimizes the pipelined step."""
     from ..placers.registry import pipeline_parameters
     from ..stages import Place
 
-    pipeline_arguments = pipeline(arguments)
-    name = arguments.placer or ("contiguous" if pipeline_arguments else "m-sct")
-    return Place(name, **pipeline_parameters(name, pipeline_arguments))
+    pipeline = options.pipeline_from(arguments)
+    name = arguments.placer or ("contiguous" if pipeline else "m-sct")
+    return Place(name, **pipeline_parameters(name, pipeline))

@@ -45,8 +45,8 @@ def step_from(arguments: argparse.Namespace) -> Step | TorchStep:
 def check_parameters(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the model's parameters. Raises an error for unknown names and bad values."""
     model_parameters = options.parameters(arguments.param)
-    if arguments.batch_size is not None:
-        model_parameters["batch_size"] = options.whole_number(arguments.batch_size, "--batch-size", lowest=1)
+    if (size := options.batch_size_from(arguments)) is not None:
+        model_parameters["batch_size"] = size
     count = getattr(arguments, "micro_batches", None)
     if ".py:" in arguments.model:
         if model_parameters:

@@ -11,11 +11,14 @@ import argparse
 import itertools
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..graph import Cluster, OpGraph
 from ..graph.device import device_count
 from ..graph.units import format_bytes, format_us, parse_bytes
+from ..workers.pool import Pool
 from . import console, options, output
 
 GRAPH_FILES = (".json", ".gz", ".stg")
@@ -72,7 +75,7 @@ def run(arguments: argparse.Namespace) -> int:
     }
     if arguments.time_limit is not None:
         axes["params"] = _limits(axes["placer"], arguments.time_limit)
-    with _Jobs(arguments.jobs) as executor, console.progress("sweeping") as status:
+    with _executor(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)
 
         def tell(_: object) -> None:
@@ -101,8 +104,7 @@ def _limits(placers: list[str], text: str) -> dict[str, dict[str, object]]:
     from ..placers.registry import placer_class
 
     limited = [name for name in placers if "time_limit" in placer_class(name).__dataclass_fields__]
-    limits = {name: options.with_time_limit(name, text, {}) for name in limited or placers[:1]}
-    return limits
+    return {name: options.with_time_limit(name, text, {}) for name in limited or placers[:1]}
 
 
 def _wholes(text: str | None, option: str) -> list[int] | None:
@@ -112,26 +114,18 @@ def _wholes(text: str | None, option: str) -> list[int] | None:
 MOST_JOBS = 512
 
 
-class _Jobs:
-    """Context manager for a process pool of `jobs`, or "here" for one job."""
-
-    def __init__(self, jobs: str | None):
-        self.jobs = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MOST_JOBS)
-        self.pool: Any = None
-
-    def __enter__(self) -> Any:
-        if self.jobs == 1:
-            return "here"
-        if self.jobs is None:
-            return None
-        from ..workers.pool import Pool
-
-        self.pool = Pool(self.jobs)
-        return self.pool
-
-    def __exit__(self, *ignored: object) -> None:
-        if self.pool is not None:
-            self.pool.kill()
+@contextmanager
+def _executor(jobs: str | None) -> Iterator[Pool | str | None]:
+    """Yields a pool of `jobs` processes, "here" for one job, or None where `bl.sweep` chooses."""
+    count = None if jobs is None else min(options.whole_number(jobs, "--jobs", 1), MOST_JOBS)
+    if count is None or count == 1:
+        yield "here" if count == 1 else None
+        return
+    pool = Pool(count)
+    try:
+        yield pool
+    finally:
+        pool.kill()
 
 
 def _setting(row: dict[str, Any]) -> str:

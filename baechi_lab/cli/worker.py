@@ -10,9 +10,9 @@ would not let run programs in your name.
 from __future__ import annotations
 
 import argparse
-import os
 
 from ..errors import InvalidInput
+from ..workers.executors import cores
 from . import options
 
 
@@ -42,9 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     from ..executors.tensorflow import server
 
     core = None if arguments.core is None else options.whole_number(arguments.core, "--core", lowest=0)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if core is not None and core >= cores:
-        raise InvalidInput(f"--core is {core}; it must be one of the {cores} cores of this machine, counted from 0")
+    if core is not None and core >= cores():
+        raise InvalidInput(f"--core is {core}; it must be one of the {cores()} cores of this machine, counted from 0")
     threads = options.whole_number(arguments.threads, "--threads", lowest=1)
     return server.main(
         arguments.bind,

@@ -88,6 +88,16 @@ class HostTransport:
 class TaggedTransport(HostTransport):
     """Keeps copies of a tensor in the tensor's tag until the last planned call on their device has read them."""
 
+    def arrive(self, state: ForwardState, value: T, device: int) -> T:
+        return map_tensors(value, lambda t: self._local(state, t, device))
+
+    def _local(self, state: ForwardState, tensor: torch.Tensor, device: int) -> torch.Tensor:
+        raise NotImplementedError
+
+    def _set_tag(self, state: ForwardState, tensor: torch.Tensor, tag: Tag) -> None:
+        tensor._baechi_tag = tag  # type: ignore[attr-defined]
+        state.tags.append(weakref.ref(tag))
+
     def _expect(
         self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
     ) -> None:
@@ -103,6 +113,15 @@ class TaggedTransport(HostTransport):
                 tag.pending_reads[device] -= 1
                 if tag.pending_reads[device] == 0:
                     tag.copies.pop(device, None)
+
+    def end(self, state: ForwardState, outputs: T) -> T:
+        """Drop all copies: autograd may keep a tensor and its tag for long, and the copies must not live as long."""
+        for reference in state.tags:
+            if (tag := reference()) is not None:
+                tag.copies.clear()
+                tag.forward_state = None
+        state.tags.clear()
+        return outputs
 
 
 class StreamTransport(TaggedTransport):
@@ -139,9 +158,6 @@ class StreamTransport(TaggedTransport):
             stream.wait_stream(state.ambient[self.devices[d]])
 
     # -- Algorithm 1 ---------------------------------------------------------------------------------
-
-    def arrive(self, state: ForwardState, value: T, device: int) -> T:
-        return map_tensors(value, lambda t: self._local(state, t, device))
 
     def _local(self, state: ForwardState, tensor: torch.Tensor, device: int) -> torch.Tensor:
         target = self.devices[device]
@@ -243,10 +259,6 @@ class StreamTransport(TaggedTransport):
 
     # -- tensors that no layer made ------------------------------------------------------------------
 
-    def _set_tag(self, state: ForwardState, tensor: torch.Tensor, tag: Tag) -> None:
-        tensor._baechi_tag = tag  # type: ignore[attr-defined]
-        state.tags.append(weakref.ref(tag))
-
     def _adopt(self, state: ForwardState, tensor: torch.Tensor) -> Tag:
         """Tag an input or constant. It is complete after what the caller's stream has submitted so far."""
         event = torch.cuda.Event()
@@ -271,15 +283,9 @@ class StreamTransport(TaggedTransport):
         for tensor in tensors(outputs):
             if self.own_streams and tensor.device in state.ambient and self.record:
                 tensor.record_stream(state.ambient[tensor.device])
-        # Autograd may keep a tensor and its tag for long; the copies must not live as long.
-        for reference in state.tags:
-            tag = reference()
-            if tag is not None:
-                tag.copies.clear()
-                tag.forward_state = None
+        super().end(state, outputs)
         for tensor in state.adopted:
             del tensor._baechi_tag  # type: ignore[attr-defined]
-        state.tags.clear()
         state.adopted.clear()
         return outputs
 

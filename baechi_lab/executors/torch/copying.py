@@ -7,7 +7,6 @@ call computed (the batch) is there already.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from ...torch_runtime.forward_state import ForwardState
 from ...torch_runtime.rerun import HostCopier
 from ...torch_runtime.storage import storage_key, version
 from ...torch_runtime.transport import Tag, TaggedTransport, tag_of
-from ...torch_runtime.tree import T, map_tensors, tensors
+from ...torch_runtime.tree import tensors
 
 
 class CopyingTransport(TaggedTransport):
@@ -28,9 +27,6 @@ class CopyingTransport(TaggedTransport):
     def __init__(self, devices: Sequence[str], storages: StorageTracker):
         super().__init__(devices)
         self.storages = storages
-
-    def arrive(self, state: ForwardState, value: T, device: int) -> T:
-        return map_tensors(value, lambda t: self._local(state, t, device))
 
     def _local(self, state: ForwardState, tensor: torch.Tensor, device: int) -> torch.Tensor:
         tag = tag_of(state, tensor)
@@ -55,7 +51,7 @@ class CopyingTransport(TaggedTransport):
         for tensor in output_tensors:
             tag = tag_of(state, tensor)
             if tag is None or tag.device != device or tag.version != version(tensor):
-                _set_tag(state, tensor, Tag(state, op, device, None, version(tensor)))
+                self._set_tag(state, tensor, Tag(state, op, device, None, version(tensor)))
         self._expect(state, output_tensors, sends)
 
     def inherit(self, state: ForwardState, outputs: object, inputs: object, device: int) -> None:
@@ -63,18 +59,12 @@ class CopyingTransport(TaggedTransport):
         for tensor in tensors(outputs):
             base = bases.get(storage_key(tensor))
             if tag_of(state, tensor) is None:
-                _set_tag(state, tensor, Tag(state, -1, device if base is None else base.device, None, version(tensor)))
+                self._set_tag(
+                    state, tensor, Tag(state, -1, device if base is None else base.device, None, version(tensor))
+                )
 
     def home(self, state: ForwardState, value: object) -> int | None:
         return next((tag.device for t in tensors(value) if (tag := tag_of(state, t)) is not None), None)
-
-    def end(self, state: ForwardState, outputs: T) -> T:
-        for reference in state.tags:
-            if (tag := reference()) is not None:
-                tag.copies.clear()
-                tag.forward_state = None
-        state.tags.clear()
-        return outputs
 
 
 class _CopyToDevice(torch.autograd.Function):
@@ -109,8 +99,3 @@ def copied(tensor: torch.Tensor, storages: StorageTracker, device: int) -> torch
         copy = tensor.clone()
     storages.add([copy], device, received=True)
     return copy
-
-
-def _set_tag(state: ForwardState, tensor: torch.Tensor, tag: Tag) -> None:
-    tensor._baechi_tag = tag  # type: ignore[attr-defined]
-    state.tags.append(weakref.ref(tag))
