@@ -56,16 +56,13 @@ class Tasks:
         self.job = job
         self.model.clear_problem()
 
-    def _start(self, job: str, work: Any, on_result: Any) -> None:
+    def start(self, job: str, work: Any, on_result: Any) -> None:
+        """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
         self._begin_job(job)
         if self.model.inline:
             on_result(work(Ticket(lambda text, share: None)))
         else:
             self.worker.submit(work, on_result, self._end_job)
-
-    def start(self, job: str, work: object, on_result: object) -> None:
-        """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
-        self._start(job, work, on_result)
 
     def cancel(self) -> None:
         """End what is under way; what it has so far is kept where it can be."""
@@ -105,7 +102,7 @@ class Tasks:
         def on_rows(table: pandas.DataFrame) -> None:
             self.worker.deliver(lambda: self._compared_so_far(outcome, table))
 
-        self._start(
+        self.start(
             COMPARISON,
             lambda ticket: compare_placers(outcome, memo, names, ticket.report, on_rows),
             lambda table: self._compared(outcome, table),
@@ -146,7 +143,7 @@ class Tasks:
         def work(ticket: Ticket) -> Outcome:
             return compute(setting, subject, memo, ticket.report)
 
-        return self._start("placing", work, on_result)
+        return self.start("placing", work, on_result)
 
     # -- beside the current placement ------------------------------------------------------------------
 
@@ -248,7 +245,7 @@ class Tasks:
             ticket.report("timing transfers between two devices (TensorFlow)")
             return measure_link(progress=False).link
 
-        self._start(
+        self.start(
             "timing the link",
             work,
             lambda link: self.model.change(cluster=self.model.setting.cluster.replace(link=link)),
@@ -268,7 +265,7 @@ class Tasks:
             self.log = log
             self.model.emit("log", log)
 
-        self._start("the decision log", work, show_log)
+        self.start("the decision log", work, show_log)
 
     # -- exporting -------------------------------------------------------------------------------------
 
@@ -285,7 +282,7 @@ class Tasks:
             ticket.report(f"writing {folder}")
             return export(step, outcome.placement, folder, graph=outcome.graph, **outcome.setting.pipeline)
 
-        self._start("the export", work, lambda path: self.model.emit("written", path))
+        self.start("the export", work, lambda path: self.model.emit("written", path))
 
     # -- sweeping --------------------------------------------------------------------------------------
 

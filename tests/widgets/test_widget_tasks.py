@@ -69,7 +69,7 @@ def test_rows_are_shown_as_they_end_and_not_after_a_cancel(graph):
     tasks.compare(NAMES)
     assert tasks.worker.wait(30)
     assert shown == [NAMES[:1], NAMES[:2], NAMES, NAMES]
-    tasks._start("waiting", lambda ticket: gate.wait(10), lambda nothing: None)
+    tasks.start("waiting", lambda ticket: gate.wait(10), lambda nothing: None)
     tasks._compared_so_far(outcome, tasks.table[:1])  # a row of what was cancelled before
     assert len(shown) == 4
     gate.set()
@@ -265,7 +265,7 @@ def test_a_second_task_does_not_push_the_first_aside(graph):
     made.compute_now()
     tasks, gate, told = Tasks(made), threading.Event(), []
     made.on("table", told.append)
-    tasks._start("waiting", lambda ticket: gate.wait(10), lambda result: None)
+    tasks.start("waiting", lambda ticket: gate.wait(10), lambda result: None)
     with pytest.raises(bl.InvalidInput, match="waiting is still under way"):
         tasks.compare(["single"])
     with Guard(made.fail):

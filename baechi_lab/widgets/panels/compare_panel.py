@@ -48,7 +48,8 @@ class ComparePanel:
             for name in placer_names()
         }
         self.compare = button("Compare", "place with every ticked placer", self._compare, style="primary")
-        self.hold = button("Hold current", "keep the current placement to compare others with it", self._hold)
+        hold = Guard(self.model.fail)(tasks.hold)
+        self.hold = button("Hold current", "keep the current placement to compare others with it", hold)
         self.rows = TableView("placers compared", self._act)
         self.names: list[str] = []
         self.times, self.peaks = ChartView(height=190), ChartView(height=190)
@@ -87,10 +88,6 @@ class ComparePanel:
         with Guard(self.model.fail):
             self.placers.fold()  # the table and the charts shall be whole on one screen
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
-
-    def _hold(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.hold()
 
     def _act(self, row: int, action: str) -> None:
         """What a button of a row does."""

@@ -26,7 +26,8 @@ class ExplainPanel:
 
     def __init__(self, tasks: Tasks, show_step: Callable[[Log, int], None], clear: Callable[[], None]):
         self.tasks, self.model, self.show_step, self.clear = tasks, tasks.model, show_step, clear
-        self.start = button("Explain", "place again, keeping a log of every decision", self._start, style="primary")
+        explain = Guard(self.model.fail)(tasks.explain)
+        self.start = button("Explain", "place again, keeping a log of every decision", explain, style="primary")
         self.first = button("|<", "first step", lambda: self._go(0))
         self.before = button("<", "one step back", lambda: self._go(self.slider.value - 2))
         self.after = button(">", "one step on", lambda: self._go(self.slider.value))
@@ -44,19 +45,12 @@ class ExplainPanel:
         self.log: Log | None = None
         self.model.on("log", self.show)
         self.model.on("outcome", lambda _: self._end())
-        self.model.on("stale", self._stale)
+        self.model.on("stale", lambda stale: setattr(self.start, "disabled", stale))
         self._end()
-
-    def _start(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.explain()
 
     def _go(self, step: int) -> None:
         if self.log is not None:
             self.slider.value = min(max(step + 1, 1), len(self.log))
-
-    def _stale(self, stale: bool) -> None:
-        self.start.disabled = stale
 
     def _interesting(self) -> None:
         if self.log is not None:

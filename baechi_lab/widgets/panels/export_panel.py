@@ -20,13 +20,16 @@ class ExportPanel:
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
         self.code = ipywidgets.Textarea(layout=ipywidgets.Layout(width="100%", height="170px", margin="0"))
-        self.read = button("Read this code", "set the workbench to what the code says", self._read)
+        self.read = button(
+            "Read this code",
+            "set the workbench to what the code says",
+            refused(self.model.fail)(lambda: self.model.load_code(self.code.value)),
+        )
         self.copy = CopyButton(label="Copy the code")
         ipywidgets.jslink((self.code, "value"), (self.copy, "text"))
         self.folder = ipywidgets.Text(value="placed_training", description="folder")
-        self.write = button(
-            "Write the script", "write placed graph, weights and train.py", self._write, style="primary"
-        )
+        write = Guard(self.model.fail)(lambda: tasks.export(self.folder.value))
+        self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
         self.preview = button("Preview", "show train.py as it would be written", self._preview)
         self.script = ipywidgets.HTML(layout=WIDE)
         self.state = note()
@@ -64,10 +67,6 @@ class ExportPanel:
         elif "stored graph" in self.state.value:
             say(self.state, "")
 
-    def _read(self) -> None:
-        with refused(self.model.fail):
-            self.model.load_code(self.code.value)
-
     def _preview(self) -> None:
         with Guard(self.model.fail):
             from ... import exporters
@@ -77,10 +76,6 @@ class ExportPanel:
                 Path(str(exporters.__file__)).with_name("tensorflow").joinpath("script.py").read_text(encoding="utf-8")
             )
             self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
-
-    def _write(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.export(self.folder.value)
 
     def _written(self, path: Path) -> None:
         say(self.state, f"Written: {path}. Train with: python {self.folder.value}/train.py", "good")

@@ -45,7 +45,6 @@ class ParamsForm:
         self.changed = changed
         self.widget = ipywidgets.VBox([], layout=WIDE)
         self._fields: dict[str, tuple[Field, Any]] = {}
-        self._quiet = False
 
     def show(self, cls: type, values: Any) -> None:
         """Controls for `cls`, set to `values` where given."""
@@ -60,7 +59,7 @@ class ParamsForm:
             else:
                 hinted(widget, hint)
             widget.value = shown(values.get(name, default_of(field)), widget)
-            widget.observe(self._observed, "value")
+            widget.observe(lambda _: self.changed(), "value")
         self.widget.children = [widget for _, widget in self._fields.values()]
 
     def values(self) -> dict[str, object]:
@@ -71,9 +70,6 @@ class ParamsForm:
         """
         read = {name: parse(field, widget.value) for name, (field, widget) in self._fields.items()}
         return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
-
-    def _observed(self, _: object) -> None:
-        self.changed()
 
 
 def hints(cls: type) -> dict[str, str]:

@@ -44,14 +44,11 @@ class RunPanel:
         self.state = note()
         self.numbers, self.progress_note = ipywidgets.HTML(layout=WIDE), note()
         self.likeness = ipywidgets.HTML()
-        self.profile = button(
-            "Profile here first", "measure the ops on this machine, and simulate with that", self._profile
-        )
-        self.profile.button_style = "info"
-        self.link = button(
-            "Measure the link here", "time transfers on this machine, and simulate with that", self._link
-        )
-        self.link.button_style = "info"
+        guard = Guard(self.model.fail)
+        profile, link = guard(lambda: self.model.change(profile="measured")), guard(tasks.measure_link)
+        hint = "on this machine, and simulate with that"
+        self.profile = button("Profile here first", f"measure the ops {hint}", profile, style="info")
+        self.link = button("Measure the link here", f"time transfers {hint}", link, style="info")
         self.likeness_row = row(self.likeness, self.profile, self.link)
         self.chart = ChartView(height=210)
         self.widget = ipywidgets.VBox(
@@ -74,7 +71,7 @@ class RunPanel:
     def _ready(self) -> None:
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
-        running = self._running
+        running = self.tasks.running
         reason = foreign(outcome) if runnable and outcome is not None else ""
         say(self.likeness, reason, "bad")
         self.likeness_row.layout.display = "flex" if reason else "none"
@@ -102,18 +99,6 @@ class RunPanel:
         say(self.progress_note, "")
         self.chart.show(None)
 
-    def _profile(self) -> None:
-        with Guard(self.model.fail):
-            self.model.change(profile="measured")
-
-    def _link(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.measure_link()
-
-    @property
-    def _running(self) -> bool:
-        return self.tasks.running
-
     def _counted(self, change: Any) -> None:
         """What is no number of steps is taken back, and said."""
         with refused(self.model.fail) as guard:
@@ -134,7 +119,7 @@ class RunPanel:
         say(self.state, "Stopping ...")
 
     def _failed(self) -> None:
-        if not self._running:
+        if not self.tasks.running:
             self.stop.disabled = True
             self._ready()
 

@@ -69,85 +69,94 @@ class SettingPanel:
         from ...simulator.schedulers import SCHEDULERS
         from ...simulator.schedules import RULES
 
-        def drop(label: str, options: object) -> ipywidgets.Dropdown:
-            return ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE)
+        def drop(label: str, options: object, hint: str) -> ipywidgets.Dropdown:
+            return hinted(ipywidgets.Dropdown(description=label, options=options, layout=WIDE, style=STYLE), hint)
 
-        def text(label: str, hint: str) -> ipywidgets.Text:
-            return ipywidgets.Text(
-                description=label, placeholder=hint, continuous_update=False, layout=WIDE, style=STYLE
+        def text(label: str, example: str, hint: str) -> ipywidgets.Text:
+            widget = ipywidgets.Text(
+                description=label, placeholder=example, continuous_update=False, layout=WIDE, style=STYLE
             )
+            return hinted(widget, hint)
 
-        self.source = drop("model / graph", self._sources())
-        self.file = text("or open file", "path to a graph: .json, .json.gz, .stg")
-        self.batch = ipywidgets.SelectionSlider(
-            description="batch size", options=BATCHES, continuous_update=False, layout=WIDE, style=STYLE
+        def slider(cls: type, label: str, hint: str, **options: object) -> Any:
+            return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
+
+        self.source = drop(
+            "model / graph",
+            self._sources(),
+            "the graph that is placed: the given one, one of a model that is built, or a stored one",
         )
-        self.hardware = drop("costs for", [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")])
-        self.preset = drop("hardware", [OWN_CLUSTER, *HARDWARE_PRESETS])
-        self.devices = ipywidgets.IntSlider(
-            description="devices",
-            min=1,
-            max=SLIDER_DEVICES,
-            continuous_update=False,
-            layout=WIDE,
-            style=STYLE,
-            readout=False,
+        self.file = text(
+            "or open file",
+            "path to a graph: .json, .json.gz, .stg",
+            "a graph of this package, of dnn-partitioning, or a task graph (.stg)",
         )
+        self.batch = slider(ipywidgets.SelectionSlider, "batch size", "samples of a step", options=BATCHES)
+        self.hardware = drop(
+            "costs for",
+            [*((f"estimated: {h}", h) for h in HARDWARE), ("measured here", "measured")],
+            "whose times the ops have: estimated for that hardware, or measured on this machine",
+        )
+        self.preset = drop(
+            "hardware",
+            [OWN_CLUSTER, *HARDWARE_PRESETS],
+            "devices, memory and links that many have; a step that is estimated gets the times of these devices, a stored "
+            "graph keeps its own",
+        )
+        hint = "how many; further ones are like the last"
+        self.devices = slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
         # The slider's own readout takes any number and changes it without a word.
         self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "how many devices, as a number"
-        self.memory = text("memory each", "8GB, or one per device: 8GB, 4GB")
-        self.speeds = text("speeds", "1, or one per device: 1, 0.5")
-        self.link = drop("link", [*LINKS])
+        self.memory = text(
+            "memory each", "8GB, or one per device: 8GB, 4GB", "one size for all devices, or one for each"
+        )
+        self.speeds = text(
+            "speeds",
+            "1, or one per device: 1, 0.5",
+            "1: as fast as the profile says; one for all devices, or one for each",
+        )
+        self.link = drop("link", [*LINKS], "what a transfer takes: a latency, and a time per byte")
+        measure_link = Guard(self.model.fail)(self.tasks.measure_link)
         self.measure = button(
-            "Measure the link here", "time transfers between two devices of this machine", self._measure
+            "Measure the link here", "time transfers between two devices of this machine", measure_link
         )
-        self.comm = drop("transfers", list(COMMUNICATION_MODES))
+        self.comm = drop(
+            "transfers",
+            list(COMMUNICATION_MODES),
+            "sequential: a device sends or receives one tensor at a time; parallel: any number at once",
+        )
         self.passes = {name: switch(name, PASS_HINTS[name]) for name in PASSES}
-        self.forward = drop("forward only", [("auto", "auto"), ("yes", True), ("no", False)])
-        self.placer = drop("placer", placer_names())
-        self.placer_note, self.curve = note(), ChartView(height=130)
-        self.scheduler = drop("scheduler", [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())])
-        self.micro = text("micro-batches", "empty: the batch whole")
-        self.schedule = drop("schedule", [(FREE, ""), *((s, s) for s in RULES)])
-        self.replicas = text("replicas", "1")
-        hints = (
-            (self.source, "the graph that is placed: the given one, one of a model that is built, or a stored one"),
-            (self.batch, "samples of a step"),
-            (
-                self.preset,
-                "devices, memory and links that many have; a step that is estimated gets the times of these devices, a stored "
-                "graph keeps its own",
-            ),
-            (self.devices, "how many; further ones are like the last"),
-            (self.file, "a graph of this package, of dnn-partitioning, or a task graph (.stg)"),
-            (
-                self.hardware,
-                "whose times the ops have: estimated for that hardware, or measured on this machine",
-            ),
-            (self.memory, "one size for all devices, or one for each"),
-            (self.speeds, "1: as fast as the profile says; one for all devices, or one for each"),
-            (self.link, "what a transfer takes: a latency, and a time per byte"),
-            (
-                self.placer,
-                "the algorithm that chooses a device for every op; auto asks several and takes the fastest answer",
-            ),
-            (self.comm, "sequential: a device sends or receives one tensor at a time; parallel: any number at once"),
-            (
-                self.forward,
-                "only ops of the forward pass are placed by choice, each backward op goes to the device of its forward op: fewer "
-                "decisions, fewer transfers; auto: where the model fits one device",
-            ),
-            (
-                self.scheduler,
-                "the order in which a device takes ops that are ready; as planned: the placer's own order",
-            ),
-            (self.micro, "the batch is cut into so many parts that follow each other through the devices"),
-            (self.schedule, "the order in which devices work on micro-batches, forward and backward"),
-            (self.replicas, "copies of the placement side by side, each on its share of the devices and micro-batches"),
+        self.forward = drop(
+            "forward only",
+            [("auto", "auto"), ("yes", True), ("no", False)],
+            "only ops of the forward pass are placed by choice, each backward op goes to the device of its forward op: fewer "
+            "decisions, fewer transfers; auto: where the model fits one device",
         )
-        for control, hint in hints:
-            hinted(control, hint)
+        self.placer = drop(
+            "placer",
+            placer_names(),
+            "the algorithm that chooses a device for every op; auto asks several and takes the fastest answer",
+        )
+        self.placer_note, self.curve = note(), ChartView(height=130)
+        self.scheduler = drop(
+            "scheduler",
+            [(PLANNED, ""), *((s, s) for s in SCHEDULERS.names())],
+            "the order in which a device takes ops that are ready; as planned: the placer's own order",
+        )
+        self.micro = text(
+            "micro-batches",
+            "empty: the batch whole",
+            "the batch is cut into so many parts that follow each other through the devices",
+        )
+        self.schedule = drop(
+            "schedule",
+            [(FREE, ""), *((s, s) for s in RULES)],
+            "the order in which devices work on micro-batches, forward and backward",
+        )
+        self.replicas = text(
+            "replicas", "1", "copies of the placement side by side, each on its share of the devices and micro-batches"
+        )
         for control in (self.source, self.preset, self.file, self.link):  # their texts are long
             control.add_class("bl-stacked")
 
@@ -255,10 +264,6 @@ class SettingPanel:
     def _stepless(self, setting: Setting) -> bool:
         """Whether ops have the times that are stored with them."""
         return not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
-
-    def _measure(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.measure_link()
 
     def _batch_for(self, source: str) -> int | None:
         """The batch size that a newly chosen model starts with."""
