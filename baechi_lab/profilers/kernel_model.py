@@ -8,7 +8,8 @@ filled wave takes as long as a full one:
     flop_us = multiprocessors * (1 / (product_share * peak) + long_row_ps * max(0, log2(inner / 4096)))
 
 A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
-Batched products, which have enough blocks, do not split. Boards with a low power limit cannot hold their peak rate:
+Batched products, which have enough blocks, do not split. Convolutions, whose gradients of filters sum over all positions of all
+images, split into more parts, and the groups of one split as well. Boards with a low power limit cannot hold their peak rate:
 `power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
@@ -48,6 +49,8 @@ NEAR_BYTES, FAR_BYTES = 2**27, 2**31
 more pages than these have do not stay in the tables that translate them."""
 SPLITS = (1, 2, 4, 8, 16)
 """Into how many parts the summed dimension may be split."""
+CONVOLUTION_SPLITS = (*SPLITS, 32, 64, 128, 256)
+"""The same for convolutions."""
 SHORTEST_SPLIT = 64
 """Elements that a part of a split dimension takes the time of, at least."""
 WINOGRAD_TILE = 32
@@ -130,12 +133,16 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
         return unshaped
     owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
-    product_us = _products_us(work.products, rates[owner], full_precision[owner], hardware, constants, tile)
+    splits = np.where(
+        work.convolution[owner], CONVOLUTION_SPLITS[-1], np.where(work.products.count == 1, SPLITS[-1], 1)
+    )
+    product_us = _products_us(work.products, rates[owner], full_precision[owner], splits, hardware, constants, tile)
     replaced = work.winograd.owner
     if len(replaced):
         tile = (WINOGRAD_TILE, WINOGRAD_TILE)
         kernels = owner[replaced]
-        us = _products_us(work.winograd, rates[kernels], full_precision[kernels], hardware, constants, tile)
+        no_splits = np.ones(len(kernels))
+        us = _products_us(work.winograd, rates[kernels], full_precision[kernels], no_splits, hardware, constants, tile)
         filter_bytes = 9 * NUMBER_BYTES * work.winograd.columns * work.winograd.inner
         us += 1e6 * FILTER_PASSES * filter_bytes / hardware.bandwidth
         product_us[replaced] = np.minimum(product_us[replaced], us)
@@ -150,11 +157,12 @@ def _products_us(
     products: Products,
     rates: NDArray[np.float64],
     full_precision: NDArray[np.bool_],
+    most_splits: Floats,
     hardware: Hardware,
     constants: Generation,
     tile: tuple[int, int],
 ) -> NDArray[np.float64]:
-    """Returns the time of every product, by tiles, waves and power; `rates` (FLOP/s) and `full_precision` are theirs."""
+    """Returns the time of every product, by tiles, waves and power; `rates` are FLOP/s, and arrays have an entry per product."""
     tile_rows, tile_columns = tile
     tiles = products.count * np.ceil(products.rows / tile_rows) * np.ceil(products.columns / tile_columns)
     doublings = np.maximum(0.0, np.log2(np.maximum(products.inner, 1) / LONG_ROW))
@@ -165,12 +173,11 @@ def _products_us(
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
     best = np.full(len(tiles), np.inf)
-    for splits in SPLITS:
+    for splits in CONVOLUTION_SPLITS:
         inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)
         waves = np.ceil(tiles * splits / hardware.multiprocessors)
         us = waves * (2.0 * tile_rows * tile_columns * inner * flop_us + tile_us)
-        allowed = products.count == 1 if splits > 1 else np.True_
-        best = np.where(allowed & (us < best), us, best)
+        best = np.where((splits <= most_splits) & (us < best), us, best)
     flops = 2.0 * tiles * tile_rows * tile_columns * products.inner
     if hardware.power_w:
         best = np.maximum(best, np.where(full_precision, 1e-6 * flops * constants.product_pj / hardware.power_w, 0.0))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 import numpy as np
@@ -24,7 +24,8 @@ SHARED_ROW_BYTES = 48 * 1024
 class Product:
     """`count` matrix products of `rows` x `inner` by `inner` x `columns`.
 
-    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute.
+    `winograd` are the products of Winograd's algorithm, for a convolution that it can compute. `input_gradient` is set for a
+    convolution only: the product that makes the gradient of its input.
 
     >>> Product(1, 512, 4096, 1024).flops == 2 * 512 * 4096 * 1024
     True
@@ -35,6 +36,7 @@ class Product:
     columns: int
     inner: int
     winograd: Product | None = None
+    input_gradient: Product | None = field(default=None, compare=False, repr=False)
 
     @property
     def flops(self) -> float:
@@ -44,7 +46,7 @@ class Product:
     @property
     def left_gradient(self) -> Product:
         """The product that makes the gradient of the left operand: of the output's gradient and the right operand."""
-        return Product(self.count, self.rows, self.inner, self.columns)
+        return self.input_gradient or Product(self.count, self.rows, self.inner, self.columns)
 
     @property
     def right_gradient(self) -> Product:
@@ -129,6 +131,7 @@ def convolution_products(
     """Returns the product that a convolution is: of all output positions by channels.
 
     A depthwise convolution, whose groups have one input channel, is none: its kernels have no tiles and are limited by memory.
+    The gradient of its input is a convolution of the same size.
 
     Args:
         batch: number of images.
@@ -151,9 +154,45 @@ def convolution_products(
         return ()
     winograd = None
     if plain and tuple(window) == (3, 3) and group_channels > 1:
-        parts = prod(-(-size // 2) for size in outputs)
-        winograd = Product(16 * groups, batch * parts, group_filters, group_channels)
-    return (Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd),)
+        winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
+    forward = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
+    return (replace(forward, input_gradient=forward),)
+
+
+def transposed_products(
+    batch: int,
+    inputs: Sequence[int],
+    channels: int,
+    filters: int,
+    window: Sequence[int],
+    groups: int = 1,
+    plain: bool = False,
+) -> tuple[Product, ...]:
+    """Returns the product that a transposed convolution is: of all input positions by filters times window.
+
+    Arguments as in `convolution_products`, but for `inputs`, the positions of the input in each direction. The gradient of its
+    input is a convolution.
+
+    >>> (product,) = transposed_products(2, (8, 8), 32, 16, (4, 4))
+    >>> product.rows, product.columns, product.inner
+    (128, 256, 32)
+    >>> product.left_gradient == convolution_products(2, (8, 8), 16, 32, (4, 4))[0]
+    True
+    """
+    group_channels, group_filters = channels // groups, filters // groups
+    if groups > 1 and group_channels == 1:
+        return ()
+    (gradient,) = convolution_products(batch, inputs, filters, channels, window, groups, plain) or (None,)
+    winograd = None
+    if plain and tuple(window) == (3, 3) and group_filters > 1:
+        winograd = _winograd(batch, inputs, group_channels, group_filters, groups)
+    columns = group_filters * prod(window)
+    return (Product(groups, batch * prod(inputs), columns, group_channels, winograd, gradient),)
+
+
+def _winograd(batch: int, positions: Sequence[int], group_channels: int, group_filters: int, groups: int) -> Product:
+    parts = prod(-(-size // 2) for size in positions)
+    return Product(16 * groups, batch * parts, group_filters, group_channels)
 
 
 def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:

@@ -561,6 +561,19 @@ def test_a_conditional_update_of_looked_up_rows(worker):
     _assert_equal_steps(make, (np.array([4, 1, 4, 0, 2, 2, 4, 1], np.int32),), worker)
 
 
+def test_bug_penalties_within_gradients_made_a_cycle(worker):
+    """Ftrl adds a penalty on the weight to each gradient, behind the other weights' updates in the code."""
+    import keras
+
+    def make():
+        keras.utils.set_random_seed(0)
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(5)])
+        model.compile(keras.optimizers.Ftrl(0.1, l2_shrinkage_regularization_strength=0.1), "mse")
+        return model
+
+    _assert_equal_steps(make, (WORDS[:, 0], RNG.normal(size=(8, 5)).astype(np.float32)), worker)
+
+
 @pytest.mark.parametrize("optimizer", ["loss scaling", "accumulation", "both"])
 def test_keras_optimizers_with_conditional_updates(optimizer, worker):
     import keras

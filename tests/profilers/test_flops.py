@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from baechi_lab.profilers.tensorflow.flops import flops, is_matrix_product
+from baechi_lab.profilers.tensorflow.flops import flops, is_matrix_product, product_shapes
+from baechi_lab.profilers.work import Product
 
 tf = pytest.importorskip("tensorflow")
 
@@ -51,3 +52,27 @@ def test_flops(op, attrs, inputs, outputs, expected):
 
 def test_matrix_products():
     assert is_matrix_product("Conv2DBackpropFilter") and not is_matrix_product("DepthwiseConv2dNative")
+
+
+IMAGES, FILTERS, UP = (2, 5, 5, 8), (4, 4, 6, 8), (2, 10, 10, 6)
+"""A transposed convolution of stride 2, from 8 channels to 6."""
+
+
+@pytest.mark.parametrize("dims", [2, 3])
+def test_bug_a_transposed_convolution_had_the_product_of_a_gradient(dims):
+    """Forward: 2 x 5 x 5 input positions by 6 filters x 16, over 8 channels. As a gradient: by 8, over 6 x 16."""
+    images, filters, up = (shape if dims == 2 else shape[:1] + (3,) + shape[1:] for shape in (IMAGES, FILTERS, UP))
+    op = "Conv2DBackpropInput" if dims == 2 else "Conv3DBackpropInputV2"
+    node_def = node(op, strides=[1, 2, 2, 1] if dims == 2 else [1, 1, 2, 2, 1])
+    positions, window = 2 * 5 * 5 * (1 if dims == 2 else 3), 16 * (1 if dims == 2 else 3)
+    shapes = ([(4,), filters, images], [up])
+    assert product_shapes(node_def, *shapes) == (Product(1, positions, 6 * window, 8),)
+    node_def.name = "gradient_tape/model/conv2d/Conv2DBackpropInput"
+    assert product_shapes(node_def, *shapes) == (Product(1, positions, 8, 6 * window),)
+
+
+def test_the_filters_gradient_of_a_convolution_in_space_is_a_product():
+    """2 x 4 x 4 x 4 output positions are summed; the filters are 27 x 3 by 5."""
+    node_def = node("Conv3DBackpropFilterV2", strides=[1, 1, 1, 1, 1])
+    inputs = [(2, 4, 4, 4, 3), (5,), (2, 4, 4, 4, 5)]
+    assert product_shapes(node_def, inputs, [(3, 3, 3, 3, 5)]) == (Product(1, 27 * 3, 5, 2 * 4 * 4 * 4),)

@@ -54,6 +54,16 @@ def test_a_single_product_splits_its_summed_dimension():
     assert product_us(Product(2, 64, 64, 256)) == pytest.approx(2 * 64 * 64 * 256 / 1e6 + 2)
 
 
+def test_bug_groups_of_a_convolution_did_not_split():
+    """Two groups of one tile of 256 in two parts each; the gradient of filters over 64 * 256 positions in 256 parts."""
+    groups = Product(2, 64, 64, 256)
+    assert product_us(groups, convolution=True) == pytest.approx(TILES.convolution_us + TILE_FLOPS / 1e6 + 2)
+    large = replace(DEVICE, multiprocessors=256, peak_flops=256e12, matmul_flops=256e12, power_w=0.0)
+    part = 2 * 64 * 64 * 64 / 1e6 + 2
+    filters = Product(1, 64, 64, 64 * 256)
+    assert product_us(filters, device=large, convolution=True) == pytest.approx(TILES.convolution_us + part)
+
+
 def test_power_holds_the_tiles_back():
     """100 W at 50 pJ per FLOP are 2e12 FLOP/s, half the peak, for whole tiles and only for float32."""
     generation = replace(TILES, tile_us=0.0, product_pj=50.0)

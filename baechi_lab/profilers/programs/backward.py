@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
 from ..precision import Precision
-from ..work import Kernel, Product
+from ..work import Kernel
 from .records import Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
@@ -242,12 +242,5 @@ class _BackwardBuilder:
 
 def _gradient_kernels(op: ProgramOp, value: str) -> tuple[Kernel, ...]:
     """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes."""
-    left = bool(op.reads) and op.reads[0] == value
-    return tuple(replace(k, products=tuple(_gradient(p, k.convolution, left) for p in k.products)) for k in op.kernels)
-
-
-def _gradient(product: Product, convolution: bool, left: bool) -> Product:
-    """Returns the product that makes a gradient; that of a convolution's input is a convolution of the same size."""
-    if not left:
-        return product.right_gradient
-    return product if convolution else product.left_gradient
+    side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
+    return tuple(replace(k, products=tuple(getattr(p, side) for p in k.products)) for k in op.kernels)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..work import Product, Rows, convolution_products, einsum_product, matmul_product
+from ..work import Product, Rows, convolution_products, einsum_product, matmul_product, transposed_products
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -165,26 +165,22 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
         product = matmul_product(left, right, inner, outputs)
         return () if product is None else (product,)
-    if node.op_type in ("Conv", "FusedConv", "ConvInteger"):
+    if node.op_type in ("Conv", "FusedConv", "ConvInteger", "ConvTranspose"):
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
-        steps = (*attribute(node, "strides", []), *attribute(node, "dilations", []))
-        groups = attribute(node, "group", 1)
-        return convolution_products(
-            image[0], outputs[2:], weight[1] * groups, weight[0], weight[2:], groups, all(step == 1 for step in steps)
+        steps, groups = (
+            (*attribute(node, "strides", []), *attribute(node, "dilations", [])),
+            attribute(node, "group", 1),
         )
+        plain = all(step == 1 for step in steps)
+        if node.op_type == "ConvTranspose":
+            return transposed_products(image[0], image[2:], weight[0], weight[1] * groups, weight[2:], groups, plain)
+        return convolution_products(image[0], outputs[2:], weight[1] * groups, weight[0], weight[2:], groups, plain)
     if node.op_type == "Einsum" and len(input_shapes) == 2:
         terms, _, result = attribute(node, "equation", "").replace(" ", "").partition("->")
         left_letters, right_letters = terms.split(",")
         if result and "." not in terms and len(set(left_letters)) == len(left_letters):
             sizes = dict(zip(left_letters + right_letters, shapes[0] + shapes[1], strict=True))
             return (einsum_product(left_letters, right_letters, result, sizes),)
-    if node.op_type == "ConvTranspose":
-        image, weight = shapes
-        groups = attribute(node, "group", 1)
-        depthwise = groups > 1 and weight[0] == groups
-        return (
-            () if depthwise else (Product(groups, image[0] * prod(image[2:]), prod(weight[1:]), weight[0] // groups),)
-        )
     if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
         return _attention_products(node, input_shapes)
     return ()

@@ -244,14 +244,15 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             products = product_shapes(node, input_shapes, output_shapes)
         except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
             products = ()
+        convolution = "Conv" in node.op_type and bool(products)
         return Kernel(
             float(count),
             float(moved_bytes),
             precision,
             matrix=True,
-            batched="Attention" in node.op_type or any(product.count > 1 for product in products),
+            batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
-            convolution="Conv" in node.op_type and bool(products),
+            convolution=convolution,
         ), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""

@@ -12,7 +12,8 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..arithmetic import TRANSCENDENTAL, per_element
-from ..work import Product, Rows, convolution_products, einsum_product, matmul_product
+from ..work import Product, Rows, convolution_products, einsum_product, matmul_product, transposed_products
+from .backward_pairing import is_backward
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef
@@ -188,31 +189,29 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
         if "." not in terms and len(left) == len(inputs[0]) and len(right) == len(inputs[1]):
             sizes = dict(zip(left + right, (*inputs[0], *inputs[1]), strict=True))
             return (einsum_product(left, right, result, sizes),)
-    if node.op in ("Conv2D", "Conv3D", "Conv2DBackpropInput", "Conv2DBackpropFilter"):
+    if node.op.startswith(("Conv2D", "Conv3D")):
         return _convolution_shapes(node, inputs, outputs)
     return ()
 
 
 def _convolution_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Product, ...]:
-    """Shapes of filters end with the channels of a group and the filters; images may have their channels first or last."""
-    of_input, of_filter = node.op.endswith("BackpropInput"), node.op.endswith("BackpropFilter")
+    """Shapes of filters end with the channels of a group and the filters; images may have their channels first or last.
+
+    The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
+    """
+    of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
     filters = outputs[0] if of_filter else inputs[1]
-    result = inputs[2] if of_input or of_filter else outputs[0]
+    convolved = inputs[2] if of_input or of_filter else outputs[0]
     image = outputs[0] if of_input else inputs[0]
-    if len(filters) < 3 or len(result) != len(filters) or len(image) != len(filters):
+    if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
         return ()
     first = node.attr["data_format"].s.startswith(b"NC")
-    positions, channels = (result[2:], image[1]) if first else (result[1:-1], image[-1])
+    positions, channels = (convolved[2:], image[1]) if first else (convolved[1:-1], image[-1])
     steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
-    products = convolution_products(
-        result[0],
-        positions,
-        channels,
-        filters[-1],
-        filters[:-2],
-        max(channels // max(filters[-2], 1), 1),
-        all(step == 1 for step in steps),
-    )
+    groups, plain = max(channels // max(filters[-2], 1), 1), all(step == 1 for step in steps)
+    if of_input and not is_backward(node.name):
+        return transposed_products(convolved[0], positions, filters[-1], channels, filters[:-2], groups, plain)
+    products = convolution_products(convolved[0], positions, channels, filters[-1], filters[:-2], groups, plain)
     return tuple(product.right_gradient if of_filter else product for product in products)
 
 

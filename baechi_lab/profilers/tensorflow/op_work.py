@@ -61,14 +61,15 @@ def _kernel(
         return Kernel(metadata=True)
     half = "T" in node.attr and node.attr["T"].type in halves
     products = product_shapes(node, inputs, outputs)
+    convolution = "Conv" in node.op and bool(products)
     return Kernel(
         flops=flops(node, inputs, outputs),
         moved_bytes=_moved_bytes(node.op, input_bytes, output_bytes),
         precision="fp16" if half else "fp32",
         matrix=is_matrix_product(node.op),
-        batched=any(product.count > 1 for product in products),
+        batched=not convolution and any(product.count > 1 for product in products),
         products=products,
-        convolution="Conv" in node.op and bool(products),
+        convolution=convolution,
         rows=repeated_rows(node, inputs, 2 if half else 4),
     )
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..work import Product, Rows, convolution_products
+from ..work import Product, Rows, convolution_products, transposed_products
 
 if TYPE_CHECKING:
     import torch
@@ -126,26 +126,22 @@ def _convolution(args: Args) -> Products:
     tensor, weight = args[0], args[1]
     stride, padding, dilation, transposed, groups = args[3], args[4], args[5], args[6], args[8]
     window, dims = tuple(weight.shape[2:]), len(weight.shape) - 2
-    if transposed or not dims:  # a product of the input's positions by filters times window
-        positions = tensor.shape[0] * prod(tensor.shape[2:])
-        group_filters = weight.shape[1] * prod(window)
-        group_channels = weight.shape[0] // groups
-        return (
-            () if groups > 1 and group_channels == 1 else (Product(groups, positions, group_filters, group_channels),)
-        )
+    plain = all(_of(stride, k) == 1 and _of(dilation, k) == 1 for k in range(dims))
+    if transposed:
+        filters = weight.shape[1] * groups
+        return transposed_products(tensor.shape[0], tensor.shape[2:], weight.shape[0], filters, window, groups, plain)
     outputs = [
         (size + 2 * _of(padding, k) - _of(dilation, k) * (window[k] - 1) - 1) // _of(stride, k) + 1
         for k, size in enumerate(tensor.shape[2:])
     ]
-    plain = all(_of(stride, k) == 1 and _of(dilation, k) == 1 for k in range(dims))
     channels = weight.shape[1] * groups
     return convolution_products(tensor.shape[0], outputs, channels, weight.shape[0], window, groups, plain)
 
 
 def _convolution_backward(args: Args) -> Products:
-    """One product for each gradient that is asked for: of the input, a convolution of the same size, and of the filters."""
+    """One product for each gradient that is asked for: of the input and of the filters."""
     forward = _convolution((args[1], args[2], None, *args[4:10]))
-    gradients = [gradient for product in forward for gradient in (product, product.right_gradient)]
+    gradients = [gradient for product in forward for gradient in (product.left_gradient, product.right_gradient)]
     return tuple(p for p, is_needed in zip(gradients, args[10], strict=False) if is_needed)
 
 

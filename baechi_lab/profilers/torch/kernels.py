@@ -177,7 +177,15 @@ def _grouped_backward(args: Args, out: object) -> float:
     return 2 * _grouped(args, out)
 
 
+def _convolution_backward(args: Args, out: object) -> float:
+    """Counts the products of the forward convolution for the gradient of the input, and for that of the filters."""
+    output, image, weight, transposed = args[0], args[1], args[2], args[7]
+    positions = (image if transposed else output).shape
+    return 2.0 * positions[0] * prod(positions[2:]) * prod(weight.shape) * sum(args[10][:2])
+
+
 _FLOP_RULES: dict[str, Callable[[Args, object], float]] = {
+    "convolution_backward": _convolution_backward,
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": _recurrent_backward,
     "mv": _matrix_vector,
@@ -188,7 +196,7 @@ _FLOP_RULES: dict[str, Callable[[Args, object], float]] = {
     "grouped_mm_fallback": _grouped,
     "grouped_mm_fallback_backward": _grouped_backward,
 }
-"""FLOPs of products that torch's counter does not know."""
+"""FLOPs of products that torch's counter does not know, or counts too often: gradients of grouped convolutions."""
 
 
 def _moved_bytes(

@@ -57,6 +57,26 @@ def test_a_depthwise_convolution_is_no_product_and_costs_what_it_moves():
     assert bl.profile(step, hardware="t4").duration_us.max() == pytest.approx(here_us, abs=0.3)
 
 
+def test_bug_gradients_of_groups_were_counted_once_per_group():
+    """16 channels in 4 groups: both gradients do the forward pass's 2 * 2 * 8 * 8 * 16 * (4 * 9) FLOPs."""
+    layer = torch.nn.Conv2d(16, 16, 3, padding=1, groups=4, bias=False, device="meta")
+    x = torch.empty(2, 16, 8, 8, device="meta", requires_grad=True)
+    forward, *rest = kernels_of(layer, x, mode="training")
+    assert forward.flops == 2 * 2 * 8 * 8 * 16 * 4 * 9
+    assert [kernel.flops for kernel in rest if kernel.products] == [2 * forward.flops]
+
+
+def test_the_input_gradient_of_a_transposed_convolution_is_a_convolution():
+    """2 x 5 x 5 positions of 8 channels from 6 filters of 4 x 4, forward and backward."""
+    layer = torch.nn.ConvTranspose2d(8, 6, 4, stride=2, bias=False, device="meta")
+    x = torch.empty(2, 8, 5, 5, device="meta", requires_grad=True)
+    forward, *rest = kernels_of(layer, x, mode="training")
+    assert forward.products == (Product(1, 50, 6 * 16, 8),)
+    (backward,) = [kernel for kernel in rest if kernel.products]
+    assert backward.products == (Product(1, 50, 8, 6 * 16), Product(1, 8, 6 * 16, 50))
+    assert backward.flops == 2 * forward.flops == 2 * (2 * 50 * 8 * 6 * 16)
+
+
 def test_attention_is_two_products_for_every_head():
     class Attention(torch.nn.Module):
         def forward(self, q, k, v):
@@ -81,6 +101,7 @@ def test_rows_that_are_read_again():
         (torch.nn.Conv2d(8, 16, 3, padding=1), (2, 8, 14, 14)),
         (torch.nn.Conv2d(8, 16, 3, stride=2, groups=2), (2, 8, 14, 14)),
         (torch.nn.Conv2d(64, 64, 3, groups=64), (2, 64, 14, 14)),
+        (torch.nn.ConvTranspose2d(16, 8, 4, stride=2), (2, 16, 14, 14)),
         (torch.nn.LayerNorm(4096), (512, 4096)),
         (torch.nn.Softmax(-1), (256, 3000)),
     ],
