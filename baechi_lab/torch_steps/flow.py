@@ -118,27 +118,3 @@ class Flow:
             key, (tensor, _) = self.value_of.popitem()
             if key in behind:
                 yield tensor, behind[key]
-
-
-def merge(n: int, groups: Iterable[tuple[int, ...]]) -> tuple[tuple[int, ...], ...]:
-    """Join groups that overlap.
-
-    >>> merge(5, [(0, 1), (1, 3)])
-    ((0, 1, 3),)
-    """
-    root = list(range(n))
-
-    def find(i: int) -> int:
-        while root[i] != i:
-            root[i] = root[root[i]]
-            i = root[i]
-        return i
-
-    for group in groups:
-        for member in group[1:]:
-            a, b = sorted((find(group[0]), find(member)))
-            root[b] = a
-    members: dict[int, list[int]] = {}
-    for i in range(n):
-        members.setdefault(find(i), []).append(i)
-    return tuple(tuple(m) for m in members.values() if len(m) > 1)

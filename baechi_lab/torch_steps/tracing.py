@@ -26,13 +26,14 @@ from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidInput
+from ..graph.groups import join_groups
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from ..torch_runtime.random import States, generator_states, same_states
 from ..torch_runtime.storage import storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from ..torch_runtime.values_read import ValuesRead
-from .flow import Flow, merge
+from .flow import Flow
 from .pinned_calls import PinnedCalls, find_opaque_argument, function_name, plainly, recomputes
 from .records import Call, Trace
 from .snapshot import ModelSnapshot, host_states, same_host_states
@@ -351,7 +352,7 @@ class Tracer(Handler):
             for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:
                 users.setdefault(name, []).append(i)
         shared = [tuple(u) for u in users.values() if len(u) > 1]
-        groups = merge(len(self.calls), [*self.flow.groups, *shared])
+        groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
         return Trace(
             tuple(layers),
             tuple(self.calls),

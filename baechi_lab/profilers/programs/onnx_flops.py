@@ -54,22 +54,9 @@ def _require_shape(shape: Shape) -> Sequence[int]:
 
 
 def _matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    a = _require_shape(input_shapes[0])
-    return (
-        2 * prod(_require_shape(output_shapes[0])) * (a[-2] if attribute(node, "transA", 0) and len(a) > 1 else a[-1])
-    )
-
-
-def _quantized_matmul(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    return 2 * prod(_require_shape(output_shapes[0])) * _require_shape(input_shapes[0])[-1]
-
-
-def _gemm(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    return (
-        2
-        * prod(_require_shape(output_shapes[0]))
-        * _require_shape(input_shapes[0])[0 if attribute(node, "transA", 0) else 1]
-    )
+    left = _require_shape(input_shapes[0])
+    inner = left[-2] if attribute(node, "transA", 0) and len(left) > 1 else left[-1]
+    return 2 * prod(_require_shape(output_shapes[0])) * inner
 
 
 def _conv(weight: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
@@ -77,10 +64,6 @@ def _conv(weight: int) -> Callable[[NodeProto, Shapes, Shapes], int]:
     return lambda node, input_shapes, output_shapes: (
         2 * prod(_require_shape(output_shapes[0])) * prod(_require_shape(input_shapes[weight])[1:])
     )
-
-
-def _conv_transpose(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
-    return 2 * prod(_require_shape(input_shapes[0])) * prod(_require_shape(input_shapes[1])[1:])
 
 
 def _einsum(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
@@ -132,17 +115,12 @@ def _attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> 
 
 
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
-    "MatMul": _matmul,
-    "FusedMatMul": _matmul,
-    "MatMulInteger": _quantized_matmul,
-    "QLinearMatMul": _quantized_matmul,
-    "Gemm": _gemm,
-    "FusedGemm": _gemm,
+    **dict.fromkeys(("MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "FusedGemm"), _matmul),
     "Conv": _conv(1),
     "FusedConv": _conv(1),
     "ConvInteger": _conv(1),
     "QLinearConv": _conv(3),
-    "ConvTranspose": _conv_transpose,
+    "ConvTranspose": lambda node, i, o: 2 * prod(_require_shape(i[0])) * prod(_require_shape(i[1])[1:]),
     "Einsum": _einsum,
     "LSTM": _recurrent(4),
     "GRU": _recurrent(3),

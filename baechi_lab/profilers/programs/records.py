@@ -10,6 +10,7 @@ import numpy as np
 
 from ...errors import InvalidInput
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.groups import join_groups
 from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
@@ -150,26 +151,13 @@ class Program:
 
     def _groups(self) -> dict[int, str]:
         """Returns op -> group: readers of one parameter, and ops of one owner, share a device."""
-        parent = list(range(len(self.ops)))
-
-        def root(i: int) -> int:
-            while parent[i] != i:
-                parent[i] = parent[parent[i]]
-                i = parent[i]
-            return i
-
-        first: dict[str, int] = {}
+        members: dict[str, list[int]] = {}
         for i, op in enumerate(self.ops):
-            for key in (
-                *(f"parameter {v}" for v in op.reads if v in self.parameters),
-                *([f"owner {op.owner}"] * bool(op.owner)),
-            ):
-                a, b = sorted((root(first.setdefault(key, i)), root(i)))
-                parent[b] = a
-        size: dict[int, int] = {}
-        for i in range(len(self.ops)):
-            size[root(i)] = size.get(root(i), 0) + 1
-        return {i: self.ops[root(i)].name for i in range(len(self.ops)) if size[root(i)] > 1}
+            for key in [f"parameter {v}" for v in op.reads if v in self.parameters] + [f"owner {op.owner}"][
+                : len(op.owner)
+            ]:
+                members.setdefault(key, []).append(i)
+        return {i: self.ops[group[0]].name for group in join_groups(len(self.ops), members.values()) for i in group}
 
 
 def check_sizes(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:

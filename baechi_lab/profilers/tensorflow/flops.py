@@ -76,12 +76,15 @@ def _update(node: NodeDef, inputs: Shapes) -> float:
     return float(per_element * max((prod(s) for s in inputs), default=0))
 
 
+def _inner(node: NodeDef, left: Shape) -> int:
+    transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
+    return left[-2] if transposed else left[-1]
+
+
 def _matmul(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     if len(inputs) < 2 or len(inputs[0]) < 2:
         return 0.0
-    transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
-    inner = inputs[0][-2] if transposed else inputs[0][-1]
-    return 2.0 * prod(outputs[0]) * inner
+    return 2.0 * prod(outputs[0]) * _inner(node, inputs[0])
 
 
 def _einsum(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
@@ -98,90 +101,44 @@ def _einsum(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     return 2.0 * prod(sizes.values()) * batch
 
 
-def _conv(filter_shape: Shape, output: Shape, channels: int) -> float:
-    """`2 * output elements * (kernel positions * input channels)`; the last is the output channel."""
-    if not filter_shape or not channels:
-        return 0.0
-    return 2.0 * prod(output) * prod(filter_shape[:-1])
+def _conv(filter_shape: Shape, output: Shape, channels: int = 1) -> float:
+    """`2 * output elements * kernel positions * input channels`; the last `channels` sizes of a filter do not count."""
+    return 2.0 * prod(output) * prod(filter_shape[:-channels]) if filter_shape else 0.0
 
 
-def _conv_forward(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    return _conv(inputs[1], outputs[0], len(inputs[1]))
+def _window(node: NodeDef) -> int:
+    return prod(node.attr["ksize"].list.i) or 1
 
 
-def _conv_backprop_input(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    return _conv(inputs[1], inputs[2], len(inputs[1]))
+Rule = Callable[["NodeDef", Shapes, Shapes], float]
 
-
-def _conv_backprop_filter(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    return _conv(outputs[0], inputs[2], len(outputs[0]))
-
-
-def _depthwise(filter_shape: Shape, output: Shape) -> float:
-    return 2.0 * prod(output) * prod(filter_shape[:-2])
-
-
-def _pool(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    window = prod(node.attr["ksize"].list.i) or 1
-    return float(window * prod(outputs[0]))
-
-
-def _pool_grad(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    window = prod(node.attr["ksize"].list.i) or 1
-    return float(window * prod(inputs[-1]))
-
-
-def _times(factor: float) -> Callable[[NodeDef, Shapes, Shapes], float]:
-    return lambda node, inputs, outputs: factor * prod(inputs[0]) if inputs else 0.0
-
-
-def _add_n(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    return float((len(inputs) - 1) * prod(outputs[0]))
-
-
-def _cross_entropy(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
-    return 20.0 * prod(inputs[0])
-
-
-_MATRIX: dict[str, Callable[[NodeDef, Shapes, Shapes], float]] = {
-    "MatMul": _matmul,
-    "BatchMatMul": _matmul,
-    "BatchMatMulV2": _matmul,
-    "BatchMatMulV3": _matmul,
+_MATRIX: dict[str, Rule] = {
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
     "Einsum": _einsum,
-    "Conv1D": _conv_forward,
-    "Conv2D": _conv_forward,
-    "Conv3D": _conv_forward,
-    "Conv2DBackpropInput": _conv_backprop_input,
-    "Conv3DBackpropInputV2": _conv_backprop_input,
-    "Conv2DBackpropFilter": _conv_backprop_filter,
-    "Conv3DBackpropFilterV2": _conv_backprop_filter,
+    **dict.fromkeys(("Conv1D", "Conv2D", "Conv3D"), lambda node, i, o: _conv(i[1], o[0])),
+    **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), lambda node, i, o: _conv(i[1], i[2])),
+    **dict.fromkeys(("Conv2DBackpropFilter", "Conv3DBackpropFilterV2"), lambda node, i, o: _conv(o[0], i[2])),
 }
 
-_RULES: dict[str, Callable[[NodeDef, Shapes, Shapes], float]] = {
+_RULES: dict[str, Rule] = {
     **_MATRIX,
-    "DepthwiseConv2dNative": lambda node, i, o: _depthwise(i[1], o[0]),
-    "DepthwiseConv2dNativeBackpropInput": lambda node, i, o: _depthwise(i[1], i[2]),
-    "DepthwiseConv2dNativeBackpropFilter": lambda node, i, o: _depthwise(o[0], i[2]),
-    "MaxPool": _pool,
-    "AvgPool": _pool,
-    "MaxPoolV2": _pool,
-    "MaxPoolGrad": _pool_grad,
-    "AvgPoolGrad": _pool_grad,
-    "FusedBatchNormV3": _times(8),
-    "FusedBatchNormGradV3": _times(14),
-    "AddN": _add_n,
-    "SoftmaxCrossEntropyWithLogits": _cross_entropy,
-    "SparseSoftmaxCrossEntropyWithLogits": _cross_entropy,
+    "DepthwiseConv2dNative": lambda node, i, o: _conv(i[1], o[0], 2),
+    "DepthwiseConv2dNativeBackpropInput": lambda node, i, o: _conv(i[1], i[2], 2),
+    "DepthwiseConv2dNativeBackpropFilter": lambda node, i, o: _conv(o[0], i[2], 2),
+    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPoolV2"), lambda node, i, o: _window(node) * prod(o[0])),
+    **dict.fromkeys(("MaxPoolGrad", "AvgPoolGrad"), lambda node, i, o: _window(node) * prod(i[-1])),
+    "FusedBatchNormV3": lambda node, i, o: 8 * prod(i[0]) if i else 0.0,
+    "FusedBatchNormGradV3": lambda node, i, o: 14 * prod(i[0]) if i else 0.0,
+    "AddN": lambda node, i, o: (len(i) - 1) * prod(o[0]),
+    "SoftmaxCrossEntropyWithLogits": lambda node, i, o: 20 * prod(i[0]),
+    "SparseSoftmaxCrossEntropyWithLogits": lambda node, i, o: 20 * prod(i[0]),
 }
 
 
 def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Product, ...]:
     """Returns the matrix products of one run of a NodeDef; none if it is no product or its shapes are not known."""
     if node.op.startswith(("MatMul", "BatchMatMul")) and len(inputs) > 1 and len(inputs[0]) > 1:
-        transposed = node.attr["transpose_a"].b or node.attr["adj_x"].b
-        inner = inputs[0][-2] if transposed else inputs[0][-1]
-        product = matmul_product(inputs[0], inputs[1], inner, outputs[0])
+        product = matmul_product(inputs[0], inputs[1], _inner(node, inputs[0]), outputs[0])
         return () if product is None else (product,)
     if node.op == "Einsum" and len(inputs) == 2:
         terms, _, result = node.attr["equation"].s.decode().replace(" ", "").partition("->")

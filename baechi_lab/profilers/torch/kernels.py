@@ -109,7 +109,7 @@ def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out:
         return _attention("backward" in name, [t for t in tensors(args) if t.dim() >= 3])
     rule = _FLOP_RULES.get(name)
     if rule is not None:
-        return rule(args, out)
+        return rule(args)
     counted = flop_registry.get(packet)
     return None if counted is None else float(counted(*args, **kwargs, out_val=out))
 
@@ -149,52 +149,36 @@ def _attention(backward: bool, inputs: list[torch.Tensor]) -> float:
     return 2.0 * scores * (3 * width + 2 * value_width if backward else width + value_width)
 
 
-def _recurrent(args: Args, out: object) -> float:
+def _recurrent(args: Args) -> float:
     """Counts one layer of an LSTM or GRU over a sequence: inputs and states times weights, at every step."""
     return 2.0 * prod(args[0].shape[:-1]) * sum(t.numel() for t in tensors(args[1:3]))
 
 
-def _recurrent_backward(args: Args, out: object) -> float:
-    return 2 * _recurrent(args, out)
-
-
-def _matrix_vector(args: Args, out: object) -> float:
-    return 2.0 * args[-2].numel()
-
-
-def _integers(args: Args, out: object) -> float:
-    return 2.0 * prod(args[0].shape) * args[1].shape[-1]
-
-
-def _grouped(args: Args, out: object) -> float:
+def _grouped(args: Args) -> float:
     """Counts one product per group, whose rows, columns or summed index are parts of a two-dimensional tensor."""
     a, b = args[:2]
     groups = a.shape[0] if a.dim() == b.dim() == 3 else 1
     return 2.0 * groups * a.shape[-2] * a.shape[-1] * b.shape[-1]
 
 
-def _grouped_backward(args: Args, out: object) -> float:
-    return 2 * _grouped(args, out)
-
-
-def _convolution_backward(args: Args, out: object) -> float:
+def _convolution_backward(args: Args) -> float:
     """Counts the products of the forward convolution for the gradient of the input, and for that of the filters."""
     output, image, weight, transposed = args[0], args[1], args[2], args[7]
     positions = (image if transposed else output).shape
     return 2.0 * positions[0] * prod(positions[2:]) * prod(weight.shape) * sum(args[10][:2])
 
 
-_FLOP_RULES: dict[str, Callable[[Args, object], float]] = {
+_FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "convolution_backward": _convolution_backward,
     "mkldnn_rnn_layer": _recurrent,
-    "mkldnn_rnn_layer_backward": _recurrent_backward,
-    "mv": _matrix_vector,
-    "addmv": _matrix_vector,
-    "_int_mm": _integers,
+    "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args),
+    "mv": lambda args: 2.0 * args[-2].numel(),
+    "addmv": lambda args: 2.0 * args[-2].numel(),
+    "_int_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-1],
     "_grouped_mm": _grouped,
     "_scaled_grouped_mm": _grouped,
     "grouped_mm_fallback": _grouped,
-    "grouped_mm_fallback_backward": _grouped_backward,
+    "grouped_mm_fallback_backward": lambda args: 2 * _grouped(args),
 }
 """FLOPs of products that torch's counter does not know, or counts too often: gradients of grouped convolutions."""
 

@@ -22,13 +22,13 @@ import torch
 from torch import nn
 
 from ...graph import CONTROL_BYTES, OpGraph
+from ...graph.groups import join_groups
 from ...graph.hardware import Hardware
 from ...graph.opgraph import GROWS, OWN
 from ...graph.tensors import TensorTable
 from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
-from ...torch_steps.flow import merge
 from ...torch_steps.records import UPDATE
 from ...torch_steps.tracing import trace
 from ..estimate_record import estimate_record
@@ -293,7 +293,7 @@ def make_operator_graph(
     persistent[:1] += sum(
         size[state] for state in unread
     )  # unread parameters belong to the first op, as in a layer graph
-    groups = merge(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
+    groups = join_groups(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
     colocation = np.full(n, -1, dtype=np.int32)
     for k, group in enumerate(groups):
         colocation[list(group)] = k
