@@ -13,7 +13,7 @@ from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step, Timeline
 
 if TYPE_CHECKING:
     from .executors import LocalCluster
-    from .executors.native_runner import NativeRunner
+    from .executors.native import NativeRunner
 
 ROUNDS = 3
 """Rounds over which the steps of every placement are spread, so that a drift of the machine affects all alike."""

@@ -25,7 +25,6 @@ class Status:
         self.text, self.detail = text, ""
 
     def line(self, seconds: float) -> str:
-        """Returns the line after `seconds`."""
         return f"{self.text} ({seconds:.0f} s{self.detail and f', {self.detail}'})"
 
 

@@ -17,8 +17,7 @@ from ..graph.cluster import Cluster
 from ..graph.opgraph import OpGraph
 from ..graph.placement import Placement
 from ..graph.step import Run, Step
-from .native import native_runners
-from .native_runner import NativeRunner, Stop
+from .native import NativeRunner, Stop, native_runners
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -208,3 +207,23 @@ def execute(
         return run
     # They start after the processes of the placed run have ended.
     return replace(run, native={name: runner(steps, warmup, stop) for name, runner in runners.items()})
+
+
+def step_timer(step: Step | TorchStep, cluster: Cluster, steps: int, warmup: int) -> Callable[[Placement], float]:
+    """A function that runs placements of `step` and returns seconds: the median of `steps` steps after `warmup` discarded ones.
+
+    Infinite where a run ends otherwise than well, for example out of memory. A worker process is kept between runs.
+    """
+    from ..workers.client import Worker
+
+    workers: list[Worker] = []
+
+    def run(placement: Placement) -> float:
+        if not workers or not workers[0].alive:
+            workers[:] = [Worker()]  # starting TensorFlow takes seconds
+        run_record = execute(
+            step, placement, steps, warmup=warmup, traced=0, cluster=cluster, progress=False, worker=workers[0]
+        )
+        return run_record.median_seconds if run_record.status == "ok" else float("inf")
+
+    return run

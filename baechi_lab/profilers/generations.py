@@ -50,7 +50,6 @@ class Generation:
 
     @property
     def constants(self) -> dict[str, float]:
-        """The constants by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
 
 

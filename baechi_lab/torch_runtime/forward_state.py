@@ -57,7 +57,6 @@ class ForwardState:
         self.activations: ActivationPolicy | None = None
 
     def wait_for_calls(self) -> None:
-        """Wait until no call is waiting."""
         wait(self.jobs)
 
     def join(self) -> None:

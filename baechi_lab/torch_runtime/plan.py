@@ -72,7 +72,6 @@ class Plan:
         return tuple(self.keys[i] for i in sorted(self.order.waiting))
 
     def to_json(self) -> dict[str, object]:
-        """The plan as plain lists and numbers."""
         plain = {f.name: getattr(self, f.name) for f in fields(self)}
         return {**plain, "inplace": sorted(self.inplace)}
 

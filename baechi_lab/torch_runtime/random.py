@@ -15,7 +15,6 @@ class States:
     cuda: tuple[torch.Tensor, ...] = ()
 
     def restore(self) -> None:
-        """Set the generators back to these states."""
         torch.set_rng_state(self.cpu)
         for index, state in enumerate(self.cuda):
             torch.cuda.set_rng_state(state, index)

@@ -142,7 +142,6 @@ class StreamTransport(TaggedTransport):
     # -- streams -------------------------------------------------------------------------------------
 
     def compute(self, state: ForwardState, device: int) -> torch.cuda.Stream:
-        """The compute stream of a logical device."""
         return self.own_streams.get(device) or state.ambient[self.devices[device]]
 
     def on(self, state: ForwardState, device: int) -> contextlib.AbstractContextManager[object]:

@@ -64,13 +64,11 @@ class Threads:
         self.pool: ThreadPoolExecutor | None = None
 
     def start(self, call: WaitingCall, state: ForwardState, future: Future, submit: Callable[..., object]) -> Job[None]:
-        """Make the call in a thread."""
         if self.pool is None:
             self.pool = ThreadPoolExecutor(self.max_threads, thread_name_prefix="baechi")
         return self.pool.submit(call.make, state, future, submit)
 
     def close(self) -> None:
-        """End the threads."""
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = None

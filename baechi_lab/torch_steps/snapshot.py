@@ -66,7 +66,6 @@ class ModelSnapshot:
             leaf.grad, leaf._post_accumulate_grad_hooks = gradient, hooks
 
     def restore(self) -> None:
-        """Restore everything."""
         for holder in self.holders.values():
             holder.restore()
         for tensor, copy in self.tensors:

@@ -346,7 +346,6 @@ class Tracer(Handler):
         return None if module is None else self.module_names[id(module)]
 
     def finish(self, layers: Iterable[str]) -> Trace:
-        """The trace of what was recorded."""
         users: dict[str, list[int]] = {}
         for i, call in enumerate(self.calls):
             for name in {*call.parameters, *(f"buffer {b}" for b in call.buffers if call.module is not None)}:

@@ -16,7 +16,6 @@ class History:
         self.now = first
 
     def push(self, setting: Setting) -> None:
-        """Put a new setting in force."""
         self._past = [*self._past[1 - LONGEST :], self.now]
         self._future = []
         self.now = setting

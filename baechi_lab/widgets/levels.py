@@ -25,7 +25,6 @@ class Row:
 
     @property
     def limit_bytes(self) -> int:
-        """The device's memory."""
         return int(self.timeline.memory_bytes[self.device])
 
 

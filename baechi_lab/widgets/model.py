@@ -92,7 +92,6 @@ class WorkbenchModel:
                 call(argument)
 
     def fail(self, problem: Problem) -> None:
-        """Show a problem."""
         self.problem = problem
         self.emit("problem", problem)
 
@@ -109,7 +108,6 @@ class WorkbenchModel:
 
     @property
     def setting(self) -> Setting:
-        """The setting in force."""
         return self.history.now
 
     def change(self, **changes: Any) -> None:
@@ -306,7 +304,6 @@ class WorkbenchModel:
     # -- selection and moves ---------------------------------------------------------------------------
 
     def select(self, ops: Iterable[int]) -> None:
-        """Select ops of the graph in every view."""
         selected = tuple(sorted({int(i) for i in ops}))
         if selected != self.selection:
             self.selection = selected

@@ -196,7 +196,6 @@ class Tasks:
         self.model.emit("held", outcome)
 
     def release(self) -> None:
-        """Hold nothing any more."""
         self.pinned = None
         self.model.emit("held", None)
 

@@ -41,7 +41,7 @@ class Message:
 def encode(message: Message) -> bytes:
     """Returns the frame of a message.
 
-    >>> decode_all(encode(Message("step", {"index": 3}, (np.arange(2),))))[0].header["index"]
+    >>> next(Decoder().feed(encode(Message("step", {"index": 3}, (np.arange(2),))))).header["index"]
     3
     """
     entries, chunks = [], []
@@ -116,11 +116,6 @@ def _message(text: bytes, body: bytes) -> Message:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FormatError(f"a message is not readable: {error}") from error
     return Message(kind, header, tuple(arrays))
-
-
-def decode_all(data: bytes) -> list[Message]:
-    """Returns every message in `data`."""
-    return list(Decoder().feed(data))
 
 
 def write_message(

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,11 +20,16 @@ from numpy.typing import NDArray
 from baechi_lab.errors import ExecutionError
 from baechi_lab.executors import LocalCluster, Worker, execute
 from baechi_lab.executors.structure import graph_of
-from baechi_lab.executors.tensorflow.calibration import SIZES, Calibration, Cost, cost_of, stream_step
+from baechi_lab.executors.tensorflow.calibration import SIZES, Calibration, Cost, cost_of, two_device_step
 from baechi_lab.graph import Placement, Step
 from baechi_lab.profilers.links import fit_link
 
+if TYPE_CHECKING:
+    from tensorflow import Tensor
+
 MESSAGES = 24
+SIDE = 256
+"""Rows and columns of the matrices whose products lie between messages of a busy worker: about a millisecond each."""
 STEPS = 12
 
 
@@ -78,3 +85,38 @@ def _arrivals(size: int, local: LocalCluster, worker: Worker) -> np.ndarray:
     producer = run.timeline.tensor_producer
     names = [(graph.names[producer[t]], int(producer[t]), end) for t, end in rows]
     return np.array([max(end - ended[op], 0.0) for name, op, end in names if name.startswith("d0_send")][:-1])
+
+
+def stream_step(messages: int, size: int, crosses: bool = True, two_streams: bool = False) -> Step:
+    """A chain of products on device 0. After each one, a tensor of `size` bytes goes to device 1 if `crosses`.
+
+    With `two_streams`, device 1 computes a chain of products of its own at the same time.
+    """
+    name = f"{messages} messages of {size} bytes that {'go' if crosses else 'stay'}, between products"
+    return two_device_step(name, partial(_stream, messages, size, crosses, two_streams))
+
+
+def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: ModuleType) -> Tensor:
+    value = [
+        raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + two_streams)
+    ]
+    matrix = list(value)
+    source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
+    received = []
+    for i in range(messages):
+        value = [
+            raw.MatMul(a=a, b=b, name=f"d{d}_product{i}") for d, (a, b) in enumerate(zip(value, matrix, strict=True))
+        ]
+        with source.graph.control_dependencies([value[0].op]):
+            sent_tensor = raw.Identity(input=source, name=f"d0_send{i}")
+        received.append(raw.Identity(input=sent_tensor, name=f"d{int(crosses)}_receive{i}"))
+    for d, last in enumerate(value):
+        received.append(
+            raw.Slice(
+                input=last,
+                begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
+                size=raw.Fill(dims=[2], value=1, name=f"d{d}_size"),
+                name=f"d{d}_last",
+            )
+        )
+    return raw.IdentityN(input=received, name=f"d{int(crosses)}_all")[0]

@@ -6,7 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.executors.tensorflow.clocks import clock_offsets
 from baechi_lab.executors.tensorflow.devices import attached_names, select
-from baechi_lab.workers.messages import Decoder, Message, decode_all, encode
+from baechi_lab.workers.messages import Decoder, Message, encode
 
 
 def test_clocks_that_nothing_contradicts_are_left_alone():
@@ -64,7 +64,7 @@ def test_arrays_of_every_kind_survive():
         np.array([1, 2], dtype=ml_dtypes.bfloat16),
         np.array("text"),
     )
-    (message,) = decode_all(encode(Message("step", {"x": [1, None]}, tuple(np.asarray(a) for a in arrays))))
+    (message,) = Decoder().feed(encode(Message("step", {"x": [1, None]}, tuple(np.asarray(a) for a in arrays))))
     assert message.kind == "step" and message.header == {"x": [1, None]}
     for array, received in zip(arrays, message.arrays, strict=True):
         np.testing.assert_array_equal(np.asarray(array).astype(received.dtype), received)
@@ -93,7 +93,7 @@ def test_objects_are_not_sent_and_pickles_not_read():
     import struct
 
     with pytest.raises(bl.FormatError, match="not readable"):
-        decode_all(struct.pack(">4sIQ", b"BLM1", len(text), len(raw)) + text + raw)
+        list(Decoder().feed(struct.pack(">4sIQ", b"BLM1", len(text), len(raw)) + text + raw))
     assert forged
 
 

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.executors.native import native_runners
-from baechi_lab.executors.native_runner import Stop
+from baechi_lab.executors.native import Stop, native_runners
 from baechi_lab.graph.step import NativeRun
 
 tf = pytest.importorskip("tensorflow")

@@ -14,7 +14,7 @@ from baechi_lab.errors import ExecutionError, FormatError
 from baechi_lab.graph.formats.wire import encoded
 from baechi_lab.sweeps import store as store_module
 from baechi_lab.sweeps.store import APPLICATION_ID, COLUMNS, VERSION, ComputedAgain, Store
-from baechi_lab.workers.inline import InlineExecutor
+from baechi_lab.workers.executors import InlineExecutor
 
 GRAPH = bl.OpGraph.from_edges([1, 2, 3], [(0, 1, 4), (0, 2, 8)])
 

@@ -49,8 +49,6 @@ STREAM = 4 << 20
 time cancels. Kernel times in traces are off by some per cent; only small kernels are read from them."""
 STREAMS = (1 << 18, 1 << 20, 1 << 22)
 """Output bytes of the products between messages: from what fits a core's own caches to what evicts everything else."""
-SIDE = 256
-"""Rows and columns of the matrices whose products lie between messages of a busy worker: about a millisecond each."""
 TRIES = 3
 """Attempts to measure ladders, while the ladder with ops is not slower than the one without."""
 
@@ -238,12 +236,12 @@ def process_seconds(pid: int) -> float:
 
 def ladder_step(rungs: int, width: int, size: int) -> Step:
     """A chain of products of `size` bytes on device 0, each followed by `width` independent additions and their sum."""
-    return _step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
+    return two_device_step(f"ladder of {rungs} x {width}", partial(_ladder, rungs, width, size))
 
 
 def message_step(messages: int, size: int) -> Step:
     """`messages` tensors of `size` bytes from device 0 to device 1, independent of each other."""
-    return _step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
+    return two_device_step(f"{messages} messages of {size} bytes", partial(_messages, messages, size))
 
 
 def hop_step(hops: int, size: int, crosses: bool = True, stream: int = 0) -> Step:
@@ -252,16 +250,7 @@ def hop_step(hops: int, size: int, crosses: bool = True, stream: int = 0) -> Ste
     Between two hops a product of `stream` bytes is computed, unless `stream` is 0.
     """
     name = f"{hops} hops of {size} bytes that {'go' if crosses else 'stay'}, {stream} bytes between"
-    return _step(name, partial(_hops, hops, size, crosses, stream))
-
-
-def stream_step(messages: int, size: int, crosses: bool = True, two_streams: bool = False) -> Step:
-    """A chain of products on device 0. After each one, a tensor of `size` bytes goes to device 1 if `crosses`.
-
-    With `two_streams`, device 1 computes a chain of products of its own at the same time.
-    """
-    name = f"{messages} messages of {size} bytes that {'go' if crosses else 'stay'}, between products"
-    return _step(name, partial(_stream, messages, size, crosses, two_streams))
+    return two_device_step(name, partial(_hops, hops, size, crosses, stream))
 
 
 def _ladder(rungs: int, width: int, size: int, raw: ModuleType) -> Tensor:
@@ -285,32 +274,6 @@ def _messages(messages: int, size: int, raw: ModuleType) -> Tensor:
     return raw.IdentityN(input=received, name="d1_all")[0]
 
 
-def _stream(messages: int, size: int, crosses: bool, two_streams: bool, raw: ModuleType) -> Tensor:
-    value = [
-        raw.Fill(dims=[SIDE, SIDE], value=np.float32(1 / SIDE), name=f"d{d}_matrix") for d in range(1 + two_streams)
-    ]
-    matrix = list(value)
-    source = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
-    received = []
-    for i in range(messages):
-        value = [
-            raw.MatMul(a=a, b=b, name=f"d{d}_product{i}") for d, (a, b) in enumerate(zip(value, matrix, strict=True))
-        ]
-        with source.graph.control_dependencies([value[0].op]):
-            sent_tensor = raw.Identity(input=source, name=f"d0_send{i}")
-        received.append(raw.Identity(input=sent_tensor, name=f"d{int(crosses)}_receive{i}"))
-    for d, last in enumerate(value):
-        received.append(
-            raw.Slice(
-                input=last,
-                begin=raw.Fill(dims=[2], value=0, name=f"d{d}_begin"),
-                size=raw.Fill(dims=[2], value=1, name=f"d{d}_size"),
-                name=f"d{d}_last",
-            )
-        )
-    return raw.IdentityN(input=received, name=f"d{int(crosses)}_all")[0]
-
-
 def _hops(hops: int, size: int, crosses: bool, stream: int, raw: ModuleType) -> Tensor:
     value = raw.Fill(dims=[size // 4], value=np.float32(1), name="d0_source")
     many = [raw.Fill(dims=[stream // 4], value=np.float32(1), name=f"d{d}_many") for d in range(1 + crosses) if stream]
@@ -326,8 +289,8 @@ def _hops(hops: int, size: int, crosses: bool, stream: int, raw: ModuleType) -> 
     return value
 
 
-def _step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
-    """Returns a step without inputs, outputs and variables that runs the op that `build` returns."""
+def two_device_step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
+    """Returns a step without inputs and variables that runs the op that `build` makes; names of ops begin with d0 or d1."""
     import tensorflow as tf
 
     graph = tf.Graph()

@@ -14,7 +14,6 @@ import selectors
 import subprocess
 import tempfile
 import time
-from types import TracebackType
 from typing import IO
 
 from ...checks import check_whole
@@ -180,9 +179,7 @@ class LocalCluster:
     def __enter__(self) -> LocalCluster:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

@@ -61,7 +61,6 @@ class Selection:
         return f"grpc://{self.workers[0]}" if self.workers else ""
 
     def apply(self, config: ConfigProto) -> None:
-        """Add the GPUs to a ConfigProto."""
         if self.workers:
             return
         if not self.gpu_parts:

@@ -1,6 +1,6 @@
 """What TensorFlow provides to run its steps; it follows `baechi_lab.executors.dispatch.Executor`."""
 
-from ..step_timer import step_timer
+from ..dispatch import step_timer
 from .devices import attached_cluster
 from .execution import execute
 from .native import native_runners

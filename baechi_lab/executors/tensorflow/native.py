@@ -21,7 +21,7 @@ from ...graph.placement import Placement
 from ...graph.step import NativeRun, Source, Step
 from ...workers.failures import first_line
 from ..inputs import checked_batches
-from ..native_runner import NativeRunner, Stop, timed_steps
+from ..native import NativeRunner, Stop, timed_steps
 
 if TYPE_CHECKING:
     from tensorflow import Variable

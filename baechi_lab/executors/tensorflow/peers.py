@@ -6,7 +6,6 @@ import socket
 import ssl
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from ...errors import ExecutionError, InvalidInput
@@ -89,14 +88,11 @@ class Peers:
         return self.ended_server()
 
     def close(self) -> None:
-        """Close the connections."""
         for connection in self._connections.values():
             connection.close()
 
     def __enter__(self) -> Peers:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

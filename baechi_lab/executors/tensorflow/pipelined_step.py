@@ -26,12 +26,10 @@ class PipelinedStep:
 
     @property
     def graph(self) -> OpGraph:
-        """The unrolled graph."""
         return self.pipe.graph
 
     @property
     def placement(self) -> Placement:
-        """The placement of the unrolled graph."""
         return self.pipe.placement
 
     def described(self, run: Run) -> Run:

@@ -323,13 +323,11 @@ class PlacedSession:
             ) from error
 
     def values(self) -> tuple[NDArray[Any], ...]:
-        """The current value of every variable."""
         if not self.placed.variables:
             return ()
         return tuple(np.asarray(value) for value in self.session.run([v.read for v in self.placed.variables]))
 
     def close(self) -> None:
-        """Free the session."""
         self.session.close()
 
 
@@ -351,7 +349,7 @@ def _portions(sizes: Sequence[int]) -> list[list[int]]:
 
 
 def session_config(
-    cpus: int = 1, *, soft: bool = False, threads: int | None = None, workers: Sequence[str] = (), isolate: bool = False
+    cpus: int = 1, *, soft: bool = False, threads: int | None = None, workers: Sequence[str] = ()
 ) -> ConfigProto:
     """Returns a ConfigProto that leaves the placed graph unchanged: no optimizer, no rewriter, no silent move.
 

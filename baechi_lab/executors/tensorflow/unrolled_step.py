@@ -133,7 +133,6 @@ class _Unroller:
         )
 
     def step(self) -> Step:
-        """The unrolled step."""
         places = self._copy_all()
         self._order(places)
         self.totals.feed(places)
@@ -322,7 +321,6 @@ class _Unroller:
         return f"{name}/replica{k}" if k > 0 else name
 
     def _names(self, name: str) -> list[str]:
-        """Returns the names of all copies."""
         return [self._name(name, k) for k in range(self.count if name in self.repeated else self.shares.width(name))]
 
     def _gradients(self, once: list[str]) -> dict[Tensor, int]:

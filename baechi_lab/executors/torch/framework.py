@@ -8,8 +8,7 @@ from ...errors import InvalidInput
 from ...graph import Cluster, Placement, Run
 from ...torch_steps.devices import attached_cluster
 from ...torch_steps.step import TorchStep
-from ..dispatch import WITHOUT_EFFECT
-from ..step_timer import step_timer
+from ..dispatch import WITHOUT_EFFECT, step_timer
 from . import execution
 from .native import native_runners
 

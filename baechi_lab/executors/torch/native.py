@@ -18,7 +18,7 @@ from ...graph import Cluster, NativeRun, Placement
 from ...torch_steps.plan import torch_devices
 from ...torch_steps.snapshot import ModelSnapshot
 from ...torch_steps.step import TorchStep
-from ..native_runner import NativeRunner, Stop, timed_steps
+from ..native import NativeRunner, Stop, timed_steps
 from .execution import default_cluster, synchronize
 
 EAGER, COMPILED = "eager", "torch.compile"

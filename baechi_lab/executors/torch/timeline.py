@@ -106,7 +106,6 @@ class Measurement(Observer):
             self.session.transport.on_send = self._on_send
 
     def remove(self) -> None:
-        """Stop observing."""
         self.session.observer = None
         self.session.transport, self.session.plain = self.transport, self.plain
         if self.extra is not None:
@@ -116,7 +115,6 @@ class Measurement(Observer):
 
     @property
     def on_gpus(self) -> bool:
-        """Whether any device is a GPU."""
         return any(d.startswith("cuda") for d in self.session.plan.devices)
 
     def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: object = ()) -> None:
@@ -206,7 +204,6 @@ class Measurement(Observer):
             loss.backward()
 
     def _follow_node(self, node: Node, storages: StorageTracker) -> None:
-        """Follow what a node makes."""
         local = self.local
 
         def before(gradients: object) -> None:
@@ -305,7 +302,6 @@ class Measurement(Observer):
         return [(device.index or 0) if device.type == "cuda" else -1 for device in devices]
 
     def _marks(self) -> dict[int, Mark]:
-        """One mark per clock."""
         return {clock: self._mark_on(number) for number, clock in enumerate(self._clocks)}
 
     def _on_send(self, op: int, target: int, size: int, start: Mark, stop: Mark) -> None:

@@ -32,12 +32,10 @@ class LayoutRequest:
 
     @property
     def machines(self) -> int:
-        """Machines that the layout fills."""
         return -(-self.layout.devices // self.per_machine)
 
     @property
     def processes_per_machine(self) -> int:
-        """Processes that run on each machine."""
         return min(self.per_machine, self.layout.devices)
 
     @property

@@ -135,7 +135,6 @@ class _Units:
         return unit
 
     def device_of(self, unit: str | int) -> int:
-        """Returns the device of a unit."""
         return self.device[self.root(unit)]
 
     def runs_on(self, unit: str | int) -> int:

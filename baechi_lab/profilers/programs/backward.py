@@ -91,7 +91,6 @@ def add_backward_and_updates(
 
 
 def _trained_parameters_by_op(program: Program) -> dict[int, list[str]]:
-    """Returns op -> the trained parameters that it holds."""
     parameters_by_op: dict[int, list[str]] = {}
     for value, i in program.first_reader.items():
         if program.parameters[value]:

@@ -62,7 +62,6 @@ class Library:
         self.nodes = {n.name: n for n in graph_def.node}
 
     def has_body(self, node: NodeDef) -> bool:
-        """Whether this node of the graph runs functions."""
         return bool(self.functions) and (node.op in CONTROL_FLOW_OPS or bool(_called_functions(node)))
 
     def body_ops(self, node: NodeDef) -> Iterator[BodyOp]:
@@ -162,7 +161,6 @@ class Library:
 
 
 def _called_functions(node: NodeDef) -> list[str]:
-    """Returns the names of the functions that a call or conditional runs."""
     names = [node.attr[k].func.name for k in ("f", "then_branch", "else_branch") if k in node.attr]
     return names + ([f.name for f in node.attr["branches"].list.func] if "branches" in node.attr else [])
 

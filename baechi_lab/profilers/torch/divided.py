@@ -360,7 +360,6 @@ class RankRecorder(Recorder):
         module.register_forward_hook(leave, always_call=True)
 
     def record(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
-        """Records one call on the rank's tensors."""
         self.alive += [*tensors((args, kwargs)), *tensors(out)]  # keys of memory are unique while it lives
         kind = func.overloadpacket.__name__
         if "c10d" in func.namespace:

@@ -123,7 +123,6 @@ def _entry(argument: object) -> tuple[str, Any]:
 
 
 def _label(tensor: Any) -> str:
-    """Returns the name of a tensor."""
     if not isinstance(tensor["name"], str):
         raise FormatError(f"the program is damaged: a tensor is named {tensor['name']!r:.80}; it must be a text")
     return tensor["name"]
@@ -154,7 +153,6 @@ class _Reader:
         self._note(graph)
 
     def program(self, signature: Any) -> Program:
-        """Reads the program."""
         parameters = {}
         for spec in signature["input_specs"]:
             for kind, trained in (("parameter", True), ("buffer", False), ("tensor_constant", False)):
@@ -171,7 +169,6 @@ class _Reader:
         return self.builder.program(parameters, outputs)
 
     def _note(self, graph: Any) -> None:
-        """Registers the shapes and sizes that a graph stores."""
         for label, noted in graph["tensor_values"].items():
             self.tensor_values.setdefault(self._resolved(label), noted)
         self.symbols = {**self.symbols, **graph.get("sym_int_values", {})}
@@ -201,7 +198,6 @@ class _Reader:
         self.prefix, self.detached = outer
 
     def call(self, node: Any) -> None:
-        """Reads one operator."""
         target = str(node["target"])
         if target.endswith(WRAPPERS):
             self._read_wrapped(node)
@@ -253,12 +249,10 @@ class _Reader:
         return evaluated(text, lambda symbol: self.open_sizes.symbol(symbol, label, position))
 
     def labels(self, argument: object) -> Iterator[str]:
-        """Yields the tensors that an argument names."""
         for value in _tensors_in(argument):
             yield self._resolved(_label(value))
 
     def argument(self, argument: object) -> object:
-        """Returns an argument of a call."""
         kind, value = _entry(argument)
         if kind == "as_tensor":
             return self.tensor(self._resolved(value["name"]))

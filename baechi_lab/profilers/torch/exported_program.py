@@ -69,12 +69,10 @@ class _Reader:
         self.detached = False
 
     def input(self, node: torch.fx.Node) -> None:
-        """Reads an input or a parameter."""
         self.value[node] = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
         self.builder.size[node.name] = sum(t.numel() * t.element_size() for t in tensors(self.value[node]))
 
     def read(self, module: torch.fx.GraphModule) -> None:
-        """Reads all calls of a graph."""
         for node in module.graph.nodes:
             if node.op != "call_function" or _is_item(node):
                 continue
@@ -129,7 +127,6 @@ class _Reader:
         return self.prefix.get(node.graph, "") + str(node.name)
 
     def _argument(self, argument: object) -> Any:
-        """Returns an argument for a call on meta tensors."""
         if isinstance(argument, torch.fx.Node):
             return self._value_of(self._source(argument))
         return torch.device("meta") if isinstance(argument, torch.device) else argument

@@ -438,7 +438,6 @@ def _loss_temporary(profile: LayerProfile, table: TensorTable, loss: dict[int, i
 
 
 def _output_bytes(table: TensorTable) -> dict[int, int]:
-    """Returns op -> bytes of its outputs."""
     output_bytes: dict[int, int] = {}
     for (producer, _), (size, _) in table.rows.items():
         output_bytes[producer] = output_bytes.get(producer, 0) + size
@@ -499,7 +498,6 @@ def _memory_columns(
 
 
 def _backward_ops_of(call: int, backward: dict[int, int], weights: dict[int, int]) -> list[int]:
-    """Returns the backward ops of a call."""
     return [ops[call] for ops in (backward, weights) if call in ops]
 
 

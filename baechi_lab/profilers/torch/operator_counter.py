@@ -51,7 +51,6 @@ class Counter(OperatorObserver):
         ] = {}  # memory of quantized parameters -> stored bytes by bytes of their type
 
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
-        """Counts the operator if a call is running."""
         if self.owner is not None and is_model_operator(func):
             self.rows.append((self.owner, self.kernel_of(func, args, kwargs, out)))
             self._record_allocations(args, kwargs, out)

@@ -84,7 +84,6 @@ class ProgramBuilder:
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:
-        """Returns the program of the ops that were added."""
         return Program(self.name, tuple(self.ops), self.size, parameters, tuple(outputs), guessed=self.guessed)
 
 

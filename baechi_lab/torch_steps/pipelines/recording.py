@@ -286,7 +286,6 @@ class Recorder(Handler):
         return outputs
 
     def _note_writes(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
-        """Record what a call has changed in place."""
         for t in tensors:
             self.writers.setdefault(storage_key(t), []).append(node)
             maker = self.maker.get(storage_key(t), -1)

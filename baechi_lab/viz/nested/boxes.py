@@ -30,7 +30,6 @@ class Box:
 
     @cached_property
     def ops(self) -> Ints:
-        """The original ops in it."""
         if self.kind == OP:
             return np.array([self.op])
         return np.concatenate([item.ops for item in self.items]) if self.items else np.zeros(0, np.int64)

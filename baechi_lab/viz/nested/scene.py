@@ -73,7 +73,6 @@ class Scene:
         return len(self.nodes)
 
     def label(self, node: int) -> str:
-        """What is written on a box or frame."""
         return label(self.tree, node)
 
 

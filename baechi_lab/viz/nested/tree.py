@@ -61,7 +61,6 @@ class Tree:
         return leaf
 
     def members(self, node: int) -> NDArray[np.int32]:
-        """The original ops below `node`."""
         return self.ops[self.low[node] : self.high[node]]
 
     def path(self, node: int) -> list[int]:

@@ -90,7 +90,6 @@ class ComparePanel:
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
 
     def _act(self, row: int, action: str) -> None:
-        """What a button of a row does."""
         with Guard(self.model.fail):
             (self.tasks.use if action == USE else self.tasks.hold)(self.names[row])
 
@@ -108,7 +107,6 @@ class ComparePanel:
     # -- showing ---------------------------------------------------------------------------------------
 
     def show(self, compared: pandas.DataFrame) -> None:
-        """The table with its buttons, and the charts."""
         outcome = self.tasks.table_of
         if outcome is None:
             return

@@ -153,7 +153,6 @@ class ExplorePanel:
             self.progress_shown = bool(progress[0])
 
     def show(self, rows: pandas.DataFrame) -> None:
-        """Rows so far."""
         self.table, self.progress_shown = rows, False
         self._ask(rows)
         self._draw()

@@ -54,7 +54,6 @@ class ExportPanel:
         self.refresh()
 
     def refresh(self) -> None:
-        """Show the code of the state."""
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
         self.code.value = self.model.code(self.folder.value if runnable else "")

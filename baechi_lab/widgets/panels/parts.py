@@ -158,11 +158,9 @@ class Fold(ipywidgets.VBox):
 
     @property
     def unfolded(self) -> bool:
-        """Whether the children are shown."""
         return bool(self.title.unfolded)
 
     def fold(self, folded: bool = True) -> None:
-        """Fold the children away, or show them."""
         self.title.unfolded = not folded
 
     def _show(self) -> None:

@@ -124,7 +124,6 @@ class RunPanel:
             self._ready()
 
     def show(self, live: LiveRun) -> None:
-        """Step times so far."""
         low, high = live.interval()
         count = len(live.seconds)
         facts = [

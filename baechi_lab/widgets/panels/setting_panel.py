@@ -279,7 +279,6 @@ class SettingPanel:
     # -- model -> controls -----------------------------------------------------------------------------
 
     def show(self, setting: Setting) -> None:
-        """Put a setting into the controls."""
         with self.quiet:
             self._show_source(setting)
             cluster = setting.cluster

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+import anywidget
 import ipywidgets
+import traitlets
 
-from ..views.tab_strip import TabStrip
+from ..views.base import source
 
 
-class Tabs(TabStrip):
+class Tabs(anywidget.AnyWidget):
     """Tabs by name with their tooltips; the chosen one puts `bl-at-NAME` on `target`, in small letters.
 
     `changed` is called with the name of the chosen one.
@@ -22,6 +24,11 @@ class Tabs(TabStrip):
     ('bl-at-run',)
     """
 
+    _esm = source("js", "tab_strip")
+    _css = source("css", "tab_strip")
+    tabs: traitlets.Dict = traitlets.Dict().tag(sync=True)
+    chosen = traitlets.Unicode("").tag(sync=True)
+
     def __init__(
         self, names: Mapping[str, str], target: ipywidgets.Box, changed: Callable[[str], None] = lambda name: None
     ):
@@ -31,7 +38,6 @@ class Tabs(TabStrip):
         self.choose(next(iter(names)))
 
     def choose(self, name: str) -> None:
-        """Show what belongs to a tab."""
         self.chosen = name
 
     def _show(self, before: str, name: str) -> None:

@@ -26,7 +26,6 @@ class ChartView(anywidget.AnyWidget):
     clicked = traitlets.Int(-1).tag(sync=True)
 
     def show(self, spec: Mapping[str, object] | None) -> None:
-        """Draw `spec` in place of what is there."""
         self.clicked = -1
         self.spec = dict(spec or {})
 

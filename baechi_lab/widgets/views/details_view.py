@@ -41,14 +41,12 @@ class DetailsView(anywidget.AnyWidget):
         self.on_msg(self._clicked)
 
     def show_op(self, outcome: Outcome, op: int) -> None:
-        """One op of the executed graph."""
         details = op_details(outcome, op)
         with self.hold_sync():
             self.executed, self.heading, self.hint = True, details.name, ""
             self.facts, self.sections = op_facts(details), op_sections(details)
 
     def show_selection(self, outcome: Outcome, ops: Iterable[int]) -> None:
-        """Several ops of the graph."""
         details = selection_details(outcome, ops)
         with self.hold_sync():
             self.executed, self.heading, self.hint = False, f"{details.count:,} ops", ""

@@ -95,7 +95,6 @@ class GraphView(CanvasView):
         self.open_nodes(self.tree.open_until(FIRST_NODES))
 
     def show_groups(self, coarse: OpGraph | None) -> None:
-        """The same graph with other groups."""
         self.group_of = None if coarse is None else coarse.group_of
 
     def show_timeline(self, timeline: Timeline, critical_ops: object = None) -> None:

@@ -1,4 +1,4 @@
-// Tabs, and buttons that fold something: what a plain widget button cannot say to assistive technology. Traits: see tab_strip.py.
+// Tabs, and buttons that fold something: what a plain widget button cannot say to assistive technology. Traits: see panels/tabs.py.
 
 let counter = 0;
 

@@ -45,7 +45,6 @@ class VerdictView(anywidget.AnyWidget):
         self.on_msg(self._clicked)
 
     def show(self, outcome: Outcome) -> None:
-        """The parts of an outcome's step."""
         timeline = outcome.timeline
         names, span = timeline.device_names, timeline.makespan_us
         colors = device_colors(len(names))
@@ -73,7 +72,6 @@ class VerdictView(anywidget.AnyWidget):
             self.bound_text = f"lower bound {format_us(bound)}" if bound == bound else ""
 
     def clear(self) -> None:
-        """Show nothing."""
         self.parts, self._windows = [], []
 
     def _clicked(self, _: object, content: dict[str, Any], __: object) -> None:
