@@ -27,6 +27,7 @@ from .pipeline import Stage
 if TYPE_CHECKING:
     from .simulator.schedulers import SchedulerOption
     from .simulator.schedules import ScheduleOption
+    from .torch_steps.step import TorchStep
 
 GROUPING = (*PASSES, "forward-only")
 """Passes that only join ops."""
@@ -69,7 +70,7 @@ class Profile(Stage):
         if isinstance(self.hardware, str):
             Hardware.named(self.hardware)
 
-    def __call__(self, step: Step) -> OpGraph:
+    def __call__(self, step: Step | TorchStep) -> OpGraph:
         from .profilers import profile
 
         return profile(step, **self.get_params())

@@ -79,12 +79,12 @@ class ExecuteOptions(TensorFlowOptions, TorchOptions, total=False):
     """Options of `bl.execute` for either framework; each rejects those of the other."""
 
 
-WITHOUT_EFFECT = ("traced", "kind", "return_variables", "progress")
+WITHOUT_EFFECT = ("traced", "return_variables", "progress")
 """Options for TensorFlow that a PyTorch step accepts and does not need."""
 
 OPTIONS = {
     "tensorflow": TensorFlowOptions.__annotations__,
-    "torch": {*TorchOptions.__annotations__, *WITHOUT_EFFECT},
+    "torch": {*TorchOptions.__annotations__, "kind", *WITHOUT_EFFECT},
 }
 
 

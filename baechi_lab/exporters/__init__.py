@@ -54,6 +54,9 @@ class Exporter(Protocol):
     def export(self, step: object, placement: Placement, folder: str | os.PathLike[str], **options: object) -> Path:
         """Writes the folder; the options of `bl.export`, and those of the framework."""
 
+    def script(self, step: object, placement: Placement, **options: object) -> str:
+        """The `train.py` of that folder."""
+
 
 def export(
     step: Step | TorchStep,

@@ -80,6 +80,17 @@ class TorchStep:
         if not isinstance(self.inputs, list):
             object.__setattr__(self, "inputs", args if not kwargs else kwargs if not args else (args, kwargs))
 
+    @property
+    def batch_size(self) -> int | None:
+        """The first dimension of all inputs and targets; None where they share none, and for lists of what may be images.
+
+        >>> TorchStep("tiny", lambda: nn.Linear(4, 2), (torch.ones(6, 4),)).batch_size
+        6
+        """
+        sizes = {len(t) if t.dim() else 0 for t in [*tensors(self.inputs), *self.targets]}
+        has_images = next(lists_of_images((self.inputs, self.targets)), None) is not None
+        return sizes.pop() or None if len(sizes) == 1 and not has_images else None
+
     def arguments(self, model: nn.Module) -> tuple[tuple[object, ...], dict[str, object]]:
         """Positional and keyword arguments of the step's model."""
         return as_arguments(self.inputs, model)

@@ -24,7 +24,7 @@ from ..step_summary import (
     from_to_in_words,
     too_coarse,
 )
-from .compute import Outcome, Report, compute, laid_out, optimized, placed, silent, simulated
+from .compute import Outcome, Report, Subject, compute, is_torch_step, laid_out, optimized, placed, silent, simulated
 from .setting import Setting, resized
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
@@ -80,9 +80,7 @@ def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple
     return () if outcome.gap < AT_THE_BOUND else best_advice([*_other_order(outcome, memo)])
 
 
-def all_advice(
-    outcome: Outcome, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
-) -> tuple[Advice, ...]:
+def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
     """What is faster than an outcome, the most first: another order, other groups, other placers, micro-batches.
 
     Raises:
@@ -199,14 +197,13 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
     yield Advice(cause, f"Use {count} micro-batches", changes, count * outcome.timeline.makespan_us, after)
 
 
-def _micro_batches_of_step(
-    outcome: Outcome, subject: Step | OpGraph | None, memo: Memo, report: Report
-) -> Iterator[Advice]:
+def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report) -> Iterator[Advice]:
     """Of a model that can be built for a smaller batch: the same batch in micro-batches. Building takes seconds."""
-    setting = outcome.setting
-    batch = setting.batch_size
-    rebuilt = outcome.step is not None and "model" in outcome.step.info and setting.profile == "estimated"
-    if not rebuilt or batch is None or setting.pipeline:
+    setting, step = outcome.setting, outcome.step
+    is_torch = is_torch_step(step)  # its batch is cut
+    batch = outcome.samples if is_torch else setting.batch_size
+    rebuilt = is_torch or (isinstance(step, Step) and "model" in step.info)
+    if not rebuilt or setting.profile != "estimated" or batch is None or setting.pipeline:
         return
     count = next((m for m in (MICRO_BATCHES, 4, 2) if batch % m == 0 and m * outcome.graph.n <= MOST_COPIES), 0)
     if not count or not works_one_at_a_time(outcome):
@@ -276,7 +273,7 @@ class Fitted:
     changed: str
 
 
-def fitted(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Fitted | None:
+def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Fitted | None:
     """The smallest change that makes a setting fit: passes, then the placer, then more devices; None where none does."""
     for changed, changes in _fitting_changes(setting):
         try:

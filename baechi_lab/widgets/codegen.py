@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from ..checks import check_whole
 from ..errors import InvalidInput
 from ..graph import Cluster, Device, Link
+from ..graph.hardware import HOST
 from ..passes.optimize import PASSES
 from ..placers.registry import pipeline_parameters, placer_class
 from ..profilers.precision import profile_mode
@@ -19,11 +21,19 @@ Built = tuple[str, Mapping[str, object]]
 """A benchmark model and its parameters other than the defaults."""
 
 
-def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = None, export: str = "") -> str:
+def to_code(
+    setting: Setting,
+    *,
+    variable: str = "graph",
+    built: Built | None = None,
+    is_torch: bool = False,
+    export: str = "",
+) -> str:
     """The library code of a setting, one stage per line, which runs as it is where the library knows how to make the source.
 
-    Else a comment says what the variable `variable` ("graph" or "step") must hold. `built` is what a given step was built of.
-    `export` adds the line that writes the training script to that folder.
+    Else a comment says what the variable `variable` ("graph" or "step") must hold. `built` is what a given step was built of;
+    `is_torch` says that it is PyTorch's, whose batch is cut into micro-batches. `export` adds the line that writes the training
+    script to that folder.
 
     >>> print(to_code(Setting(Cluster.uniform(2, memory_bytes=4), source="file:a.json")))
     import baechi_lab as bl
@@ -36,7 +46,7 @@ def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = 
     placed, devices = "coarse" if setting.passes else "graph", "cluster" if setting.replicas == 1 else "share"
     lines = [
         "import baechi_lab as bl",
-        *_source_lines(setting, variable, built),
+        *_source_lines(setting, variable, built, is_torch),
         f"cluster = {cluster_code(setting.cluster)}",
     ]
     if setting.replicas > 1:
@@ -51,7 +61,8 @@ def to_code(setting: Setting, *, variable: str = "graph", built: Built | None = 
     pipeline = _keywords(setting.pipeline)
     lines.append(f"timeline = bl.simulate(graph, cluster, placed, scheduler={setting.scheduler!r}{pipeline})")
     if export:
-        lines.append(f"bl.export(step, placed, {export!r}, graph=graph{pipeline})")
+        devices_text = f", cluster=cluster, devices={torch_names(setting.cluster)!r}" if is_torch else ""
+        lines.append(f"bl.export(step, placed, {export!r}, graph=graph{devices_text}{pipeline})")
     return "\n".join(lines)
 
 
@@ -65,7 +76,17 @@ def _placing_lines(setting: Setting, placed: str, devices: str) -> list[str]:
     return lines
 
 
-def _source_lines(setting: Setting, variable: str, built: Built | None) -> list[str]:
+def torch_names(cluster: Cluster) -> list[str]:
+    """The torch device of each device, attached or not: GPUs in their order, and CPUs.
+
+    >>> torch_names(Cluster.uniform(2)), torch_names(Cluster.uniform(2, kind="cpu"))
+    (['cuda:0', 'cuda:1'], ['cpu', 'cpu'])
+    """
+    is_gpu = [device.family not in ("cpu", HOST) for device in cluster.devices]
+    return [f"cuda:{sum(is_gpu[:d])}" if gpu else "cpu" for d, gpu in enumerate(is_gpu)]
+
+
+def _source_lines(setting: Setting, variable: str, built: Built | None, is_torch: bool) -> list[str]:
     options = f"hardware={setting.hardware!r}" if setting.profile == "estimated" else "mode='measured'"
     profile = f"graph = bl.profile(step, {options})"
     if setting.path:
@@ -74,6 +95,9 @@ def _source_lines(setting: Setting, variable: str, built: Built | None) -> list[
         name, params = (setting.model, setting.model_params) if setting.model or built is None else built
         size = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
         return [f"step = bl.models.build({name!r}{_keywords({**params, **size})})", profile]
+    if is_torch:
+        part = "" if setting.micro_batches is None else f".micro_batches({setting.micro_batches})[0]"
+        return ["# step: your bl.torch.TorchStep", f"graph = bl.profile(step{part}, {options})"]
     if variable == "step":
         return ["# step: your training step, as bl.trace(function, *inputs) made it", profile]
     return ["# graph: your graph, the one that bl.Workbench(graph, ...) was opened with"]
@@ -150,6 +174,10 @@ def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -
 def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     """From the lines of one micro-batch and of one replica to the setting of all."""
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
+    if (part := fields.pop("profiled_part", None)) not in (None, fields.get("micro_batches")):
+        raise InvalidInput(
+            f"micro_batches is {fields.get('micro_batches')}; the profile is of one of {part} micro-batches"
+        )
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
     share = fields.pop("share", None)
@@ -177,7 +205,14 @@ def _read(line: ast.stmt, fields: dict[str, object]) -> None:
     if any(k.arg is None for k in value.keywords):
         raise InvalidInput(f"line {line.lineno}: ** is not something that the workbench writes")
     options = {k.arg: _value(k.value) for k in value.keywords if k.arg and not isinstance(k.value, ast.Name)}
-    reader(fields, [_value(a) for a in value.args if not isinstance(a, ast.Name)], options, line.lineno)
+    args = [a for a in value.args if not isinstance(a, ast.Name)]
+    if name == "profile" and len(args) == 1 and (part := _PART.fullmatch(ast.unparse(args[0]))):
+        fields["profiled_part"], args = int(part[1]), []
+    reader(fields, [_value(a) for a in args], options, line.lineno)
+
+
+_PART = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
+"""The micro-batch of a PyTorch step that is profiled."""
 
 
 def _called(call: ast.Call) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -25,6 +25,11 @@ from .moves import move
 from .schedule import Chain, critical_chain
 from .setting import Setting
 
+if TYPE_CHECKING:
+    from ..torch_steps.step import TorchStep
+
+TrainingStep: TypeAlias = "Step | TorchStep"
+Subject: TypeAlias = "Step | TorchStep | OpGraph"
 Report = Callable[..., object]
 """`report(text, share, point)`: what is being done, the share that is done, `(seconds, best so far in us)`."""
 
@@ -39,7 +44,7 @@ class Outcome:
     """
 
     setting: Setting
-    step: Step | None
+    step: TrainingStep | None
     graph: OpGraph
     coarse: OpGraph
     base: Placement
@@ -63,6 +68,8 @@ class Outcome:
         """Samples of a step, where that is known."""
         if self.setting.batch_size is not None:
             return self.setting.batch_size
+        if is_torch_step(self.step):
+            return self.step.batch_size
         model_params = {} if self.step is None else self.step.info.get("params", {})
         size = model_params.get("batch_size")
         return size * (self.setting.micro_batches or 1) if isinstance(size, int) and size > 0 else None
@@ -114,7 +121,17 @@ def silent(text: str, share: float = -1.0, point: tuple[float, float] | None = N
     """A report that nobody reads."""
 
 
-def compute(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Outcome:
+def is_torch_step(subject: object) -> TypeGuard[TorchStep]:
+    """Whether it is a `bl.torch.TorchStep`; PyTorch is not imported."""
+    return getattr(type(subject), "framework", "") == "torch"
+
+
+def is_step(subject: object) -> TypeGuard[TrainingStep]:
+    """Whether it is a training step of TensorFlow or PyTorch."""
+    return isinstance(subject, Step) or is_torch_step(subject)
+
+
+def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Outcome:
     """Run the stages that are not remembered. `report` is told each of them, and may raise to stop.
 
     Raises:
@@ -173,9 +190,9 @@ def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo)
 
 
 def source(
-    setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent
-) -> tuple[Step | None, OpGraph]:
-    """The step, where there is one, and its graph."""
+    setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
+) -> tuple[TrainingStep | None, OpGraph]:
+    """The step, where there is one, and its graph; of a PyTorch step in micro-batches, the graph of one of them."""
     if setting.path:
         report(f"reading {setting.path}", 0.1)
         return None, memo.recall("load", _load, setting.path, _modified(setting.path))[0]
@@ -188,7 +205,28 @@ def source(
     # What is measured here is the same whatever hardware was estimated before.
     hardware: dict[str, Any] = {"hardware": setting.hardware} if setting.profile == "estimated" else {}
     stage = Profile(mode=setting.profile, **hardware)
+    if is_torch_step(step):
+        return step, memo.recall("profile", TorchProfile(stage, id(step), step), setting.micro_batches)[0]
     return step, memo.recall("profile", stage, step)[0]
+
+
+@dataclass(frozen=True)
+class TorchProfile:
+    """Profiles one micro-batch of a PyTorch step, or the whole step.
+
+    A model's code need not have a digest, so that the result is remembered by the step's `id`: the step is no field.
+    """
+
+    stage: Profile
+    step_id: int
+    step: InitVar[TorchStep]
+
+    def __post_init__(self, step: TorchStep) -> None:
+        object.__setattr__(self, "_step", step)
+
+    def __call__(self, micro_batches: int | None) -> OpGraph:
+        step: TorchStep = getattr(self, "_step")  # noqa: B009  (set past the frozen fields)
+        return self.stage(step if micro_batches is None else step.micro_batches(micro_batches)[0])
 
 
 def _modified(path: str) -> float:
@@ -201,9 +239,15 @@ def _load(path: str, modified: float) -> OpGraph:
     return load_graph(path)
 
 
-def given_step(setting: Setting, subject: Step | OpGraph | None, memo: Memo, report: Report = silent) -> Step | None:
+def given_step(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> TrainingStep | None:
     """The step of the setting: built for a model or another batch size, or the given one."""
     name, params = setting.model, dict(setting.model_params)
+    if not name and is_torch_step(subject):
+        if setting.batch_size not in (None, subject.batch_size):
+            raise InvalidInput(
+                f"batch_size is {setting.batch_size}; step {subject.name!r} has its own batch of {subject.batch_size}"
+            )
+        return subject
     size = setting.built_batch
     if not name and isinstance(subject, Step) and size is not None:
         made_for = subject.info.get("params", {})

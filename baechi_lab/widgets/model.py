@@ -15,7 +15,7 @@ Views subscribe with `on(event, call)` and are told what changed:
 | `problem` | a Problem, or None when it is gone |
 | `selection` | the selected ops of the graph, ascending |
 | `history` | `(can undo, can redo)` |
-| `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `written` | see `tasks.py` |
+| `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written` | see `tasks.py` |
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from ..placers.registry import make_placer, placer_class
 from .advice import STAGES, Advice, all_advice, fitted, quick_advice
 from .background import Background, Ticket
 from .codegen import Built, from_code, to_code
-from .compute import Outcome, Report, compute, silent, source, time_limit
+from .compute import Outcome, Report, Subject, compute, is_step, is_torch_step, silent, source, time_limit
 from .guard import Guard, Problem
 from .history import History
 from .move_previews import preview_moves
@@ -48,7 +48,7 @@ class WorkbenchModel:
     """State and commands; knows no widget.
 
     Args:
-        subject: a Step, an OpGraph, or None to start from a model or file.
+        subject: a Step, a TorchStep, an OpGraph, or None to start from a model or file.
         setting: what to start with; `inline` computes at once instead of in the background (tests, scripts).
 
     >>> model = WorkbenchModel(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Setting(Cluster.uniform(2)), inline=True)
@@ -56,11 +56,11 @@ class WorkbenchModel:
     15.0
     """
 
-    def __init__(self, subject: Step | OpGraph | None, setting: Setting, *, inline: bool = False):
-        if not isinstance(subject, (Step, OpGraph, type(None))):
+    def __init__(self, subject: Subject | None, setting: Setting, *, inline: bool = False):
+        if not (is_step(subject) or isinstance(subject, (OpGraph, type(None)))):
             raise InvalidInput(
-                f"a workbench opens on a Step or an OpGraph, not on {type(subject).__name__}; bl.torch.profile makes the graph "
-                "of a PyTorch model, bl.trace the step of a TensorFlow function"
+                f"a workbench opens on a step or an OpGraph, not on {type(subject).__name__}; bl.torch.TorchStep makes the step "
+                "of a PyTorch model, bl.trace that of a TensorFlow function"
             )
         if subject is None and setting.source == GIVEN_SUBJECT:
             raise InvalidInput("a workbench needs a graph, a step, or a setting that names a model or a file")
@@ -352,7 +352,7 @@ class WorkbenchModel:
     @property
     def subject_variable(self) -> str:
         """The name that code uses for what the workbench was opened with."""
-        return "step" if isinstance(self.subject, Step) else "graph"
+        return "step" if is_step(self.subject) else "graph"
 
     @cached_property
     def built(self) -> Built | None:
@@ -370,7 +370,8 @@ class WorkbenchModel:
         setting, outcome = self.setting, self.outcome
         if outcome is not None and outcome.setting == setting and "finer_groups" in outcome.base.info:
             setting = setting.replace(passes=outcome.base.info["passes"], forward_only=False)
-        return to_code(setting, variable=self.subject_variable, built=self.built, export=export)
+        is_torch = is_torch_step(self.subject)
+        return to_code(setting, variable=self.subject_variable, built=self.built, is_torch=is_torch, export=export)
 
     def load_code(self, text: str) -> None:
         """Take over the setting that the code describes; the model that the given step was built of means that step."""
@@ -387,7 +388,7 @@ class WorkbenchModel:
         self.enter(read)
 
 
-def first_setting(subject: Step | OpGraph | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
+def first_setting(subject: Subject | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
     """The setting that a workbench opens with: every placer is asked, unless one is named."""
     fields.setdefault("placer", "auto")
     if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):

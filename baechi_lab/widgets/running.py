@@ -12,8 +12,9 @@ import numpy as np
 
 from ..errors import InvalidInput
 from ..graph import NativeRun, Run
+from ..graph.link import FREE
 from .background import Background, Ticket
-from .compute import Outcome
+from .compute import Outcome, is_torch_step
 from .setting import link_name
 
 
@@ -73,9 +74,21 @@ def _other_costs(outcome: Outcome) -> str:
 def assumed_link(outcome: Outcome) -> str:
     """The preset that transfers of the step are simulated for; empty where it has none, or a link of its own, as measured here.
 
-    What somebody typed, and what was measured here, is taken as it is.
+    What somebody typed, and what was measured here, is taken as it is; so is a free link for PyTorch on CPU devices, which share
+    memory.
     """
+    if copies_nothing(outcome) and outcome.setting.cluster.link == FREE:
+        return ""
     return link_name(outcome.setting.cluster) if len(outcome.timeline.transfers) else ""
+
+
+def copies_nothing(outcome: Outcome) -> bool:
+    """Whether a run here moves no data: PyTorch's CPU devices share the memory of one process, and no GPU is attached."""
+    if not is_torch_step(outcome.step):
+        return False
+    import torch
+
+    return not torch.cuda.is_available()
 
 
 PAUSE_SECONDS = 0.25
@@ -117,7 +130,7 @@ class Runner:
         def work(ticket: Ticket) -> Run:
             from ..executors import execute
 
-            ticket.report("starting in a process of its own")
+            ticket.report("starting")
             return execute(
                 step_to_run,
                 outcome.placement,

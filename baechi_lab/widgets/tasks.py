@@ -10,17 +10,23 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..errors import InvalidInput
+from ..frameworks import framework_of, framework_part
 from ..graph import Run
 from .background import Background, Ticket
+from .codegen import torch_names
 from .comparing import CURRENT, compare_placers, name_of
-from .compute import Outcome, compute
+from .compute import Outcome, TrainingStep, compute, is_torch_step, source
 from .explaining import Log, explain
 from .guard import Problem
 from .model import WorkbenchModel
 from .running import LiveRun, Runner
+from .setting import GIVEN_SUBJECT
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pandas
+
 
 RUN, SWEEP, COMPARISON = "the run", "the sweep", "the comparison"
 ROW = "row:"
@@ -28,8 +34,8 @@ ROW = "row:"
 
 
 class Tasks:
-    """One task at a time; events `table`, `held`, `live`, `run`, `log`, `sweep`, `written`, `task`
-    are emitted by the model.
+    """One task at a time; events `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written`,
+    `task` are emitted by the model.
 
     `task` says `(text, share)` of what is under way, an empty text when nothing is.
     """
@@ -211,7 +217,8 @@ class Tasks:
             raise InvalidInput("a schedule without micro-batches cannot be run: say how many")
         self._begin_job(RUN)
         options: dict[str, Any] = {**({} if kind == "auto" else {"kind": kind}), **setting.pipeline}
-        options |= {"native": True} if native else {}
+        # torch.compile may take minutes, in which it does not stop
+        options |= {"native": "eager" if is_torch_step(outcome.step) else True} if native else {}
         self.runner.start(outcome, steps, warmup, lambda run: self._keep_run(outcome, run), **options)
 
     def _came_on(self, live: LiveRun) -> None:
@@ -270,18 +277,37 @@ class Tasks:
 
     def export(self, folder: str) -> None:
         """Write the training script of the current placement; `written` is emitted with the folder."""
+        from ..exporters import export
+
+        def write(step: TrainingStep, outcome: Outcome, options: dict[str, Any]) -> Path:
+            return export(step, outcome.placement, folder, **options)
+
+        self._with_step(f"writing {folder}", write, lambda path: self.model.emit("written", path))
+
+    def preview_script(self) -> None:
+        """Make the training script of the current placement; `script` is emitted with its text."""
+
+        def text(step: TrainingStep, outcome: Outcome, options: dict[str, Any]) -> str:
+            exporter = framework_part("exporters", framework_of(step))
+            return str(exporter.script(step, outcome.placement, **options))
+
+        self._with_step("the training script", text, lambda text: self.model.emit("script", text))
+
+    def _with_step(self, job: str, call: Callable[..., Any], on_result: Callable[[Any], None]) -> None:
+        """Start `call(step, outcome, options)`, with the options of `bl.export` that the setting says."""
         outcome = self.outcome()
-        step = outcome.step
+        step, setting = outcome.step, outcome.setting
         if step is None:
             raise InvalidInput("a stored graph has no step to export: choose a model, or open with a step")
+        options: dict[str, Any] = {"graph": outcome.graph, **setting.pipeline}
+        if is_torch_step(step):
+            options |= {"cluster": setting.cluster, "devices": torch_names(setting.cluster)}
 
         def work(ticket: Ticket) -> Any:
-            from ..exporters import export
+            ticket.report(job)
+            return call(step, outcome, options)
 
-            ticket.report(f"writing {folder}")
-            return export(step, outcome.placement, folder, graph=outcome.graph, **outcome.setting.pipeline)
-
-        self.start("the export", work, lambda path: self.model.emit("written", path))
+        self.start(job, work, on_result)
 
     # -- sweeping --------------------------------------------------------------------------------------
 
@@ -289,10 +315,18 @@ class Tasks:
         """`bl.sweep` of the current source with the current passes; `sweep` is emitted with every row."""
         from ..sweeps import sweep
 
-        setting, subject = self.model.setting, self.model.subject
-        target = setting.model or (
+        setting, subject, memo = self.model.setting, self.model.subject, self.model.memo
+        target: Any = setting.model or (
             self.outcome().graph if not setting.model and setting.batch_size is None else subject
         )
+        if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
+            batch = subject.batch_size
+            if batch is None:
+                subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises where it cannot be cut
+            else:
+                grid = {**grid, "batch_size": [batch]}
+                whole = setting.replace(micro_batches=None, schedule=None, replicas=1)
+                target = lambda size: source(whole.replace(micro_batches=batch // size), subject, memo)[1]  # noqa: E731
         if target is None:
             raise InvalidInput("choose a model or a graph to sweep over")
         self._begin_job(SWEEP)

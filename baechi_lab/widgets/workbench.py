@@ -9,12 +9,12 @@ from typing import Any
 import ipywidgets
 
 from ..errors import InfeasiblePlacement
-from ..graph import Cluster, OpGraph, Step
+from ..graph import Cluster
 from ..graph.units import format_us
 from .background import Later
 from .bars import lane_groups
 from .comparing import name_of
-from .compute import Outcome, source
+from .compute import Outcome, Subject, source
 from .explaining import Log
 from .guard import Guard, Problem
 from .heat import op_heat
@@ -56,8 +56,8 @@ class Workbench(Pictured, ipywidgets.VBox):
     """See a placement as graph, timeline and memory; change anything, and see at once what it did.
 
     Args:
-        subject: a `Step` (bl.trace, bl.models.build), an `OpGraph`, or None with `source="model:gnmt"` or
-            `source="file:PATH"`.
+        subject: a `Step` (bl.trace, bl.models.build), a `bl.torch.TorchStep`, an `OpGraph`, or None with
+            `source="model:gnmt"` or `source="file:PATH"`. A `TorchStep` keeps its batch; micro-batches cut it.
         cluster: the devices to start with, by default four of 8 GiB behind PCIe.
         setting: any other field of `baechi_lab.widgets.Setting`: `placer="m-sct"`, `passes=()`, `batch_size=64`, ...
 
@@ -73,7 +73,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     15.0
     """
 
-    def __init__(self, subject: Step | OpGraph | None = None, cluster: Cluster | None = None, **setting: object):
+    def __init__(self, subject: Subject | None = None, cluster: Cluster | None = None, **setting: object):
         self.model = WorkbenchModel(subject, first_setting(subject, cluster, setting))
         self.graph, self.timeline, self.memory = GraphView(), TimelineView(), MemoryView()
         self.details = DetailsView(self._go_to_op)

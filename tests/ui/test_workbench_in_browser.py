@@ -807,6 +807,8 @@ def test_explore_sweeps_and_names_the_best(page, expected):
 def test_export_writes_the_script(page, lab):
     tab(page, "Export")
     page.wait_for_function(ENABLED, arg="Write the script")
+    page.click('button:text-is("Preview")')
+    page.wait_for_selector('.bl-pane-export .bl-code:has-text("import tensorflow")', timeout=60_000)
     page.click('button:text-is("Write the script")')
     page.wait_for_selector('.bl-good:has-text("Written")', timeout=60_000)
     folder = lab.folder / "placed_training"

@@ -395,11 +395,13 @@ def synchronize() -> None:
             torch.cuda.synchronize(device)
 
 
-def default_cluster(placement: Placement) -> Cluster:
-    """As many devices as the placement uses: GPUs if enough are attached, otherwise CPU devices."""
+def default_cluster(placement: Placement, kind: str = "auto") -> Cluster:
+    """As many devices of a kind as the placement uses; `auto` is GPUs if enough are attached, otherwise CPU devices."""
     n = placement.devices
+    if kind not in ("auto", "cpu", "gpu"):
+        raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return Cluster.uniform(n, kind="gpu" if gpus >= n else "cpu")
+    return Cluster.uniform(n, kind=("gpu" if gpus >= n else "cpu") if kind == "auto" else kind)
 
 
 def known_graph(

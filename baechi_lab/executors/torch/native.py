@@ -29,11 +29,11 @@ def native_runners(
 ) -> Mapping[str, NativeRunner]:
     """Both runners, on the torch device of the placement's device 0. They share one model.
 
-    The step has its batch, and the cluster names its device: `kind` and `inputs` are TensorFlow's.
+    Without a `cluster` the device is of `kind`. The step has its batch: `inputs` is TensorFlow's.
     """
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; give a baechi_lab.torch.TorchStep")
-    run_cluster = cluster or default_cluster(placement or Placement(device=np.zeros(1, dtype=np.int32)))
+    run_cluster = cluster or default_cluster(placement or Placement(device=np.zeros(1, dtype=np.int32)), kind)
     device = torch_devices(run_cluster, None)[0]
     native = _Native(step.on(device), device)
     return {EAGER: partial(native, EAGER), COMPILED: partial(native, COMPILED)}

@@ -58,3 +58,8 @@ def export(
     else:
         names = [f"/job:localhost/replica:0/task:0/device:CPU:{i}" for i in range(needed)]
     return write_folder(folder, folder_files(step, graph.names, placed, names, tuple(workers), cut))
+
+
+def script(step: Step, placement: Placement, **options: object) -> str:
+    """The `train.py` that `export` writes, the same for every step. It is read, not imported: it imports TensorFlow."""
+    return Path(__file__).with_name("script.py").read_text(encoding="utf-8")

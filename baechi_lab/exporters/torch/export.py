@@ -50,6 +50,25 @@ def export(
         InvalidInput: a model, loss or optimizer whose source cannot be written out (it says which and why), a
             placement for another graph, a folder that holds something else. ExecutionError: it cannot be written.
     """
+    given = {"micro_batches": micro_batches, "schedule": schedule, "pipeline": pipeline, "reduction": reduction}
+    options = {"cluster": cluster, "graph": graph, "reorder": reorder, "devices": devices, **given}
+    return write_folder(folder, folder_files(step, placement, **options))
+
+
+def folder_files(
+    step: TorchStep,
+    placement: Placement,
+    *,
+    cluster: Cluster | None = None,
+    graph: OpGraph | None = None,
+    reorder: str = "gpu",
+    devices: list[str] | None = None,
+    micro_batches: int | None = None,
+    schedule: ScheduleOption | None = None,
+    pipeline: bool | None = None,
+    reduction: str | None = None,
+) -> dict[str, str | bytes]:
+    """The files that `export` writes, by name; its parameters and errors."""
     if not isinstance(step, TorchStep):
         raise InvalidInput(f"step is a {type(step).__name__}; the PyTorch export takes a baechi_lab.torch.TorchStep")
     if graph is None and placement.group_of is not None:
@@ -58,7 +77,7 @@ def export(
     if micro_batches is not None or schedule is not None:
         division = divide(step, model, placement, graph, cluster, micro_batches, schedule, pipeline, reduction)
         if division.cut is not None:
-            return write_folder(folder, pipeline_files(step, model, division, torch_devices(division.cluster, devices)))
+            return pipeline_files(step, model, division, torch_devices(division.cluster, devices))
     else:
         refuse_replicas(placement, "bl.export")
         division = StepDivision([step], None, cluster, 1, Reduction(True, ({},)))
@@ -87,7 +106,7 @@ def export(
         script = script.replace(plain, counted if division.counts else plain)
     for key, text in values.items():
         script = script.replace(f"<{key}>", text)
-    files: dict[str, str | bytes] = {
+    return {
         "train.py": script,
         "README.md": README.replace("<NAME>", step.name).replace("<NEEDS>", sources.needs()),
         "placed_plan.json": json.dumps(plan.to_json(), indent=1),
@@ -96,4 +115,3 @@ def export(
         **sources.files,
         **runtime_files(),
     }
-    return write_folder(folder, files)

@@ -10,6 +10,7 @@ from ...errors import InvalidInput
 from ...graph import Cluster, Placement
 from ...torch_steps.step import TorchStep
 from .export import export as export_folder
+from .export import folder_files
 
 
 def export(
@@ -19,3 +20,8 @@ def export(
     if not (cluster is None or isinstance(cluster, Cluster)):
         raise InvalidInput(f"cluster is {cluster!r}; the script of a PyTorch step runs on the devices of a bl.Cluster")
     return export_folder(step, placement, folder, cluster=cluster, **options)
+
+
+def script(step: TorchStep, placement: Placement, **options: Any) -> str:
+    """The `train.py` that `export` writes."""
+    return str(folder_files(step, placement, **options)["train.py"])

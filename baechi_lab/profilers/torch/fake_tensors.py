@@ -15,6 +15,7 @@ import functools
 import logging
 import os
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from types import CellType, FunctionType
@@ -58,6 +59,8 @@ DTYPES = {
 _SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _GROUPED = torch.ops.aten._grouped_mm.default
 _DEVICE = torch.ops.prim.device.default
+_ONE_AT_A_TIME = threading.RLock()
+"""Held while PyTorch is patched: estimates of several threads run one after another."""
 _ITEM = torch.ops.aten._local_scalar_dense.default
 _KEEP_ENTRIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.add.Tensor})
 """Operators on sparse tensors whose shape functions lose the number of entries."""
@@ -117,7 +120,7 @@ def use_fake_tensors(
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = _TwinMaker(mode, dtype)
     observer = observer or OperatorObserver()
-    with ExitStack() as stack:
+    with _ONE_AT_A_TIME, ExitStack() as stack:
         stack.callback(_clear_caches, model)
         stack.enter_context(_swap_tensors(model, fake))
         stack.enter_context(ModelSnapshot(model))  # enters before the fake mode, so that its copies of values are real
@@ -231,13 +234,16 @@ def _swap_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]
 def _use_fused_kernels() -> Iterator[None]:
     """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, and one for attention with dropout.
 
-    The latter is the kernel of attention without dropout, whose work is the same.
+    The latter is the kernel of attention without dropout, whose work is the same. Other threads, which may train for real, get
+    the functions as they are.
     """
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
+    own_thread = threading.get_ident()
 
     @functools.wraps(dropout)
     def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
-        if has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
+        is_other = threading.get_ident() != own_thread
+        if is_other or has_torch_function_unary(input) or inplace or not (training and 0 < p < 1):
             return dropout(input, p, training, inplace)
         return torch.native_dropout(input, p, True)[0]
 
@@ -251,6 +257,8 @@ def _use_fused_kernels() -> Iterator[None]:
         *args: Any,
         **kwargs: Any,
     ) -> Any:
+        if threading.get_ident() != own_thread:
+            return attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)
         if has_torch_function((query, key, value)):  # an interceptor gets this function, with its draw
             arguments = (query, key, value, attn_mask, dropout_p, *args)
             return handle_torch_function(fused_attention, (query, key, value), *arguments, **kwargs)

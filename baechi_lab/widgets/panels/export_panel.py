@@ -8,6 +8,7 @@ from pathlib import Path
 import ipywidgets
 
 from ..guard import Guard, refused
+from ..running import copies_nothing
 from ..tasks import Tasks
 from ..views.copy_button import CopyButton
 from .parts import WIDE, button, note, row, say
@@ -50,6 +51,7 @@ class ExportPanel:
         self.model.on("setting", lambda _: self.refresh())
         self.model.on("outcome", lambda _: self.refresh())
         self.model.on("written", self._written)
+        self.model.on("script", self._show_script)
         self.folder.observe(lambda _: self.refresh(), "value")
         self.refresh()
 
@@ -57,7 +59,7 @@ class ExportPanel:
         outcome = self.model.outcome
         runnable = outcome is not None and outcome.step is not None
         self.code.value = self.model.code(self.folder.value if runnable else "")
-        self.write.disabled = not runnable
+        self.write.disabled = self.preview.disabled = not runnable
         if not runnable:
             say(
                 self.state,
@@ -68,13 +70,15 @@ class ExportPanel:
 
     def _preview(self) -> None:
         with Guard(self.model.fail):
-            from ... import exporters
+            self.tasks.preview_script()
 
-            # Read, not imported: the script imports TensorFlow.
-            text = (
-                Path(str(exporters.__file__)).with_name("tensorflow").joinpath("script.py").read_text(encoding="utf-8")
-            )
-            self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
+    def _show_script(self, text: str) -> None:
+        self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
 
     def _written(self, path: Path) -> None:
-        say(self.state, f"Written: {path}. Train with: python {self.folder.value}/train.py", "good")
+        command, outcome = f"python {self.folder.value}/train.py", self.model.outcome
+        if "torchrun" in (path / "README.md").read_text(encoding="utf-8"):
+            command = "torchrun, as its README.md says"
+        elif outcome is not None and copies_nothing(outcome):
+            command += f" --devices{' cpu' * outcome.setting.cluster.n}"
+        say(self.state, f"Written: {path}. Train with: {command}", "good")

@@ -13,12 +13,12 @@ import ipywidgets
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
 from ...fitting.subject import Subject, model_code
-from ...graph import OpGraph, Step
+from ...graph import OpGraph
 from ...graph.units import format_us
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
 from ..background import Ticket
-from ..compute import Outcome, source
+from ..compute import Outcome, TrainingStep, is_torch_step, source
 from ..fit_view import FitView
 from ..guard import Guard
 from ..setting import Setting
@@ -66,12 +66,14 @@ class FitPanel:
         self.rows.value = table(HEAD, [option.texts() for option in answer.options], marked)
 
 
-def fitted(setting: Setting, build: Callable[[Setting], tuple[Step | None, OpGraph]]) -> Subject:
+def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
     """The graph of a setting, as `build` gives it, in one batch; with an estimated model also those of other batches."""
+    undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)
+    if is_torch_step(step):
+        return Subject(graph if setting.micro_batches is None else build(undivided)[1], step.batch_size, None)
     if step is None or "model" not in step.info or setting.profile != "estimated":
         return Subject(graph, None, None)
-    undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
     params = dict(step.info["params"])
     size = setting.batch_size or params["batch_size"]
     model_params = {k: v for k, v in params.items() if k != "batch_size"}

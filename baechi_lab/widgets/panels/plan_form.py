@@ -9,7 +9,7 @@ import ipywidgets
 
 from ...errors import BaechiLabError, InvalidInput
 from ...exporters.plans import FORMATS, WrittenPlan, write_plan
-from ..compute import Outcome
+from ..compute import Outcome, is_torch_step
 from ..guard import Guard
 from ..model import WorkbenchModel
 from ..views.copy_button import CopyButton
@@ -18,11 +18,11 @@ from .parts import WIDE, button, note, row, say
 RUNTIMES = {
     "chakra": "an execution trace per device (MLCommons Chakra)",
     "deepspeed": "DeepSpeed pipeline modules",
-    "device_map": "accelerate and transformers; needs the PyTorch model",
+    "device_map": "accelerate, transformers; needs the PyTorch model",
     "dot": "Graphviz",
     "llama_cpp": "llama.cpp: --tensor-split, -ot",
     "megatron": "Megatron-LM pipeline layout",
-    "onnx": "device configurations of an ONNX model; needs the model",
+    "onnx": "device configurations of an ONNX model; needs its file",
     "pipelining": "torch.distributed.pipelining",
     "vllm": "VLLM_PP_LAYER_PARTITION",
 }
@@ -30,8 +30,9 @@ MOST_SHOWN = 20_000
 """Letters of a plan that are shown; it is copied and saved whole."""
 
 
-def plan_of(outcome: Outcome, name: str) -> WrittenPlan:
-    """The outcome's placement in the format `name`; "chakra" with the times of the simulated step.
+def plan_of(outcome: Outcome, name: str, onnx_file: str = "") -> WrittenPlan:
+    """The outcome's placement in the format `name`; "chakra" with the times of the simulated step, "device_map" with the model
+    of a PyTorch step, "onnx" with that of a file.
 
     Raises:
         InvalidInput: the format needs a model, or layers that the graph does not have; and what `write_plan` raises.
@@ -45,7 +46,11 @@ def plan_of(outcome: Outcome, name: str) -> WrittenPlan:
     'dot'
     """
     timeline = outcome.once if name == "chakra" else None
-    return write_plan(outcome.graph, outcome.placement, name, cluster=outcome.setting.cluster, timeline=timeline)
+    model = outcome.step.model() if name == "device_map" and is_torch_step(outcome.step) else None
+    model = onnx_file or None if name == "onnx" else model
+    return write_plan(
+        outcome.graph, outcome.placement, name, model=model, cluster=outcome.setting.cluster, timeline=timeline
+    )
 
 
 class PlanForm:
@@ -55,10 +60,11 @@ class PlanForm:
         self.model = model
         options = [(f"{name}: {RUNTIMES.get(name, name)}", name) for name in FORMATS]
         self.format = ipywidgets.Dropdown(
-            options=options, value="dot", description="plan for", layout={"width": "460px"}
+            options=options, value="dot", description="plan for", layout={"width": "530px"}
         )
         self.show = button("Show the plan", "the placement as this runtime takes it", self._show)
         self.copy = CopyButton(label="Copy the plan")
+        self.onnx_file = ipywidgets.Text(description="ONNX file", placeholder="model.onnx")
         self.folder = ipywidgets.Text(value="placed_plan", description="folder")
         self.save = button("Save the plan", "write the plan, and its binary files, into the folder", self._save)
         self.state, self.unsupported = note(), ipywidgets.HTML(layout=WIDE)
@@ -67,7 +73,7 @@ class PlanForm:
         self.widget = ipywidgets.VBox(
             [
                 title,
-                row(self.format, self.show, self.copy),
+                row(self.format, self.onnx_file, self.show, self.copy),
                 row(self.folder, self.save),
                 self.state,
                 self.unsupported,
@@ -83,6 +89,7 @@ class PlanForm:
     def _clear(self) -> None:
         """No plan of another placement or format."""
         self.plan = None
+        self.onnx_file.layout.display = "" if self.format.value == "onnx" else "none"
         self.copy.text = self.text.value = self.unsupported.value = ""
         self.save.disabled = True
         say(self.state, "")
@@ -93,7 +100,7 @@ class PlanForm:
             if self.model.outcome is None:
                 raise InvalidInput("there is no placement yet")
             try:
-                plan = plan_of(self.model.outcome, self.format.value)
+                plan = plan_of(self.model.outcome, self.format.value, self.onnx_file.value.strip())
             except BaechiLabError as error:
                 say(self.state, f"No plan for {self.format.value}: {error}", "bad")
                 return

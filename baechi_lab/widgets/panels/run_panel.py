@@ -8,12 +8,13 @@ from typing import Any
 import ipywidgets
 
 from ...graph import Run
+from ...graph.link import FREE
 from ...graph.units import format_us
 from ...step_summary import below_bound
 from ..charts import run_chart
-from ..compute import Outcome
+from ..compute import Outcome, is_torch_step
 from ..guard import Guard, refused
-from ..running import LiveRun, assumed_link
+from ..running import LiveRun, assumed_link, copies_nothing
 from ..tasks import Tasks
 from ..views.chart_view import ChartView
 from .parts import WIDE, button, count_up_to, note, row, say, switch
@@ -35,7 +36,7 @@ class RunPanel:
         self.steps.layout.width = "150px"
         self.native = switch(
             "and as the framework runs it",
-            "also the undivided step on one device, as tf.function or Keras runs it: what placing is worth",
+            "also the undivided step on one device, as tf.function, Keras or eager PyTorch runs it: what placing is worth",
             True,
         )
         self.start = button("Start", "run the current placement for real", self._start, style="primary")
@@ -49,7 +50,10 @@ class RunPanel:
         hint = "on this machine, and simulate with that"
         self.profile = button("Profile here first", f"measure the ops {hint}", profile, style="info")
         self.link = button("Measure the link here", f"time transfers {hint}", link, style="info")
-        self.likeness_row = row(self.likeness, self.profile, self.link)
+        free = guard(lambda: self.model.change(cluster=self.model.setting.cluster.replace(link=FREE)))
+        shared = "CPU devices of PyTorch share memory: nothing is copied between them"
+        self.free = button("Transfers without cost", shared, free, style="info")
+        self.likeness_row = row(self.likeness, self.profile, self.link, self.free)
         self.chart = ChartView(height=210)
         self.widget = ipywidgets.VBox(
             [
@@ -77,7 +81,10 @@ class RunPanel:
         self.likeness_row.layout.display = "flex" if reason else "none"
         measured = outcome is not None and outcome.setting.profile == "measured"
         self.profile.layout.display = "none" if measured else "inline-flex"
-        self.link.layout.display = "inline-flex" if measured else "none"
+        is_torch = outcome is not None and is_torch_step(outcome.step)
+        self.link.layout.display = "inline-flex" if measured and not is_torch else "none"
+        is_copied = outcome is None or not copies_nothing(outcome)
+        self.free.layout.display = "none" if is_copied or not measured else "inline-flex"
         self.start.disabled = not runnable or running
         if running:
             return
@@ -111,7 +118,7 @@ class RunPanel:
             self.tasks.run(self.steps.value, kind=self.kind.value, native=self.native.value)
         if not guard.failed:
             self.start.disabled, self.stop.disabled = True, False
-            say(self.state, "Starting in a process of its own ...")
+            say(self.state, "Starting ...")
             self._clear()
 
     def _stop(self) -> None:
@@ -178,11 +185,12 @@ def foreign(outcome: Outcome) -> str:
     """Why the simulated step is not what a run here measures; empty if it is."""
     if outcome.setting.profile == "measured":
         link = assumed_link(outcome)
+        if not link:
+            return ""
+        until = "they have no cost" if copies_nothing(outcome) else "the link is measured, too"
         return (
             f"Ops have the times of this machine, transfers those of the preset {link}: simulated and measured steps are no "
-            "comparison before the link is measured, too."
-            if link
-            else ""
+            f"comparison before {until}."
         )
     return (
         f"The simulated step is an estimate for {outcome.setting.hardware}; a run measures this machine. "

@@ -13,7 +13,7 @@ from ...graph.cluster import COMMUNICATION_MODES
 from ...graph.units import exact_bytes
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
-from ..compute import time_limit
+from ..compute import is_step, is_torch_step, time_limit
 from ..guard import Guard, refused
 from ..model import WorkbenchModel
 from ..setting import (
@@ -146,7 +146,7 @@ class SettingPanel:
         )
         self.micro = text(
             "micro-batches",
-            "empty: the batch whole",
+            "whole batch",
             "the batch is cut into so many parts that follow each other through the devices",
         )
         self.schedule = drop(
@@ -263,7 +263,7 @@ class SettingPanel:
 
     def _stepless(self, setting: Setting) -> bool:
         """Whether ops have the times that are stored with them."""
-        return not setting.model and not (setting.source == GIVEN_SUBJECT and isinstance(self.model.subject, Step))
+        return not setting.model and not (setting.source == GIVEN_SUBJECT and is_step(self.model.subject))
 
     def _batch_for(self, source: str) -> int | None:
         """The batch size that a newly chosen model starts with."""
@@ -315,7 +315,10 @@ class SettingPanel:
             self.batch.options = sorted({*self.batch.options, size})
         if size is not None:
             self.batch.value = size
+        given = self.model.subject if setting.source == GIVEN_SUBJECT else None
         stored = "a stored graph has the batch size it was profiled with"
+        if is_torch_step(given):
+            stored = f"step {given.name} has its own batch" + (f" of {given.batch_size}" if given.batch_size else "")
         say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
         self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
         stepless = self._stepless(setting)

@@ -54,11 +54,11 @@ def quantity(
 def _decimal(value: float, decimals: int) -> str:
     """A number with so many decimals; what would be shown as zero, but is not, says that it is smaller.
 
-    >>> _decimal(1234.5, 1), _decimal(0.00001, 4), _decimal(-0.0, 2)
+    >>> _decimal(1234.5, 1), _decimal(0.00001, 4), _decimal(-1e-16, 2)
     ('1,234.5', '<0.0001', '0.00')
     """
     least = 10.0**-decimals
-    return f"<{least:.{decimals}f}" if 0 < value < least / 2 else f"{value + 0.0:,.{decimals}f}"
+    return f"<{least:.{decimals}f}" if 0 < value < least / 2 else f"{round(value, decimals) + 0.0:,.{decimals}f}"
 
 
 def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[str, str]]:
