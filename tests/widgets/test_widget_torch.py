@@ -165,6 +165,8 @@ def test_the_script_is_shown_and_written_for_the_devices_of_the_setting(tmp_path
     if micro_batches is None:
         plan = json.loads((tmp_path / "placed" / "placed_plan.json").read_text())
         assert plan["devices"] == ["cuda:0", "cuda:1"]
+    bench.model.change(placer="single")
+    assert panel.script.value == ""
 
 
 @pytest.mark.parametrize("name", FORMATS)

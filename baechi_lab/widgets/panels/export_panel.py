@@ -31,7 +31,8 @@ class ExportPanel:
         self.folder = ipywidgets.Text(value="placed_training", description="folder")
         write = Guard(self.model.fail)(lambda: tasks.export(self.folder.value))
         self.write = button("Write the script", "write placed graph, weights and train.py", write, style="primary")
-        self.preview = button("Preview", "show train.py as it would be written", self._preview)
+        preview = Guard(self.model.fail)(tasks.preview_script)
+        self.preview = button("Preview", "show train.py as it would be written", preview)
         self.script = ipywidgets.HTML(layout=WIDE)
         self.state = note()
         self.plans = PlanForm(self.model)
@@ -49,7 +50,7 @@ class ExportPanel:
             layout=WIDE,
         )
         self.model.on("setting", lambda _: self.refresh())
-        self.model.on("outcome", lambda _: self.refresh())
+        self.model.on("outcome", lambda _: (self.refresh(), self._show_script("")))
         self.model.on("written", self._written)
         self.model.on("script", self._show_script)
         self.folder.observe(lambda _: self.refresh(), "value")
@@ -68,12 +69,9 @@ class ExportPanel:
         elif "stored graph" in self.state.value:
             say(self.state, "")
 
-    def _preview(self) -> None:
-        with Guard(self.model.fail):
-            self.tasks.preview_script()
-
     def _show_script(self, text: str) -> None:
-        self.script.value = f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
+        """The script of the placement that is shown; empty for another one."""
+        self.script.value = text and f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
 
     def _written(self, path: Path) -> None:
         command, outcome = f"python {self.folder.value}/train.py", self.model.outcome
