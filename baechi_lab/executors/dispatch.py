@@ -12,11 +12,8 @@ from typing import TYPE_CHECKING, Any, Protocol, TypedDict
 from ..checks import finite
 from ..errors import InvalidInput
 from ..frameworks import framework_of, framework_part, options_of
+from ..graph import Cluster, OpGraph, Placement, Run, Step
 from ..graph.arguments import check_placed_step
-from ..graph.cluster import Cluster
-from ..graph.opgraph import OpGraph
-from ..graph.placement import Placement
-from ..graph.step import Run, Step
 from .native import NativeRunner, Stop, native_runners
 
 if TYPE_CHECKING:

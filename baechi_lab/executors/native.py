@@ -12,9 +12,7 @@ import numpy as np
 
 from ..errors import InvalidInput, UnknownNameError
 from ..frameworks import framework_of, framework_part
-from ..graph.cluster import Cluster
-from ..graph.placement import Placement
-from ..graph.step import NativeRun, Step
+from ..graph import Cluster, NativeRun, Placement, Step
 
 if TYPE_CHECKING:
     from ..torch_steps.step import TorchStep

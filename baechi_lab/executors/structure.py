@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..graph.opgraph import OpGraph
-from ..graph.step import Step
+from ..graph import OpGraph, Step
 
 
 def graph_of(step: Step) -> OpGraph:

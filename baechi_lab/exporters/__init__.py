@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ..frameworks import framework_of, framework_part, options_of
+from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.arguments import check_placed_step
-from ..graph.cluster import Cluster
-from ..graph.opgraph import OpGraph
-from ..graph.placement import Placement
-from ..graph.step import Step
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

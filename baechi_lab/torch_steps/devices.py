@@ -9,8 +9,7 @@ from torch import nn
 
 from ..checks import check_whole
 from ..errors import InvalidInput
-from ..graph.cluster import Cluster
-from ..graph.device import Device
+from ..graph import Cluster, Device
 from ..graph.link import PCIE, Link
 
 

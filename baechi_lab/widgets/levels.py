@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Timeline
-from ..graph.timeline import MEMORY_CATEGORIES
+from ..graph import MEMORY_CATEGORIES, Timeline
 from .columns import Columns, pack
 
 MOST_ROWS = 30_000

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..graph import Timeline
-from ..graph.timeline import MEMORY_CATEGORIES
+from ..graph import MEMORY_CATEGORIES, Timeline
 from ..graph.units import format_bytes, format_us
 from ..viz.colors import LIMIT, device_colors
 from ..viz.nested.scene import Paint, Scene

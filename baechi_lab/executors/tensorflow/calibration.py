@@ -25,9 +25,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import ExecutionError, InvalidInput
-from ...graph.link import Link
-from ...graph.placement import Placement
-from ...graph.step import Step
+from ...graph import Link, Placement, Step
 from ...workers.client import Worker
 from .cluster import LocalCluster
 

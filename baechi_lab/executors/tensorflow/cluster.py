@@ -18,9 +18,7 @@ from typing import IO
 
 from ...checks import check_whole
 from ...errors import ExecutionError
-from ...graph.cluster import Cluster
-from ...graph.device import Device
-from ...graph.link import Link
+from ...graph import Cluster, Device, Link
 from ...workers.client import worker_environment
 from ...workers.executors import cores
 from ...workers.forked import Forked, start

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput
-from ...graph.cluster import Cluster
-from ...graph.device import Device
+from ...graph import Cluster, Device
 from ...graph.formats.reading import absolute
 from ...graph.link import PCIE, Link
 from ...graph.units import format_bytes, parse_bytes

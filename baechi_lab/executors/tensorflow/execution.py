@@ -14,11 +14,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
-from ...graph.cluster import Cluster
-from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
-from ...graph.step import Run, Step
-from ...graph.timeline import Timeline
+from ...graph import Cluster, OpGraph, Placement, Run, Step, Timeline
 from ...workers.client import Worker, WorkerEnded
 from ...workers.messages import Message
 from ...workers.transport import step_arrays, step_header

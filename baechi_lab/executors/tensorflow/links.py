@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_whole
 from ...errors import ExecutionError, InvalidInput, UnknownNameError
-from ...graph.cluster import Cluster
-from ...graph.link import Link
+from ...graph import Cluster, Link
 from ...profilers.links import SIZES, LinkFit, comm_mode, fit_link, vote, waiting_shares
 from ...workers.client import Worker, WorkerEnded, refusal
 from ...workers.messages import Message

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...errors import InvalidInput
-from ...graph.cluster import Cluster
-from ...graph.placement import Placement
+from ...graph import Cluster, Placement
 from ...graph.step import NativeRun, Source, Step
 from ...workers.failures import first_line
 from ..inputs import checked_batches

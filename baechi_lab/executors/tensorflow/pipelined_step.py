@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ...errors import InvalidInput
-from ...graph.cluster import Cluster
-from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
-from ...graph.step import Run, Step
+from ...graph import Cluster, OpGraph, Placement, Run, Step
 from ...simulator.pipelined_graph import PipelinedGraph, make_pipelined_graph, pipeline_options
 from ...simulator.schedules import ScheduleOption
 from ..inputs import batch_axes

@@ -16,12 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError, InvalidInput
+from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.arguments import check_placed_step, check_records
-from ...graph.cluster import Cluster
-from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
 from ...graph.restoring import copy_back
-from ...graph.step import Step
 from ...workers.failures import first_line
 from ..inputs import checked_batch
 from .devices import device_options, select

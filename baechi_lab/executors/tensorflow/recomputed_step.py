@@ -14,9 +14,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...errors import InvalidInput
-from ...graph import Cluster, OpGraph, Placement
+from ...graph import Cluster, OpGraph, Placement, Step
 from ...graph.arguments import refuse_replicas
-from ...graph.step import Step
 from ...memory_saving.offload import OFFLOADED, STATE, STORED, sent_tensor
 from ...profilers.tensorflow.nodes import has_side_effect, join, output_types, split
 from ...profilers.tensorflow.prevent_fusion import prevent_fusion

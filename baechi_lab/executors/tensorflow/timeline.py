@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.opgraph import CONTROL_BYTES, OpGraph
-from ...graph.timeline import MemoryLog, Timeline, Transfers
+from ...graph import CONTROL_BYTES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import STORED
 from .allocations import COPIES, PERSISTENT, replaced_variable_values
 from .offloaded_state import returned_state_tensors, state_ops

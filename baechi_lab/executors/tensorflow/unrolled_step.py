@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ...errors import InvalidInput, UnknownNameError
-from ...graph import OpGraph, Placement
-from ...graph.step import Step, TensorSpec
+from ...graph import OpGraph, Placement, Step, TensorSpec
 from ...passes.all_reduce import ALL_REDUCE
 from ...passes.roles import UPDATE, roles
 from ...passes.unroll import ACCUMULATE

@@ -7,11 +7,8 @@ from importlib import import_module
 import numpy as np
 
 from ...errors import InvalidInput, UnknownNameError
-from ...graph.cluster import Cluster
+from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...graph.columns import record
-from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
-from ...graph.timeline import Timeline
 from .records import Request, WrittenPlan, moved_ops_sentence
 
 __all__ = ["FORMATS", "WrittenPlan", "write_plan"]

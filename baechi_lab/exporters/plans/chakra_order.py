@@ -23,8 +23,7 @@ from itertools import pairwise
 import numpy as np
 
 from ...errors import InvalidInput
-from ...graph.cluster import Cluster
-from ...graph.timeline import Timeline
+from ...graph import Cluster, Timeline
 from .records import Request
 
 COMPUTE, SEND, RECEIVE = "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"

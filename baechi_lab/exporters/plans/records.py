@@ -11,11 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph.cluster import Cluster
-from ...graph.hardware import HOST
+from ...graph import HOST, Cluster, OpGraph, Timeline
 from ...graph.kernels.csr import Integers
-from ...graph.opgraph import OpGraph
-from ...graph.timeline import Timeline
 
 
 @dataclass(frozen=True)

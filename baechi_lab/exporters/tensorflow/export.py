@@ -12,8 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...executors.tensorflow import heap, keepalive, loopback, tunnel
-from ...graph.placement import Placement
-from ...graph.step import Step
+from ...graph import Placement, Step
 from ...workers import network
 from ..folder import Writer
 

@@ -10,10 +10,7 @@ from typing import TYPE_CHECKING
 from ...errors import InvalidInput
 from ...executors.tensorflow.pipelined_step import pipelined_step
 from ...executors.tensorflow.recomputed_step import step_to_run
-from ...graph.cluster import Cluster
-from ...graph.opgraph import OpGraph
-from ...graph.placement import Placement
-from ...graph.step import Step
+from ...graph import Cluster, OpGraph, Placement, Step
 from ..folder import write_folder
 from .export import folder_files
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ...graph import CONTROL_BYTES, Step
 from ...graph.kernels.csr import Ints, offsets
-from ...graph.opgraph import CONTROL_BYTES
-from ...graph.step import Step
 from .float_types import replace_float_types
 from .nodes import output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes

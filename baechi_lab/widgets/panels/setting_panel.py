@@ -8,8 +8,7 @@ from typing import Any
 import ipywidgets
 
 from ...errors import InvalidInput
-from ...graph import Cluster, Link, Step
-from ...graph.cluster import COMMUNICATION_MODES
+from ...graph import COMMUNICATION_MODES, Cluster, Link, Step
 from ...graph.units import exact_bytes
 from ...passes.optimize import PASSES
 from ..charts import progress_chart
