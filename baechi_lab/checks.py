@@ -42,7 +42,7 @@ def check_position(
     return int(value)
 
 
-def check_flag(field: str, value: object, also: str = "") -> bool:
+def check_flag(field: str, value: object) -> bool:
     """Returns `value` as a bool; raises `InvalidInput` unless it is True or False.
 
     >>> check_flag("moved", 2)
@@ -50,7 +50,7 @@ def check_flag(field: str, value: object, also: str = "") -> bool:
     baechi_lab.errors.InvalidInput: moved is 2; it must be True or False
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise InvalidInput(f"{field} is {value!r:.60}; it must be True or False{also}")
+        raise InvalidInput(f"{field} is {value!r:.60}; it must be True or False")
     return bool(value)
 
 

@@ -185,7 +185,7 @@ def _of_the_whole_batch(fields: dict[str, Any]) -> None:
         fields["replicas"] = fields["cluster"].n // share.n
 
 
-def _read(line: ast.stmt, fields: dict[str, object]) -> None:
+def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
     value = line.value if isinstance(line, (ast.Assign, ast.Expr)) else None
     if isinstance(line, (ast.Import, ast.ImportFrom)):
         return
@@ -198,9 +198,8 @@ def _read(line: ast.stmt, fields: dict[str, object]) -> None:
         return
     if name == "placed.replace":  # the replicas, which the share tells
         return
-    reader = _READERS.get(name)
-    if reader is None:
-        calls = ", ".join(f"bl.{k}" for k in _READERS)
+    if name not in CALLS:
+        calls = ", ".join(f"bl.{k}" for k in CALLS)
         raise InvalidInput(f"line {line.lineno}: bl.{name} is not a call that the workbench writes ({calls})")
     if any(k.arg is None for k in value.keywords):
         raise InvalidInput(f"line {line.lineno}: ** is not something that the workbench writes")
@@ -208,7 +207,7 @@ def _read(line: ast.stmt, fields: dict[str, object]) -> None:
     args = [a for a in value.args if not isinstance(a, ast.Name)]
     if name == "profile" and len(args) == 1 and (part := _PART.fullmatch(ast.unparse(args[0]))):
         fields["profiled_part"], args = int(part[1]), []
-    reader(fields, [_value(a) for a in args], options, line.lineno)
+    _read_call(name, fields, [_value(a) for a in args], options, line.lineno)
 
 
 _PART = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
@@ -246,63 +245,40 @@ def _value(node: ast.expr) -> object:
         raise InvalidInput(f"line {node.lineno}: {ast.unparse(node)!r} is not a plain value") from error
 
 
-def _first(args: list[object], line: int, meaning: str) -> object:
+def _first(args: list[Any], line: int, meaning: str) -> Any:
     if not args:
         raise InvalidInput(f"line {line}: {meaning} is missing")
     return args[0]
 
 
-def _read_load(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    fields["source"] = f"file:{_first(args, line, 'the path')}"
+CALLS = ("load_graph", "models.build", "profile", "optimize", "place", "move", "simulate", "export")
+"""What the workbench writes beside the cluster and the replicas, of `bl`."""
 
 
-def _read_build(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    fields["source"] = f"model:{_first(args, line, 'the model')}"
-    fields["batch_size"] = options.pop("batch_size", None)
-    fields["model_params"] = options
-
-
-def _read_profile(fields: dict[str, object], args: list[object], options: dict[str, Any], line: int) -> None:
-    fields.setdefault("source", GIVEN_SUBJECT)
-    hardware = options.get("hardware")
-    fields["profile"] = profile_mode(options.get("mode"), hardware)
-    if hardware is not None:
-        fields["hardware"] = hardware
-
-
-def _read_optimize(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    fields["passes"] = options.get("passes", PASSES)
-    fields["forward_only"] = options.get("forward_only", "auto")
-
-
-def _read_place(fields: dict[str, Any], args: list[object], options: dict[str, object], line: int) -> None:
-    if "placer" in fields:  # what this one starts from
-        earlier = {key: fields.pop(key) for key in ("placer", "params", "moves") if key in fields}
-        fields.setdefault("starts", []).append(earlier)
-    fields["placer"] = _first(args, line, "the placer")
-    fields["params"] = options
-
-
-def _read_move(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    moves = _first(args, line, "what to move")
-    fields["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
-
-
-def _read_simulate(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    fields |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}
-
-
-def _ignore(fields: dict[str, object], args: list[object], options: dict[str, object], line: int) -> None:
-    """A line that changes no setting."""
-
-
-_READERS = {
-    "load_graph": _read_load,
-    "models.build": _read_build,
-    "profile": _read_profile,
-    "optimize": _read_optimize,
-    "place": _read_place,
-    "move": _read_move,
-    "simulate": _read_simulate,
-    "export": _ignore,
-}
+def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
+    match name:
+        case "load_graph":
+            fields["source"] = f"file:{_first(args, line, 'the path')}"
+        case "models.build":
+            fields["source"] = f"model:{_first(args, line, 'the model')}"
+            fields["batch_size"] = options.pop("batch_size", None)
+            fields["model_params"] = options
+        case "profile":
+            fields.setdefault("source", GIVEN_SUBJECT)
+            fields["profile"] = profile_mode(options.get("mode"), options.get("hardware"))
+            if options.get("hardware") is not None:
+                fields["hardware"] = options["hardware"]
+        case "optimize":
+            fields["passes"] = options.get("passes", PASSES)
+            fields["forward_only"] = options.get("forward_only", "auto")
+        case "place":
+            if "placer" in fields:  # what this one starts from
+                earlier = {key: fields.pop(key) for key in ("placer", "params", "moves") if key in fields}
+                fields.setdefault("starts", []).append(earlier)
+            fields["placer"] = _first(args, line, "the placer")
+            fields["params"] = options
+        case "move":
+            moves = _first(args, line, "what to move")
+            fields["moves"] = tuple(moves.items()) if isinstance(moves, dict) else moves
+        case "simulate":
+            fields |= {key: options.get(key) for key in ("scheduler", "micro_batches", "schedule")}

@@ -14,7 +14,7 @@ def metadata():
     from baechi_lab.profilers.tensorflow.measurement import collect_traces, step_session
 
     with step_session(bl.models.build("mlp", batch_size=4), "/device:CPU:0") as run:
-        return collect_traces(run, 1, 1, progress=False)[0]
+        return collect_traces(run, 1, 1)[0]
 
 
 def test_a_traced_step_replays_to_its_own_time(metadata, tmp_path):

@@ -64,7 +64,7 @@ def test_another_process_sees_what_this_one_sees(step):
     device_name, kind, in_worker = worker_measurement.measure(step, "/device:CPU:0", warmup=1, runs=2, timeout=120)
     structure = read_structure(step)
     with step_session(step, "/device:CPU:0") as run:
-        in_this_process = read_traces(structure, collect_traces(run, 1, 2, progress=False))
+        in_this_process = read_traces(structure, collect_traces(run, 1, 2))
     assert (device_name, kind) == ("/device:CPU:0", "cpu")
     assert in_worker.output_bytes == in_this_process.output_bytes and np.array_equal(
         in_worker.in_trace, in_this_process.in_trace

@@ -25,7 +25,7 @@ from ...workers.network import leave_network
 from ...workers.tensorflow_import import import_tensorflow
 from . import tunnel
 from .heap import keep_freed_memory
-from .loopback import REFUSAL, USERS_REFUSAL, is_loopback, keep_to_loopback
+from .loopback import REFUSAL, keep_to_loopback, refusal
 from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
@@ -67,10 +67,8 @@ def start(
     """
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
-    if secret is None and not trusted_network and not is_loopback(host):
-        raise InvalidInput(f"bind names {host}: {REFUSAL}")
-    if secret is None and not trusted_network and not trusted_users:
-        raise InvalidInput(USERS_REFUSAL)
+    if why := refusal(host, secret is not None, trusted_network, trusted_users):
+        raise InvalidInput(f"bind names {host}: {why}")
     require_framework("tensorflow", "a worker")
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])
@@ -78,7 +76,10 @@ def start(
         listener.close()
     else:
         check_secret(secret)
-        _enter_tunnel(secret, trusted_users)
+        try:
+            tunnel.enter(secret, trusted_users, leave_network)
+        except OSError as error:
+            raise ExecutionError(str(error)) from error
         with _listener(LOOPBACK, 0) as probe:
             inside = int(probe.getsockname()[1])
     # Without this, a session of this worker waits forever for another worker that died.
@@ -109,20 +110,6 @@ def start(
 
 
 _RUNNING: list[object] = []
-
-
-def _enter_tunnel(secret: str, trusted_users: bool) -> None:
-    """Sends all connections of this process through TLS. Leaves the machine's network unless its users are trusted."""
-    if trusted_users:
-        tunnel.go_through(secret)
-        return
-    try:
-        tunnel.move_behind(secret, leave_network)
-    except OSError as error:
-        raise ExecutionError(
-            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
-            "you trust them all, say so with --trusted-users"
-        ) from error
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -143,11 +143,23 @@ def go_through(secret: str | os.PathLike[str]) -> None:
     _name_proxy(_own_proxy(os.path.abspath(secret)))
 
 
-def move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None]) -> None:
-    """As `go_through`; this process also leaves the machine's network, in which its `Proxy` stays.
+def enter(secret: str | os.PathLike[str], trusted_users: bool, leave_network: Callable[[], None]) -> None:
+    """As `go_through`; unless the machine's users are trusted, this process also leaves its network, where its `Proxy` stays.
 
-    Raises the errors of `context` and `leave_network`, and `OSError` if no process can be started.
+    Raises the errors of `context`, and `OSError` with a sentence if users who are not trusted cannot be kept out.
     """
+    if trusted_users:
+        return go_through(secret)
+    try:
+        return _move_behind(secret, leave_network)
+    except OSError as error:
+        raise OSError(
+            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
+            "you trust them all, say so with --trusted-users"
+        ) from error
+
+
+def _move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None]) -> None:
     context(secret, server=False)
     url = _start_proxy(os.path.abspath(secret))
     leave_network()

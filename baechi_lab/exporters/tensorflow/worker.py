@@ -1,12 +1,11 @@
 """Serve as one worker of a cluster: `python train.py --worker HOST:PORT`. Exported by baechi_lab; yours to change."""
 
-import socket
 import threading
 
 import tensorflow as tf
 import tunnel
 from heap import keep_freed_memory
-from loopback import REFUSAL, USERS_REFUSAL, is_loopback, keep_to_loopback
+from loopback import keep_to_loopback, refusal
 from network import leave_network
 
 
@@ -18,16 +17,18 @@ def serve(
     TensorFlow asks nobody who he is. `trusted_users` says that all users of this machine may reach it.
     """
     host, _, port = address.rpartition(":")
-    if not secret and not trusted_network and not is_loopback(host):
-        raise SystemExit(f"{address}: {REFUSAL}")
-    if not secret and not trusted_network and not trusted_users:
-        raise SystemExit(f"{address}: {USERS_REFUSAL}")
+    if why := refusal(host, bool(secret), trusted_network, trusted_users):
+        raise SystemExit(f"{address}: {why}")
     keep_freed_memory()
     inside, listener = int(port), None
     if secret:
         listener = tunnel.listen(host.strip("[]"), inside)
-        go_behind(secret, trusted_users)
-        inside = free_port()
+        try:
+            tunnel.enter(secret, trusted_users, leave_network)
+        except OSError as error:
+            raise SystemExit(str(error)) from None
+        with tunnel.listen("127.0.0.1", 0) as probe:
+            inside = int(probe.getsockname()[1])
     server_def = tf.train.ServerDef(job_name="unassigned", protocol="grpc", port=inside)
     server_def.cluster.job.add(name="unassigned").tasks[0] = address
     server_def.default_session_config.inter_op_parallelism_threads = threads
@@ -40,23 +41,3 @@ def serve(
         tunnel.Gate(host.strip("[]"), int(port), inside, secret, listener)
     print("worker", address, flush=True)
     threading.Event().wait()
-
-
-def go_behind(secret: str, trusted_users: bool) -> None:
-    """Send through TLS; unless the machine's users are trusted, leave its network."""
-    if trusted_users:
-        tunnel.go_through(secret)
-        return
-    try:
-        tunnel.move_behind(secret, leave_network)
-    except OSError as error:
-        raise SystemExit(
-            f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
-            "you trust them all, say so with --trusted-users"
-        ) from None
-
-
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return int(probe.getsockname()[1])

@@ -160,13 +160,11 @@ def _runner(tf: ModuleType, session: Session, step: Step) -> Runner:
     return run
 
 
-def collect_traces(run: Runner, warmup: int, runs: int, progress: bool = True) -> list[RunMetadata]:
+def collect_traces(run: Runner, warmup: int, runs: int) -> list[RunMetadata]:
     """Returns the RunMetadata of `runs` traced steps after `warmup` steps; a first trace, which loads the tracer, is dropped."""
-    from tqdm.auto import tqdm
-
     check_counts(warmup, runs)
     traces = []
-    for k in tqdm(range(warmup + 1 + runs), desc="profile", unit="step", disable=not progress, leave=False):
+    for k in range(warmup + 1 + runs):
         metadata = run(k >= warmup)
         if k > warmup:
             traces.append(metadata)

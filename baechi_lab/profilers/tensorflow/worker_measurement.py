@@ -83,7 +83,7 @@ def serve(request: Message, send: Send) -> None:
     kind = device_kind(device)
     other_programs = OtherPrograms(time.process_time)  # covers the whole time, because the system's clocks are coarse
     with step_session(step, device) as run:
-        traces = collect_traces(_report_each_step(run, send), header["warmup"], header["runs"], progress=False)
+        traces = collect_traces(_report_each_step(run, send), header["warmup"], header["runs"])
         others_share = other_programs.share()
     measurement = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
     rows = [(op, slot, size) for (op, slot), size in sorted(measurement.output_bytes.items())]
