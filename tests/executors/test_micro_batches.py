@@ -561,6 +561,32 @@ def test_a_conditional_update_of_looked_up_rows(worker):
     _assert_equal_steps(make, (np.array([4, 1, 4, 0, 2, 2, 4, 1], np.int32),), worker)
 
 
+@pytest.mark.parametrize("update", ["dense", "rows"])
+def test_bug_rows_of_a_table_that_is_looked_up_twice_were_added_up(update, worker):
+    """As in models that share a table between their inputs: gradients of all look-ups are put one behind the other."""
+    import tensorflow as tf
+
+    def make():
+        table = tf.Variable(np.arange(33, dtype=np.float32).reshape(11, 3) / 33, name="table")
+
+        @tf.function
+        def step(rows):
+            with tf.GradientTape() as tape:
+                one, other = tf.gather(table, rows[:, 0]), tf.gather(table, rows[:, 1])
+                loss = tf.reduce_mean(one * other) + (tf.reduce_sum(table**2) if update == "dense" else 0.0)
+            gradient = tape.gradient(loss, table)
+            if update == "dense":
+                table.assign_sub(0.5 * gradient)
+            else:
+                table.scatter_sub(tf.IndexedSlices(0.5 * gradient.values, gradient.indices))
+            return loss
+
+        return step
+
+    rows = np.array([[4, 1], [4, 0], [2, 2], [4, 1], [3, 9], [0, 10], [7, 4], [1, 1]], np.int32)
+    _assert_equal_steps(make, (rows,), worker)
+
+
 def test_bug_penalties_within_gradients_made_a_cycle(worker):
     """Ftrl adds a penalty on the weight to each gradient, behind the other weights' updates in the code."""
     import keras
@@ -734,6 +760,22 @@ def _mixing_losses():
         outputs = words[:, 0] @ weight
         return tf.reduce_mean(tf.reduce_sum((outputs[:, None] - outputs[None]) ** 2, -1))
 
+    def neighbours(weight, words):
+        outputs = words[:, 0] @ weight
+        return tf.reduce_mean((outputs[1:] - outputs[:-1]) ** 2)
+
+    def first_half(weight, words):
+        return tf.reduce_mean((words[:, 0] @ weight)[: tf.shape(words)[0] // 2] ** 2)
+
+    def of_each_class(weight, words):
+        classes = tf.cast(words[:, 0, 0] > 0, tf.int32)
+        return tf.reduce_mean(tf.math.unsorted_segment_mean(words[:, 0] @ weight, classes, 2) ** 2)
+
+    def by_frequency(weight, words):
+        classes = tf.cast(words[:, 0, 0] > 0, tf.int32)
+        frequency = tf.cast(tf.gather(tf.math.bincount(classes, minlength=2), classes), tf.float32)
+        return tf.reduce_mean(frequency * tf.reduce_sum((words[:, 0] @ weight) ** 2, -1))
+
     return {
         contrast: "compares samples with each other",
         centred: "reads a value of the whole batch for each of its samples",
@@ -743,14 +785,67 @@ def _mixing_losses():
         learned_divisor: "is not linear",
         drawn_divisor: "is not linear",
         pairs: "compares samples with each other",
+        neighbours: "takes a part of the samples",
+        first_half: "takes a part of the samples",
+        of_each_class: "counts or joins entries by their values",
+        by_frequency: "counts or joins entries by their values",
     }
 
 
-@pytest.mark.parametrize("kind", range(8))
+@pytest.mark.parametrize("kind", range(12))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
     with pytest.warns(UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}"):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
+
+
+def test_halves_of_two_batches_behind_each_other_are_whole_batches(worker):
+    """Two views of each sample, as in contrastive learning: micro-batches hold both views of theirs."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        outputs = tf.concat([words[:, 0], words[:, 1]], 0) @ weight
+        size = tf.shape(words)[0]
+        return tf.reduce_mean((outputs[:size] - outputs[size:]) ** 2)
+
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
+def test_a_backward_pass_that_mixes_samples_is_warned_of():
+    """The loss is a mean; a custom gradient divides by the batch's norm, or the step adds the gradient of its gradient."""
+    import tensorflow as tf
+
+    @tf.custom_gradient
+    def of_norm_one(outputs):
+        return outputs, lambda gradient: gradient / tf.norm(gradient)
+
+    def flat_minimum(weight, words):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                loss = _squares(weight, words)
+            gradient = tape.gradient(loss, weight)
+            size = tf.reduce_sum(gradient**2)
+        weight.assign_sub(gradient + outer.gradient(size, weight))
+        return loss
+
+    weight = tf.Variable(np.ones((4, 5), np.float32), name="w")
+    for step in (
+        _gradient_step(lambda weight, words: tf.reduce_mean(of_norm_one(words[:, 0] @ weight) ** 2)),
+        tf.function(partial(flat_minimum, weight)),
+    ):
+        with pytest.warns(UserWarning, match="in the backward pass of step .* is not linear in what it reads"):
+            _unrolled(step, WORDS[:2], reduction=None)
+
+
+def test_bug_a_divisor_that_an_input_and_the_whole_batch_have_was_taken_for_the_whole_batchs():
+    """8 is the number of entries of a micro-batch's input of [2, 4], and of the samples of four micro-batches."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        return tf.reduce_sum((words @ weight) ** 2) / tf.cast(tf.size(words), tf.float32)
+
+    with pytest.warns(UserWarning, match="divides a sum over the batch by 8"):
+        _unrolled(_gradient_step(loss), WORDS[:2, 0], count=4, reduction=None)
 
 
 def test_a_loss_that_is_not_returned_is_warned_of():

@@ -70,6 +70,8 @@ Value = Samples | Total | None
 """None: the value is the same for all micro-batches."""
 
 _MOST_COUNTS = 1000
+_LISTS = ("EmptyTensorList", "TensorList")
+"""Ops on lists, which the forward pass fills for the backward pass."""
 _VARIANT = 21
 """TensorFlow's DT_VARIANT, the type of lists of tensors."""
 _SHAPED = frozenset({"Reshape", "BroadcastTo", "Tile", "Fill", "StridedSlice", "Slice", "Range"})
@@ -97,6 +99,8 @@ REDUCTIONS = {
 _ALONG_LAST = frozenset({"Softmax", "LogSoftmax", "TopKV2", "TopK"})
 _ALONG_SECOND = frozenset({"ReverseV2", "Roll", "Cumsum", "Cumprod", "ArgMax", "ArgMin"})
 _MATRIX = frozenset({"MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"})
+_COUNTING = ("UnsortedSegment", "Bincount", "DenseBincount", "Unique", "Histogram", "ScatterNd", "TensorScatter")
+"""Ops that add up, count or arrange entries by values of the batch, whichever samples they belong to."""
 _SELECTIONS = frozenset({"Select", "SelectV2"})
 _RANDOM = re.compile(
     r"(Stateless|Stateful)?(Random|TruncatedNormal|Multinomial|Uniform|StandardNormal|ParameterizedTruncated)"
@@ -104,7 +108,6 @@ _RANDOM = re.compile(
 _SHAPES = frozenset({"Shape", "ShapeN", "Size", "Rank", "ZerosLike", "OnesLike"})
 _SIZES = frozenset({"Shape", "ShapeN", "Size"})
 _NORMALISING = ("FusedBatchNorm", "batch_norm", "batchnorm", "BatchNorm")
-"""Ops of batch normalization; `bl.unroll` warns of them."""
 
 
 @dataclass
@@ -120,6 +123,7 @@ class BatchValues:
     graph_def: GraphDef
     micro_batches: int
     nodes: Mapping[str, NodeDef] = field(init=False)
+    inputs: Sequence[Tensor] = ()
     batch: int = 1
     values: dict[Tensor, Value] = field(default_factory=dict)
     trained: set[str] = field(default_factory=set)
@@ -199,7 +203,7 @@ def read_batch_values(
 
     `axes`: input name -> the batch's axis, None if unknown. Inputs that are missing are the same for all micro-batches.
     """
-    batch_values = BatchValues(graph_def, micro_batches)
+    batch_values = BatchValues(graph_def, micro_batches, [(name, 0) for name in axes])
     for name, axis in axes.items():
         shape = batch_values.shape((name, 0))
         batch_values.batch = max(batch_values.batch, shape[axis] if shape and axis is not None else 1)
@@ -422,8 +426,8 @@ class _OpRule:
         """Value of `total` divided by `constant`.
 
         A sum divided by the number of its entries is a mean. A sum divided by the number of entries of the whole batch stays a
-        sum. Any other integer divisor may be a number of samples, so the op is recorded as unclear. A factor may be the
-        inverse of a count.
+        sum, unless an input of a micro-batch has as many. Any other integer divisor may be a number of samples, so the op is
+        recorded as unclear. A factor may be the inverse of a count.
         """
         if total.power != 1 or constant is None or np.size(constant) != 1 or float(np.ravel(constant)[0]) == 0:
             return total
@@ -435,6 +439,8 @@ class _OpRule:
         of_whole_batch = any(
             abs(count * self.batch_values.micro_batches - divisor) <= 1e-5 * divisor for count in total.counts
         )
+        entries = {prod(shape) for shape in map(self.batch_values.shape, self.batch_values.inputs) if shape}
+        of_whole_batch &= not any(abs(count - divisor) <= 1e-5 * divisor for count in entries)
         odd = divides or counted or round(factor, 3) != round(factor, 7)
         if divisor > 1.5 and abs(divisor - round(divisor)) <= 1e-5 * divisor and odd and not of_whole_batch:
             self.batch_values.unclear[self.node.name] = f"divides a sum over the batch by {divisor:g}"
@@ -514,6 +520,10 @@ class _OpRule:
         rank = None if shape is None else len(shape)
         if output_types(self.node)[output] == _VARIANT:
             return Samples(None, counts, power)
+        if op.startswith(_COUNTING) and any(
+            v.axis is not None for k, v in samples if k or not op.startswith("Unsorted")
+        ):
+            return self._problem("counts or joins entries by their values", Samples(None, counts, power))
         if rank is None or any(v.axis is None for _, v in samples):
             return Total(None, exact=False) if shape == () else Samples(None, counts, power)
         axes = [v.axis for _, v in samples]
@@ -532,6 +542,8 @@ class _OpRule:
             return self._problem(
                 "works along the samples of the batch", Samples(axis if rank == len(source) else None, counts, power)
             )
+        if op == "StridedSlice" and isinstance(self.values[0], Samples) and self._slices_samples(axis, source):
+            return self._problem("takes a part of the samples of the batch", Samples(None, counts, power))
         output_axis = self._output_axis(axis, source, shape or ())
         if output_axis is None and rank == 0:
             return Total(None, exact=False)
@@ -576,14 +588,18 @@ class _OpRule:
             ]
             return None if axis in removed_axes else axis - sum(a < axis for a in removed_axes)
         if op == "StridedSlice":
-            return self._sliced(axis, len(source), self.shapes[1])
+            return self._slice_entries(axis, len(source))[0]
         if op in ("GatherV2", "ResourceGather", "Gather") and not isinstance(self.values[0], Samples):
             at = self.batch_values.constant(self.inputs[2]) if op == "GatherV2" else 0
             return None if at is None else axis + int(at)
         return axis if axis < len(shape) else None
 
-    def _sliced(self, axis: int, rank: int, index_shape: Shape) -> int | None:
-        """Returns where an axis is after indexing such as `x[:, None, ..., 0]`."""
+    def _slice_entries(self, axis: int, rank: int) -> tuple[int | None, int | None]:
+        """Returns, of indexing such as `x[:, None, ..., 0]`, where an axis is in the output, and which index it has.
+
+        Both are None where it is indexed by a number; the second where no index names it.
+        """
+        index_shape = self.shapes[1]
         shrunk_axes, new_axes, ellipsis = (
             self.node.attr[f"{key}_mask"].i for key in ("shrink_axis", "new_axis", "ellipsis")
         )
@@ -593,19 +609,40 @@ class _OpRule:
                 named = sum(not new_axes >> j & 1 for j in range(k + 1, index_shape[0] if index_shape else 0))
                 after += rank - before - named
                 before = rank - named
+                if axis < before:
+                    return after - (before - axis), None
             elif new_axes >> k & 1:
                 after += 1
-                continue
             else:
                 before, after = before + 1, after + (not shrunk_axes >> k & 1)
-            if axis < before:
-                return None if shrunk_axes >> k & 1 else after - (before - axis)
-        return after + axis - before
+                if axis < before:
+                    return (None, None) if shrunk_axes >> k & 1 else (after - 1, k)
+        return after + axis - before, None
+
+    def _slices_samples(self, axis: int, source: Sequence[int]) -> bool:
+        """Whether an index takes a part of the samples: neither all, nor whole batches of several put behind each other."""
+        _, k = self._slice_entries(axis, len(source))
+        if k is None or source[axis] < 0:
+            return False
+        indices = [self.batch_values.constant(tensor) for tensor in self.inputs[1:]]
+        masks = [self.node.attr[f"{key}_mask"].i >> k & 1 for key in ("begin", "end")]
+        limits = [None if m else i for m, i in zip(masks, (0, 1), strict=True)]
+        bounds = [None if i is None else None if indices[i] is None else int(np.ravel(indices[i])[k]) for i in limits]
+        if indices[2] is None or any(i is not None and x is None for i, x in zip(limits, bounds, strict=True)):
+            return True
+        taken = range(source[axis])[slice(*bounds, int(np.ravel(indices[2])[k]))]
+        batch = self.batch_values.batch
+        return taken.step != 1 or taken.start % batch != 0 or len(taken) % batch != 0
 
     def _problem(self, reason: str, value: Value) -> Value:
-        if not any(word in self.node.name or word in self.node.op for word in _NORMALISING):
+        if not is_normalizing(self.node):
             self.batch_values.problems.setdefault(self.node.name, reason)
         return value
+
+
+def is_normalizing(node: NodeDef) -> bool:
+    """Whether an op belongs to a batch normalization, of which `bl.unroll` warns."""
+    return any(word in node.name or word in node.op for word in _NORMALISING)
 
 
 def _added_counts(a: frozenset[float], b: frozenset[float]) -> frozenset[float]:
@@ -678,6 +715,34 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
 
 def _trains(values: BatchValues, name: str) -> bool:
     return name in values.trained and values.of((name, 0)) is not None
+
+
+def mixing_gradients(
+    graph_def: GraphDef, ops: Sequence[str], backward: set[str], axes: Mapping[str, int | None], count: int
+) -> dict[str, str]:
+    """Returns the ops that combine gradients of samples otherwise than by adding them up, with reasons.
+
+    Such are custom gradients that divide by a norm over the batch, and gradients of gradients. Ops whose totals are of unknown
+    kind are left out.
+
+    Args:
+        graph_def, axes: as in `read_batch_values`.
+        ops: the ops that run once per micro-batch, in topological order.
+        backward: those of the backward pass by their names or pairs; what reads their outputs is as well.
+        count: micro-batches of a step.
+    """
+    values, behind = read_batch_values(graph_def, ops, axes, count), set[str]()
+    for name in ops:
+        node = values.nodes[name]
+        reads = any(producer in behind for producer, _ in data_inputs(node))
+        if (name in backward or reads) and node.op != "Const" and not node.op.startswith(_LISTS):
+            behind.add(name)
+    mixing = {}
+    for name in values.problems.keys() & behind:
+        totals = [v for tensor in data_inputs(values.nodes[name]) if isinstance(v := values.of(tensor), Total)]
+        if totals and all(total.exact for total in totals):
+            mixing[name] = values.problems[name]
+    return {name: mixing[name] for name in ops if name in mixing}
 
 
 def share_with_gradients(values: BatchValues, backward: Sequence[str]) -> None:

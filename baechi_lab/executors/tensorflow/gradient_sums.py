@@ -2,7 +2,8 @@
 
 A gradient is a sum over samples: those of the micro-batches are added. Of a table that was looked up it is rows and their
 indices (`tf.IndexedSlices`); both are put one behind the other, since other micro-batches look up other rows. They are
-known by who reads them: an argument of a scattering or sparse update, directly or through element-wise ops.
+known by who reads them: an argument of a scattering or sparse update, directly or through element-wise ops and ops that put the
+rows of several look-ups one behind the other.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ def _row_arguments(body: FunctionDef, functions: Mapping[str, FunctionDef]) -> s
 
 
 def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[Tensor]:
-    """Returns `waiting` and all tensors from which element-wise ops among `through` compute them."""
+    """Returns `waiting` and all tensors from which element-wise and joining ops among `through` compute them."""
     sources_of_rows: set[Tensor] = set()
     while waiting:
         tensor = waiting.pop()
@@ -76,9 +77,13 @@ def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[T
             continue
         sources_of_rows.add(tensor)
         producer = through.get(tensor[0])
-        if producer is not None and producer.op in _ELEMENTWISE:
+        if producer is not None and producer.op in _ELEMENTWISE | {"ConcatV2"}:
             sources = list(data_inputs(producer))
-            waiting += [sources[tensor[1]]] if producer.op == "IdentityN" else sources
+            waiting += (
+                [sources[tensor[1]]]
+                if producer.op == "IdentityN"
+                else sources[: len(sources) - (producer.op == "ConcatV2")]
+            )
     return sources_of_rows
 
 

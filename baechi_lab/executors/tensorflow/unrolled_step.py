@@ -33,7 +33,16 @@ from ...profilers.tensorflow.prevent_fusion import prevent_fusion
 from ...simulator.pipelined_graph import PipelinedGraph
 from ..inputs import batch_axes
 from .batch_totals import BatchTotals
-from .batch_values import Loss, Samples, Total, loss_of, read_batch_values, share_with_gradients
+from .batch_values import (
+    Loss,
+    Samples,
+    Total,
+    is_normalizing,
+    loss_of,
+    mixing_gradients,
+    read_batch_values,
+    share_with_gradients,
+)
 from .gradient_sums import Sums, Tensor, add_node, argument_names, constant, rows_tensors
 from .replica_rings import Rings, Shares
 from .schedule_order import control_dependencies
@@ -186,6 +195,22 @@ class _Unroller:
             self.values.shared.clear()
         elif loss.terms and self.source.updates:
             self._warn_of_reduction(loss, powers, reduction)
+            self._warn_of_mixing_gradients(loss, axes)
+
+    def _warn_of_mixing_gradients(self, loss: Loss, axes: Mapping[str, int | None]) -> None:
+        """Warns of a backward pass that combines samples where the loss does not; statistics of the batch are warned of."""
+        if loss.problems or any(is_normalizing(self.nodes[name]) for name in self.forward):
+            return
+        role = roles(self.graph)
+        ops = [self.graph.names[i] for i in self.graph.order.tolist() if role[i] != UPDATE]
+        backward = set(ops) - self.forward.keys()
+        for name, reason in mixing_gradients(self.source_def, ops, backward, axes, self.count).items():
+            message = (
+                f"op {name!r} in the backward pass of step {self.source.name!r} {reason}: gradients are those of the "
+                "micro-batches, not those of the undivided batch"
+            )
+            warnings.warn(message, stacklevel=7)
+            return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
         """A loss that is neither a mean nor a sum of its micro-batches' is no error: only its user knows what it means."""
