@@ -70,7 +70,7 @@ class Outcome:
             return self.setting.batch_size
         if is_torch_step(self.step):
             return self.step.batch_size
-        model_params = {} if self.step is None else self.step.info.get("params", {})
+        model_params = self.step.info.get("params", {}) if isinstance(self.step, Step) else {}
         size = model_params.get("batch_size")
         return size * (self.setting.micro_batches or 1) if isinstance(size, int) and size > 0 else None
 

@@ -50,9 +50,19 @@ def export(
         InvalidInput: a model, loss or optimizer whose source cannot be written out (it says which and why), a
             placement for another graph, a folder that holds something else. ExecutionError: it cannot be written.
     """
-    given = {"micro_batches": micro_batches, "schedule": schedule, "pipeline": pipeline, "reduction": reduction}
-    options = {"cluster": cluster, "graph": graph, "reorder": reorder, "devices": devices, **given}
-    return write_folder(folder, folder_files(step, placement, **options))
+    files = folder_files(
+        step,
+        placement,
+        cluster=cluster,
+        graph=graph,
+        reorder=reorder,
+        devices=devices,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        pipeline=pipeline,
+        reduction=reduction,
+    )
+    return write_folder(folder, files)
 
 
 def folder_files(

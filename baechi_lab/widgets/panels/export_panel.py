@@ -50,7 +50,8 @@ class ExportPanel:
             layout=WIDE,
         )
         self.model.on("setting", lambda _: self.refresh())
-        self.model.on("outcome", lambda _: (self.refresh(), self._show_script("")))
+        self.model.on("outcome", lambda _: self.refresh())
+        self.model.on("outcome", lambda _: self._show_script(""))
         self.model.on("written", self._written)
         self.model.on("script", self._show_script)
         self.folder.observe(lambda _: self.refresh(), "value")

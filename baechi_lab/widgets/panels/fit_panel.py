@@ -13,7 +13,7 @@ import ipywidgets
 from ...fitting.fit import fit
 from ...fitting.record import HEAD, Fit
 from ...fitting.subject import Subject, model_code
-from ...graph import OpGraph
+from ...graph import OpGraph, Step
 from ...graph.units import format_us
 from ...placers.memory_trades.memory_ladder import FAST_PLACERS
 from ...step_summary import change_in_words
@@ -72,7 +72,7 @@ def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | Non
     step, graph = build(setting)
     if is_torch_step(step):
         return Subject(graph if setting.micro_batches is None else build(undivided)[1], step.batch_size, None)
-    if step is None or "model" not in step.info or setting.profile != "estimated":
+    if not isinstance(step, Step) or "model" not in step.info or setting.profile != "estimated":
         return Subject(graph, None, None)
     params = dict(step.info["params"])
     size = setting.batch_size or params["batch_size"]
