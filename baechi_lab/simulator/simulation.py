@@ -54,7 +54,8 @@ def simulate(
         phase (0 before all micro-batches, 1 forward, 2 backward, 3 gradients of weights, 4 after all). Where ops take no
         time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
         outputs share memory, `info["runtime_peak_bytes"]` has the peaks that the framework may reach, where these are
-        higher, see `Timeline.peak_margin`.
+        higher, see `Timeline.peak_margin`. Of a graph with collectives, `info["on_communication_lane"]` says which ops they are:
+        bool[n].
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its pipeline stages
@@ -84,6 +85,8 @@ def simulate(
     state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
     if np.any(state.ops["end"][:-1] == state.ops["start"][:-1]):
         info = {**info, "turn": state.ops["turn"][:-1].copy()}
+    if graph.on_communication_lane.any():
+        info = {**info, "on_communication_lane": graph.on_communication_lane}
     timeline = _timeline(graph, cluster, placed, state, sends, log, info)
     if memory_rule == "edges":
         return edge_memory(graph, cluster, timeline)

@@ -36,6 +36,8 @@ def gantt(
 ) -> go.Figure:
     """One row per device, idle ones too, and below it a thinner one for what it sends, coloured by the receiver.
 
+    Where a simulated graph has collectives, each device has a row for them, too: they run beside what it computes.
+
     A pipeline's devices say their bubbles: the share of the step in which nothing runs there.
 
     Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
@@ -77,7 +79,9 @@ def gantt(
     for row, timeline in enumerate(timelines, 1):
         for trace in _traces(timeline, factor, differs[row - 1], max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
-        lanes = [lane for d in timeline.device_names for lane in ((d, _sends(d)) if transfers else (d,))]
+        kinds = [lambda d: d, *([_collectives] if _on_communication_lane(timeline).any() else [])]
+        kinds += [_sends] if transfers else []
+        lanes = [kind(d) for d in timeline.device_names for kind in kinds]
         # The range is explicit: plotly leaves out categories at the ends that have no bar, which are idle devices.
         lane_range = [-0.6, len(lanes) - 0.4]
         figure.update_yaxes(
@@ -89,12 +93,12 @@ def gantt(
     figure.update_xaxes(range=[0, longest_us / factor or 1.0])
     figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
     figure.update_yaxes(title_text="device")
-    rows = sum(len(t.device_names) for t in timelines)
+    rows = sum(len(t.device_names) * (1.5 if _on_communication_lane(t).any() else 1.0) for t in timelines)
     heading = title or (_heading(timelines[0]) if len(timelines) == 1 else "Schedules of one step")
     return styled(
         figure,
         heading,
-        130 + (52 if transfers else 34) * rows,
+        round(130 + (52 if transfers else 34) * rows),
         barmode="overlay",
         showlegend=False,
         bargap=0.15,
@@ -110,13 +114,23 @@ def _bubble(timeline: Timeline, lane: str) -> str:
     """Behind a device of a pipeline: its share of the step in which nothing runs there."""
     if lane not in timeline.device_names or timeline.makespan_us <= 0:
         return ""
-    rows = timeline.device == timeline.device_names.index(lane)
+    rows = (timeline.device == timeline.device_names.index(lane)) & ~_on_communication_lane(timeline)
     share = 1.0 - covered_us(timeline.start_us[rows], timeline.end_us[rows]) / timeline.makespan_us
     return f", {max(share, 0.0):.0%} bubble"
 
 
 def _sends(device: str) -> str:
     return f"{device} sends"
+
+
+def _collectives(device: str) -> str:
+    return f"{device} collectives"
+
+
+def _on_communication_lane(timeline: Timeline) -> NDArray[np.bool_]:
+    """bool[rows of the timeline]: collectives, as far as the timeline says."""
+    is_collective = timeline.info.get("on_communication_lane", np.zeros(len(timeline.op_names), dtype=np.bool_))
+    return np.asarray(is_collective, dtype=np.bool_)[timeline.op]
 
 
 def _placed_differently(first: Timeline, timeline: Timeline) -> NDArray[np.bool_]:
@@ -133,9 +147,12 @@ def _traces(
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
     traces = []
+    is_collective = _on_communication_lane(timeline)
     for d, device in enumerate(timeline.device_names):
-        rows = np.flatnonzero(timeline.device == d)
-        if len(rows):
+        for lane, in_lane in ((device, ~is_collective), (_collectives(device), is_collective)):
+            rows = np.flatnonzero((timeline.device == d) & in_lane)
+            if not len(rows):
+                continue
             bars = merged(timeline.start_us[rows], timeline.end_us[rows], limit)
             texts = _op_texts(timeline, rows, bars)
             phases = pipeline_phases(timeline) if color_by == "device" else None
@@ -143,7 +160,7 @@ def _traces(
             shades = [phase_shades(colors[d])[k] for k in phase.tolist()]
             if color_by == "micro-batch":
                 shades = _by_micro_batch(timeline, rows[bars.row])
-            bar = _bar(bars, device, texts, shades, factor, 0.8, differs[rows[bars.row]])
+            bar = _bar(bars, lane, texts, shades, factor, 0.8 if lane == device else 0.4, differs[rows[bars.row]])
             if (phase == HATCHED).any():
                 bar.marker.pattern = {
                     "shape": np.where(phase == HATCHED, "/", "").tolist(),

@@ -28,6 +28,7 @@ from baechi_lab.viz.layout import spread_positions
 from baechi_lab.viz.memory_chart import thinned
 from baechi_lab.viz.nested.svg import CROSSING, TITLE_TEXT
 from baechi_lab.viz.shades import HATCHED, phase_shades, pipeline_phases, shades
+from baechi_lab.widgets.bars import build_bars
 
 
 @pytest.fixture
@@ -551,6 +552,20 @@ def test_a_pipeline_says_its_bubbles_in_percent():
     axis = viz.gantt(timeline).layout.yaxis
     assert list(axis.ticktext) == [f"gpu:0, {share}% bubble", "gpu:0 sends", f"gpu:1, {share}% bubble", "gpu:1 sends"]
     assert list(axis.tickvals) == ["gpu:0", "gpu:0 sends", "gpu:1", "gpu:1 sends"] and 0 < share < 50
+
+
+def test_gantt_has_a_row_of_collectives_where_the_workbench_has_a_lane_of_them():
+    # The all-reduce, 5 to 15, lies beside the second product, 5 to 13.
+    graph = bl.OpGraph.from_edges(
+        [5, 10, 8], [(0, 1, 8), (0, 2, 8)], names=["a", "reduce", "b"], op_types=["MatMul", "all_reduce", "MatMul"]
+    )
+    timeline = bl.simulate(graph, bl.Cluster.uniform(2), bl.Placement(device=[0, 0, 0]))
+    figure = viz.gantt(timeline, transfers=False)
+    rows = {bar.y[0]: list(zip(bar.base.tolist(), bar.x.tolist(), strict=True)) for bar in figure.data}
+    assert rows == {"gpu:0": [(0, 5), (5, 8)], "gpu:0 collectives": [(5, 10)]}
+    assert list(figure.layout.yaxis.categoryarray) == ["gpu:1 collectives", "gpu:1", "gpu:0 collectives", "gpu:0"]
+    lanes = [(lane["device"], lane["kind"]) for lane in build_bars(graph, [timeline]).lanes]
+    assert lanes == [(d, kind) for d in (0, 1) for kind in ("ops", "collectives", "transfers")]
 
 
 def test_a_step_without_a_schedule_has_no_phases():
