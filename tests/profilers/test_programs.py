@@ -108,6 +108,38 @@ def test_bug_values_of_grouped_queries_counted_once_per_group():
     assert grouped.flops == 2 * (2 * 8 * 32 * 32 * 16)
 
 
+def test_an_instance_norm_repeats_its_weights_for_every_sample():
+    """As PyTorch does: two more kernels, each of which reads 6 numbers and writes 2 x 6."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    node = helper.make_node("InstanceNormalization", ["x", "s", "b"], ["y"])
+    inputs, outputs = [value("x", 2, 6, 5, 5)], [value("y", 2, 6, 5, 5)]
+    norm, *repeats = program_of(model([node], inputs, outputs, [weights("s", 6), weights("b", 6)])).ops[0].kernels
+    assert norm.rows == Rows(4.0 * 300, 100.0, 1, norm=True)
+    assert [k.moved_bytes for k in repeats] == [4.0 * (6 + 12)] * 2
+
+
+def test_the_backward_pass_of_a_norm_reads_gradient_and_input_again():
+    """The gradient of a product's output before the norm: 2 x 64 numbers of 4 bytes are read again, in rows of 32."""
+    nodes = [
+        helper.make_node("MatMul", ["x", "w"], ["h"], name="product"),
+        helper.make_node("LayerNormalization", ["h", "s"], ["n"], name="norm"),
+        helper.make_node("Softmax", ["n"], ["y"], name="softmax"),
+    ]
+    shape, long = (2, 32), (2, 20000)
+    small = model(nodes[:2], [value("x", 2, 8)], [value("n", *shape)], [weights("w", 8, 32), weights("s", 32)])
+    assert backward_rows(small, "norm") == Rows(2 * 4.0 * 64, 4.0 * 32, 1, norm=True)
+    wide = model(nodes, [value("x", 2, 8)], [value("y", *long)], [weights("w", 8, 20000), weights("s", 20000)])
+    assert backward_rows(wide, "softmax") == Rows.of_softmax(40000, 20000, 4)
+
+
+def backward_rows(program: onnx.ModelProto, name: str) -> Rows | None:
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    ops = add_backward_and_updates(program_of(program)).ops
+    return next(op for op in ops if op.name == f"{name}/backward").kernels[0].rows
+
+
 def test_norms_of_images_read_their_rows_again():
     """2 images of 6 channels of 5 x 5: rows are channels of an image, groups of 3 channels, or channels of the batch."""
     x, scale = {"x": (2, 6, 5, 5)}, {"s": (6,), "b": (6,)}

@@ -236,7 +236,10 @@ class _BackwardBuilder:
             return (Kernel(metadata=True),)
         size = self.program.size_bytes
         moved_bytes = sum(size.get(v, 0) for v in (*op.makes, *gradient_targets, *self._saved_values(op)))
-        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes)),)
+        rows = next((k.rows for k in op.kernels if k.rows is not None), None)
+        if rows is not None and rows.norm:  # both the gradient and the input are read again
+            rows = replace(rows, bytes=2 * rows.bytes)
+        return (Kernel(flops=sum(k.flops for k in op.kernels), moved_bytes=float(moved_bytes), rows=rows),)
 
 
 def _gradient_kernels(op: ProgramOp, value: str) -> tuple[Kernel, ...]:

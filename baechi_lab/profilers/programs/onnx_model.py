@@ -106,7 +106,8 @@ def _read_model(
         if why:
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
-        ops.append(ProgramOp(name_of_op, node.op_type or "op", (kernel,), reads, tuple(v for v in node.output if v)))
+        kernels = (kernel, *_repeated_weights(node, shapes))
+        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, tuple(v for v in node.output if v)))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))
@@ -266,6 +267,14 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     )
     rows = repeated_rows(node, input_shapes, width) if input_shapes and input_shapes[0] else None
     return Kernel(flops=flops, moved_bytes=float(moved_bytes), rows=rows), why
+
+
+def _repeated_weights(node: NodeProto, shapes: Mapping[str, Shape]) -> tuple[Kernel, ...]:
+    """Returns the kernels that repeat scale and bias of an instance norm for every sample, as PyTorch does."""
+    shape = shapes.get(node.input[0], ()) if node.op_type == "InstanceNormalization" else ()
+    if len(shape) < 3:
+        return ()
+    return (Kernel(moved_bytes=4.0 * shape[1] * (1 + shape[0])),) * 2
 
 
 def _is_operator(node: NodeProto, version: int) -> bool:

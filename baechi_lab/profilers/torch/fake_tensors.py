@@ -125,7 +125,7 @@ def use_fake_tensors(
         stack.enter_context(_swap_tensors(model, fake))
         stack.enter_context(ModelSnapshot(model))  # enters before the fake mode, so that its copies of values are real
         stack.enter_context(mode)
-        stack.enter_context(_use_fused_kernels())
+        stack.enter_context(use_fused_kernels())
         stack.enter_context(_skip_value_checks())
         stack.enter_context(_use_known_values(observer.values))
         observer.routing = EvenRouting(expert_counts(model), observer.values)
@@ -231,14 +231,16 @@ def _swap_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]
 
 
 @contextmanager
-def _use_fused_kernels() -> Iterator[None]:
-    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, and one for attention with dropout.
+def use_fused_kernels() -> Iterator[None]:
+    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, and
+    one for a norm by the root of the mean square.
 
-    The latter is the kernel of attention without dropout, whose work is the same. Other threads, which may train for real, get
-    the functions as they are.
+    The last two are the kernels of attention without dropout and of a layer norm, whose work is the same. Other threads, which
+    may train for real, get the functions as they are. Layers of attention run operator by operator in inference, too: one
+    operator for a whole layer would hide its products.
     """
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
-    own_thread = threading.get_ident()
+    rms_norm, own_thread = functional.rms_norm, threading.get_ident()
 
     @functools.wraps(dropout)
     def fused_dropout(input: object, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
@@ -266,11 +268,26 @@ def _use_fused_kernels() -> Iterator[None]:
             advance_random_generator()
         return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
+    @functools.wraps(rms_norm)
+    def fused_rms_norm(
+        input: torch.Tensor, normalized_shape: list[int], weight: torch.Tensor | None = None, eps: float | None = None
+    ) -> torch.Tensor:
+        if has_torch_function((input, weight)):
+            return handle_torch_function(fused_rms_norm, (input, weight), input, normalized_shape, weight, eps)
+        if weight is not None and weight.dtype != input.dtype:  # there is no such kernel
+            return rms_norm(input, normalized_shape, weight, eps)
+        return functional.layer_norm(input, normalized_shape, weight, eps=eps or 1e-5)
+
     functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
+    functional.rms_norm = fused_rms_norm  # type: ignore[assignment]
+    fast_path = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
     try:
         yield
     finally:
+        torch.backends.mha.set_fastpath_enabled(fast_path)
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
+        functional.rms_norm = rms_norm  # type: ignore[assignment]
 
 
 @contextmanager

@@ -53,9 +53,15 @@ def rows_of(name: str, args: Args) -> Rows | None:
     if name in _BATCH_NORMS and args[_BATCH_NORMS[name]]:  # statistics of the batch: rows are channels
         tensor = args[0]
         return Rows.of_norm(tensor.numel(), tensor.numel() // max(tensor.shape[1], 1), tensor.element_size())
+    if name == "native_batch_norm_backward" and args[7]:  # the gradient and the input, both of them twice
+        tensor = args[1]
+        return Rows.of_norm(2 * tensor.numel(), tensor.numel() // max(tensor.shape[1], 1), tensor.element_size())
     if name == "native_group_norm":
         tensor, groups = args[0], args[6]
         return Rows.of_norm(tensor.numel(), tensor[0].numel() // groups, tensor.element_size())
+    if name == "native_group_norm_backward":
+        tensor, groups = args[1], args[8]
+        return Rows.of_norm(2 * tensor.numel(), tensor[0].numel() // groups, tensor.element_size())
     return None
 
 

@@ -154,7 +154,7 @@ def estimate_layers(
         interceptor = Interceptor(model, model_trace.layers, watch).install()
         try:
             loss_of = None if step is None else replace(step, targets=targets).loss_of
-            run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
+            has_loss = run_once(model, args, kwargs, training, keep=True, loss=intercept_loss(interceptor, loss_of))
         finally:
             interceptor.remove()
         counter.owner = None
@@ -187,7 +187,7 @@ def estimate_layers(
         name=type(model).__name__.lower(),
         loss=loss,
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
-        outputs_named=step is not None,
+        outputs_named=has_loss,
     )
     kernels = tuple((owner, precision.kernel(kernel)) for owner, kernel in (*counter.rows, *recomputed_kernels))
     return LayerEstimate(layers, kernels, precision, half_name(model, kinds.values()))

@@ -92,7 +92,9 @@ def profile_layers(
             try:
                 for k in range(warmup + runs):
                     timer.measuring = k >= warmup
-                    run_once(model, args, kwargs, training, keep=accumulate, loss=intercept_loss(interceptor, loss))
+                    has_loss = run_once(
+                        model, args, kwargs, training, keep=accumulate, loss=intercept_loss(interceptor, loss)
+                    )
                     timer.end_run()
                 memory = measure_memory(
                     model_trace,
@@ -101,7 +103,7 @@ def profile_layers(
                     training,
                 )
                 named = {}
-                if loss is not None and training:
+                if has_loss:
                     named = named_tensors(model_trace, interceptor, lambda: model(*args, **kwargs))
                 gradients = gradient_bytes(model)
                 update = None
@@ -129,7 +131,7 @@ def profile_layers(
     profile = replace(profile, update=update, info={"measured": measured})
     if batch is not None:
         profile = replace(profile, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
-    profile = replace(profile, outputs_named=loss is not None, named=named)
+    profile = replace(profile, outputs_named=has_loss, named=named)
     if loss is not None and training and model_trace.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         profile = replace(profile, loss=Loss(model_trace.results[0], *us, memory[-1], timer.loss_of))
@@ -248,27 +250,30 @@ def intercept_loss(interceptor: Interceptor, loss: LossOf | None) -> LossOf | No
 
 def run_once(
     model: nn.Module, args: Args, kwargs: Kwargs, training: bool, *, keep: bool = False, loss: LossOf | None = None
-) -> None:
+) -> bool:
     """Runs a forward pass, and in training a backward pass from the loss or from all outputs that have gradients.
 
     A model that computes its own loss returns it under the key `loss`, as those of Hugging Face do. `loss` computes it from
-    the outputs, which have a name until the backward pass ends, as in `TorchStep.run`. `keep` keeps the gradients.
+    the outputs. In both cases the outputs have a name until the backward pass ends, as in `TorchStep.run`, and True is
+    returned. `keep` keeps the gradients.
     """
     if not training:
         with torch.no_grad():
             model(*args, **kwargs)
-        return
+        return False
     outputs = model(*args, **kwargs)
-    if loss is None:
-        loss_output = outputs.get("loss") if isinstance(outputs, Mapping) else None
-        roots = [t for t in tensors(outputs if loss_output is None else loss_output) if t.requires_grad]
-        del outputs, loss_output
-    else:
-        roots = [t for t in [loss(outputs)] if t.requires_grad]
+    own_loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
+    has_loss = loss is not None or own_loss is not None
+    roots = [
+        t for t in tensors(loss(outputs) if loss else outputs if own_loss is None else own_loss) if t.requires_grad
+    ]
+    if not has_loss:
+        del outputs
     torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
     if not keep:
         for parameter in model.parameters():
             parameter.grad = None
+    return has_loss
 
 
 @contextmanager

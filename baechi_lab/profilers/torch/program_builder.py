@@ -7,12 +7,15 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InvalidInput
-from ...torch_runtime.tree import Args, Kwargs, tensors
+from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
 from ..programs.records import Program, ProgramOp
 from ..work import Kernel
+from .fake_tensors import use_fused_kernels
 from .kernels import kernel_of
 
 if TYPE_CHECKING:
@@ -37,14 +40,30 @@ class _KernelRecorder(TorchDispatchMode):
 def _kernels(
     func: OpOverload, args: Args, kwargs: Kwargs, outputs: Sequence[torch.Tensor]
 ) -> tuple[tuple[Kernel, ...], str]:
-    """Returns the kernels of a call, and why they are a guess (empty if they are none)."""
+    """Returns the kernels of a call, and why they are a guess (empty if they are none).
+
+    The call runs on fake tensors of the CPU, as a model does in an estimate, so that both count the same kernels.
+    """
     if func is not None:
-        counting = _KernelRecorder()
-        with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), counting, torch.no_grad():
-            func(*args, **kwargs)
+        counting, mode = _KernelRecorder(), FakeTensorMode(allow_non_fake_inputs=True)
+        with suppress(RuntimeError, TypeError, ValueError, IndexError, AssertionError), torch.no_grad(), mode:
+            args, kwargs = map_tensors(
+                (args, kwargs), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
+            )
+            run = _FUNCTIONS.get(func)
+            with use_fused_kernels(), counting:
+                func(*args, **kwargs) if run is None else getattr(functional, run)(*args, **kwargs)
             return tuple(k for k in counting.kernels if not k.metadata) or (Kernel(metadata=True),), ""
     moved_bytes = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *outputs))
     return (Kernel(moved_bytes=float(moved_bytes)),), "an operator that does not run on meta tensors"
+
+
+_FUNCTIONS = {
+    torch.ops.aten.scaled_dot_product_attention.default: "scaled_dot_product_attention",
+    torch.ops.aten.dropout.default: "dropout",
+    torch.ops.aten.rms_norm.default: "rms_norm",
+}
+"""Operators that GPUs run as one kernel, and the functions of `torch.nn.functional` that call it."""
 
 
 class ProgramBuilder:

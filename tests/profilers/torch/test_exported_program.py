@@ -7,12 +7,15 @@ import json
 import warnings
 import zipfile
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import baechi_lab as bl
 from baechi_lab.errors import FormatError, InvalidInput
+from baechi_lab.graph.hardware import HOST_OP_US
 
 pytestmark = pytest.mark.torch
 
@@ -169,3 +172,27 @@ def test_bug_what_runs_without_gradients_was_trained(tmp_path):
         )
         edges = set(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
         assert {(teacher, relu), (relu, sub)} <= edges
+
+
+class _Attention(nn.Module):
+    """Causal attention with dropout between a linear layer and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.norm = nn.Linear(32, 96), nn.RMSNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, key, value = self.linear(x).view(2, 64, 3, 2, 16).permute(2, 0, 3, 1, 4)
+        attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True, dropout_p=0.1)
+        return functional.dropout(self.norm(attended.transpose(1, 2).reshape(2, 64, 32)), 0.1, self.training)
+
+
+@pytest.mark.parametrize("model", [_Attention(), nn.GroupNorm(2, 64)], ids=lambda m: type(m).__name__)
+def test_an_exported_program_has_the_kernels_of_the_model(model: nn.Module) -> None:
+    """Fused attention, dropout and norms, as in the estimate of the model itself, whose backward pass begins with ones."""
+    inputs = torch.ones(2, 64, 32)
+    program = torch.export.export(model, (inputs,), strict=False)
+    exported = bl.profile_program(program, hardware="a100", training=False).duration_us
+    graph = bl.torch.profile(model, inputs, hardware="a100", granularity="operator")
+    forward = [name.startswith("ones_like") or "backward" in name for name in graph.names]
+    assert exported[exported > HOST_OP_US].sum() == pytest.approx(graph.duration_us[np.logical_not(forward)].sum())

@@ -112,3 +112,39 @@ def test_torch_export_has_the_same_time(layer, shape):
     direct = bl.torch.profile(layer.eval(), x, hardware="t4").duration_us.sum()
     exported = bl.profile_program(torch.export.export(layer, (x,)), hardware="t4", training=False).duration_us.sum()
     assert exported == pytest.approx(direct, abs=1.0), "a view more or less"
+
+
+@pytest.mark.parametrize(
+    ("norm", "row"),
+    [
+        (torch.nn.BatchNorm2d(6), 4 * 25 * 2),  # a channel of the batch
+        (torch.nn.GroupNorm(2, 6), 4 * 25 * 3),  # a group of 3 channels
+        (torch.nn.LayerNorm((5, 5)), 4 * 25),
+        (torch.nn.RMSNorm((5, 5)), 4 * 25),
+        (torch.nn.InstanceNorm2d(6), 4 * 25),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_backward_pass_of_a_norm_reads_gradient_and_input_again(norm: torch.nn.Module, row: int) -> None:
+    """2 images of 6 channels of 5 x 5, 300 numbers of 4 bytes, for the input and for its gradient."""
+    x = torch.empty(2, 6, 5, 5, device="meta", requires_grad=True)
+    rows = [k.rows for k in kernels_of(norm.to("meta"), x, mode="training") if k.rows is not None]
+    assert rows == [Rows(1200.0, float(row), 1, norm=True), Rows(2400.0, float(row), 1, norm=True)]
+
+
+def test_a_norm_of_stored_statistics_reads_nothing_again() -> None:
+    class Frozen(torch.nn.BatchNorm2d):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.batch_norm(x, self.running_mean, self.running_var, self.weight, self.bias)
+
+    x = torch.empty(2, 6, 5, 5, device="meta", requires_grad=True)
+    assert [k.rows for k in kernels_of(Frozen(6, device="meta"), x, mode="training") if k.rows is not None] == []
+
+
+def test_bug_layers_of_attention_had_no_products_in_inference() -> None:
+    """One operator of PyTorch computes the whole layer; its products were not seen."""
+    layer = torch.nn.TransformerEncoderLayer(16, 2, 32, 0.0, batch_first=True, device="meta").eval()
+    kernels = kernels_of(layer, torch.empty(4, 8, 16, device="meta"))
+    linear = 2 * 4 * 8 * (16 * 48 + 16 * 16 + 2 * 16 * 32)
+    assert sum(product.flops for k in kernels for product in k.products) == linear + 2 * (2 * 4 * 2 * 8 * 8 * 8)
+    assert torch.backends.mha.get_fastpath_enabled()

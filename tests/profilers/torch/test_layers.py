@@ -471,3 +471,25 @@ def test_bl_profile_takes_steps_and_modules_of_torch():
     assert bl.profile(step, mode="estimated").names == graph.names
     with pytest.raises(bl.InvalidInput, match="2 inputs"):
         bl.profile(model, x, x)
+
+
+class _OwnLoss(nn.Module):
+    """Returns its loss beside logits that no backward op reads: the loss adds them up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.narrow, self.wide = nn.Linear(8, 8, bias=False), nn.Linear(8, 1000, bias=False)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        logits = self.wide(torch.sigmoid(self.narrow(x)))
+        return {"loss": logits.sum(), "logits": logits}
+
+
+@pytest.mark.parametrize("options", [{"runs": 1, "warmup": 0}, {"hardware": "a100"}], ids=["measured", "estimated"])
+def test_bug_outputs_beside_a_loss_were_not_held_during_the_backward_pass(options: dict[str, object]) -> None:
+    """While the gradient of `wide` is made: logits, weights, that gradient, and what is saved; the ones take no memory."""
+    graph = bl.torch.profile(_OwnLoss(), torch.ones(64, 8), **options)
+    one = bl.Cluster.uniform(1, memory_bytes=1 << 30, kind="a100" if "hardware" in options else "cpu")
+    peak = bl.simulate(graph, one, bl.place(graph, one, "single")).peak_bytes.max()
+    logits, table, rows = 4 * 64 * 1000, 4 * 8 * 1000, 4 * 64 * 8
+    assert peak >= logits + 2 * table + 2 * rows
