@@ -230,6 +230,10 @@ def _swap_tensors(model: nn.Module, fake: Callable[[torch.Tensor], torch.Tensor]
             setattr(module, name, tensor)
 
 
+_REPLACING = threading.RLock()
+"""Held while functions of PyTorch are replaced: two threads at a time would leave a replacement behind."""
+
+
 @contextmanager
 def use_fused_kernels() -> Iterator[None]:
     """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, and
@@ -239,6 +243,7 @@ def use_fused_kernels() -> Iterator[None]:
     may train for real, get the functions as they are. Layers of attention run operator by operator in inference, too: one
     operator for a whole layer would hide its products.
     """
+    _REPLACING.acquire()
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
     rms_norm, own_thread = functional.rms_norm, threading.get_ident()
 
@@ -288,6 +293,7 @@ def use_fused_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
         functional.rms_norm = rms_norm  # type: ignore[assignment]
+        _REPLACING.release()
 
 
 @contextmanager
