@@ -135,14 +135,11 @@ class Pipeline:
             lambda groups, devices: _with_graph_key(run_stage("place", groups, devices), groups),
             self.memo,
         )
-        timeline = run_stage("simulate", coarse if self._on_coarse else graph, cluster, placement)
+        on_coarse = getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
+        timeline = run_stage("simulate", coarse if on_coarse else graph, cluster, placement)
         bounds = run_stage("bounds", graph, cluster)
         run = run_stage("execute", step, placement)
         return Result(graph, coarse, placement, timeline, bounds, run, tuple(run_stage.recomputed))
-
-    @property
-    def _on_coarse(self) -> bool:
-        return getattr(self.stages.get("simulate"), "on", "graph") == "coarse"
 
     def _checked(self, subject: Any, cluster: object, recompute: Collection[str]) -> Step | TorchStep | None:
         """Rejects invalid arguments before anything slow starts; returns the step, None for a graph."""

@@ -344,7 +344,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         names = outcome.timeline.device_names
         return page(
             [
-                ("", *self._facts_picture(outcome)),
+                ("", *text_picture(", ".join(f"{name} {value}" for name, value in facts_of(outcome)))),
                 ("Graph", *graph_picture(self.graph.scene, self.graph._paint, names)),
                 ("Timeline", *timeline_picture(self.timeline.drawn, names)),
                 ("Memory", *memory_picture(self.memory.timelines)),
@@ -359,11 +359,6 @@ class Workbench(Pictured, ipywidgets.VBox):
             return "<Workbench: no placement fits>"
         setting, step = outcome.setting, format_us(outcome.timeline.makespan_us)
         return f"<Workbench: {outcome.graph.name!r} placed by {setting.placer} on {setting.cluster.n} devices, {step}>"
-
-    def _facts_picture(self, outcome: Outcome) -> tuple[str, float]:
-        """The numbers above the views, for the static page."""
-        facts = ", ".join(f"{name} {value}" for name, value in facts_of(outcome))
-        return text_picture(facts)
 
     def _repr_mimebundle_(self, **kwargs: object) -> object:
         data = super()._repr_mimebundle_(**kwargs)

@@ -95,7 +95,8 @@ class Forked:
         }
         pipes = [os.pipe() for _ in range(4 if stderr == subprocess.PIPE else 3)]
         (theirs_in, ours_in), (ours_out, theirs_out), (ours_status, theirs_status), *errors = pipes
-        theirs = [theirs_in, theirs_out, errors[0][1] if errors else _file_number(stderr), theirs_status]
+        theirs_error = errors[0][1] if errors else stderr if isinstance(stderr, int) else stderr.fileno()
+        theirs = [theirs_in, theirs_out, theirs_error, theirs_status]
         try:
             socket.send_fds(server.control, [json.dumps(request).encode()], theirs)
         except OSError:
@@ -162,10 +163,6 @@ class Forked:
                 # An end without a code: the process that would have told it was killed, and the worker with it.
                 self.returncode = int(status.get(b"code", -signal.SIGKILL))
         return True
-
-
-def _file_number(file: int | IO[bytes]) -> int:
-    return file if isinstance(file, int) else file.fileno()
 
 
 class _ForkServer:

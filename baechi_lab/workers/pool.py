@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..errors import ExecutionError
 from ..importing import in_existing_folder
@@ -157,7 +156,9 @@ class _Process:
         new_keys = [s.key for s in dict.fromkeys(shared) if s.key not in self.sent_keys]
         first = [] if self.prepared else [pickle.dumps(_preparation())]
         header = {"keep": new_keys, "prepare": not self.prepared}
-        arrays = tuple(_array(data) for data in (task, *first, *(shared_data[key] for key in new_keys)))
+        arrays = tuple(
+            np.frombuffer(data, np.uint8) for data in (task, *first, *(shared_data[key] for key in new_keys))
+        )
         with closing(self.worker.exchange(Message("task", header, arrays), {"result"}, cancel=killed)) as answers:
             *_, last = answers
         self.prepared = True
@@ -167,10 +168,6 @@ class _Process:
         except Exception as error:  # noqa: BLE001 - classes that are not ours are built, which may raise anything
             return False, ExecutionError(f"what the call returned cannot be read here: {error}")
         return answer
-
-
-def _array(data: bytes) -> NDArray[np.uint8]:
-    return np.frombuffer(data, np.uint8)
 
 
 def _preparation() -> dict[str, object]:

@@ -495,22 +495,17 @@ class _OpRule:
         for tensor, value in zip(self.inputs, self.values, strict=True):
             if not isinstance(value, Total):
                 continue
-            if (
-                self.node.op in ("Reshape", "BroadcastTo", "Tile", "Fill", "StridedSlice", "Slice", "Range")
-                and tensor != self.inputs[0]
-            ):
+            if self.node.op in _SHAPED and tensor != self.inputs[0]:
                 continue  # a shape
             trained = tensor[0] in self.batch_values.trained
-            if trained and (self.node.name in self.batch_values.trained and not self._reads_samples()):
+            reads_samples = any(isinstance(v, Samples) for v in self.values)
+            if trained and self.node.name in self.batch_values.trained and not reads_samples:
                 continue
             kind = tf.dtypes.as_dtype(output_types(self.batch_values.nodes[tensor[0]])[tensor[1]])
             if trained or value.share is None or (value.share and not kind.is_floating):
                 self._problem("reads a value of the whole batch for each of its samples", None)
             else:
                 self.batch_values.shared[tensor] = value.share
-
-    def _reads_samples(self) -> bool:
-        return any(isinstance(value, Samples) for value in self.values)
 
     def _of_samples(self, output: int) -> Value:
         """Value of an op that reads samples and is neither a reduction nor a product."""
@@ -694,7 +689,8 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
             leads_to_loss |= sources
             read |= sources
     terms: dict[str, Value] = {}
-    for end in (name for name in forward if name in leads_to_loss and name not in read and _trains(values, name)):
+    ends = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
+    for end in (name for name in ends if values.of((name, 0)) is not None):
         behind = {end}
         for name in forward:
             if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):
@@ -711,10 +707,6 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
         for ops in (values.problems, values.unclear)
     )
     return Loss(terms, problems, unclear)
-
-
-def _trains(values: BatchValues, name: str) -> bool:
-    return name in values.trained and values.of((name, 0)) is not None
 
 
 def mixing_gradients(

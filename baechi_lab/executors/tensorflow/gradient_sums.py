@@ -49,7 +49,8 @@ def rows_tensors(
 def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Tensor]:
     """The data inputs that `node`, or an op of its bodies, takes as rows or as indices of rows."""
     if node.op not in CONTROL_FLOW_OPS | CALL_OPS:
-        return [tensor for tensor, label in _labelled(node) if _is_rows(node.op, label)]
+        labelled = zip(data_inputs(node), argument_names(node), strict=False)
+        return [tensor for tensor, label in labelled if _is_rows(node.op, label)]
     inputs, row_tensors = list(data_inputs(node)), []
     for value in node.attr.values():
         for called in [value.func] if value.HasField("func") else value.list.func:
@@ -85,11 +86,6 @@ def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[T
                 else sources[: len(sources) - (producer.op == "ConcatV2")]
             )
     return sources_of_rows
-
-
-def _labelled(node: NodeDef) -> list[tuple[Tensor, str]]:
-    """Returns the data inputs with the names of their arguments."""
-    return list(zip(data_inputs(node), argument_names(node), strict=False))
 
 
 def argument_names(node: NodeDef) -> list[str]:

@@ -59,7 +59,8 @@ def keep_to_loopback(port: int) -> None:
         raise OSError(f"no socket of this process listens on port {port}")
     if not any(state == "0A" for _, state in _connections(port)):
         raise OSError(f"the socket that listens on port {port} is in another network than this thread")
-    foreign = [address for address in _connected_to(port) if not _is_local(address)]
+    addresses = (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: listening
+    foreign = [address for address in addresses if not _is_local(address)]
     if foreign:
         raise OSError(f"somebody connected from {foreign[0]} while the server started")
 
@@ -80,11 +81,6 @@ def _listeners(port: int) -> Iterator[socket.socket]:
                 continue
             if copy.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and copy.getsockname()[1] == port:
                 yield copy
-
-
-def _connected_to(port: int) -> Iterator[str]:
-    """Returns the remote addresses of connections to a local port, in the kernel's format."""
-    return (remote.rpartition(":")[0] for remote, state in _connections(port) if state != "0A")  # 0A: listening
 
 
 def _connections(port: int) -> Iterator[tuple[str, str]]:

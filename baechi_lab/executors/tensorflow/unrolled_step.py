@@ -353,13 +353,10 @@ class _Unroller:
         shared = (tensor for tensor in read if self.shares.group(tensor[0]) >= 0)
         return {(name, output): output_types(self.nodes[name])[output] for name, output in shared}
 
-    def _tensor(self, reference: str, k: int) -> str:
-        name, output = split(reference)
-        return f"{self._name(name, k if name in self.repeated else 0)}:{max(output, 0)}"
-
     def _fed(self, reference: str, k: int) -> str:
-        name, _, output = self._tensor(reference, k).partition(":")
-        return f"{self.totals.fed.get(name, name)}:{output}"
+        name, output = split(reference)
+        copied_name = self._name(name, k if name in self.repeated else 0)
+        return f"{self.totals.fed.get(copied_name, copied_name)}:{max(output, 0)}"
 
     def _sum_name(self, name: str, output: int, k: int) -> str | None:
         """Returns the name of the op in the unrolled graph that accumulates micro-batch `k`; None if there is none."""
@@ -471,7 +468,7 @@ class _Unroller:
         copies = [join(copy, output) for copy in self._names(name)]
         if not spec.shape and not spec.dtype.startswith(("bool", "string")):
             joined = self.sums.of((name, output), dtype, copies, averaged=self._is_mean((name, output)))
-            return TensorSpec(_full(joined), spec.dtype, ())
+            return TensorSpec(joined if ":" in joined else f"{joined}:0", spec.dtype, ())
         node = self.graph_def.node.add(op="Pack", name=f"{PREFIX}/output/{name}/{output}")
         node.input.extend(copies)
         node.attr["T"].type, node.attr["N"].i, node.attr["axis"].i = dtype, len(copies), 0
@@ -485,7 +482,3 @@ class _Unroller:
                 break
             name, output = before
         return name, output
-
-
-def _full(name: str) -> str:
-    return name if ":" in name else f"{name}:0"

@@ -107,7 +107,8 @@ def reduction_of(
     if requested is not None:
         return reduction
     tried = micro_steps
-    if _parameter_count(model) * _element_count(step.inputs) > _SMALL:
+    elements = sum(t.numel() for t in tensors(step.inputs))
+    if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
         tried = [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
         step, tables = _join_steps(step, tried), None
         with ModelSnapshot(model, step.inputs):
@@ -146,14 +147,6 @@ class _Counter:
             return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[0]
         except _FAILURES:
             return None
-
-
-def _parameter_count(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())
-
-
-def _element_count(inputs: object) -> int:
-    return sum(t.numel() for t in tensors(inputs))
 
 
 def _most_different(divisors: Sequence[Divisors | None]) -> int:

@@ -35,7 +35,7 @@ def folder_files(
 
     device_of = {name: devices[d] for name, d in zip(op_names, placement.device.tolist(), strict=True)}
     placed = place_graph(step, device_of)
-    kinds = {spec.name: spec.dtype for spec in step.variables}
+    kinds = {spec.name.split(":")[0]: spec.dtype for spec in step.variables}
     count = 1 if cut is None else cut.micro_batches
     inputs = step.inputs[: len(step.inputs) // count]
     plan = {
@@ -51,7 +51,7 @@ def folder_files(
         "feeds": placed.feeds,
         "fetches": placed.fetches,
         "targets": placed.targets,
-        "variables": [{**vars(v), "dtype": _dtype(kinds, v.name)} for v in placed.variables],
+        "variables": [{**vars(v), "dtype": kinds[v.name]} for v in placed.variables],
         "moved_ops": placed.moved_ops,
         "placement": {name: int(d) for name, d in zip(op_names, placement.device.tolist(), strict=True)},
     }
@@ -75,10 +75,6 @@ def _worker_files() -> dict[str, bytes | str | Writer]:
         *(Path(str(module.__file__)) for module in (heap, keepalive, loopback, network, tunnel)),
     ]
     return {path.name: path.read_text(encoding="utf-8") for path in paths}
-
-
-def _dtype(kinds: Mapping[str, str], name: str) -> str:
-    return next(dtype for spec, dtype in kinds.items() if spec.split(":")[0] == name)
 
 
 def _save(arrays: Mapping[str, NDArray[np.generic]], stream: BinaryIO) -> None:

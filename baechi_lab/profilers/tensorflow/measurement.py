@@ -78,16 +78,14 @@ def device_kind(device: str) -> str:
     import tensorflow as tf
 
     device_names = [
-        f"/device:{d.device_type}:{k}" for t in ("CPU", "GPU", "TPU") for k, d in enumerate(_physical(tf, t))
+        f"/device:{d.device_type}:{k}"
+        for t in ("CPU", "GPU", "TPU")
+        for k, d in enumerate(tf.config.list_physical_devices(t))
     ]
     short = {name.replace("/device:", "/") for name in device_names}
     if device not in device_names and device.upper() not in short:
         raise UnknownNameError.of("device", device, device_names)
     return device.rsplit(":", 2)[-2].rsplit("/", 1)[-1].lower()
-
-
-def _physical(tf: ModuleType, kind: str) -> list[Any]:
-    return list(tf.config.list_physical_devices(kind))
 
 
 @contextmanager

@@ -62,21 +62,13 @@ class NodeOwners(Handler):
         stop = inputs_of(arguments)
         storages = {storage_key(t) for t in arguments}
         outputs = run(*args, **kwargs)
-        output_tensors = list(tensors(outputs))
-        if (
-            module is None
-            and all(storage_key(t) in storages for t in output_tensors)
-            and not self._wrote_in_place(arguments, stop)
-        ):
-            return outputs  # a view: its nodes belong to no call
+        is_view = module is None and all(storage_key(t) in storages for t in tensors(outputs))
+        # Writing a tensor in place gives it a new autograd node.
+        if is_view and not any(t.grad_fn is not None and t.grad_fn not in stop for t in arguments):
+            return outputs  # its nodes belong to no call
         for node in nodes_between((outputs, arguments), stop):
             self.of.setdefault(node, key)
         return outputs
-
-    @staticmethod
-    def _wrote_in_place(arguments: list[torch.Tensor], stop: set[Node]) -> bool:
-        """Whether the call wrote a tensor in place, which gives it a new autograd node."""
-        return any(t.grad_fn is not None and t.grad_fn not in stop for t in arguments)
 
     def parents(self, node: Node, child: str) -> set[str]:
         """Returns the calls behind `node`; nodes of no call are skipped."""

@@ -185,7 +185,9 @@ class Timer(Handler):
             nodes = nodes_between(outputs, stop)
             for node in nodes:
                 self._hook(node, [op])
-            for leaf in {into for node in nodes for into, _ in node.next_functions if _accumulates_gradient(into)}:
+            for leaf in {
+                into for node in nodes for into, _ in node.next_functions if type(into).__name__ == "AccumulateGrad"
+            }:
                 self._hook(leaf, [op], self.added)
         return outputs
 
@@ -228,10 +230,6 @@ def find_loss_outputs(outputs: list[torch.Tensor], loss: torch.Tensor) -> tuple[
         return None
     behind = {into for node in nodes_between(loss, inputs_of(outputs)) for into, _ in node.next_functions}
     return tuple(k for k, t in enumerate(outputs) if t.requires_grad and t.grad_fn in behind)
-
-
-def _accumulates_gradient(node: Node) -> bool:
-    return type(node).__name__ == "AccumulateGrad"
 
 
 def now_us() -> float:

@@ -142,7 +142,10 @@ class _Cutter:
 
 def _keep_together(program: Program, stage: list[int]) -> list[int]:
     """Give a call that every stage computes the stage of the call that changes its output in place."""
-    key = {call: _call_name(node) for node, call in reversed(program.call_of.items())}
+    key = {
+        call: node.target if isinstance(node.target, str) else node.target.__name__
+        for node, call in reversed(program.call_of.items())
+    }
     for maker, writer, why in program.together:
         if stage[maker] < 0:
             stage[maker] = stage[writer]
@@ -152,10 +155,6 @@ def _keep_together(program: Program, stage: list[int]) -> list[int]:
                 "both on one stage"
             )
     return stage
-
-
-def _call_name(node: fx.Node) -> str:
-    return node.target if isinstance(node.target, str) else node.target.__name__
 
 
 def _replace_devices(graph: fx.Graph) -> None:

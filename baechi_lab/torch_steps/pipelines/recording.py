@@ -132,7 +132,10 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
         try:
             with _exporting():
                 _run(model, inputs, trace, recorder)
-            _drop_calls(recorder.program, trace, _differing(plain.counts, recorder.counts))
+            stems = plain.counts.keys() | recorder.counts.keys()
+            _drop_calls(
+                recorder.program, trace, {stem for stem in stems if plain.counts[stem] != recorder.counts[stem]}
+            )
         except InvalidInput:
             raise error from None
     return recorder.program
@@ -168,10 +171,6 @@ def stem(key: str) -> str:
     'layers.0/add'
     """
     return key.partition("#")[0]
-
-
-def _differing(a: Counter[str], b: Counter[str]) -> set[str]:
-    return {key for key in a.keys() | b.keys() if a[key] != b[key]}
 
 
 def _drop_calls(program: Program, trace: Trace, stems: set[str]) -> None:

@@ -26,13 +26,10 @@ def drawn(
 ) -> str:
     """The body of an SVG, its upper left at 0, 0: frames, arrows, boxes with labels, and bars of device shares."""
     elements = [_frame(scene, k) for k in range(len(scene.frames))]
-    elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in _widest_first(scene)]
+    widest_first = np.argsort(-scene.arrows.bytes, kind="stable").tolist()
+    elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in widest_first]
     elements += [_box(scene, k, colors, None if share is None else share[k]) for k in range(len(scene))]
     return "".join(elements)
-
-
-def _widest_first(scene: Scene) -> list[int]:
-    return np.argsort(-scene.arrows.bytes, kind="stable").tolist()
 
 
 def arrow_widths(arrows: Arrows) -> NDArray[np.float64]:

@@ -235,13 +235,9 @@ class SettingPanel:
             return
         before = self.model.setting
         with refused(self.model.fail):
-            self._change(**make())
+            self.model.change(**make())
         if self.model.setting is before:  # refused, or the same in other words: the control says what is in force
             self.show(before)
-
-    def _change(self, **changes: object) -> None:
-        if not self.quiet.active:
-            self.model.change(**changes)
 
     def _typed(self, text: str) -> int:
         return count_up_to("devices", text, max(MOST_DEVICES, self.model.setting.cluster.n))
