@@ -67,6 +67,7 @@ def distribute(
     >>> tuple(model(torch.ones(2, 4)).shape)
     (2, 4)
     """
+    from ..placers import place
     from ..profilers.torch.layers import in_mode, mode_of, profile_layers
 
     cluster = attached_cluster() if cluster is None else cluster
@@ -89,17 +90,11 @@ def distribute(
             )
             graph = layers.graph(optimizer_states=optimizer_states)
         _same_calls(graph, [c.key for c in traced.calls])
-        placement = _place(graph, cluster, placer, placer_params)
+        # Fusing layers first would only take choices from the placer (`atomic` merges by module).
+        placement = place(graph, cluster, placer, **placer_params)
     return assign(
         model, traced, placement, cluster, reorder=reorder, devices=devices, output_device=output_device, graph=graph
     )
-
-
-def _place(graph: OpGraph, cluster: Cluster, placer: str | Placer, params: dict[str, object]) -> Placement:
-    """Place the graph without fusion. Fusing layers would only take choices from the placer (`atomic` merges by module)."""
-    from ..placers import place
-
-    return place(graph, cluster, placer, **params)
 
 
 def _same_calls(graph: OpGraph, keys: list[str]) -> None:
