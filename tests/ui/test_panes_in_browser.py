@@ -69,6 +69,92 @@ def _assert_readable(page):
     assert page.evaluate(CONTRAST) == []
 
 
+SIZE = """(selector) => {
+  const { x, y, width, height, bottom } = document.querySelector(selector).getBoundingClientRect();
+  return { x, y, width, height, bottom };
+}"""
+
+
+def _size(page, selector):
+    jb.settle(page)
+    return page.evaluate(SIZE, selector)
+
+
+@pytest.mark.parametrize("part", ["Timeline", "Run"])
+def test_memory_fills_what_the_timeline_leaves_on_the_full_screen(page, part):
+    tab(page, part)
+    page.click('.bl-tabs button[aria-label="full screen"]')
+    page.wait_for_function("() => document.fullscreenElement?.matches('.bl-workbench')")
+    panes, words = _size(page, ".bl-panes"), _size(page, f".bl-view:has({MEMORY}) > .bl-live")
+    assert 0 <= panes["bottom"] - words["bottom"] < 12
+    # The rows share the room: the lowest row's tooltip and the time axis are where they are drawn.
+    box = page.locator(MEMORY).bounding_box()
+    assert box["height"] > 4 * 74 + 20
+    page.mouse.move(box["x"] + 0.5 * box["width"], box["y"] + box["height"] - 30)
+    page.wait_for_selector(f'.bl-view:has({MEMORY}) .bl-tooltip:has-text("gpu:3 at ")')
+    shot(page, f"full-screen-{part.lower()}")
+    page.click('.bl-tabs button[aria-label="full screen"]')
+    page.wait_for_function("() => !document.fullscreenElement")
+    tab(page, "Graph")
+    assert page.problems == []
+
+
+TOPS = """() => {
+  const top = (e) => e.getBoundingClientRect().top;
+  const bench = document.querySelector('.bl-workbench');
+  return [...bench.querySelectorAll('.bl-strip, canvas')].filter((e) => e.offsetParent).map((e) => top(e) - top(bench));
+}"""
+
+
+def control(page, label):
+    """The control behind a label of the setting."""
+    return page.locator(f'.bl-setting .widget-inline-hbox:has(label:text-is("{label}"), label > :text-is("{label}"))')
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1600, 1000)])
+def test_facts_keep_their_room(page, width, height):
+    """A note on the answer, another number or a longer name takes no line of its own."""
+    page.set_viewport_size({"width": width, "height": height})
+    tab(page, "Graph")
+    jb.settle(page)
+    before = page.evaluate(TOPS)[:2]  # below the graph, lanes come and go
+    for placer in ("auto", "single", "m-etf"):
+        control(page, "placer").locator("select").select_option(placer)
+        page.wait_for_selector(f'.bl-header .bl-facts:has-text("placed by {placer} in")')
+        page.wait_for_selector(".bl-stale", state="detached")
+        jb.settle(page)
+        assert page.evaluate(TOPS)[:2] == before, placer
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1600, 1000)])
+def test_an_error_with_a_remedy_moves_nothing(page, width, height):
+    page.set_viewport_size({"width": width, "height": height})
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-advice .bl-note")
+    jb.settle(page)
+    before = page.evaluate(TOPS)
+    page.click('.bl-setting button:has-text("Advanced")')
+    schedule = control(page, "schedule").locator("select")
+    schedule.select_option("1f1b")
+    page.wait_for_selector('.bl-header [role="alert"]:has-text("form no pipeline")')
+    page.wait_for_selector('.bl-header button:text-is("Place stages")')
+    jb.settle(page)
+    during = page.evaluate(TOPS)
+    shot(page, f"remedy-{height}")
+    page.click('.bl-header button:text-is("Place stages")')
+    page.wait_for_selector('.bl-header .bl-facts:has-text("placed by contiguous")')
+    for _ in range(2):
+        page.click('.bl-strip button:text-is("Undo")')
+    page.wait_for_selector('.bl-header .bl-facts:has-text("placed by m-etf")')
+    page.click('.bl-setting button:has-text("Advanced")')
+    jb.settle(page)
+    assert during == before
+    page.set_viewport_size({"width": 1600, "height": 1000})
+    assert page.problems == []
+
+
 def test_details_of_a_selected_op_and_a_link_to_its_input(page, outcome):
     graph, line = outcome
     details = page.locator(".bl-details")
@@ -131,9 +217,7 @@ def test_idle_devices_are_one_line_and_lanes_are_stretched(page):
     lanes = f"(n) => document.querySelector('{TIMELINE}').dataset.lanes === n"
     page.wait_for_function(lanes, arg="8")  # four devices, each with its transfers
     page.wait_for_selector('button:text-is("Fold idle")', state="hidden")
-    placer = page.locator(
-        '.bl-setting .widget-inline-hbox:has(label:text-is("placer"), label > :text-is("placer")) select'
-    )
+    placer = control(page, "placer").locator("select")
     placer.select_option("single")
     page.wait_for_function(lanes, arg="3")  # one device and its transfers, and "gpu:1 to gpu:3 idle"
     shot(page, "lanes")
@@ -206,17 +290,6 @@ def test_plans_for_other_runtimes_are_shown_with_what_they_lose(page, outcome):
     assert page.problems == []
 
 
-SIZE = """(selector) => {
-  const { x, y, width, height, bottom } = document.querySelector(selector).getBoundingClientRect();
-  return { x, y, width, height, bottom };
-}"""
-
-
-def _size(page, selector):
-    jb.settle(page)
-    return page.evaluate(SIZE, selector)
-
-
 @pytest.mark.parametrize(
     ("part", "pane", "key", "side"),
     [("setting", ".bl-setting", "ArrowRight", "width"), ("details", ".bl-details-pane", "ArrowLeft", "width"),
@@ -281,21 +354,20 @@ def test_an_error_moves_nothing(page, height):
     page.set_viewport_size({"width": 1600, "height": height})
     tab(page, "Graph")
     page.wait_for_selector(".bl-advice .bl-note")
-    tops = "() => [...document.querySelectorAll('.bl-strip, canvas')].map((e) => e.getBoundingClientRect().top)"
     jb.settle(page)
-    before = page.evaluate(tops)
-    memory = page.locator('.bl-setting .widget-inline-hbox:has(label > :text-is("memory each")) input')
+    before = page.evaluate(TOPS)
+    memory = control(page, "memory each").locator("input")
     amount = memory.input_value()
     memory.fill("nonsense")
     memory.press("Enter")
     page.wait_for_selector('.bl-header [role="alert"]:has-text("is not an amount of memory")')
     jb.settle(page)
-    during = page.evaluate(tops)
+    during = page.evaluate(TOPS)
     shot(page, f"error-{height}")
     page.click('.bl-header button:text-is("Dismiss")')
     page.wait_for_selector('.bl-header [role="alert"]', state="hidden")
     jb.settle(page)
-    assert (during, page.evaluate(tops)) == (before, before)
+    assert (during, page.evaluate(TOPS)) == (before, before)
     memory.fill(amount)
     memory.press("Enter")
     jb.settle(page)

@@ -122,16 +122,17 @@ class Header:
         facts = facts_of(outcome, self.model.before)
         spans = [f"<span>{explained(k)} <b>{html.escape(v)}</b></span>" for k, v in facts]
         spans.insert(1, f'<span class="bl-{mood(outcome)}">{"fits" if fits else "does not fit"}</span>')
-        why = "" if fits else f'<div class="bl-bad">{html.escape(line.violations[0].message)}</div>'
+        spans += [] if fits else [f'<span class="bl-bad">{html.escape(line.violations[0].message)}</span>']
         won = why_won(outcome) or why_other(outcome)
-        why += f'<div class="bl-note">{explained(won)}</div>' if won else ""
+        spans += [f'<span class="bl-note">{explained(won)}</span>'] if won else []
         measured = outcome.graph.info.get("measured", {})
         if measured.get("busy"):
-            why += f'<div class="bl-bad">{html.escape(f"profile measured on a busy machine: {describe_repeats(measured)}")}</div>'
+            repeats = html.escape(f"profile measured on a busy machine: {describe_repeats(measured)}")
+            spans.append(f'<span class="bl-bad">{repeats}</span>')
         self.verdict.show(outcome)
         fitting = "fits" if fits else "does not fit"
         self.verdict.said = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
-        self.text = f'<div class="bl-facts">{"".join(spans)}</div>{why}'
+        self.text = f'<div class="bl-facts">{"".join(spans)}</div>'
         self._stale(self.model.stale)
 
     def _advise(self, advice: Sequence[Advice]) -> None:

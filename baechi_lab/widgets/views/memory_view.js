@@ -1,6 +1,6 @@
 // Memory view: bytes over time per device, stacked by category, against the device's limit. Traits: see memory_view.py.
 
-const ROW = 74;
+const ROW = 74; // where there is no more room
 const FOOT = 20;
 const CATEGORIES = ["persistent", "outputs", "temporary", "copies"];
 const CATEGORY_TEXT = { persistent: "persistent", outputs: "outputs", temporary: "temporary", copies: "received copies" };
@@ -65,6 +65,11 @@ function render({ model, el }) {
     return levels.bytes[0][row] + levels.bytes[1][row] + levels.bytes[2][row] + levels.bytes[3][row];
   }
 
+  /** Rows share the room. */
+  function rowHeight() {
+    return Math.max(ROW, (view.height - FOOT) / Math.max(devices.length, 1));
+  }
+
   /** Per pixel column the row with the most bytes: what one column can honestly show. */
   function columnsOf(device, width) {
     const first = levels.pointer[device];
@@ -94,8 +99,8 @@ function render({ model, el }) {
   }
 
   function drawDevice(context, d, width, theme, hatches) {
-    const top = d * ROW + 8;
-    const base = top + ROW - 14;
+    const top = d * rowHeight() + 8;
+    const base = top + rowHeight() - 14;
     const tall = base - top;
     const largest = model.get("largest_bytes");
     const limit = model.get("limit_bytes")[d];
@@ -243,7 +248,7 @@ function render({ model, el }) {
   }
 
   function hover(x, y) {
-    const d = Math.floor((y - 4) / ROW);
+    const d = Math.floor((y - 4) / rowHeight());
     if (d < 0 || d >= devices.length) return showTooltip(view, 0, 0, "", []);
     const peak = model.get("peaks")[d];
     if (x < axis.gutter) {
@@ -265,7 +270,7 @@ function render({ model, el }) {
     move: axis.move,
     hover,
     click: (x, y) => {
-      const d = Math.floor((y - 4) / ROW);
+      const d = Math.floor((y - 4) / rowHeight());
       if (d >= 0 && d < devices.length) model.send({ type: "live", row: d, time_us: x < axis.gutter ? model.get("peaks")[d].time_us : timeAt(x) });
       const peak = model.get("peaks")[d];
       if (peak && peak.op >= 0 && (x < axis.gutter || Math.abs(x - xOf(peak.time_us)) < 12)) {
