@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jupyter_browser as jb
 import pytest
+from whole_screen import themed
 
 import baechi_lab as bl
 from baechi_lab.widgets.layouts_view import layout_columns
@@ -26,6 +27,7 @@ choices = [bl.Layout(dp=8, zero=1, micro_batch=2), bl.Layout(dp=8, zero=3, micro
 answer = bl.layouts(config, cluster, global_batch=16, sequence_length=512, layouts=choices)
 """
 CELLS = [SETUP, "from baechi_lab.widgets import LayoutsView\nLayoutsView(answer)"]
+AXE = jb.ROOT / "tests" / "js" / "node_modules" / "axe-core" / "axe.min.js"
 TIMELINE = 'canvas[aria-label="Timeline"]'
 
 
@@ -60,7 +62,27 @@ def test_a_row_of_the_table_shows_its_timeline_with_collectives(tmp_path):
         jb.eventually(page, lambda: _assert_first(rows, columns[0].texts[least]))
         jb.ARTIFACTS.mkdir(parents=True, exist_ok=True)
         page.locator(".bl-panel").first.screenshot(path=jb.ARTIFACTS / "layouts.png")
+        # Without a mouse or eyes: at most ten Tab stops to the timeline, whatever the number of rows, and nothing for axe-core.
+        page.evaluate("() => { const f = document.querySelector('.bl-panel'); f.tabIndex = -1; f.focus(); }")
+        stops = []
+        while len(stops) < 12 and "CANVAS Timeline" not in stops:
+            page.keyboard.press("Tab")
+            focused = (
+                "() => { const e = document.activeElement; return `${e.tagName} ${e.ariaLabel || e.textContent}`; }"
+            )
+            stops.append(page.evaluate(focused))
+        assert stops[-1] == "CANVAS Timeline" and len(stops) <= 10, stops
+        if AXE.is_file():
+            page.evaluate(AXE.read_text())
+            for theme in ("Light", "Dark"):
+                themed(page, theme)
+                jb.eventually(page, lambda: _assert_no_violation(page))
         assert problems == []
+
+
+def _assert_no_violation(page):
+    violations = page.evaluate("async () => (await axe.run('.bl-panel')).violations")
+    assert {v["id"]: [f"{node['html'][:160]} {node['any'][:1]}" for node in v["nodes"]][:3] for v in violations} == {}
 
 
 def _assert_first(rows, text):
