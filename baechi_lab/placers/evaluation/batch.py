@@ -239,48 +239,13 @@ def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
 
     One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
     """
-    (
-        cost,
-        degree,
-        source,
-        near_ptr,
-        near,
-        far_ptr,
-        far,
-        far_unit,
-        far_tensor,
-        far_last,
-        size,
-        unit,
-        _,
-        _,
-        _,
-        _,
-        latency,
-        per_byte,
-        comm,
-    ) = p
-    (
-        missing,
-        ready_at,
-        woken,
-        line,
-        head,
-        tail,
-        fresh,
-        fresh_at,
-        pending,
-        first,
-        last,
-        running,
-        busy_until,
-        coming_at,
-        queue_out,
-        queue_in,
-        goal,
-        arrival,
-        received,
-    ) = s
+    cost, degree, source, near_ptr, near = p.cost, p.degree, p.source, p.near_ptr, p.near
+    far_ptr, far, far_unit, far_tensor, far_last = p.far_ptr, p.far, p.far_unit, p.far_tensor, p.far_last
+    size, unit, latency, per_byte, comm = p.size, p.unit, p.latency, p.per_byte, p.comm
+    missing, ready_at, woken, line, head, tail = s.missing, s.ready_at, s.woken, s.line, s.head, s.tail
+    fresh, fresh_at, pending, first, last = s.fresh, s.fresh_at, s.pending, s.first, s.last
+    running, busy_until, coming_at = s.running, s.busy_until, s.coming_at
+    queue_out, queue_in, goal, arrival, received = s.queue_out, s.queue_in, s.goal, s.arrival, s.received
     n, devices = len(degree), len(latency)
     for d in range(devices):
         head[d] = tail[d] = fresh[d] = first[d] = last[d] = d * (n + 1)

@@ -82,67 +82,22 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     """
     device, position, at, by_rank = assignment
     track, cutoff, overflow_limit = limits
-    (
-        table,
-        after,
-        degree,
-        sources,
-        edge_ptr,
-        edge_to,
-        edge_tensor,
-        ready_to,
-        input_ptr,
-        inputs,
-        producer,
-        size_bytes,
-        output_bytes,
-        unread,
-        temp,
-        persistent,
-        limit,
-        latency,
-        per_byte,
-        comm,
-    ) = m
-    (
-        missing,
-        bits,
-        line,
-        head,
-        tail,
-        fresh,
-        fresh_at,
-        running,
-        busy_until,
-        queue_out,
-        queue_in,
-        list_head,
-        list_tail,
-        alloc_next,
-        slot_end,
-        slot_receive,
-        slot_info,
-        heap,
-        readers,
-        local_left,
-        sends_left,
-        copy_left,
-        level,
-        peak,
-        start,
-        total,
-        spent,
-        _base_start,
-        checkpoint_time,
-        _ints,
-        _floats,
-        _bank,
-    ) = w
+    table, after, degree, sources = m.table, m.tail, m.degree, m.sources
+    edge_ptr, edge_to, edge_tensor, ready_to = m.edge_ptr, m.edge_to, m.edge_tensor, m.ready_to
+    input_ptr, inputs, producer = m.input_ptr, m.inputs, m.producer
+    size_bytes, output_bytes, unread, temp, persistent = m.size_bytes, m.output_bytes, m.unread, m.temp, m.persistent
+    limit, latency, per_byte, comm = m.limit, m.latency, m.per_byte, m.comm
+    missing, bits, line, head, tail, fresh, fresh_at = w.missing, w.bits, w.line, w.head, w.tail, w.fresh, w.fresh_at
+    running, busy_until, queue_out, queue_in = w.running, w.busy_until, w.queue_out, w.queue_in
+    list_head, list_tail, alloc_next, heap = w.list_head, w.list_tail, w.alloc_next, w.heap
+    slot_end, slot_receive, slot_info = w.slot_end, w.slot_receive, w.slot_info
+    readers, local_left, sends_left, copy_left = w.readers, w.local_left, w.sends_left, w.copy_left
+    level, peak, start, total, spent = w.level, w.peak, w.start, w.total, w.spent
     devices, n = len(limit), len(device)
     words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
     shared = comm == SEQUENTIAL
     now_us, slots, waiting, finished = 0.0, 0, 0, 0
-    checkpoints = checkpoint_time.shape[1]
+    checkpoints = w.checkpoint_time.shape[1]
     number = checkpoints  # of the next one to keep
     next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0

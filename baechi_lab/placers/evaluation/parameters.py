@@ -19,7 +19,7 @@ class Moves(NamedTuple):
     least_saving: float
 
 
-def number(default: object, unit: str, meaning: str, origin: str) -> Any:
+def number(default: object, unit: str, meaning: str, origin: str = "by hand") -> Any:
     """A field of a parameter object: its value, and what is known of it."""
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "origin": origin})
 
@@ -47,30 +47,24 @@ class EvaluationParameters:
         "kept of a simulation, where equal shares of the ops have started",
         "by hand; keeping them costs about a sixth of a simulation",
     )
-    in_flight: int = number(64, "transfers", "most under way for which a state is kept", "by hand")
-    probe_candidates: int = number(
-        32, "candidates", "looked at before it is decided whether checkpoints pay", "by hand"
-    )
+    in_flight: int = number(64, "transfers", "most under way for which a state is kept")
+    probe_candidates: int = number(32, "candidates", "looked at before it is decided whether checkpoints pay")
     least_saving: float = number(
         0.25,
         "share of the checkpoints",
         "that candidates must pass on average, or no more are kept",
         "above the sixth of a simulation that keeping them costs",
     )
-    order_share: float = number(0.35, "share of the moves", "change an order where priorities are searched", "by hand")
+    order_share: float = number(0.35, "share of the moves", "change an order where priorities are searched")
     anywhere_share: float = number(
-        0.25, "share of the moves", "go to any device, where others go to that of a neighbour", "by hand"
+        0.25, "share of the moves", "go to any device, where others go to that of a neighbour"
     )
-    run_share: float = number(
-        0.1, "share of the moves", "take along the units that follow in topological order", "by hand"
-    )
-    longest_run: float = number(0.25, "share of the units", "longest run of units that moves as one", "by hand")
+    run_share: float = number(0.1, "share of the moves", "take along the units that follow in topological order")
+    longest_run: float = number(0.25, "share of the units", "longest run of units that moves as one")
     whole_share: float = number(
-        0.5, "share of the changes of an order", "move all ops of a unit, where others move one", "by hand"
+        0.5, "share of the changes of an order", "move all ops of a unit, where others move one"
     )
-    overfull_tries: int = number(
-        8, "draws", "to find a unit on a device that exceeds its memory, while one does", "by hand"
-    )
+    overfull_tries: int = number(8, "draws", "to find a unit on a device that exceeds its memory, while one does")
     ancestor_words: int = number(
         64,
         "words of 64 ops",

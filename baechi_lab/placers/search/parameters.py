@@ -34,14 +34,11 @@ class SearchParameters(EvaluationParameters):
         2000,
         "simulations",
         "the most of a slice where simulations are counted, so that temperatures do not depend on the machine",
-        "by hand",
     )
-    slice_part: int = number(60, "slices", "fewest that such a budget is divided into", "by hand")
-    first_steps: int = number(
-        50, "simulations", "of the first slice, after which it is known how long one takes", "by hand"
-    )
-    fewest_steps: int = number(5, "simulations", "fewest of any slice", "by hand")
-    most_steps: int = number(200_000, "simulations", "most of any slice", "by hand")
+    slice_part: int = number(60, "slices", "fewest that such a budget is divided into")
+    first_steps: int = number(50, "simulations", "of the first slice, after which it is known how long one takes")
+    fewest_steps: int = number(5, "simulations", "fewest of any slice")
+    most_steps: int = number(200_000, "simulations", "most of any slice")
 
     # One cycle from coarse to fine.
     levels: tuple[Level, ...] = number(
@@ -78,7 +75,6 @@ class SearchParameters(EvaluationParameters):
         (-0.5, 1.0),
         "powers of 10, of makespans for all of the smallest limit",
         "drawn between these, what exceeding it costs",
-        "by hand",
     )
     combine_share: float = number(
         0.15,
@@ -86,32 +82,28 @@ class SearchParameters(EvaluationParameters):
         "goes to what other placements do better",
         "with others: 0.872 to 0.858 of the best rule on five cases, 10 s, medians of three seeds",
     )
-    neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one", "by hand")
+    neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one")
 
     # Parts of the graph that are re-optimised on their own.
-    parts: int = number(6, "parts", "re-optimised at the end of a late cycle", "by hand")
-    part_units: int = number(60, "units", "of one such part", "by hand")
-    part_heat: tuple[float, float] = number((0.003, 0.0003), "makespans", "first and last temperature there", "by hand")
-    part_near_share: float = number(0.5, "share of the parts", "are near by edges, the others near in time", "by hand")
+    parts: int = number(6, "parts", "re-optimised at the end of a late cycle")
+    part_units: int = number(60, "units", "of one such part")
+    part_heat: tuple[float, float] = number((0.003, 0.0003), "makespans", "first and last temperature there")
+    part_near_share: float = number(0.5, "share of the parts", "are near by edges, the others near in time")
 
     # Units (`search.structure`, `search.coarsen`).
     coarse_labels: int = number(
         100,
         "labels",
         "most of a coarse structure: few enough that every unit is moved hundreds of times within seconds",
-        "by hand",
     )
     nearest_share: float = number(
-        0.75,
-        "share of the levels",
-        "whose units follow the structure with about as many labels as units are wanted",
-        "by hand",
+        0.75, "share of the levels", "whose units follow the structure with about as many labels as units are wanted"
     )
-    fine_ratio: float = number(3.0, "units per label", "most that a structure leaves to other levels", "by hand")
-    structure_share: float = number(0.5, "labels per group", "most of a structure that says anything", "by hand")
-    scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost", "by hand")
-    unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes", "by hand")
-    least_merging: float = number(0.98, "units left per unit", "above which a round of merging is the last", "by hand")
+    fine_ratio: float = number(3.0, "units per label", "most that a structure leaves to other levels")
+    structure_share: float = number(0.5, "labels per group", "most of a structure that says anything")
+    scope_depths: int = number(4, "levels", "of name scopes that are tried, from the outermost")
+    unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes")
+    least_merging: float = number(0.98, "units left per unit", "above which a round of merging is the last")
 
     # Reduced models (`search.runs`, `search.edges`).
     joined_share: float = number(
@@ -120,21 +112,18 @@ class SearchParameters(EvaluationParameters):
         "most work that joins the first op of a run, and that may lie between two of its ops",
         "runs made the search of GNMT 4 times as fast, with times within 3 %",
     )
-    fewer_runs: float = number(0.75, "runs per op", "most that are worth simulating", "by hand")
-    runs_from_ops: int = number(400, "ops", "below which runs are not tried", "by hand")
+    fewer_runs: float = number(0.75, "runs per op", "most that are worth simulating")
+    runs_from_ops: int = number(400, "ops", "below which runs are not tried")
     way_ops: int = number(
         4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
     )
-    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before", "by hand")
+    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before")
 
     # Several chains: trials, then rounds (`search.multistart`).
-    trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures", "by hand")
-    trial_share: float = number(0.15, "share of the budget", "for these trials", "by hand")
+    trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures")
+    trial_share: float = number(0.15, "share of the budget", "for these trials")
     turns: tuple[int, ...] = number(
-        (0, 1, 0, 2, 0, 3, 0, 1),
-        "places among the best starts",
-        "of the trials along coarse structures, in this order",
-        "by hand",
+        (0, 1, 0, 2, 0, 3, 0, 1), "places among the best starts", "of the trials along coarse structures, in this order"
     )
     turns_share: float = number(
         0.4,
@@ -142,8 +131,8 @@ class SearchParameters(EvaluationParameters):
         "for these trials",
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
     )
-    near_start: float = number(1.1, "times the best start", "slowest one that gets such a trial", "by hand")
-    layers: int = number(4, "structures", "coarse ones that are tried at most", "by hand")
+    near_start: float = number(1.1, "times the best start", "slowest one that gets such a trial")
+    layers: int = number(4, "structures", "coarse ones that are tried at most")
     fewest_layers: int = number(
         2,
         "labels per device",
@@ -151,15 +140,13 @@ class SearchParameters(EvaluationParameters):
         "such a structure took two fifths of the time",
     )
     layer_heat: tuple[float, float] = number(
-        (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot", "by hand"
+        (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot"
     )
-    trials_until: float = number(0.6, "share of the rounds", "until which a stale chain begins a new trial", "by hand")
-    stale_gain: float = number(0.003, "share of the cost", "less than which a stale chain gained in a round", "by hand")
-    close_cost: float = number(
-        1.04, "times the best cost", "most that a trial may end at and be gone on from", "by hand"
-    )
+    trials_until: float = number(0.6, "share of the rounds", "until which a stale chain begins a new trial")
+    stale_gain: float = number(0.003, "share of the cost", "less than which a stale chain gained in a round")
+    close_cost: float = number(1.04, "times the best cost", "most that a trial may end at and be gone on from")
     behind_cost: float = number(
-        1.05, "times the best cost", "above which a chain goes on from the best one in early rounds", "by hand"
+        1.05, "times the best cost", "above which a chain goes on from the best one in early rounds"
     )
     rounds: int = number(
         5,
@@ -175,7 +162,6 @@ class SearchParameters(EvaluationParameters):
         "simulations",
         "of a chain in one of the rounds between: a new cycle from coarse to fine finds more than a "
         "longer one, up to about this many",
-        "by hand",
     )
     late_from: float = number(
         0.5,
@@ -195,7 +181,7 @@ class SearchParameters(EvaluationParameters):
     )
     restarts: int = number(24, "rounds", "on graphs that small", "by hand; see small_levels")
     restart_ranked: float = number(
-        0.8, "share of the random candidates", "with random priorities where both orders are searched", "by hand"
+        0.8, "share of the random candidates", "with random priorities where both orders are searched"
     )
     searches: int = number(
         5,
@@ -219,42 +205,41 @@ class SearchParameters(EvaluationParameters):
         "found of late that are kept for chains to take segments from; half may come from trials",
         "by hand; see combine_share",
     )
-    tell_seconds: float = number(0.2, "s", "between two reports of progress", "by hand")
+    tell_seconds: float = number(0.2, "s", "between two reports of progress")
 
     # For pipelines (`search.period`, `search.steps`).
-    period_round: int = number(50_000, "moves", "of a chain between two measurements of a period", "by hand")
+    period_round: int = number(50_000, "moves", "of a chain between two measurements of a period")
     period_rounds: int = number(
-        400, "rounds", "most for a period: where nothing is left to be found, time is not spent", "by hand"
+        400, "rounds", "most for a period: where nothing is left to be found, time is not spent"
     )
-    period_idle: int = number(12, "rounds", "without a better period after which a chain begins at random", "by hand")
+    period_idle: int = number(12, "rounds", "without a better period after which a chain begins at random")
     period_heat: tuple[float, float, float] = number(
         (0.05, 0.5, 1e-3),
         "periods, times, times",
         "first temperature of a chain, what it is multiplied by in each of four "
         "idle rounds, and the last one as a part of it",
-        "by hand",
     )
-    step_heat: tuple[float, float] = number((0.03, 0.0005), "best steps", "first and last temperature", "by hand")
+    step_heat: tuple[float, float] = number((0.03, 0.0005), "best steps", "first and last temperature")
 
     # On islands (`search.islands`).
-    island_rounds: int = number(4, "rounds", "after each of which islands exchange what they found", "by hand")
+    island_rounds: int = number(4, "rounds", "after each of which islands exchange what they found")
     island_losses: int = number(3, "times", "a call is sent again whose machine was lost", "as often as a sweep's row")
 
     # Where a search starts (`search.starts`, `search.contract`, `search.placer`).
     fifo_share: float = number(
-        0.25, "share of the starts", "first in, first out where priorities are allowed: those find more", "by hand"
+        0.25, "share of the starts", "first in, first out where priorities are allowed: those find more"
     )
-    kept_start: float = number(1.6, "times the best start", "slowest one that is kept", "by hand")
+    kept_start: float = number(1.6, "times the best start", "slowest one that is kept")
     rules_share: float = number(0.2, "share of the time", "most that asking the rules may take", "0.35 at first")
     samples: int = number(
         16, "samples", 'of the profile error, for `objective="p90"`', "by hand: the 15th is the percentile"
     )
-    contract_from_ops: int = number(1500, "ops", "fewest of a graph that is searched contracted first", "by hand")
-    contracted_share: float = number(0.5, "ops left per op", "most of a contracted graph that is searched", "by hand")
+    contract_from_ops: int = number(1500, "ops", "fewest of a graph that is searched contracted first")
+    contracted_share: float = number(0.5, "ops left per op", "most of a contracted graph that is searched")
     contract_rounds: int = number(12, "rounds", "of merging, most", "enough that nothing merges any more; not tuned")
-    short_transfer: float = number(0.3, "mean transfers", "short is less than this", "by hand")
-    short_work: float = number(1.0 / 2000.0, "share of all work", "short is less than this, too", "by hand")
-    chain_work: float = number(4.0, "times what is short", "most work of a merged part", "by hand")
+    short_transfer: float = number(0.3, "mean transfers", "short is less than this")
+    short_work: float = number(1.0 / 2000.0, "share of all work", "short is less than this, too")
+    chain_work: float = number(4.0, "times what is short", "most work of a merged part")
     contracted_budget: float = number(0.7, "share of the budget", "for the contracted graph", "0.5 at first")
     reducing_time: float = number(
         15.0,
@@ -268,7 +253,7 @@ class SearchParameters(EvaluationParameters):
         "what contracting a graph takes, which cannot be stopped",
         "as reducing_time",
     )
-    contracted_starts: int = number(8, "candidates", "that are restricted to the contracted graph", "by hand")
+    contracted_starts: int = number(8, "candidates", "that are restricted to the contracted graph")
 
 
 SEARCH = SearchParameters()
