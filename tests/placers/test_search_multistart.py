@@ -87,22 +87,22 @@ def test_a_search_that_is_stopped_in_its_second_part_keeps_the_first():
     assert placed.info["evaluations"] < 8000
 
 
-def test_the_first_rounds_are_hot_and_the_later_ones_cold_with_parts(monkeypatch):
+def test_the_first_rounds_are_hot_and_the_later_ones_cold(monkeypatch):
     instance, cycles = Instance(generators.layered_dag(60), Cluster.uniform(2)), []
     cycle = Chain.cycle
 
-    def watched(chain, share, levels, part_share=0.0, partners=()):
-        cycles.append((levels, part_share))
-        cycle(chain, share, levels, part_share, partners)
+    def watched(chain, share, levels, partners=()):
+        cycles.append(levels)
+        cycle(chain, share, levels, partners)
 
     monkeypatch.setattr(Chain, "cycle", watched)
     starts = Starts(instance, ("fifo", "planned"), 0).from_rules(lambda: False)
     several = MultiStart(instance, 1, 0, Budget(None, 20_000), lambda cost, used: None)
     several.search(starts, 0)
     rounds = cycles[several.trials.count :]
-    assert rounds[0] == (SEARCH.levels, 0.0) and rounds[-1] == (SEARCH.late_levels, SEARCH.parts_share)
+    assert rounds[0] == SEARCH.levels and rounds[-1] == SEARCH.late_levels
     assert max(hot for _, hot, _ in SEARCH.late_levels) <= min(cold for _, _, cold in SEARCH.levels)
-    assert [levels for levels, _ in rounds].index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
+    assert rounds.index(SEARCH.late_levels) == np.ceil(SEARCH.late_from * len(rounds))
 
 
 def test_what_would_last_too_long_is_not_begun(monkeypatch):

@@ -9,7 +9,7 @@ import baechi_lab as bl
 from baechi_lab import Cluster, Link
 from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.placers.evaluation.cost import evaluate_current
-from baechi_lab.placers.evaluation.moves import make_state
+from baechi_lab.placers.evaluation.moves import Units, make_state
 from baechi_lab.placers.evaluation.orders import measure
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search.chain import Chain
@@ -86,7 +86,8 @@ def test_only_the_given_units_move_and_what_hardly_gets_shorter_is_left():
     chain.start_from(
         measure(instance.model, chain.objective.work, "", np.zeros(graph.n), instance.position.astype(np.float64))
     )
-    part_units = chain._random_part()
+    groups = instance.groups
+    part_units = Units(groups.ptr[:61], groups.ops[: groups.ptr[60]], groups.of, groups.allowed[:60])
     short = with_runs(instance, chain._subproblem(part_units))
     moving = set(short.member[part_units.ops].tolist())
     assert moving == set(short.units.ops.tolist())

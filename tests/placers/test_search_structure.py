@@ -8,8 +8,8 @@ from baechi_lab import Cluster, Link, OpGraph, Placement, check, simulate
 from baechi_lab.graph import generators
 from baechi_lab.placers.evaluation.moves import make_units
 from baechi_lab.placers.problem import groups_of
+from baechi_lab.placers.search.combine import around
 from baechi_lab.placers.search.contract import contracted, short_us
-from baechi_lab.placers.search.regions import around, in_time, selected_units
 from baechi_lab.placers.search.structure import scopes, structures, weights
 
 COMMS = ("parallel", "sequential", "duplex")
@@ -50,22 +50,11 @@ def test_structures_keep_groups_whole_and_leave_out_what_says_nothing():
     assert structures(plain.replace(names=tuple(f"op{i}" for i in range(20))), np.arange(20)) == []
 
 
-def test_parts_are_units_near_in_the_graph_or_in_time():
+def test_a_line_by_distance_has_units_near_in_the_graph():
     graph = OpGraph.from_edges([1.0] * 6, [(0, 1, 4), (1, 2, 4), (3, 4, 4), (4, 5, 4)])
     units = make_units(np.arange(6), np.arange(6), np.ones((6, 2), dtype=np.bool_))
     rng = np.random.default_rng(0)
     assert {tuple(sorted(around(graph, units, 3, rng).tolist())) for _ in range(20)} == {(0, 1, 2), (3, 4, 5)}
-    start = np.array([0.0, 10.0, 20.0, 1.0, 11.0, 21.0])
-    unit_sets = {tuple(sorted(in_time(start, units, 2, rng).tolist())) for _ in range(40)}
-    assert unit_sets == {(0, 3), (1, 3), (1, 4), (2, 4), (2, 5)}
-
-
-def test_a_part_holds_the_ops_of_its_units_alone():
-    label = np.array([0, 0, 1, 2, 2, 2])
-    units = make_units(label, np.arange(6), np.ones((6, 3), dtype=np.bool_))
-    selected = selected_units(units, np.array([2, 0]))
-    assert [selected.ops[selected.ptr[k] : selected.ptr[k + 1]].tolist() for k in range(2)] == [[0, 1], [3, 4, 5]]
-    assert selected.allowed.shape == (2, 3)
 
 
 def test_an_op_is_merged_where_a_cut_on_its_other_side_costs_no_more():

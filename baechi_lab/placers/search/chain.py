@@ -18,7 +18,6 @@ from .budget import Budget, Window
 from .combine import LINES, Donor, combine, line_of, renumbered
 from .instance import Instance
 from .reduced import Subproblem, without_implied_edges
-from .regions import around, in_time, selected_units
 from .runs import projected, with_runs
 
 
@@ -73,11 +72,8 @@ class Chain:
         overflow_bytes = float(self.state.cost[3]) if self.instance.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
-    def cycle(
-        self, share: Budget, levels: Any = None, part_share: float = 0.0, partners: Sequence[Candidate] = ()
-    ) -> None:
-        """Coarse to fine: anneal on every level, then, for a share `part_share`, in parts of the graph alone, each time from the
-        best.
+    def cycle(self, share: Budget, levels: Any = None, partners: Sequence[Candidate] = ()) -> None:
+        """Coarse to fine: anneal on every level, each time from the best.
 
         Where there are `partners`, the cycle begins with taking over what they do better (`search.combine`).
 
@@ -90,7 +86,7 @@ class Chain:
         price = float(self.state.cost[2]) * 10.0 ** rng.uniform(*p.soft_price) if soft else np.inf
         self.objective = self.objective._replace(prices=self.instance.prices(price))
         window = Window(share, self.used)
-        first, last = p.combine_share if partners else 0.0, 1.0 - part_share
+        first = p.combine_share if partners else 0.0
         if partners:
             self._combine(partners, window.portion(0.0, first))
         heat = 1.0 if levels is p.small_levels else float(np.exp(rng.uniform(*np.log(p.heats))))
@@ -99,12 +95,8 @@ class Chain:
             units = self.instance.units(self.state.device, unit_count, rng)
             if len(units.ptr) < 2:
                 return
-            step = (last - first) / len(levels)
+            step = (1.0 - first) / len(levels)
             self._level(units, (heat * hot, heat * cold), window.portion(first + step * k, first + step * (k + 1)))
-        for k in range(p.parts if part_share else 0):
-            back_to_best(self.state)
-            step = (1.0 - last) / p.parts
-            self._level(self._random_part(), p.part_heat, window.portion(last + step * k, last + step * (k + 1)))
         back_to_best(self.state)
 
     def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:
@@ -126,14 +118,6 @@ class Chain:
             if simulations == 0:
                 del remaining[one]
             self.used, attempt = self.used + simulations, attempt + 1
-
-    def _random_part(self) -> Units:
-        """Units of a random part of the graph, near each other by edges or in time, as fine as they can be."""
-        instance, rng, p = self.instance, self.rng, self.instance.parameters
-        if rng.random() < p.part_near_share:
-            return selected_units(instance.groups, around(instance.graph, instance.groups, p.part_units, rng))
-        self._evaluate(self._subproblem(instance.groups))
-        return selected_units(instance.groups, in_time(self.objective.work.start, instance.groups, p.part_units, rng))
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
         """Anneal `units` within the window, on runs of ops where that is shorter."""

@@ -17,12 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import linear_sum_assignment
 
+from ...graph import OpGraph
+from ...graph.kernels.csr import gather
 from ...graph.kernels.jit import njit
 from ..evaluation.assignment import Assignment
 from ..evaluation.cost import candidate_cost, remember_better
 from ..evaluation.moves import Units, reassign, undo
 from .instance import Instance
-from .regions import around
 
 if TYPE_CHECKING:
     from ..evaluation.cost import Objective
@@ -60,6 +61,28 @@ def line_of(kind: str, instance: Instance, units: Units, rng: np.random.Generato
         labels = instance.structures[int(rng.integers(0, len(instance.structures)))]
         return np.argsort(labels[first], kind="stable")
     return around(instance.graph, units, len(first) // instance.parameters.neighbourhood + 2, rng)
+
+
+def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Up to `unit_count` units as a breadth-first traversal of the edges, in both directions, meets them from a random op.
+
+    >>> from baechi_lab.placers.evaluation.moves import make_units
+    >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)])
+    >>> units = make_units(np.arange(4), np.arange(4), np.ones((4, 2), dtype=bool))
+    >>> sorted(around(graph, units, 3, np.random.default_rng(0)).tolist()) in ([0, 1], [2, 3])
+    True
+    """
+    (after, reader), (before, producer) = graph.successors, graph.predecessors
+    frontier = np.array([rng.integers(0, graph.n)])
+    met = np.zeros(graph.n, dtype=np.bool_)
+    met[frontier] = True
+    region: dict[int, None] = {}
+    while len(frontier) and len(region) < unit_count:
+        region.update(dict.fromkeys(rng.permutation(units.of[frontier]).tolist()))
+        near = np.concatenate([gather(after, reader, frontier)[1], gather(before, producer, frontier)[1]])
+        frontier = np.unique(near[~met[near]])
+        met[frontier] = True
+    return np.array(list(region)[:unit_count], dtype=np.int64)
 
 
 def renumbered(

@@ -138,11 +138,10 @@ class MultiStart:
             for chain, plan in zip(self.chains, plans, strict=True):
                 self._prepare(chain, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
             before = [chain.current_cost for chain in self.chains]
-            region_share, usual = 0.0, self.trials.levels
-            if is_late or number >= p.late_from * rounds:
-                region_share, usual = p.parts_share, self.trials.later_levels
+            is_cold = is_late or number >= p.late_from * rounds
+            usual = self.trials.later_levels if is_cold else self.trials.levels
             levels = [usual if plan is None else plan.levels for plan in plans]
-            self._together(self.chains, share_left / (rounds - number), levels, region_share)
+            self._together(self.chains, share_left / (rounds - number), levels)
             self.partners += [chain.current_best for chain in self.chains]
             leader = self.leader
             stale = [self._is_stale(*each, leader) for each in zip(self.chains, plans, before, strict=True)]
@@ -193,15 +192,13 @@ class MultiStart:
         if remeasured.key < best.key:
             chain.start_from(remeasured)
 
-    def _together(
-        self, chains: Sequence[Chain], share: float, levels: Sequence[object], region_share: float = 0.0
-    ) -> None:
+    def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[object]) -> None:
         """Every chain does one cycle with its part of `share` of the whole budget."""
         donors = () if self.small else tuple(self.partners)
         shares = [self.budget.portion(share, len(chains)) for _ in chains]
         with ThreadPoolExecutor(len(chains)) as pool:
             running = {
-                pool.submit(chain.cycle, chain_share, level, region_share, donors)
+                pool.submit(chain.cycle, chain_share, level, donors)
                 for chain, chain_share, level in zip(chains, shares, levels, strict=True)
             }
             try:

@@ -51,7 +51,7 @@ class SearchParameters(EvaluationParameters):
         ((150, 0.0005, 0.00005), (500, 0.0003, 0.00003), (2000, 0.0001, 0.00001)),
         "units, makespans, makespans",
         "the same once a candidate is good: what is hotter leads away from it and has no time to come back",
-        "with late_from and parts_share: 0.831 to 0.829 of the best rule in 10 s, on the quality benchmark",
+        "with late_from: 0.831 to 0.829 of the best rule in 10 s, on the quality benchmark",
     )
     small_levels: tuple[Level, ...] = number(
         ((48, 0.15, 0.01), (48, 0.05, 0.002)),
@@ -83,12 +83,6 @@ class SearchParameters(EvaluationParameters):
         "with others: 0.872 to 0.858 of the best rule on five cases, 10 s, medians of three seeds",
     )
     neighbourhood: int = number(8, "units per unit", "of which an order by distance holds the nearest one")
-
-    # Parts of the graph that are re-optimised on their own.
-    parts: int = number(6, "parts", "re-optimised at the end of a late cycle")
-    part_units: int = number(60, "units", "of one such part")
-    part_heat: tuple[float, float] = number((0.003, 0.0003), "makespans", "first and last temperature there")
-    part_near_share: float = number(0.5, "share of the parts", "are near by edges, the others near in time")
 
     # Units (`search.structure`, `search.coarsen`).
     coarse_labels: int = number(
@@ -166,11 +160,8 @@ class SearchParameters(EvaluationParameters):
     late_from: float = number(
         0.5,
         "share of the rounds",
-        "from which on annealing is cold and parts are re-optimised",
+        "from which on annealing is cold",
         "0.7 before annealing was cold there; see late_levels",
-    )
-    parts_share: float = number(
-        0.15, "share of a late round", "for parts of the graph", "0.4 before annealing was cold there; see late_levels"
     )
     restart_ops: int = number(
         40,
