@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.kernels.csr import inverse
 from ..passes.forward_only import backward_ops
 from ..passes.named_tensors import NAMED
 from ..passes.roles import SETUP, UPDATE, roles
@@ -51,8 +52,7 @@ class TrainingGraph:
         self.is_backward: Bools = backward_ops(graph)
         place = graph.position if position is None else position
         self.ordered: Ints = np.lexsort((place, self._places_with_early_updates(place))).astype(np.int64)
-        self.rank: Ints = np.empty(graph.n, dtype=np.int64)
-        self.rank[self.ordered] = np.arange(graph.n)
+        self.rank: Ints = inverse(self.ordered)
 
     def _places_with_early_updates(self, place: Ints) -> Ints:
         """int64[n]: the place of each backward op. An update has that of the last backward op, no update, that it waits for."""

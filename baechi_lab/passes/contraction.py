@@ -95,10 +95,8 @@ def number_groups(graph: OpGraph, group: Integers) -> Ints:
         raise InvalidInput(
             f"group has shape {group_array.shape} of {group_array.dtype}; it must hold one whole number per op, ({graph.n},)"
         )
-    _, first, inverse = np.unique(group_array, return_index=True, return_inverse=True)
-    rank = np.empty(len(first), dtype=np.int64)
-    rank[np.argsort(first)] = np.arange(len(first))
-    return rank[inverse.reshape(-1)]
+    _, first, number = np.unique(group_array, return_index=True, return_inverse=True)
+    return inverse(np.argsort(first))[number.reshape(-1)]
 
 
 def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, reader: Ints) -> GroupEdges:

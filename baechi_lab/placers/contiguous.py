@@ -25,10 +25,11 @@ from numpy.typing import NDArray
 
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
+from ..graph.kernels.csr import inverse
 from ..graph.kernels.jit import has_few_entries, njit
 from ..simulator.paths import heads_and_tails
 from .base import Placer
-from .evaluation.orders import Orders, best_of, topological_position, usual_orders
+from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.depth_first import depth_first_order
 from .memory.feasible import within_memory
 from .pipeline_stages.device_orders import device_orders
@@ -149,7 +150,7 @@ def contiguous_splits(
 
 def lines(graph: OpGraph) -> Positions:
     """Lines of the ops: a position float64[n] each."""
-    position = topological_position(graph).astype(np.float64)
+    position = graph.position.astype(np.float64)
     positions: dict[str, NDArray[np.float64]] = {
         "topological": position,
         "depth-first": depth_first_order(graph),
@@ -180,9 +181,7 @@ def _crossing_cost(
     graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], line: NDArray[np.int64]
 ) -> NDArray[np.float64]:
     """float64[groups + 1]: cost of the tensors that cross the place before each position of the line."""
-    count = len(line)
-    spot = np.empty(count, dtype=np.int64)
-    spot[line] = np.arange(count)
+    count, spot = len(line), inverse(line)
     if graph.edge_count == 0 or cluster.n == 1:
         return np.zeros(count + 1)
     home, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]

@@ -370,9 +370,8 @@ def _first_layer(assigner: _StageAssigner, ops: Ints) -> list[int]:
     below = np.zeros(graph.n, dtype=np.bool_)
     for i in graph.order.tolist():
         below[i] = any(below[k] or layer[k] for k in before[i])
-    rank = np.empty(graph.n, dtype=np.int64)
-    rank[graph.order] = np.arange(graph.n)
-    return sorted((i for i in paired.tolist() if not below[graph.forward_of[i]]), key=lambda i: rank[i])
+    first = (i for i in paired.tolist() if not below[graph.forward_of[i]])
+    return sorted(first, key=lambda i: graph.position[i])
 
 
 def _input_gradient(assigner: _StageAssigner, first: list[int], waited: Bools) -> int | None:

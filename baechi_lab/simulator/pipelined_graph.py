@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import placed_durations
-from ..graph.kernels.csr import Integers, distinct, offsets
+from ..graph.kernels.csr import Integers, distinct, inverse, offsets
 from ..passes.all_reduce import ALL_REDUCE
 from ..passes.named_tensors import without_name_waits
 from ..passes.unroll import ACCUMULATE, check_micro_batches, unroll
@@ -396,8 +396,7 @@ class InUnits:
             urgent = (stages.phase[np.asarray(graph.copy_of)] == B).astype(np.int64)
         planned = np.zeros(graph.n) if placement.rank is None else placement.rank
         order = np.lexsort((np.arange(graph.n), planned, urgent, unit))
-        rank = np.empty(graph.n)
-        rank[order] = np.arange(graph.n)
+        rank = inverse(order).astype(np.float64)
         width = int(unit.max(initial=0)) + 1
         used = distinct(device * width + unit)  # units without ops are left out
         number = np.searchsorted(used, device * width + unit)

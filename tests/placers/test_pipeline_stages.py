@@ -25,7 +25,7 @@ from baechi_lab.placers.pipeline_stages.line_cuts import (
 from baechi_lab.placers.pipeline_stages.objective import Objective
 from baechi_lab.placers.pipeline_stages.pipeline_units import make_pipeline_units
 from baechi_lab.placers.search.budget import Budget
-from baechi_lab.placers.search.shared import Candidate, SharedMoves, search_shared
+from baechi_lab.placers.search.stages import Candidate, SharedMoves, search_stages
 
 VGG = Path(__file__).parents[2] / "data" / "pipedream" / "vgg16_graph.txt"
 PARTITIONING = Path(__file__).resolve().parents[3] / "shared" / "data" / "dnn-partitioning"
@@ -246,7 +246,7 @@ def test_search_finds_replicas():
     shared = place(graph, cluster, "ideals", replicas=True)
     units = make_pipeline_units(graph, cluster)
     start = Candidate(np.zeros(2, dtype=np.int64), {0: (0,)})
-    placement, us, used = search_shared(
+    placement, us, used = search_stages(
         graph,
         cluster,
         Objective("throughput", replicas=True),
@@ -285,7 +285,7 @@ def test_moves_of_shared_stages_leave_pipelines(seed):
         members = [d for group in candidate.groups.values() for d in group]
         assert len(set(members)) == len(members) and set(candidate.home.tolist()) == set(candidate.groups)
         assert all(len({cluster.devices[d].speed for d in group}) == 1 for group in candidate.groups.values())
-        line = moves.shifts.line(candidate.home)
+        line = moves.line(candidate.home)
         place_of = np.array([line.index(d) for d in candidate.home.tolist()])
         assert (place_of[units.source] <= place_of[units.target]).all()
         widths.add(tuple(sorted(map(len, candidate.groups.values()))))

@@ -10,12 +10,12 @@ from baechi_lab.graph.generators import gnmt, random_dag
 from baechi_lab.passes import contraction
 from baechi_lab.placers.evaluation.assignment import Assignment, Limits, make_assignment
 from baechi_lab.placers.evaluation.cost import evaluate_current, make_objective
+from baechi_lab.placers.evaluation.edges import needed
 from baechi_lab.placers.evaluation.evaluate import evaluate
 from baechi_lab.placers.evaluation.model import make_model
 from baechi_lab.placers.evaluation.moves import make_state, make_units
 from baechi_lab.placers.evaluation.work import make_work
 from baechi_lab.placers.search import reduced
-from baechi_lab.placers.search.edges import needed
 from baechi_lab.placers.search.instance import Instance
 from baechi_lab.placers.search.parameters import SEARCH
 from baechi_lab.placers.search.reduced import Subproblem, homes, merged_model, without_implied_edges

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from ...checks import check_flag, check_whole
 from ...errors import InvalidInput
-from ..kernels.csr import distinct, offsets
+from ..kernels.csr import distinct, inverse, offsets
 from ..opgraph import OpGraph
 from .backward import with_backward
 from .sizes import MOST_BYTES, check_count, check_number, check_size
@@ -72,8 +72,7 @@ class _Net:
         n = self.n
         place = np.concatenate(self.place)
         order = np.lexsort((place[:, 1], place[:, 0]))
-        number = np.empty(n, dtype=np.int64)
-        number[order] = np.arange(n)
+        number = inverse(order)
         tensor = np.concatenate(self.tensor)
         pairs = distinct(
             (_SLOTS * number[tensor // _SLOTS] + tensor % _SLOTS) * n + number[np.concatenate(self.reader)]

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Integers
+from ...graph.kernels.csr import inverse
 
 
 class Assignment(NamedTuple):
@@ -41,11 +41,4 @@ def make_assignment(device: NDArray[np.number], rank: NDArray[np.number] | None)
 def positions(rank: NDArray[np.number] | None, n: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
     """Position int32[n] of each op by rank (ties by index), and its inverse; the index order for None."""
     at = np.arange(n, dtype=np.int32) if rank is None else np.argsort(rank, kind="stable").astype(np.int32)
-    return inverse(at), at
-
-
-def inverse(at: Integers) -> NDArray[np.int32]:
-    """int32[n]: where each number of the permutation `at` int[n] stands."""
-    position = np.empty(len(at), dtype=np.int32)
-    position[at] = np.arange(len(at), dtype=np.int32)
-    return position
+    return inverse(at).astype(np.int32), at

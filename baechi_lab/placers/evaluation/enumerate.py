@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement
+from ...graph.kernels.csr import inverse
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from ..problem import allowed_group_devices, groups_of
@@ -80,11 +81,8 @@ def best_schedule(
     )
     if best_device[0] < 0:
         return Enumeration(None, known_us, bool(complete), int(count))
-    order = np.empty(graph.n, dtype=np.int64)
-    order[best_at] = np.arange(graph.n)
-    return Enumeration(
-        Placement(device=best_device, order=order.astype(np.float64)), float(us), bool(complete), int(count)
-    )
+    placement = Placement(device=best_device, order=inverse(best_at).astype(np.float64))
+    return Enumeration(placement, float(us), bool(complete), int(count))
 
 
 def _exchangeable(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.csr import Integers, offsets
+from ...graph.kernels.csr import Integers, inverse, offsets
 from ...graph.kernels.jit import njit
 from .assignment import make_assignment
 from .parameters import EVALUATION, EvaluationParameters, Moves
@@ -52,9 +52,7 @@ def make_units(unit: Integers, position: Integers, allowed: NDArray[np.bool_]) -
     count = int(labels.max(initial=-1)) + 1
     first = np.full(count, np.iinfo(np.int64).max)
     np.minimum.at(first, labels, position)
-    number = np.empty(count, dtype=np.int32)
-    number[np.argsort(first, kind="stable")] = np.arange(count, dtype=np.int32)
-    of = number[labels].astype(np.int32)
+    of = inverse(np.argsort(first, kind="stable"))[labels].astype(np.int32)
     allowed_units = np.ones((count, allowed.shape[1]), dtype=np.bool_)
     np.logical_and.at(allowed_units, of, allowed)
     ops = np.lexsort((position, of)).astype(np.int32)

@@ -36,16 +36,9 @@ class Candidate:
         return (self.overflow_bytes, self.makespan_us)
 
 
-def topological_position(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: where each op stands in `graph.order`."""
-    position = np.empty(graph.n, dtype=np.int64)
-    position[graph.order] = np.arange(graph.n)
-    return position
-
-
 def usual_orders(graph: OpGraph, cluster: Cluster) -> dict[str, NDArray[np.float64] | None]:
     """First in, first out; by upward rank (HEFT's), largest first; by topological position."""
-    position = topological_position(graph).astype(np.float64)
+    position = graph.position.astype(np.float64)
     return {"fifo": None, "upward": -upward_rank(graph, cluster), "topological": position}
 
 

@@ -65,12 +65,10 @@ class EvaluationParameters:
         0.5, "share of the changes of an order", "move all ops of a unit, where others move one"
     )
     overfull_tries: int = number(8, "draws", "to find a unit on a device that exceeds its memory, while one does")
-    ancestor_words: int = number(
-        64,
-        "words of 64 ops",
-        "whose ancestor bits are kept at a time when waits are reduced",
-        "512 bytes per op, which a processor's cache holds for thousands of ops; not tuned further",
+    way_ops: int = number(
+        4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
     )
+    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before")
 
     @property
     def moves(self) -> Moves:

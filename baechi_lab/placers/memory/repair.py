@@ -70,8 +70,7 @@ class _Repair:
         self.model = make_model(graph, cluster)
         # No byte above a limit is worth any time.
         self.objective = make_objective(self.model, Prices(1.0, NEVER, NEVER), track=True)
-        self.position = np.empty(graph.n, dtype=np.int64)
-        self.position[graph.order] = np.arange(graph.n)
+        self.position = graph.position
         self.group = groups_of(graph)
         self.group_allowed = allowed_group_devices(graph, cluster, self.group)
         self.units = make_units(self.group, self.position, allowed_devices(graph, cluster))

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from ...errors import CycleError
 from ...graph import Cluster, OpGraph, durations
-from ...graph.kernels.csr import Integers, distinct, offsets, topological_order
+from ...graph.kernels.csr import Integers, distinct, inverse, offsets, topological_order
 from ...passes.gradients import gradient_bytes
 from ...passes.roles import BACKWARD, FORWARD, SETUP, UPDATE
 from ...simulator.pipeline_stages import roles_in_stages
@@ -212,18 +212,12 @@ def _renumber(
     unit: Integers, source: Integers, target: Integers, position: NDArray[np.float64]
 ) -> tuple[Integers, Integers, Integers]:
     """Renumbers units so that edges run forward; among the ready units the lowest position comes first."""
-    place = _inverse(np.argsort(position, kind="stable"))
+    place = inverse(np.argsort(position, kind="stable"))
     along = topological_order(len(position), place[source], place[target])
     if along is None:
         raise CycleError("the units that stages are made of have a cycle")
-    place = _inverse(along)[place]
+    place = inverse(along)[place].astype(np.int32)
     return place[unit], place[source], place[target]
-
-
-def _inverse(order: Integers) -> NDArray[np.int32]:
-    place = np.empty(len(order), dtype=np.int32)
-    place[order] = np.arange(len(order), dtype=np.int32)
-    return place
 
 
 def unit_columns(

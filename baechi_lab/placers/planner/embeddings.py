@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, allowed_devices, durations
-from ...graph.kernels.csr import distinct
+from ...graph.kernels.csr import distinct, inverse
 from ..problem import groups_of
 
 SIZE_CLASSES = 16
@@ -65,11 +65,10 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
 
 def _type_indices(graph: OpGraph, vocabulary: int) -> tuple[NDArray[np.int32], int]:
     """int32[n] index of each op's type by frequency (ties by name), and how many there are."""
-    names, inverse, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
-    place = np.empty(len(names), dtype=np.int32)
-    place[np.lexsort((names, -times))] = np.arange(len(names))
+    names, number, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
+    place = inverse(np.lexsort((names, -times))).astype(np.int32)
     kept_count = min(len(names), vocabulary + 1)
-    return np.minimum(place[inverse.reshape(-1)], kept_count - 1), kept_count
+    return np.minimum(place[number.reshape(-1)], kept_count - 1), kept_count
 
 
 def _output_sizes(graph: OpGraph, head: NDArray[np.int64], outputs: int) -> NDArray[np.float64]:

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from ...graph.kernels.csr import inverse
 from ..evaluation.anneal import Schedule, anneal
-from ..evaluation.assignment import inverse, make_assignment
+from ..evaluation.assignment import make_assignment
 from ..evaluation.cost import evaluate_current
 from ..evaluation.moves import Units, back_to_best, make_state
 from ..evaluation.orders import Candidate

@@ -11,7 +11,6 @@ from ...graph import Cluster, OpGraph, allowed_devices
 from ..evaluation.cost import NEVER, Objective, Prices, Samples, no_samples
 from ..evaluation.model import make_model, memory_matters
 from ..evaluation.moves import Units, make_units
-from ..evaluation.orders import topological_position
 from ..evaluation.work import make_work
 from ..problem import groups_of, transfer_us
 from .coarsen import coarsen
@@ -32,7 +31,7 @@ class Instance:
             least = np.minimum(self.samples.table.min(axis=0), self.model.table)
             self.model = make_model(graph, cluster, least)._replace(table=self.model.table)
         self.track = memory_matters(self.model)
-        self.position = topological_position(graph)
+        self.position = graph.position
         self.group = groups_of(graph)
         self.allowed = allowed_devices(graph, cluster)
         self.price = transfer_us(graph, cluster)

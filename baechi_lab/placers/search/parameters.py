@@ -99,7 +99,7 @@ class SearchParameters(EvaluationParameters):
     unit_work: float = number(2.5, "mean works", "most work of a unit that merging makes")
     least_merging: float = number(0.98, "units left per unit", "above which a round of merging is the last")
 
-    # Reduced models (`search.runs`, `search.edges`).
+    # Reduced models (`search.runs`).
     joined_share: float = number(
         1.0 / 1500.0,
         "makespans",
@@ -108,10 +108,6 @@ class SearchParameters(EvaluationParameters):
     )
     fewer_runs: float = number(0.75, "runs per op", "most that are worth simulating")
     runs_from_ops: int = number(400, "ops", "below which runs are not tried")
-    way_ops: int = number(
-        4096, "ops", "most of a label within which ways are followed for edges that others imply", "bounds the memory"
-    )
-    readers_seen: int = number(16, "readers", "of a tensor looked at for one that comes before")
 
     # Several chains: trials, then rounds (`search.multistart`).
     trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures")
@@ -198,7 +194,7 @@ class SearchParameters(EvaluationParameters):
     )
     tell_seconds: float = number(0.2, "s", "between two reports of progress")
 
-    # For pipelines (`search.period`, `search.steps`).
+    # For pipelines (`search.period`, `search.stages`).
     period_round: int = number(50_000, "moves", "of a chain between two measurements of a period")
     period_rounds: int = number(
         400, "rounds", "most for a period: where nothing is left to be found, time is not spent"

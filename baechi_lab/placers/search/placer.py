@@ -11,14 +11,14 @@ best fast rules, each under first in first out and under priorities by upward ra
    cycle begins by taking over, segment by segment, what other placements found do better (`search.combine`).
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search.structure`),
    and under priorities what of it runs one after the other is simulated as one (`search.runs`), with only the edges
-   that matter (`search.edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
+   that matter (`evaluation.edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
    are about twenty times colder and end with finer units.
    About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.multistart`).
 4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is projected onto the ops and joins the starts.
 
 `search.parameters` holds the numbers, `docs/search-log.md` what was tried and what it gained. For the period of endless
-micro-batches and for steps of several, what is annealed is another cost: see `search.period` and `search.steps`.
+micro-batches and for steps of several, what is annealed is another cost: see `search.period` and `search.stages`.
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`evaluation.evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
@@ -51,9 +51,8 @@ from .islands import search_on_islands
 from .multistart import MultiStart
 from .parameters import SEARCH, SearchParameters
 from .period import search_period
-from .shared import search_shared
+from .stages import search_stages
 from .starts import Starts, choose, contracted_graph, restricted
-from .steps import search_step
 
 OBJECTIVES = ("makespan", "latency", "p90", "throughput", "step")
 PIPELINES = ("throughput", "step")
@@ -92,7 +91,7 @@ class Search(Placer):
         objective: "makespan" (or "latency", the same), "p90": the 90th percentile under errors of the profile of `error`
             (0.2: +-20 %), "throughput": the period of endless micro-batches (`sum`: as in `bl.throughput`), or "step": of
             `micro_batches` under a `schedule`. The last two start from `contiguous`; `evaluations` are moves, and steps.
-        replicas: let equal devices share a pipeline stage ("throughput" and "step"); see `search.shared`.
+        replicas: let equal devices share a pipeline stage ("throughput" and "step"); see `search.stages`.
         workers: threads; another number of them searches elsewhere.
         executor: search on `islands` that exchange what they find, on a `concurrent.futures.Executor`, a
             `dask.distributed.Client` or a `RayExecutor`; "here": one after the other in this process. Each island has the
@@ -204,12 +203,10 @@ class Search(Placer):
                 budget.stopped = self.callback(Progress(budget.elapsed, used, us, name)) is True
 
         numbers = self.numbers or SEARCH
-        if goal.replicas:
-            outcome = search_shared(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
-        elif goal.name == "throughput":
+        if goal.name == "throughput" and not goal.replicas:
             outcome = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
         else:
-            outcome = search_step(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
+            outcome = search_stages(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
         best, us, used = outcome
         info = {
             "start": name,

@@ -1,7 +1,7 @@
 """Reduced models: what a search simulates while units move, the ops or runs of them, with the edges that matter there.
 
-What lies on one device wherever the units go has the same *home*; edges that others imply are left out (`search.edges`).
-O(ops + edges), apart from sorting and from `search.edges`.
+What lies on one device wherever the units go has the same *home*; edges that others imply are left out (`evaluation.edges`).
+O(ops + edges), apart from sorting and from `evaluation.edges`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from ...graph.kernels.csr import offsets
 from ...passes.contraction import group_edges, grouped_sum, member_peak
 from ...simulator.paths import tails
 from ..evaluation.cost import Objective
+from ..evaluation.edges import needed
 from ..evaluation.model import SURELY, Model
 from ..evaluation.moves import State, Units
-from .edges import needed
 from .instance import Instance
 
 Ints = NDArray[np.int64]

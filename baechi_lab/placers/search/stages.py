@@ -1,10 +1,11 @@
-"""Search where devices may share a stage: annealing of stages and of the devices that each of them has, all measured.
+"""Search for the shortest period or step of several micro-batches: annealing of stages and devices, each candidate measured.
 
 A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader the equal
-devices that repeat what it does. A move shifts a unit to the stage before or behind (`search.steps`), exchanges two devices,
-gives a stage one device more (an idle one, or one that another stage can spare), cuts a stage with several devices into two,
-joins two stages that follow each other, or lets a device be idle. The start is what the dynamic programmes find, whose stages are
-all widths of all intervals of a few lines; what they cannot see, because only the measurement says it, is left to the moves.
+devices that repeat what it does. A move shifts a unit to the stage before or behind, with what must go with it so that the
+stages stay a pipeline, or exchanges two devices. Where devices may share a stage, a move may also give a stage one device
+more (an idle one, or one that another stage can spare), cut a stage with several devices into two, join two stages that
+follow each other, or let a device be idle. What the schedule cannot work on, or exceeds memory, is worth nothing. The start
+is what the dynamic programmes find; what they cannot see, because only the measurement says it, is left to the moves.
 Complexity: one measured period or step per candidate.
 """
 
@@ -19,11 +20,11 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...graph import Cluster, OpGraph, Placement
 from ..contiguous import lines
+from ..evaluation.acceptance import acceptance_threshold
 from ..pipeline_stages.objective import Objective
 from ..pipeline_stages.pipeline_units import PipelineUnits, make_pipeline_units
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
-from .steps import Moves
 
 Groups = Mapping[int, tuple[int, ...]]
 """Leading device -> all devices of its stage, itself first."""
@@ -44,7 +45,7 @@ class Candidate(NamedTuple):
         return Placement(device=self.home[units.unit].astype(np.int32), replicas=shared)
 
 
-def search_shared(
+def search_stages(
     graph: OpGraph,
     cluster: Cluster,
     objective: Objective,
@@ -54,32 +55,35 @@ def search_shared(
     tell: Callable[[float, int], None],
     numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:
-    """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`."""
+    """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`.
+
+    Candidates that were seen before are not measured again.
+    """
     rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
     cost_of: dict[tuple[object, ...], float] = {}
-    us, used = objective.measure(graph, cluster, start).us, 1
+    best, us, used = start, objective.measure(graph, cluster, start).us, 1
     candidate = _candidate(start, units)
     if candidate is None:
-        return start, us, used
-    moves, current_us, best = SharedMoves(units, cluster, rng), us, candidate
-    hot, cold = numbers.step_heat
+        return best, us, used
+    moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
+    current_us, (hot, cold) = us, numbers.step_heat
     try:
         while (progress := budget.spent(used)) < 1.0 and units.n and cluster.n > 1:
             used += 1  # also where nothing moves, so that it comes to an end
             neighbour = moves.any(candidate)
-            if neighbour is None or not _is_allowed(neighbour, units):
+            if neighbour is None:
                 continue
             if neighbour.key not in cost_of:
-                cost_of[neighbour.key] = _measured(graph, cluster, objective, neighbour.placement(units))
+                cost_of[neighbour.key] = _measured(graph, cluster, objective, neighbour, units)
             neighbour_us = cost_of[neighbour.key]
-            if neighbour_us <= current_us - us * hot * (cold / hot) ** progress * np.log(1.0 - rng.random()):
+            if neighbour_us <= acceptance_threshold(current_us, us * hot * (cold / hot) ** progress, rng):
                 candidate, current_us = neighbour, neighbour_us
                 if neighbour_us < us * (1 - 1e-12):
-                    best, us = neighbour, neighbour_us
+                    best, us = neighbour.placement(units), neighbour_us
             tell(us, used)
     except KeyboardInterrupt:  # what was found is the answer
         budget.stopped = budget.interrupted = True
-    return best.placement(units), us, used
+    return best, us, used
 
 
 def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
@@ -87,39 +91,114 @@ def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
     home = np.zeros(units.n, dtype=np.int64)
     home[units.unit] = placement.device
     groups = {group[0]: group for group in placement.replicas}
-    groups_by_leader = {d: groups.get(d, (d,)) for d in np.unique(home).tolist()}
-    return Candidate(home, groups_by_leader) if np.array_equal(home[units.unit], placement.device) else None
+    return _led(home, groups) if np.array_equal(home[units.unit], placement.device) else None
+
+
+def _led(home: NDArray[np.int64], groups: Groups) -> Candidate:
+    """The groups of the devices that lead a stage; a leader without one is alone."""
+    return Candidate(home, {d: groups.get(d, (d,)) for d in np.unique(home).tolist()})
 
 
 def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
     return all(units.allowed[candidate.home == leader][:, group].all() for leader, group in candidate.groups.items())
 
 
-def _measured(graph: OpGraph, cluster: Cluster, objective: Objective, placement: Placement) -> float:
+def _measured(
+    graph: OpGraph, cluster: Cluster, objective: Objective, candidate: Candidate, units: PipelineUnits
+) -> float:
+    """Microseconds of the period or step, infinite where it cannot be."""
+    if not _is_allowed(candidate, units):
+        return np.inf
+    held_bytes = np.zeros(cluster.n, dtype=np.int64)
+    np.add.at(held_bytes, candidate.home, units.persistent_bytes)
+    if np.any(held_bytes > cluster.memory_bytes):
+        return np.inf
     try:
-        measurement = objective.measure(graph, cluster, placement)
+        measurement = objective.measure(graph, cluster, candidate.placement(units))
     except InvalidInput:  # no pipeline for this schedule, or more replicas than micro-batches
         return np.inf
     return measurement.us if measurement.feasible else np.inf
 
 
-class SharedMoves:
+class Moves:
     """Random changes of a candidate that leave its stages a pipeline, if they were one."""
 
     def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
         self.units, self.rng, self.devices = units, rng, cluster.n
-        self.shifts = Moves(units, cluster, rng)
+        self.after: list[list[int]] = [[] for _ in range(units.n)]
+        self.before: list[list[int]] = [[] for _ in range(units.n)]
+        for a, b in zip(units.source.tolist(), units.target.tolist(), strict=True):
+            self.after[a].append(b)
+            self.before[b].append(a)
+
+    def any(self, candidate: Candidate) -> Candidate | None:
+        """Another candidate; None where the draw changes nothing."""
+        if self.rng.random() < 0.1 and self.devices > 1:
+            home = candidate.home.copy()
+            a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
+            home[candidate.home == a], home[candidate.home == b] = b, a
+            return None if np.array_equal(home, candidate.home) else _led(home, {})
+        return self._shift(candidate)
+
+    def _shift(self, candidate: Candidate) -> Candidate | None:
+        home = self.shifted(candidate.home, self._idle(candidate))
+        return None if home is None else _led(home, candidate.groups)
+
+    def _idle(self, candidate: Candidate) -> list[int]:
+        used = {d for group in candidate.groups.values() for d in group}
+        return [d for d in range(self.devices) if d not in used]
+
+    def shifted(self, home: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
+        """A unit to the stage before or behind, or to a device of `free`, with what must go along."""
+        line = self.line(home)
+        neighbour = home.copy()
+        unit, shift_later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
+        place = line.index(int(home[unit])) + (1 if shift_later else -1)
+        if 0 <= place < len(line):
+            to = line[place]
+        elif free:
+            to = int(self.rng.choice(free))
+        else:
+            return None
+        waiting = [unit]
+        while waiting:  # what comes after it in its stage goes along, or before it
+            u = waiting.pop()
+            if neighbour[u] == home[unit]:
+                neighbour[u] = to
+                waiting += [v for v in (self.after if shift_later else self.before)[u] if neighbour[v] == home[unit]]
+        return neighbour
+
+    def line(self, home: NDArray[np.int64]) -> list[int]:
+        """The used devices in the order of their stages, along which every edge of a pipeline runs."""
+        used = np.unique(home)
+        order = np.zeros(self.devices)
+        reach = np.zeros(len(home))
+        for u in range(len(home)):  # stages before, as units are numbered along their edges
+            reach[u] = max((reach[v] + (home[v] != home[u]) for v in self.before[u]), default=0.0)
+        np.maximum.at(order, home, reach)
+        a, b = home[self.units.source], home[self.units.target]
+        waits = {d: set(a[(b == d) & (a != d)].tolist()) for d in used.tolist()}
+        line: list[int] = []
+        while waits:  # no pipeline where none is ready: then by the stages before
+            ready = [d for d, waits_for in waits.items() if waits_for <= set(line)] or list(waits)
+            line.append(min(ready, key=lambda d: (order[d], d)))
+            del waits[line[-1]]
+        return line
+
+
+class SharedMoves(Moves):
+    """The same for stages of several devices."""
+
+    def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
+        super().__init__(units, cluster, rng)
         alike = [(d.kind, d.memory_bytes, d.speed) for d in cluster.devices]
         self.kind = [alike.index(key) for key in alike]
 
     def any(self, candidate: Candidate) -> Candidate | None:
-        """Another candidate; None where the draw changes nothing."""
+        """Another candidate that is allowed; None where the draw changes nothing."""
         moves = (self._shift, self._shift, self._exchange, self._widen, self._widen, self._cut, self._join, self._spare)
-        return moves[int(self.rng.integers(len(moves)))](candidate)
-
-    def _shift(self, candidate: Candidate) -> Candidate | None:
-        home = self.shifts.shifted(candidate.home, self._idle(candidate))
-        return None if home is None else _led(home, {**{d: (d,) for d in np.unique(home).tolist()}, **candidate.groups})
+        neighbour = moves[int(self.rng.integers(len(moves)))](candidate)
+        return neighbour if neighbour is not None and _is_allowed(neighbour, self.units) else None
 
     def _exchange(self, candidate: Candidate) -> Candidate | None:
         a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
@@ -154,7 +233,7 @@ class SharedMoves:
         return Candidate(home, {**candidate.groups, leader: group[:kept_count], group[kept_count]: group[kept_count:]})
 
     def _join(self, candidate: Candidate) -> Candidate | None:
-        line = self.shifts.line(candidate.home)
+        line = self.line(candidate.home)
         if len(line) < 2:
             return None
         k = int(self.rng.integers(len(line) - 1))
@@ -179,15 +258,5 @@ class SharedMoves:
             home[candidate.home == leader] = group[0]
         return Candidate(home, {group[0]: group for group in groups.values()})
 
-    def _idle(self, candidate: Candidate) -> list[int]:
-        used = {d for group in candidate.groups.values() for d in group}
-        return [d for d in range(self.devices) if d not in used]
-
     def _one(self, among: list[int]) -> int:
         return among[int(self.rng.integers(len(among)))]
-
-
-def _led(home: NDArray[np.int64], groups: Groups) -> Candidate:
-    """Without the devices of stages that have no unit left."""
-    used = set(np.unique(home).tolist())
-    return Candidate(home, {d: group for d, group in groups.items() if d in used})

@@ -1,4 +1,4 @@
-"""Edges that others imply, left out of what a search simulates while units move.
+"""Edges that others imply: whatever the placement of units of ops, an op need not wait for them.
 
 Ops of one label (a unit, or what stays on one device) are on one device wherever the unit goes. An edge between two of
 them asks only for an order, and is implied by any other way from its producer to its reader within the label. A tensor
@@ -36,7 +36,7 @@ def needed(
     readers of a tensor are looked at for one that comes before.
     """
     producer, tensor, reader = column
-    n, edges, labels = len(label), len(tensor), label.max() + 1
+    n, edges, labels = len(label), len(tensor), label.max() + 1 if len(label) else 0
     size = np.zeros(labels, np.int64)
     slot, base = np.empty(n, np.int64), np.empty(n, np.int64)
     for r in order:
