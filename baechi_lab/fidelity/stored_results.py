@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT, VERSION = "baechi_lab fidelity", 1
-SECTIONS = ("study", "speed_up")
 OPTIONAL_FIELDS = (
     "others_share",
     "simulated_peak_bytes",

@@ -95,9 +95,7 @@ def fit(
     if placement is not None:
         check_records(placement=placement)
     allowed = _allowed_kinds(give_up)
-    if not is_list(placers):
-        raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
-    if not isinstance(placers, str) and not all(isinstance(name, str) for name in placers):
+    if not is_list(placers) or not all(isinstance(name, str) for name in placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     check_callback("callback", callback, "name")
     if not isinstance(every_way, (bool, np.bool_)):

@@ -13,12 +13,12 @@ among eight devices, half a card.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from ..checks import check_text, check_whole
 from ..errors import InvalidInput
@@ -111,7 +111,7 @@ class Collectives:
         if table is not None:
             return table.us_of(size_bytes)
         n = len(members)
-        latency, per_byte = _slowest(levels)
+        latency, per_byte = max(x.latency_us for x in levels), max(x.us_per_byte for x in levels)
         if kind == "send_recv":
             return (n - 1) * latency + (n - 1) / n * size_bytes * per_byte
         if kind == "all_to_all":
@@ -162,10 +162,6 @@ class _Level:
     us_per_byte: float
 
 
-def _slowest(levels: list[_Level]) -> tuple[float, float]:
-    return max(level.latency_us for level in levels), max(level.us_per_byte for level in levels)
-
-
 def _hierarchical_us(levels: list[_Level], size_bytes: float, rounds: int) -> float:
     """Level by level, innermost first; what is left to reduce shrinks by the width of each level."""
     total, left = 0.0, size_bytes
@@ -189,6 +185,8 @@ def _all_to_all_us(levels: list[_Level], size_bytes: float) -> float:
 
 def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float], float]) -> list[_Level]:
     """Groups devices by their fastest links, then the groups by theirs, and so on."""
+    from scipy.sparse.csgraph import connected_components
+
     rows = np.array(devices)
     cost = np.maximum(cluster.us_per_byte[np.ix_(rows, rows)], cluster.us_per_byte[np.ix_(rows, rows)].T)
     latency = np.maximum(cluster.latency_us[np.ix_(rows, rows)], cluster.latency_us[np.ix_(rows, rows)].T)
@@ -202,7 +200,7 @@ def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float],
     levels: list[_Level] = []
     component = np.arange(len(rows))
     for price in np.unique(cost[off]):
-        joined = _components(cost <= price)
+        joined = connected_components(cost <= price, directed=False)[1]
         before, after = len(np.unique(component)), len(np.unique(joined))
         if after < before:
             used = off & (cost == price)
@@ -211,16 +209,3 @@ def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float],
     return levels or [
         _Level(float(len(rows)), float(latency[off].max()), float(cost[off].max()) / share(float(cost[off].max())))
     ]
-
-
-def _components(linked: NDArray[np.bool_]) -> NDArray[np.int64]:
-    from scipy.sparse.csgraph import connected_components
-
-    return np.asarray(connected_components(linked, directed=False)[1], dtype=np.int64)
-
-
-def as_tables(
-    rows: Mapping[int, tuple[ArrayLike, ArrayLike]], kind: str = "all_reduce"
-) -> tuple[MeasuredCollective, ...]:
-    """Tables from number of devices -> (bytes, microseconds)."""
-    return tuple(MeasuredCollective(n, sizes, times, kind) for n, (sizes, times) in rows.items())

@@ -105,12 +105,11 @@ class Rows:
     def _model(self) -> Any:
         import highspy
 
-        model, infinite = highspy.HighsLp(), highspy.kHighsInf
+        model = highspy.HighsLp()
         model.num_row_, model.num_col_ = len(self.low), len(self.cost)
-        model.col_cost_, model.col_lower_ = np.array(self.cost), np.zeros(len(self.cost))
-        model.col_upper_ = np.where(np.isinf(self.upper), infinite, self.upper)
-        model.row_lower_ = np.where(np.isinf(self.low), -infinite, self.low)
-        model.row_upper_ = np.where(np.isinf(self.high), infinite, self.high)
+        model.col_cost_ = np.array(self.cost)
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.array(self.upper)
+        model.row_lower_, model.row_upper_ = np.array(self.low), np.array(self.high)
         model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
         model.a_matrix_.start_, model.a_matrix_.index_ = np.array(self.start), np.array(self.index, dtype=np.int32)
         model.a_matrix_.value_ = np.array(self.value, dtype=np.float64)

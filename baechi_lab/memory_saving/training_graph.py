@@ -27,7 +27,6 @@ _EFFECTS = re.compile(
 )
 _INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__$")
 """PyTorch's types of ops that write over what they read."""
-"""PyTorch's type of ops that stand for a name which the forward's code has for what it made."""
 
 
 class TrainingGraph:
@@ -41,8 +40,8 @@ class TrainingGraph:
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
     ...                            op_types=["Data", "MatMul", "MatMulGrad"])
-    >>> TrainingGraph(graph).may_repeat.tolist(), TrainingGraph(graph).trigger(2)
-    ([False, True, False], 1)
+    >>> TrainingGraph(graph).may_repeat.tolist()
+    [False, True, False]
     """
 
     def __init__(self, graph: OpGraph, position: Ints | None = None):
@@ -100,14 +99,6 @@ class TrainingGraph:
         first_edge, end_edge = graph.consumer_ptr[first], graph.consumer_ptr[end]
         data = graph.tensor_bytes[graph.edge_tensor[first_edge:end_edge]] > CONTROL_BYTES
         return graph.consumers[first_edge:end_edge][data]
-
-    def trigger(self, reader: int) -> int:
-        """The op after which a copy is due if the backward op `reader` needs it first."""
-        pointer, predecessor = self.graph.predecessors
-        before = predecessor[pointer[reader] : pointer[reader + 1]]
-        backward_inputs = before[self.is_backward[before]]
-        candidates = backward_inputs if len(backward_inputs) else before  # without one the backward pass starts here
-        return int(candidates[self.rank[candidates].argmax()])
 
     @cached_property
     def updates_read(self) -> dict[int, tuple[int, ...]]:

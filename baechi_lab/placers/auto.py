@@ -161,11 +161,10 @@ class Auto(Placer):
         if self.placers is not None:
             return list(self.placers)
         fast = fast_placers(graph, self.lp_ops)
-        return fast if self.objective == "latency" else [*fast, *(n for n in self._placers_of_goal() if n not in fast)]
-
-    def _placers_of_goal(self) -> list[str]:
-        """Fast placers that take an objective, and `search` with few evaluations."""
-        return [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
+        if self.objective == "latency":
+            return fast
+        with_objective = [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
+        return [*fast, *(n for n in with_objective if n not in fast)]
 
     def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
         simulations = SimulationCache(graph, cluster)

@@ -154,7 +154,7 @@ def lines(graph: OpGraph) -> Positions:
     positions: dict[str, NDArray[np.float64]] = {
         "topological": position,
         "depth-first": depth_first_order(graph),
-        "layer": _depth(graph),
+        "layer": heads_and_tails(graph, np.ones(graph.n))[0],  # edges on the longest path before each op
     }
     paired = graph.forward_of >= 0
     if paired.any():
@@ -163,12 +163,6 @@ def lines(graph: OpGraph) -> Positions:
             folded[paired] = positions[name][graph.forward_of[paired]]
             positions[f"folded {name}"] = folded
     return positions
-
-
-def _depth(graph: OpGraph) -> NDArray[np.float64]:
-    """float64[n]: edges on the longest path before each op."""
-    head, _ = heads_and_tails(graph, np.ones(graph.n))
-    return head
 
 
 def _line_of_groups(group: NDArray[np.int32], place: NDArray[np.float64], count: int) -> NDArray[np.int64]:

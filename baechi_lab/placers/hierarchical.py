@@ -308,18 +308,15 @@ class Hierarchical(TrainingParameters, Placer):
         while self.updates is None or trainer.updates < self.updates:
             trainer.update()
             seconds = time.perf_counter() - began
-            stop = self.callback is not None and self.callback(self._progress(trainer, seconds)) is True
+            spent = (seconds, trainer.updates, trainer.samples)
+            progress = PlannerProgress(*spent, trainer.history.reward[-1], trainer.best_seconds)
+            stop = self.callback is not None and self.callback(progress) is True
             if self.checkpoint is not None and trainer.updates % self.checkpoint_every == 0:
                 save(self.checkpoint, trainer, belongs)
             if stop or (self.time_limit is not None and seconds >= self.time_limit):
                 break
         if self.checkpoint is not None:
             save(self.checkpoint, trainer, belongs)
-
-    def _progress(self, trainer: Any, seconds: float) -> PlannerProgress:
-        return PlannerProgress(
-            seconds, trainer.updates, trainer.samples, trainer.history.reward[-1], trainer.best_seconds
-        )
 
     def _best_placement(self, trainer: Any, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
         if not np.isfinite(trainer.best_seconds):

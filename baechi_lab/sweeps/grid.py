@@ -23,10 +23,6 @@ if TYPE_CHECKING:
 Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
 
-MOST_MICRO_BATCHES = 2**31 - 1
-"""Most micro-batches of a step; more are in no row of a file."""
-
-
 @dataclass(frozen=True)
 class Profiling:
     """How a batch size becomes a graph with costs: see `bl.models.build` and `bl.profile`."""
@@ -155,8 +151,6 @@ class Steps:
             pipeline_options(count, order)
             if count is not None and count > MOST_OPS:
                 raise InvalidInput(f"micro_batches is {str(count)[:60]}; it must be at most {MOST_OPS}")
-            if count is not None and count > MOST_MICRO_BATCHES:
-                raise InvalidInput(f"micro_batches is {count!s:.60}; it must be at most {MOST_MICRO_BATCHES}")
         for field, values in (("micro_batches", counts), ("schedule", orders)):
             if not values:
                 raise InvalidInput(f"{field} is empty; give at least one value to sweep over")

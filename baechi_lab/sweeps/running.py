@@ -114,10 +114,13 @@ def sweep(
     """
     import pandas as pd
 
+    from ..placers.registry import make_placer
+
     for field, value in (("params", params), ("model_params", model_params)):
         if value is not None and not isinstance(value, Mapping):
             raise InvalidInput(f"{field} is {value!r:.60}; it must be a mapping from names")
-    template = Cluster.uniform(1, kind=_kind_of(hardware)) if cluster is None else cluster
+    kind = known_kind(hardware) if isinstance(hardware, str) else None
+    template = Cluster.uniform(1, kind=kind or "gpu") if cluster is None else cluster
     check_records(cluster=template)
     check_flag("progress", progress)
     check_callback("on_row", on_row, "row")
@@ -137,7 +140,8 @@ def sweep(
     grid = list(
         cells(sizes, as_list("devices", devices), as_list("memory_bytes", memory_bytes), names, template, steps)
     )
-    _check_placers(names, placing)
+    for name in names:
+        make_placer(name, **placing.of(text("placer", name)))
     store = Store(path)
     try:
         graph_keys = _graph_keys(subject, grid, profiling, store)
@@ -385,18 +389,6 @@ def _default_batch_sizes(name: str, profiling: Profiling) -> list[int] | None:
 
     size = getattr(make_model(name, **dict(profiling.model_params)), "batch_size", None)
     return None if size is None else [int(size)]
-
-
-def _check_placers(names: list[str], placing: Placing) -> None:
-    from ..placers.registry import make_placer
-
-    for name in names:
-        make_placer(name, **placing.of(text("placer", name)))
-
-
-def _kind_of(hardware: object) -> str:
-    """Returns the kind of devices for which a sweep is estimated: the hardware that it names, else "gpu"."""
-    return known_kind(hardware) or "gpu" if isinstance(hardware, str) else "gpu"
 
 
 def _check_subject(subject: object, sizes: list[object] | None, profiling: Profiling, template: Cluster) -> None:

@@ -125,16 +125,8 @@ def unrolled_rnn(
     >>> unrolled_rnn(2, 1).n, unrolled_rnn(ops=1000, layers=2).n >= 1000
     (97, True)
     """
-    arguments = {
-        "layers": layers,
-        "batch": batch,
-        "hidden": hidden,
-        "vocabulary": vocabulary,
-        "jitter": jitter,
-        "seed": seed,
-    }
-    steps = _steps_for(_language_model, steps, ops, training, arguments)
-    return _finish(_language_model, f"rnn-{layers}x{steps}", steps, training, arguments)
+    sizes = {"layers": layers, "batch": batch, "hidden": hidden, "vocabulary": vocabulary}
+    return _unrolled(_language_model, "rnn", steps, ops, training, {**sizes, "jitter": jitter, "seed": seed})
 
 
 def gnmt(
@@ -157,16 +149,20 @@ def gnmt(
     >>> gnmt(3, 2, training=False).name
     'gnmt-2x3'
     """
-    arguments = {
-        "layers": layers,
-        "batch": batch,
-        "hidden": hidden,
-        "vocabulary": vocabulary,
-        "jitter": jitter,
-        "seed": seed,
-    }
-    length = _steps_for(_translator, length, ops, training, arguments)
-    return _finish(_translator, f"gnmt-{layers}x{length}", length, training, arguments)
+    sizes = {"layers": layers, "batch": batch, "hidden": hidden, "vocabulary": vocabulary}
+    return _unrolled(_translator, "gnmt", length, ops, training, {**sizes, "jitter": jitter, "seed": seed})
+
+
+def _unrolled(
+    build: Callable[[int, int, _Shape], _Net],
+    name: str,
+    steps: int,
+    ops: int | None,
+    training: bool,
+    arguments: dict[str, Any],
+) -> OpGraph:
+    steps = _steps_for(build, steps, ops, training, arguments)
+    return _finish(build, f"{name}-{arguments['layers']}x{steps}", steps, training, arguments)
 
 
 def _finish(

@@ -75,7 +75,8 @@ def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterat
         except InfeasiblePlacement as error:
             if "budget" in arguments and error.needed_bytes < min(budgets):
                 continue
-            yield from _least_budget_variant(graph, error.needed_bytes)
+            if 0 < error.needed_bytes < readiness_peak(graph):  # the smallest feasible budget, where it saves memory
+                yield {"budget": error.needed_bytes}, recompute(graph, budget=error.needed_bytes)
             return
         if recomputed_graph is not graph:
             yield arguments, recomputed_graph
@@ -84,12 +85,6 @@ def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterat
 def format_arguments(arguments: Mapping[str, object]) -> str:
     """Formats the arguments as Python code."""
     return ", ".join(f"{k}={v!r}" for k, v in arguments.items())
-
-
-def _least_budget_variant(graph: OpGraph, needed: int) -> Iterator[tuple[dict[str, object], OpGraph]]:
-    """The variant with the smallest feasible budget, if it saves memory."""
-    if 0 < needed < readiness_peak(graph):
-        yield {"budget": needed}, recompute(graph, budget=needed)
 
 
 def recompute_and_place(graph: OpGraph, cluster: Cluster, placing: BestOfPlacers, devices: int) -> list[PlacedVariant]:

@@ -138,11 +138,10 @@ def _run(solver: Any, method: str) -> None:
 def _highs_model(program: LinearProgram) -> Any:
     import highspy
 
-    infinite, model = highspy.kHighsInf, highspy.HighsLp()
+    model = highspy.HighsLp()
     model.num_row_, model.num_col_ = program.matrix.shape
-    model.col_cost_, model.col_lower_ = program.cost, program.lower
-    model.col_upper_ = np.where(np.isinf(program.upper), infinite, program.upper)
-    model.row_lower_, model.row_upper_ = program.row_lower, np.full(len(program.row_lower), infinite)
+    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, program.lower, program.upper
+    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
     model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
     model.a_matrix_.start_, model.a_matrix_.index_ = program.matrix.indptr, program.matrix.indices
     model.a_matrix_.value_ = program.matrix.data
