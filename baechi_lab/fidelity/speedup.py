@@ -26,11 +26,7 @@ SPEED_UP: tuple[str, dict[str, object]] = (
     {"batch_size": 256, "sequence_length": 5, "layers": 4, "units": 512, "vocabulary": 2000},
 )
 """A GNMT step whose matrix products outweigh its transfers on two loopback workers."""
-PLACERS = (
-    ("m-etf", ("colocation", "fusion")),
-    ("m-sct", ("colocation", "fusion")),
-    ("m-etf", PASSES),
-)
+PLACERS = (("m-etf", ("colocation", "fusion")), ("m-sct", ("colocation", "fusion")), ("m-etf", PASSES))
 """Placers and the passes before them. Co-placement saves most messages, but its larger groups are harder to balance."""
 
 

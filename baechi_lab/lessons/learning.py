@@ -37,10 +37,7 @@ CHECKS = {
     1: number(
         5.0**12,
         "placements",
-        {
-            12.0**5: "every group chooses a device, not every device a group",
-            60.0: "the choices of the groups multiply",
-        },
+        {12.0**5: "every group chooses a device, not every device a group", 60.0: "the choices of the groups multiply"},
         within=0.0,
     ),
     2: number(

@@ -26,11 +26,7 @@ HALF, FULL = 2, 4
 FORWARD, INPUT, WEIGHT = "F", "B", "W"
 """Phases: forward pass, gradients of inputs, gradients of weights."""
 
-DUALS = {
-    "all_gather": "reduce_scatter",
-    "reduce_scatter": "all_gather",
-    "all_to_all": "all_to_all",
-}
+DUALS = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_to_all": "all_to_all"}
 """Collective of the forward pass -> that of its gradient."""
 
 LOSS_PASSES = {False: 14.0, True: 5.0}

@@ -51,12 +51,7 @@ PRIORITIES = {
 }
 """Which op comes next; name -> what it means."""
 
-CHOICES = {
-    "earliest-finish": EARLIEST_FINISH,
-    "earliest-start": EARLIEST,
-    "fastest": FASTEST,
-    "first-free": FIRST_FREE,
-}
+CHOICES = {"earliest-finish": EARLIEST_FINISH, "earliest-start": EARLIEST, "fastest": FASTEST, "first-free": FIRST_FREE}
 
 POINTS = {
     "heft": ("upward-rank", "earliest-finish", True),

@@ -88,14 +88,7 @@ def _edge_intervals(graph: OpGraph, timeline: Timeline) -> tuple[NDArray[Any], .
     )
 
 
-def _memory_log(
-    device: Ints,
-    start: Floats,
-    end: Floats,
-    size: Ints,
-    op: Ints,
-    kind: Ints,
-) -> MemoryLog:
+def _memory_log(device: Ints, start: Floats, end: Floats, size: Ints, op: Ints, kind: Ints) -> MemoryLog:
     """Changes in time order; releases come first within an instant. Intervals without duration are left out."""
     lasting = np.flatnonzero((end > start) & (size > 0))
     time = np.concatenate([end[lasting], start[lasting]])

@@ -69,11 +69,7 @@ class PipelinedGraph:
 
 
 def make_pipelined_graph(
-    graph: OpGraph,
-    cluster: Cluster,
-    placement: Placement,
-    micro_batches: int,
-    schedule: ScheduleOption | None = None,
+    graph: OpGraph, cluster: Cluster, placement: Placement, micro_batches: int, schedule: ScheduleOption | None = None
 ) -> PipelinedGraph:
     """Unrolls `graph`. With a schedule, also finds the pipeline stages of the placement and the unit of every op.
 

@@ -108,13 +108,7 @@ def longest_path(graph: OpGraph, weight: Floats, edge_weight: Floats | None, fre
     cost = np.zeros(graph.edge_count) if edge_weight is None else np.asarray(edge_weight, dtype=np.float64)
     node_weight = np.ascontiguousarray(weight, dtype=np.float64)
     last, before = _longest_path_tree(
-        graph.order,
-        node_weight,
-        cost,
-        graph.output_ptr,
-        graph.consumer_ptr,
-        graph.consumers,
-        free,
+        graph.order, node_weight, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers, free
     )
     path = []
     while last >= 0:

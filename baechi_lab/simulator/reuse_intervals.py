@@ -16,12 +16,7 @@ Ints = NDArray[np.int64]
 
 
 def merge_reused_intervals(
-    graph: OpGraph,
-    placed: Placement,
-    transfers: Transfers,
-    times: tuple[Ints, Ints],
-    size: Ints,
-    release: Ints,
+    graph: OpGraph, placed: Placement, transfers: Transfers, times: tuple[Ints, Ints], size: Ints, release: Ints
 ) -> tuple[Ints, Ints]:
     """Sizes and release times of tensors and copies; of those in one buffer, all but the first have size 0."""
     (start, end), device = times, placed.device.tolist()

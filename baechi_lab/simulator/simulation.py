@@ -135,13 +135,7 @@ def makespan_and_peak(
 
 
 def _timeline(
-    graph: OpGraph,
-    cluster: Cluster,
-    placed: Placement,
-    state: Any,
-    sends: Any,
-    log: Any,
-    info: dict[str, object],
+    graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any, info: dict[str, object]
 ) -> Timeline:
     ops = state.ops[:-1]
     return Timeline(

@@ -342,11 +342,7 @@ class _SweepRun:
         self.answering[future] = row
 
     def _write(self, key: str, cell: Cell, row: Mapping[str, object]) -> None:
-        full_row = {
-            **cell.columns,
-            **row,
-            "params": as_text(self.placing.of(cell.placer)),
-        }
+        full_row = {**cell.columns, **row, "params": as_text(self.placing.of(cell.placer))}
         full_row["feasible"] = bool(full_row["feasible"])
         self.rows[key] = as_stored(full_row)
         if not full_row.pop("passing", False) and not key.startswith(_NOT_STORED):

@@ -151,9 +151,9 @@ def test_chains_hear_of_what_others_found(ops, small, monkeypatch):
     instance, heard = Instance(generators.layered_dag(ops), Cluster.uniform(2)), []
     cycle = Chain.cycle
 
-    def watched(chain, share, levels, part_share=0.0, partners=()):
+    def watched(chain, share, levels, partners=()):
         heard.append(len(partners))
-        cycle(chain, share, levels, part_share, partners)
+        cycle(chain, share, levels, partners)
 
     monkeypatch.setattr(Chain, "cycle", watched)
     start = random_candidate(instance, np.random.default_rng(0))

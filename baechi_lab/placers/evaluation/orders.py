@@ -61,10 +61,7 @@ def measure(
 
 
 def best_of(
-    graph: OpGraph,
-    cluster: Cluster,
-    devices: Iterable[tuple[str, Integers]],
-    orders: Orders | None = None,
+    graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integers]], orders: Orders | None = None
 ) -> Candidate | None:
     """The best candidate over all named device assignments, each under all `orders`; None when there is none.
 

@@ -51,13 +51,5 @@ def make_waits(graph: OpGraph, unit: NDArray[np.int32]) -> Waits:
     edge = edge[np.lexsort((unit[target[edge]], graph.edge_tensor[edge]))]
     tensor, number = np.unique(graph.edge_tensor[edge], return_inverse=True)
     degree = np.bincount(near % n, minlength=n) + np.bincount(target[edge], minlength=n)
-    arrays = (
-        degree,
-        offsets(near // n, n),
-        near % n,
-        offsets(source[edge], n),
-        target[edge],
-        number,
-        tensor,
-    )
+    arrays = (degree, offsets(near // n, n), near % n, offsets(source[edge], n), target[edge], number, tensor)
     return Waits(*(np.array(a, dtype=np.int32) for a in arrays))

@@ -216,14 +216,7 @@ def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: R
 
 @njit(cache=True)
 def _commit(
-    op: int,
-    p: int,
-    step: int,
-    traffic: Traffic,
-    groups: Records,
-    pairs: Records,
-    fetch: Records,
-    freed: Freed,
+    op: int, p: int, step: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records, freed: Freed
 ) -> int:
     """Start `op` on `p`; returns how many tensors were fetched (listed in `fetch`)."""
     ops, tensors, devices, copies, _, inputs, _ = traffic

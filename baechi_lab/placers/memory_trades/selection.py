@@ -77,10 +77,7 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
     variants = sorted(_place_variants(graph, cluster, trades), key=lambda variant: variant.timeline.makespan_us)
     if variants:
         best = variants[0]
-        placements += [
-            _with_trade(best.placement, best.graph, best.arguments),
-            *_place_variant(best, cluster, half),
-        ]
+        placements += [_with_trade(best.placement, best.graph, best.arguments), *_place_variant(best, cluster, half)]
     if not placements:
         message = f"{refusal}; nor was a graph found that fits and gives up {' or '.join(trades)}"
         raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal

@@ -37,12 +37,7 @@ class PipelineCut(NamedTuple):
 
 
 def make_pipeline_cut(
-    unit: Integers,
-    count: int,
-    stages: Iterable[tuple[Any, int, int]],
-    order: tuple[int, ...],
-    name: str,
-    cost: float,
+    unit: Integers, count: int, stages: Iterable[tuple[Any, int, int]], order: tuple[int, ...], name: str, cost: float
 ) -> PipelineCut:
     """Makes a cut from stages (members, first device of the chain, number of devices)."""
     stage = np.zeros(count, dtype=np.int64)

@@ -103,12 +103,7 @@ def _tie_backward(
 
 
 def _tie_update_chains(
-    graph: OpGraph,
-    cluster: Cluster,
-    group: Integers,
-    count: int,
-    role: NDArray[np.int8],
-    place: NDArray[np.float64],
+    graph: OpGraph, cluster: Cluster, group: Integers, count: int, role: NDArray[np.int8], place: NDArray[np.float64]
 ) -> tuple[Integers, int]:
     """Returns groups, and their number, in which the ops of an update that read no gradient are with one that does.
 

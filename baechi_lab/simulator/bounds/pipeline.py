@@ -74,10 +74,7 @@ def period_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
     weights = (cluster.speed / cluster.speed.sum(), np.full(cluster.n, 1.0 / cluster.n))
     unit = _same_device_unit(graph)
     total = np.stack([np.bincount(unit, table[:, d]) for d in range(cluster.n)], axis=1).min(axis=1)
-    return {
-        "all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights),
-        "same-device": float(total.max()),
-    }
+    return {"all-work": max(float(np.min(table * w, axis=1).sum()) for w in weights), "same-device": float(total.max())}
 
 
 def _same_device_unit(graph: OpGraph) -> NDArray[np.int64]:
