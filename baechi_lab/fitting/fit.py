@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..checks import check_callback, check_whole, is_list
 from ..errors import InvalidInput
-from ..graph import Cluster, Placement
+from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.arguments import check_records
 from ..graph.costs import check_kinds
 from ..placers.memory_trades.best_of_placers import BestOfPlacers, missing_bytes, placement_code
@@ -22,9 +22,6 @@ from .options import try_micro_batches, try_offloading, try_recomputation, try_s
 from .proof import proof_of
 from .record import Fit, FitOption
 from .subject import Subject, subject_of
-
-if TYPE_CHECKING:
-    from ..graph import OpGraph, Step
 
 GIVE_UP = {
     "devices": "more devices",

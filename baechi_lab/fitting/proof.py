@@ -8,13 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
-
 from ..graph import Cluster, OpGraph
 from ..graph.units import format_bytes
+from ..memory.peak import bytes_while_running
 from ..placers.memory.exhaustive import first_fitting
-from ..placers.memory.lower_bounds import bytes_while_running, largest_bytes_across_op
-from ..placers.memory.packing import describe_op, packing_proof, persistent_bytes_beside
+from ..placers.memory.packing import describe_op, needed_bytes, packing_proof
 
 
 @dataclass(frozen=True)
@@ -59,18 +57,13 @@ def proof_of(graph: OpGraph, cluster: Cluster) -> Proof:
     """
     computes = ~cluster.is_host
     capacity_bytes, count = int(cluster.memory_bytes[computes].max(initial=0)), max(int(computes.sum()), 1)
-    alone = bytes_while_running(graph, shared=True)
-    largest_op, together = (
-        int((alone + persistent_bytes_beside(graph, shared=True)).max(initial=0)),
-        largest_bytes_across_op(graph, shared=True)[0],
-    )
-    together = max(together, int(graph.persistent_bytes.sum()))
+    largest_op, together = needed_bytes(graph)
     enough = -(-together // capacity_bytes) if capacity_bytes else 0
     return Proof(
         max(largest_op, -(-together // count)),
         int(enough if largest_op <= capacity_bytes else 0),
         _prove_placements_fail(graph, cluster),
-        _prove_op_too_large(graph, alone, capacity_bytes),
+        _prove_op_too_large(graph, capacity_bytes),
         graph.group_of is not None,
     )
 
@@ -84,7 +77,8 @@ def _prove_placements_fail(graph: OpGraph, cluster: Cluster) -> str:
     return proof or ""
 
 
-def _prove_op_too_large(graph: OpGraph, alone: np.ndarray[tuple[int], np.dtype[np.int64]], capacity_bytes: int) -> str:
+def _prove_op_too_large(graph: OpGraph, capacity_bytes: int) -> str:
+    alone = bytes_while_running(graph, shared=True)
     if not graph.n or int(alone.max()) <= capacity_bytes:
         return ""
     op = int(alone.argmax())

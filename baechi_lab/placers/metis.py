@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,9 +23,6 @@ from .base import Placer
 from .evaluation.orders import Orders, best_of, usual_orders
 from .memory.feasible import within_memory
 from .problem import allowed_group_devices, groups_of, transfer_us
-
-if TYPE_CHECKING:
-    from types import ModuleType
 
 IMBALANCE = (0.03, 0.1, 0.3)
 SMALLEST_SHARE = 0.001

@@ -8,20 +8,16 @@ Source: Kirkpatrick, Gelatt and Vecchi 1983, doi:10.1126/science.220.4598.671. C
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ...graph.kernels.jit import njit
 from .acceptance import acceptance_threshold
 from .checkpoints import accept_checkpoints, last_checkpoint_before
-from .cost import candidate_cost, remember_better
-from .moves import random_move, undo
+from .cost import Objective, candidate_cost, remember_better
+from .moves import State, Units, random_move, undo
 from .parameters import EVALUATION, Moves
-
-if TYPE_CHECKING:
-    from .cost import Objective
-    from .moves import State, Units
 
 
 class Schedule(NamedTuple):

@@ -15,7 +15,7 @@ Complexity: O(ops + waits + steps * devices) per placement.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,12 +26,9 @@ from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from ..problem import groups_of
 from .assignment import Assignment, Limits, positions
 from .evaluate import evaluate, overflow
-from .model import make_model
+from .model import Model, make_model
 from .waits import make_waits
 from .work import make_work, padded
-
-if TYPE_CHECKING:
-    from .model import Model
 
 
 class Plan(NamedTuple):

@@ -15,17 +15,13 @@ from the start: `anneal` looks at its first candidates and stops keeping checkpo
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
+from .model import Model
 from .ready import NO_BITS, lowest_bit, set_bit
-
-if TYPE_CHECKING:
-    from .model import Model
-    from .work import Work
+from .work import Work
 
 _HEAD = 4  # numbers at the beginning of a state: transfers so far, in the heap, under way, and ops started
 

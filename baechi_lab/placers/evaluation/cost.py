@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,11 +11,8 @@ from ...graph.kernels.jit import njit
 from .assignment import Assignment, Limits
 from .evaluate import evaluate, evaluate_after, overflow
 from .model import Model, memory_matters
-from .moves import remember
+from .moves import State, remember
 from .work import Work, make_work
-
-if TYPE_CHECKING:
-    from .moves import State
 
 
 class Prices(NamedTuple):

@@ -11,14 +11,10 @@ Complexity: O(edges * ops of a label / 64); very large labels keep all edges.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 @njit(cache=True, nogil=True)

@@ -17,7 +17,7 @@ Brucker, Jurisch and Sievers 1994, doi:10.1016/0166-218X(94)90204-6.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +27,10 @@ from ...graph.kernels.csr import inverse
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
 from ..problem import allowed_group_devices, groups_of
-from .assignment import Limits, make_assignment
+from .assignment import Assignment, Limits, make_assignment
 from .evaluate import evaluate
-from .model import SURELY, make_model, memory_matters
-from .work import make_work
-
-if TYPE_CHECKING:
-    from .assignment import Assignment
-    from .model import Model
-    from .work import Work
+from .model import SURELY, Model, make_model, memory_matters
+from .work import Work, make_work
 
 
 class Enumeration(NamedTuple):

@@ -20,21 +20,16 @@ Complexity: O(ops + edges + steps * devices).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.kernels.jit import njit
 from ...simulator.kernel import PARALLEL, SEQUENTIAL
+from .assignment import Assignment, Limits
 from .checkpoints import forget_checkpoints, goal_of, restore_checkpoint, save_checkpoint
-from .model import SURELY
+from .model import SURELY, Model
 from .ready import NO_BITS, pop_slot, push_slot, set_bit, take_lowest
-
-if TYPE_CHECKING:
-    from .assignment import Assignment, Limits
-    from .model import Model
-    from .work import Work
+from .work import Work
 
 
 @njit(cache=True, inline="always")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,9 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import Integers, inverse, offsets
 from ...graph.kernels.jit import njit
 from .assignment import make_assignment
+from .model import Model
 from .parameters import EVALUATION, EvaluationParameters, Moves
 from .work import padded
-
-if TYPE_CHECKING:
-    from .model import Model
 
 
 class Units(NamedTuple):

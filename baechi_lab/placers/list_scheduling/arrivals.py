@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from ...graph.kernels.jit import njit
-from .records import Traffic
-
-if TYPE_CHECKING:
-    from .records import Records
+from .records import Records, Traffic
 
 PARALLEL, SEQUENTIAL = 0, 1
 _ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it

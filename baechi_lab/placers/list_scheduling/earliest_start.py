@@ -17,7 +17,7 @@ then finds the violation in simulation.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,10 +27,7 @@ from ...graph.kernels.jit import njit, records
 from ..problem import Problem
 from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
 from .pair_heaps import PENDING, REMOVED, insert, pop_pending, rekey, remove_top
-from .records import FETCH, WAITING, Traffic, make_records
-
-if TYPE_CHECKING:
-    from .records import Records
+from .records import FETCH, WAITING, Records, Traffic, make_records
 
 
 class Heaps(NamedTuple):

@@ -6,16 +6,12 @@ Keys lie beside the ops, so that a comparison reads no record of a pair.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import numpy as np
+from numpy.typing import NDArray
 
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    from .records import Records
+from .records import Records
 
 PENDING, ARRIVED, REMOVED = 1, 2, 3
 """Where a ready pair is; REMOVED: taken out because the op is placed or the device out of question (0: not yet ready)."""

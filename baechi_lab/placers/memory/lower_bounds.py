@@ -16,32 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import OpGraph
-from ...graph.opgraph import GROWS, OWN
+from ...graph.opgraph import GROWS
+from ...memory.peak import counted_bytes
 
 Ints = NDArray[np.int64]
 
 MAX_COUNTED_OPS = 16
 """Ops across which the bytes are counted: in as many parts of the step, the op during which one device would hold most."""
-
-
-def counted_bytes(graph: OpGraph, shared: bool = False) -> Ints:
-    """int64[tensors]: bytes of each tensor that certainly has memory of its own, else 0."""
-    if not shared or graph.reuse is None:
-        return graph.tensor_bytes
-    owns_bytes = (graph.reuse == OWN) | (graph.reuse == GROWS)
-    return np.where(owns_bytes[graph.tensor_producer], graph.tensor_bytes, 0)
-
-
-def bytes_while_running(graph: OpGraph, shared: bool = False) -> Ints:
-    """int64[n]: bytes of each op's inputs, outputs and temporaries, without persistent bytes.
-
-    >>> bytes_while_running(OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20])).tolist()
-    [40, 60]
-    """
-    size, need = counted_bytes(graph, shared), graph.temp_bytes.copy()
-    np.add.at(need, graph.tensor_producer, size)
-    np.add.at(need, graph.consumers, size[graph.edge_tensor])
-    return need
 
 
 def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_bytes: int = 0) -> tuple[int, int]:

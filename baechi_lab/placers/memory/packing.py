@@ -13,8 +13,9 @@ from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph
 from ...graph.opgraph import GROWS
 from ...graph.units import format_bytes
+from ...memory.peak import bytes_while_running
 from ..problem import allowed_group_devices, groups_of
-from .lower_bounds import bytes_while_running, largest_bytes_across_op
+from .lower_bounds import largest_bytes_across_op
 
 MAX_BRANCHES = 200_000
 """Branches of the search. After that the question stays open."""
@@ -148,6 +149,13 @@ def persistent_bytes_beside(graph: OpGraph, shared: bool = False) -> NDArray[np.
     group_bytes = np.zeros(int(group.max(initial=-1)) + 1, dtype=np.int64)
     np.add.at(group_bytes, group, np.where(grows, 0, graph.persistent_bytes))
     return group_bytes[group] + np.where(grows, graph.persistent_bytes, 0)
+
+
+def needed_bytes(graph: OpGraph) -> tuple[int, int]:
+    """Bytes that some device needs alone, and that all need together, in any placement; what may lie in others counts 0."""
+    alone = bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)
+    together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
+    return int(alone.max(initial=0)), together
 
 
 def _describe_tied_bytes(graph: OpGraph, op: int, tied_bytes: int, total_bytes: int) -> str:

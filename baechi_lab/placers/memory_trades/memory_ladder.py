@@ -17,8 +17,7 @@ from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...passes.optimize import optimize
 from ...simulator import simulate
 from ..direct import place_directly
-from ..memory.lower_bounds import bytes_while_running, largest_bytes_across_op
-from ..memory.packing import persistent_bytes_beside
+from ..memory.packing import needed_bytes
 from ..memory.repair import repair
 
 LIMIT_COUNT = 9
@@ -67,8 +66,7 @@ def _place_without_limits(graph: OpGraph, ample_cluster: Cluster, placers: Seque
 def _limits(graph: OpGraph, ample_cluster: Cluster, peaks: Sequence[int]) -> list[int]:
     """Bytes per device, from the largest peak of a plan without limits down to the proven need."""
     device_count = int(np.count_nonzero(~ample_cluster.is_host))
-    alone = int((bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)).max(initial=0))
-    together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
+    alone, together = needed_bytes(graph)
     low, high = max(alone, -(-together // device_count), 1), max(*peaks, 1)
     return np.unique(np.geomspace(min(low, high), high, LIMIT_COUNT).astype(np.int64))[::-1].tolist()
 

@@ -18,13 +18,14 @@ between two stages is a stage of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster
 from ...graph.cluster import COMMUNICATION_MODES
+from ...graph.kernels.csr import Scalar
 from ...graph.kernels.jit import njit
 from .pipeline_units import PipelineUnits
 
@@ -81,8 +82,8 @@ def make_device_chain(
     work, barred = units.work[:, first], ~units.allowed[:, first]
     return DeviceChain(
         kind=kind.astype(np.int32),
-        work=_prefix_sums(work),
-        barred=_prefix_sums(barred.astype(np.int64)),
+        work=prefix_sums(work),
+        barred=prefix_sums(barred.astype(np.int64)),
         memory=cluster.memory_bytes[device_indices],
         latency=_neighbour_link(cluster.latency_us, device_indices),
         per_byte=_neighbour_link(cluster.us_per_byte, device_indices),
@@ -95,8 +96,9 @@ def make_device_chain(
     )
 
 
-def _prefix_sums(columns: Any) -> Any:
-    return np.concatenate([np.zeros((1, columns.shape[1]), dtype=columns.dtype), np.cumsum(columns, axis=0)])
+def prefix_sums(columns: NDArray[Scalar]) -> NDArray[Scalar]:
+    """[n + 1, ...]: the sum of the rows before each, and of all of them."""
+    return np.concatenate([np.zeros((1, *columns.shape[1:]), dtype=columns.dtype), np.cumsum(columns, axis=0)])
 
 
 def _neighbour_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int64]) -> NDArray[np.float64]:

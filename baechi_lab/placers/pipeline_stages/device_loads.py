@@ -25,7 +25,6 @@ from ..problem import groups_of
 from .device_chain import PARALLEL, SEQUENTIAL, SUM
 from .pipeline_units import unit_columns
 
-COMPUTE, SEND, RECEIVE, OVERHEAD = range(4)
 EVEN = 0.05
 """Weight of the root mean square in the energy."""
 
@@ -82,23 +81,6 @@ def load_model(graph: OpGraph, cluster: Cluster, *, sum: bool = False) -> LoadMo
     )
 
 
-def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[4, D]: compute, sent, received and message overheads per device for `home` int64[U].
-
-    >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
-    >>> from baechi_lab import Link
-    >>> model = load_model(graph, Cluster.uniform(2, link=Link(1.0, 0.1)))
-    >>> loads_of(model, np.array([0, 1])).tolist()
-    [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
-    """
-    load = np.zeros((4, m.work.shape[1]))
-    np.add.at(load[COMPUTE], home, m.work[np.arange(len(home)), home])
-    device_seen = np.zeros(m.work.shape[1], dtype=np.bool_)
-    for t in range(len(m.producer)):
-        charge_tensor(m, home, t, load, 1.0, device_seen)
-    return load
-
-
 @njit(cache=True, nogil=True)
 def charge_tensor(
     m: LoadModel,
@@ -126,6 +108,24 @@ def charge_tensor(
         load[1, source] += sign * dearest
     for k in range(first, end):
         device_seen[home[m.reader[k]]] = False
+
+
+@njit(cache=True, nogil=True)
+def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
+    """float64[4, D]: compute, sent, received and message overheads per device for `home` int64[U].
+
+    >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
+    >>> from baechi_lab import Link
+    >>> model = load_model(graph, Cluster.uniform(2, link=Link(1.0, 0.1)))
+    >>> loads_of(model, np.array([0, 1])).tolist()
+    [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
+    """
+    load, device_seen = np.zeros((4, m.work.shape[1])), np.zeros(m.work.shape[1], np.bool_)
+    for u in range(len(home)):
+        load[0, home[u]] += m.work[u, home[u]]
+    for t in range(len(m.producer)):
+        charge_tensor(m, home, t, load, 1.0, device_seen)
+    return load
 
 
 @njit(cache=True, nogil=True)
@@ -190,12 +190,9 @@ def anneal_loads(
     A move takes a random unit to a random device or to that of a neighbour, or exchanges it with a random unit.
     """
     units, devices = m.work.shape
-    load, used, device_seen = np.zeros((4, devices)), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
+    load, used, device_seen = loads_of(m, home), np.zeros(devices, np.int64), np.zeros(devices, np.bool_)
     for u in range(units):
-        load[0, home[u]] += m.work[u, home[u]]
         used[home[u]] += m.persistent_bytes[u]
-    for t in range(len(m.producer)):
-        charge_tensor(m, home, t, load, 1.0, device_seen)
     largest, even = largest_load(m, load)
     best, best_home, energy = largest, home.copy(), largest + EVEN * even
     for k in range(steps):

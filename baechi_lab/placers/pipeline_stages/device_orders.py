@@ -44,15 +44,13 @@ def device_orders(cluster: Cluster, allowed: NDArray[np.bool_] | None = None) ->
 
 def _islands(cluster: Cluster) -> list[list[int]]:
     """Groups of devices that the cheapest links (per byte) join, such as those of one machine."""
+    from scipy.sparse.csgraph import connected_components
+
     if cluster.n < 2:
         return [list(range(cluster.n))]
     off = ~np.eye(cluster.n, dtype=bool)
     near = cluster.us_per_byte <= cluster.us_per_byte[off].min() * (1 + 1e-9)
     if near[off].all():
         return [list(range(cluster.n))]
-    home = list(range(cluster.n))
-    for a in range(cluster.n):
-        for b in np.flatnonzero(near[a] & off[a]).tolist():
-            low, high = sorted((home[a], home[b]))
-            home = [low if h == high else h for h in home]
-    return [[d for d in range(cluster.n) if home[d] == h] for h in dict.fromkeys(home)]
+    count, island = connected_components(near & off, directed=False)
+    return [np.flatnonzero(island == k).tolist() for k in range(count)]

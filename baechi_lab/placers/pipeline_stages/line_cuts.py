@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ...graph.kernels.csr import Integers, distinct, offsets
 from ...graph.kernels.jit import njit
-from .device_chain import DeviceChain
+from .device_chain import DeviceChain, prefix_sums
 from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
 from .pipeline_units import PipelineUnits
 
@@ -51,8 +51,8 @@ def cut_lines(
         sums = (
             chain.work[places],
             chain.barred[places],
-            _sums_before(units.persistent_bytes)[places],
-            _sums_before(units.gradient)[places],
+            prefix_sums(units.persistent_bytes)[places],
+            prefix_sums(units.gradient)[places],
         )
         tables = [make_tables(len(places), len(chain.kind), chain.use_all) for _ in goals]
         best, predecessor = (np.stack([table[k] for table in tables]) for k in (0, 1))
@@ -109,10 +109,6 @@ def sums_across_places(
     np.add.at(change, low + 1, weight)
     np.add.at(change, high + 1, -weight)
     return np.maximum(np.cumsum(change)[: count + 1], 0.0)
-
-
-def _sums_before(column: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(column)])
 
 
 def _interval_changes(

@@ -26,7 +26,8 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster
 from ...graph.kernels.jit import njit
-from .device_chain import PARALLEL, SUM, DeviceChain, make_device_chain
+from .device_chain import PARALLEL, SUM, DeviceChain, make_device_chain, prefix_sums
+from .line_cuts import sums_across_places
 from .pipeline_cuts import PipelineCut
 from .pipeline_units import PipelineUnits
 
@@ -88,7 +89,7 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
     chain = make_device_chain(units, cluster, order, sum=sum, replicas=True)
     places = _places(chain.work[:, 0])
     count, size = _crossing_traffic(units, places)
-    gradient = np.concatenate([[0], np.cumsum(units.gradient)])[places].astype(np.float64)
+    gradient = prefix_sums(units.gradient)[places].astype(np.float64)
     cost = _one_device_cost(units, chain, places)
     choices = []
     for level in below:
@@ -125,18 +126,16 @@ def _crossing_traffic(
     units: PipelineUnits, places: NDArray[np.int64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Number and bytes of the tensors that cross each place."""
-    low, high = units.producer.astype(np.int64), units.producer.astype(np.int64)
-    tensor = np.repeat(np.arange(len(low)), np.diff(units.reader_ptr))
-    np.minimum.at(low, tensor, units.reader)
-    np.maximum.at(high, tensor, units.reader)
-    crossed = (low[None, :] < places[:, None]) & (places[:, None] <= high[None, :])
-    return crossed.sum(axis=1).astype(np.float64), crossed.astype(np.float64) @ units.size.astype(np.float64)
+    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    weights = np.ones(len(units.producer)), units.size.astype(np.float64)
+    count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
+    return count, size
 
 
 def _one_device_cost(units: PipelineUnits, chain: DeviceChain, places: NDArray[np.int64]) -> NDArray[np.float64]:
     """[i, j]: work of the units between two places on one device; infinite if they do not fit or may not run there."""
     work, barred = chain.work[places, 0], chain.barred[places, 0]
-    persistent_bytes = np.concatenate([[0], np.cumsum(units.persistent_bytes)])[places]
+    persistent_bytes = prefix_sums(units.persistent_bytes)[places]
     cost: NDArray[np.float64] = work[None, :] - work[:, None]
     fits = (persistent_bytes[None, :] - persistent_bytes[:, None] <= chain.memory[0]) & (
         barred[None, :] == barred[:, None]

@@ -11,7 +11,7 @@ here on segments and simulated times. Complexity: one simulation, O(ops) besides
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,13 +21,9 @@ from ...graph import OpGraph
 from ...graph.kernels.csr import gather
 from ...graph.kernels.jit import njit
 from ..evaluation.assignment import Assignment
-from ..evaluation.cost import candidate_cost, remember_better
-from ..evaluation.moves import Units, reassign, undo
+from ..evaluation.cost import Objective, candidate_cost, remember_better
+from ..evaluation.moves import State, Units, reassign, undo
 from .instance import Instance
-
-if TYPE_CHECKING:
-    from ..evaluation.cost import Objective
-    from ..evaluation.moves import State
 
 LINES = ("topological", "folded", "structure", "distance")
 """Kinds of lines."""

@@ -15,7 +15,7 @@ doi:10.1137/S1064827595287997); here what is simulated is coarsened along with w
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,13 +23,11 @@ from numpy.typing import NDArray
 from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
 from ..evaluation.cost import no_samples
+from ..evaluation.model import Model
 from ..evaluation.moves import Units, make_state
 from ..evaluation.work import make_work
 from .instance import Instance
 from .reduced import Subproblem, homes, merged_model
-
-if TYPE_CHECKING:
-    from ..evaluation.model import Model
 
 
 class Present(NamedTuple):
