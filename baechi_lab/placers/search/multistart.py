@@ -18,7 +18,7 @@ from ..evaluation.orders import Candidate, measure
 from .budget import Budget
 from .chain import Chain
 from .instance import Instance
-from .trials import Trial, Trials
+from .trials import Trials
 
 
 class MultiStart:
@@ -128,44 +128,27 @@ class MultiStart:
         p, rounds = self.parameters, self._affordable(until - self._spent(), price)
         for k, chain in enumerate(self.chains):
             chain.start_from(candidates[min(k, len(candidates) - 1)])
-        stale = [False] * len(self.chains)
         for number in range(rounds):
             share_left = until - self._spent()
             if share_left <= 0.0:
                 break
-            free = bool(self.trials.layers) and number < p.trials_until * rounds and not is_late
-            plans = [self.trials.next() if free and is_stale else None for is_stale in stale]
-            for chain, plan in zip(self.chains, plans, strict=True):
-                self._prepare(chain, plan, free, self.small and number % 2 == 1 and number < rounds - 1)
-            before = [chain.current_cost for chain in self.chains]
+            for chain in self.chains:
+                self._prepare(chain, self.small and number % 2 == 1 and number < rounds - 1)
             is_cold = is_late or number >= p.late_from * rounds
-            usual = self.trials.later_levels if is_cold else self.trials.levels
-            levels = [usual if plan is None else plan.levels for plan in plans]
-            self._together(self.chains, share_left / (rounds - number), levels)
+            levels = self.trials.later_levels if is_cold else self.trials.levels
+            self._together(self.chains, share_left / (rounds - number), [levels] * len(self.chains))
             self.partners += [chain.current_best for chain in self.chains]
             leader = self.leader
-            stale = [self._is_stale(*each, leader) for each in zip(self.chains, plans, before, strict=True)]
             for chain in self.chains:
                 behind = is_late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
-                if chain is not leader and behind and not (free and chain.best_before_restart is not None):
+                if chain is not leader and behind:
                     chain.start_from(leader.best)
 
-    def _is_stale(self, chain: Chain, plan: Trial | None, before: float, leader: Chain) -> bool:
-        """Whether a chain gained hardly anything in a round, or what it tried in it ended far from the best."""
-        p = self.parameters
-        return (
-            before - chain.current_cost < p.stale_gain * before
-            if plan is None
-            else chain.current_cost > p.close_cost * leader.cost
-        )
-
-    def _prepare(self, chain: Chain, plan: Trial | None, free: bool, anywhere: bool) -> None:
-        """Where a chain goes on: from anywhere, with a new trial, from its own line of search, or from the best it knows."""
+    def _prepare(self, chain: Chain, anywhere: bool) -> None:
+        """Where a chain goes on: from anywhere, or from the best it knows."""
         if anywhere:
             chain.start_from(self._anywhere(chain), restart=True)
-        elif plan is not None:
-            chain.start_from(plan.start, restart=True)
-        elif chain.best_before_restart is not None and not free:
+        elif chain.best_before_restart is not None:
             chain.start_from(chain.best)
         if chain.best_before_restart is None:
             self._reorder(chain)

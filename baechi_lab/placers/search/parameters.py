@@ -112,16 +112,13 @@ class SearchParameters(EvaluationParameters):
     # Several chains: trials, then rounds (`search.multistart`).
     trial_starts: int = number(4, "starts", "that get a cycle where there are no coarse structures")
     trial_share: float = number(0.15, "share of the budget", "for these trials")
-    turns: tuple[int, ...] = number(
-        (0, 1, 0, 2, 0, 3, 0, 1), "places among the best starts", "of the trials along coarse structures, in this order"
-    )
-    turns_share: float = number(
+    layer_trials: int = number(8, "trials", "along coarse structures: of each of them, then of the best")
+    layer_trials_share: float = number(
         0.4,
         "share of the budget",
         "for these trials",
         "with all of the trials: 0.853 to 0.850 of the best rule in 10 s, on a slower machine",
     )
-    near_start: float = number(1.1, "times the best start", "slowest one that gets such a trial")
     layers: int = number(4, "structures", "coarse ones that are tried at most")
     fewest_layers: int = number(
         2,
@@ -132,9 +129,6 @@ class SearchParameters(EvaluationParameters):
     layer_heat: tuple[float, float] = number(
         (0.02, 0.005), "makespans", "first and last temperature there; the first level follows, half as hot"
     )
-    trials_until: float = number(0.6, "share of the rounds", "until which a stale chain begins a new trial")
-    stale_gain: float = number(0.003, "share of the cost", "less than which a stale chain gained in a round")
-    close_cost: float = number(1.04, "times the best cost", "most that a trial may end at and be gone on from")
     behind_cost: float = number(
         1.05, "times the best cost", "above which a chain goes on from the best one in early rounds"
     )

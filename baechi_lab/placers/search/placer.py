@@ -11,8 +11,7 @@ best fast rules, each under first in first out and under priorities by upward ra
    cycle begins by taking over, segment by segment, what other placements found do better (`search.combine`).
    Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search.structure`),
    and under priorities what of it runs one after the other is simulated as one (`search.runs`), with only the edges
-   that matter (`evaluation.edges`). Where a worker gains nothing any more early on, it begins a new trial. The later rounds
-   are about twenty times colder and end with finer units.
+   that matter (`evaluation.edges`). The later rounds are about twenty times colder and end with finer units.
    About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.multistart`).
 4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
    cheaper and nearly as right; what it finds is projected onto the ops and joins the starts.

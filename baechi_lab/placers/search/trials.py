@@ -3,8 +3,7 @@
 What a chain finds depends most on the few large decisions that it makes first: which layers share a device. The graph's
 coarse structures (`search.structure`) offer these as units, but which of them suits is not known before: layers of
 weights for one graph, outer name scopes for another. So every coarse structure is tried once from the best start, then
-the best of them again and again, also from other starts that are nearly as good. Graphs without such structures,
-and those of a few ops, get one ordinary cycle per start.
+the best of them again and again. Graphs without such structures, and those of a few ops, get one ordinary cycle per start.
 
 Source: racing among configurations (Maron and Moore 1994, "Hoeffding races"), here one round and best takes all.
 """
@@ -37,26 +36,20 @@ class Trials:
         self.layers = [] if small else instance.layers[: p.layers]
         self.levels: Any = p.small_levels if small else p.levels
         self.later_levels: Any = p.small_levels if small else p.late_levels
-        starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
-        near = [c for c in starts if c.makespan_us <= p.near_start * starts[0].makespan_us]
-        self.starts = near if self.layers else starts
-        self.count = max(len(p.turns), chains) if self.layers else len(starts)
-        self.share = p.turns_share if self.layers else p.trial_share
+        self.starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
+        self.count = max(p.layer_trials, chains) if self.layers else len(self.starts)
+        self.share = p.layer_trials_share if self.layers else p.trial_share
         self.made, self.best, self.least = 0, 0, np.inf
 
     def next(self) -> Trial:
-        """The next trial; after the first `count` they begin again with the first start."""
+        """The next trial."""
         k, self.made = self.made, self.made + 1
         if not self.layers:
             return Trial(self.starts[k % len(self.starts)], self.levels, -1)
-        first = k < len(self.layers)
-        layer = k if first else self.best
-        turn_lengths = self.parameters.turns
-        start = 0 if first else turn_lengths[k % len(turn_lengths)] % len(self.starts)
+        layer = k if k < len(self.layers) else self.best
         unit_count, hot, cold = self.levels[0]
-        return Trial(
-            self.starts[start], ((self.layers[layer], *self.parameters.layer_heat), (unit_count, hot / 2, cold)), layer
-        )
+        levels = (self.layers[layer], *self.parameters.layer_heat), (unit_count, hot / 2, cold)
+        return Trial(self.starts[0], levels, layer)
 
     def note(self, trial: Trial, cost: float) -> None:
         """What came of `trial`: the structure of the best one so far is tried again."""
