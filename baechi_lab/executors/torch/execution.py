@@ -30,6 +30,7 @@ from ...torch_steps.records import Trace
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..tensorflow.execution import StepResult
+from .pipeline_process import gradient_values
 from .pipelined import Cut, cut_step, run_pipeline
 from .reduction import Reduction, reduction_of
 from .timeline import Measurement
@@ -378,7 +379,7 @@ class _StepRunner:
             backward(loss)
         if self.return_gradients and self.gradients is None:
             named = self.model.named_parameters()
-            self.gradients = {n: p.grad.float().cpu().numpy().copy() for n, p in named if p.grad is not None}
+            self.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
         if self.optimizer is not None:
             if measurement is not None:
                 measurement.updating()

@@ -23,6 +23,12 @@ except ImportError as error:  # another version of PyTorch; the message says whi
     raise MissingPackage(str(error)) from error
 
 
+def gradient_values(gradient: torch.Tensor) -> NDArray[Any]:
+    """A copy of a gradient as a dense array of float32 or complex64."""
+    dtype = torch.complex64 if gradient.is_complex() else torch.float32
+    return gradient.detach().to_dense().to("cpu", dtype, copy=True).resolve_conj().numpy()
+
+
 @dataclass(frozen=True, eq=False)
 class Job:
     """The stages of one process and all that it needs to train them; see `torch.pipelines.worker.Pipeline`."""
@@ -110,7 +116,7 @@ def _train(job: Job) -> Report:
         loss = pipeline.step(job.batches)
         if k == 0 and job.gradients:
             named = [pair for module in pipeline.modules.values() for pair in module.named_parameters()]
-            report.gradients = {n: p.grad.cpu().numpy().astype(np.float32) for n, p in named if p.grad is not None}
+            report.gradients = {n: gradient_values(p.grad) for n, p in named if p.grad is not None}
         if optimizer is not None:
             optimizer.step()
         report.end_seconds.append(pipeline.read_clock())

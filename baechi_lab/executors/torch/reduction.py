@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
 
 from ...errors import BaechiLabError
 from ...profilers.torch.layers import in_mode
@@ -37,6 +38,9 @@ from ...torch_steps.step import TorchStep
 
 NEAR, NEAR_IN_HALF = 1e-3, 5e-2
 """Relative difference up to which losses and gradients count as the same: in float32, and where 16 bits take part."""
+
+SAME = 1e-5
+"""Relative difference up to which two passes over one batch compute the same."""
 
 _SMALL = 5e10
 """Parameters times elements of the inputs up to which the whole batch is tried."""
@@ -93,6 +97,7 @@ def reduction_of(
         requested: "mean" or "sum", which is not tried then.
     """
     none = tuple({} for _ in micro_steps)  # type: tuple[Replacements, ...]
+    warned = len(micro_steps) > 1 and _warn_if_forward_writes(step, model, micro_steps[0])
     if len(micro_steps) < 2 or requested == "sum":
         return Reduction(requested != "sum", none)
     with ModelSnapshot(model, step.inputs):
@@ -116,9 +121,46 @@ def reduction_of(
             micro_divisors = [counter.divisors(micro_step) for micro_step in tried]
         if batch_divisors is not None and None not in micro_divisors:
             tables = replacements(batch_divisors, micro_divisors)  # type: ignore[arg-type]
-    if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried]) is False:
+    if _is_mean_or_sum(step, model, layers, tried, tables or [{} for _ in tried], warned) is False:
         return Reduction(False, none)
     return reduction
+
+
+def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: TorchStep) -> bool:
+    """Warns of parameters and buffers that a forward pass writes, besides statistics of batches, of which the graph warns.
+
+    Returns whether there are any.
+    """
+    of_batches = {t for m in model.modules() if isinstance(m, _NormBase) for t in m.buffers(recurse=False)}
+    with ModelSnapshot(model, step.inputs):
+        before = {name: (t, t._version) for name, t in _registered(model) if t not in of_batches}
+        args, kwargs = micro_step.arguments(model)
+        with contextlib.suppress(*_FAILURES):
+            model(*args, **kwargs)
+        after = dict(_registered(model))
+        written = [
+            name for name, (t, version) in before.items() if t._version != version or not _equal(after.get(name), t)
+        ]
+    if written:
+        _warn_about_state(step, f"{written[0]!r}", 4)
+    return bool(written)
+
+
+def _registered(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    tensors_by_name = (*model.named_parameters(), *model.named_buffers())
+    return ((name, t) for name, t in tensors_by_name if not nn.parameter.is_lazy(t))
+
+
+def _equal(after: torch.Tensor | None, before: torch.Tensor) -> bool:
+    return after is before or (after is not None and after.device == before.device and torch.equal(after, before))
+
+
+def _warn_about_state(step: TorchStep, state: str, stacklevel: int) -> None:
+    warnings.warn(
+        f"each forward pass of step {step.name!r} changes {state}, which the next one reads: a micro-batch sees what those "
+        "before it have made, so the step is not that of the undivided batch",
+        stacklevel=stacklevel + 1,
+    )
 
 
 class _Counter:
@@ -178,10 +220,14 @@ def _is_mean_or_sum(
     layers: Sequence[str],
     micro_steps: Sequence[TorchStep],
     tables: Sequence[Replacements],
+    warned: bool,
 ) -> bool | None:
-    """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None."""
+    """Whether the loss and gradients of `step` are the mean (True) or the sum (False) of those of its micro-batches, or None.
+
+    `warned` says that a warning about state between forward passes was given.
+    """
     consequence = "gradients are those of the mean"
-    trials = _Trials(step, model, layers)
+    trials = _Trials(step, model, layers, warned)
     for steady in (_layers_in_evaluation(model), in_mode(model, False)):
         with steady:
             results = trials.run([(step, {}), *zip(micro_steps, tables, strict=True)])
@@ -223,10 +269,10 @@ def _agree(batch_values: list[torch.Tensor], micro_values: list[torch.Tensor], n
 class _Trials(DivisorHandler):
     """Runs a model on micro-batches without drawing random numbers."""
 
-    def __init__(self, step: TorchStep, model: nn.Module, layers: Sequence[str]):
+    def __init__(self, step: TorchStep, model: nn.Module, layers: Sequence[str], warned: bool):
         super().__init__({})
         self.step, self.model, self.layers = step, model, layers
-        self.half = False
+        self.half, self.warned = False, warned
 
     def run(self, steps: Sequence[tuple[TorchStep, Replacements]]) -> list[list[torch.Tensor]] | None:
         """The loss and some gradients of each step; None if one fails or draws random numbers."""
@@ -240,6 +286,13 @@ class _Trials(DivisorHandler):
                     return None
                 if not same_states(before, generator_states()):
                     return None
+                changes = snapshot.changes() if len(results) == 1 and not self.warned else []
+                if changes and not _agree(results[0], self._one(step, replaced), SAME):
+                    self.warned = True
+                    place = min(changes[0].places)
+                    _warn_about_state(
+                        step, f"attributes of module {place!r}" if place else "attributes of the model", 6
+                    )
                 snapshot.restore()
         return results
 
@@ -260,7 +313,7 @@ class _Trials(DivisorHandler):
                 if any(g is not None for g in gradients):
                     return [
                         loss.detach().double(),
-                        *(torch.zeros(()) if g is None else g.to_dense().double() for g in gradients),
+                        *(torch.zeros(()) if g is None else _real_numbers(g).double() for g in gradients),
                     ]
         return [loss.detach().double()]
 
@@ -272,6 +325,11 @@ class _Trials(DivisorHandler):
         outputs = super().call(frame, key, run, args, kwargs, module)
         self.half |= any(t.dtype in (torch.float16, torch.bfloat16) for t in tensors(outputs))
         return outputs
+
+
+def _real_numbers(gradient: torch.Tensor) -> torch.Tensor:
+    dense = gradient.to_dense()
+    return torch.view_as_real(dense.resolve_conj()) if dense.is_complex() else dense
 
 
 def _without_dropout(name: str, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:

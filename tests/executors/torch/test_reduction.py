@@ -284,3 +284,80 @@ def test_an_exported_script_counts_in_every_batch(tmp_path, pipeline):
             str(tmp_path / "meeting"),
         ]
     assert script_losses(folder, *(torchrun if pipeline else [])) == pytest.approx(two_losses(step), rel=1e-5)
+
+
+class Changing(nn.Module):
+    """A layer whose forward pass changes something for the next one, in the `way` that is named."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.way, self.layer, self.head = way, nn.Linear(6, 6), nn.Linear(6, 2)
+        self.register_buffer("mean", torch.zeros(6))
+        self.last: torch.Tensor | None = None
+        self.calls = 0
+        if way == "spectral norm":
+            self.layer = nn.utils.parametrizations.spectral_norm(self.layer)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.layer(x) - self.mean)
+        self.calls += 1  # a count that nothing reads
+        if self.way == "buffer in place":
+            self.mean.mul_(0.9).add_(hidden.detach().mean(0), alpha=0.1)
+        elif self.way == "new buffer":
+            self.mean = hidden.detach().mean(0)
+        elif self.way == "attribute":
+            hidden = hidden if self.last is None else hidden + self.last
+            self.last = hidden.detach().mean(0)
+        elif self.way == "parameter":
+            with torch.no_grad():
+                self.head.bias.mul_(0.5)
+        return self.head(hidden)
+
+
+CHANGED = {
+    "buffer in place": "changes 'mean'",
+    "new buffer": "changes 'mean'",
+    "parameter": "changes 'head.bias'",
+    "spectral norm": "changes 'layer.parametrizations.weight.0._u'",
+    "attribute": "changes attributes of the model",
+}
+
+
+@pytest.mark.parametrize("way", [*CHANGED, "nothing"])
+def test_bug_what_a_forward_pass_changes_for_the_next_one_was_not_warned_of(way: str) -> None:
+    """Micro-batches change it one after the other; the undivided batch changes it once."""
+    inputs, targets = torch.randn(8, 6, generator=GENERATOR), torch.randn(8, 2, generator=GENERATOR)
+    step = TorchStep("changing", partial(Changing, way), (inputs,), F.mse_loss, targets, mode="training")
+    model = step.model()
+    layers = [f"{name}" for name, _ in model.named_children() if name in ("layer", "head")]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        reduction_of(step, model, layers, step.micro_batches(4))
+    messages = [str(warning.message) for warning in caught if "changes" in str(warning.message)]
+    assert [CHANGED[way] in message for message in messages] == ([True] if way in CHANGED else [])
+    assert model.calls == 0 and model.last is None and not model.mean.any()
+
+
+class Waves(nn.Module):
+    """Sparse gradients of a table and complex ones of a filter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.table, self.head = nn.Embedding(WORDS, 6, sparse=True), nn.Linear(6, 2)
+        self.filter = nn.Parameter(torch.ones(4, dtype=torch.complex64))
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.fft.irfft(torch.fft.rfft(self.table(tokens).mean(1)) * self.filter, n=6))
+
+
+def test_bug_gradients_that_are_sparse_or_complex_were_not_returned_whole() -> None:
+    """Sparse ones ended with a TypeError; of complex ones the imaginary part was lost."""
+    step = TorchStep("waves", Waves, (TOKENS,), F.cross_entropy, LABELS.clamp(0, 1)[:, 0])
+    gradients = in_micro_batches(step).info["gradients"]
+    model = step.model()
+    step.run(model)
+    for name, parameter in model.named_parameters():
+        expected = parameter.grad.to_dense().numpy()
+        assert gradients[name].dtype == expected.dtype
+        assert gradients[name] == pytest.approx(expected, rel=1e-4, abs=1e-6), name
+    assert abs(gradients["filter"].imag).max() > 0
