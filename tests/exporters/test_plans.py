@@ -278,7 +278,7 @@ TENSORS = {
     "self_attn.o_proj": ("attn_output",),
     "self_attn.q_norm": ("attn_q_norm",),
     "input_layernorm": ("attn_norm",),
-    "post_attention_layernorm": ("ffn_norm",),
+    "post_attention_layernorm": ("ffn_norm", "post_attention_norm"),
     "mlp.experts.0.w1": ("ffn_gate_exps",),
     "mlp.experts.0.w2": ("ffn_down_exps",),
     "mlp.experts.0.w3": ("ffn_up_exps",),
@@ -323,6 +323,30 @@ def weights_of(plan, modules, layers, gpus):
         buffer = buffers.pop()
         device_of_tensor[k, module] = gpus if buffer == "CPU" else int(buffer.removeprefix("CUDA"))
     return device_of_tensor
+
+
+@pytest.mark.parametrize(
+    ("modules", "on_host", "there", "not_there"),
+    [
+        ([], "post_attention_layernorm", ["ffn_norm", "post_attention_norm"], ["attn_norm"]),  # Llama, OLMo 2
+        (["pre_feedforward_layernorm"], "post_attention_layernorm", ["post_attention_norm"], ["ffn_norm"]),  # Gemma 2
+        (["post_self_attn_layernorm"], "post_attention_layernorm", ["ffn_norm"], ["post_attention_norm"]),  # GLM-4
+        (["post_self_attn_layernorm"], "post_self_attn_layernorm", ["post_attention_norm"], ["ffn_norm"]),
+        (["post_mlp_layernorm"], "post_mlp_layernorm", ["post_ffw_norm"], ["ffn_norm"]),
+        (["mixer.in_proj", "mixer.out_proj"], "mixer.in_proj", ["ssm_in"], ["ssm_out", "ssm_x"]),  # Mamba
+        (["mamba.dt_proj", "mamba.x_proj"], "mamba.dt_proj", ["ssm_dt"], ["ssm_x", "ssm_dt_norm"]),  # Jamba
+        (["conv.conv", "conv.in_proj"], "conv.in_proj", ["shortconv.in_proj"], ["shortconv.conv"]),  # LFM 2
+        (["norm_1", "norm_2"], "norm_2", ["ffn_norm"], ["attn_norm"]),  # MPT
+    ],
+)
+def test_tensors_have_the_names_of_gguf(modules, on_host, there, not_there):
+    """Names as in `gguf.tensor_mapping.TensorNameMap` 0.19 for the architectures beside."""
+    layer = list(dict.fromkeys(["self_attn", *modules, "mlp", on_host]))
+    graph, placement = of_layers(layer, 2, lambda k, m: int(m == on_host))
+    plan = bl.write_plan(graph, placement, "llama_cpp", cluster=one_gpu_and_host())
+    patterns = [p.rpartition("=")[0] for p in plan.value["override_tensor"] if p.endswith("=CPU")]
+    moved = [name for name in (*there, *not_there) if any(re.search(p, f"blk.1.{name}.weight") for p in patterns)]
+    assert moved == there
 
 
 def test_bug_experts_on_the_host_are_their_tensors_alone():

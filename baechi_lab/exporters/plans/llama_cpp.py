@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -47,9 +48,14 @@ _TENSORS = (
     (_IN_ATTENTION + r"output\.LayerNorm$", "attn_output_norm"),
     (_IN_ATTENTION + r"(.*\.)?(o_proj|out_proj|c_proj|dense|wo)$", "attn_output"),
     (r"(^|\.)(self_attn|self_attention|attention|attn|self)$", ATTENTION),
-    (r"(^|\.)(input_layernorm|ln_1|ln_attn|attention_norm|self_attn_layer_norm)$", "attn_norm"),
-    (r"(^|\.)(ffn_norm|ln_2|ln_mlp|pre_feedforward_layernorm|final_layer_norm)$", "ffn_norm"),
-    (r"(^|\.)post_feedforward_layernorm$", "post_ffw_norm"),
+    (r"(mixer|mamba|linear_attn)\.in_proj(_qkvz)?$", "ssm_in"),
+    (r"(mixer|mamba|linear_attn)\.(conv1d|out|x|dt)(_proj)?$", r"ssm_\2"),
+    (r"(^|\.)(mixer|mamba|linear_attn)(\.|$)", "ssm_.*"),
+    (r"(^|\.)conv\.(conv|in_proj|out_proj)$", r"shortconv\\.\2"),
+    (r"(^|\.)(input_layernorm|ln_1|ln_attn|attention_norm|self_attn_layer_norm|norm_1|operator_norm)$", "attn_norm"),
+    (r"(^|\.)(ffn_norm|ln_2|ln_mlp|pre_feedforward_layernorm|pre_ff_layernorm|final_layer_norm|norm_2)$", "ffn_norm"),
+    (r"(^|\.)post_(feedforward|mlp)_layernorm$", "post_ffw_norm"),
+    (r"(^|\.)post_self_attn_layernorm$", "post_attention_norm"),
     (r"(^|\.)gate_proj$|feed_forward\.w1$", "ffn_gate"),
     (r"(^|\.)(up_proj|gate_up_proj|fc1|c_fc|fc_in|dense_h_to_4h)$|feed_forward\.w3$|intermediate\.dense$", "ffn_up"),
     (r"(^|\.)(down_proj|fc2|c_proj|fc_out|dense_4h_to_h)$|feed_forward\.w2$|^output\.dense$", "ffn_down"),
@@ -106,11 +112,11 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
         return {"": list(unit.ops)}
     inside = [stem(graph.names[i]).partition("/")[0].removeprefix(unit.name).removeprefix(".") for i in unit.ops]
     moe = any("experts" in path for path in inside)
-    gemma = any("pre_feedforward_layernorm" in path for path in inside)
+    norm = _norm_after_attention(inside)
     sized = graph.persistent_bytes.any()
     names: dict[int, str | None] = {}
     for op, path in zip(unit.ops, inside, strict=True):
-        names[op] = _tensor_name(path, moe, gemma)
+        names[op] = _tensor_name(path, moe, norm)
         if is_call(graph, op) and names[op] == ATTENTION and graph.persistent_bytes[op] > 0:
             names[op] = "attn_sinks"
     reads = {op: bool(graph.persistent_bytes[op] > 0) if sized else not is_call(graph, op) for op in unit.ops}
@@ -124,12 +130,23 @@ def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
     return dict(tensor_ops)
 
 
-def _tensor_name(path: str, moe: bool, gemma: bool) -> str | None:
+def _norm_after_attention(inside: Sequence[str]) -> str:
+    """Returns the tensor of `post_attention_layernorm` in a layer of these modules.
+
+    Where the layer has no other norm behind its attention, llama.cpp's name depends on the architecture, so that either fits.
+    """
+    if any("pre_feedforward_layernorm" in path for path in inside):
+        return "post_attention_norm"
+    return "ffn_norm" if any("post_self_attn_layernorm" in path for path in inside) else "(ffn|post_attention)_norm"
+
+
+def _tensor_name(path: str, moe: bool, norm: str) -> str | None:
     if re.search(r"(^|\.)post_attention_layernorm$", path):
-        return "post_attention_norm" if gemma else "ffn_norm"
+        return norm
     if re.search(r"(^|\.)gate$", path):
         return "ffn_gate_inp" if moe else "ffn_gate"
-    return next((name for pattern, name in _TENSORS if re.search(pattern, path)), None)
+    fits = ((re.search(pattern, path), name) for pattern, name in _TENSORS)
+    return next((match.expand(name) for match, name in fits if match), None)
 
 
 def _layer_device(request: Request, unit: Unit, tensor_ops: dict[str | None, list[int]]) -> int:
