@@ -78,3 +78,32 @@ def test_a_picture_is_seen_unless_its_own_widget_lives(page, outputs, front_end,
     page.set_content(cells(front_end, *outputs, alive))
     seen = [page.locator(".cell").nth(k).locator("img, svg").first.is_visible() for k in range(2)]
     assert seen == [not alive, True]
+
+
+IN_PAGE = "() => getComputedStyle(document.querySelector('.bl-view')).getPropertyValue('--bl-background')"
+DARK_PAGES = {
+    "JupyterLab": '<body data-jp-theme-light="{light}"><div class="bl-view"></div>',
+    "VS Code": '<body class="vscode-{name}"><div class="bl-view"></div>',
+    "Colab": '<html theme="{name}"><body><div class="bl-view"></div>',
+    "marimo": '<body class="{name}"><div id="host"></div>',
+}
+
+
+@pytest.mark.parametrize("name", ["light", "dark"])
+@pytest.mark.parametrize("front_end", list(DARK_PAGES))
+def test_views_have_the_theme_of_the_page(page, front_end, name):
+    page.set_content(DARK_PAGES[front_end].format(name=name, light=str(name == "light").lower()))
+    if front_end == "marimo":  # a view stands in a shadow root, which says the theme once more
+        page.evaluate(
+            """([css, name]) => {
+              const inside = `<div class="marimo"><div class="contents ${name}"><div class="bl-view"></div></div></div>`;
+              document.querySelector('#host').attachShadow({ mode: 'open' }).innerHTML = `<style>${css}</style>${inside}`;
+            }""",
+            [str(TimelineView._css), name],
+        )
+        view = "() => document.querySelector('#host').shadowRoot.querySelector('.bl-view')"
+        background = page.evaluate(f"() => getComputedStyle(({view})()).getPropertyValue('--bl-background')")
+    else:
+        page.add_style_tag(content=str(TimelineView._css))
+        background = page.evaluate(IN_PAGE)
+    assert background.strip() == {"light": "#ffffff", "dark": "#111111"}[name]
