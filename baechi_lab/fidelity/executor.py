@@ -36,13 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph, Placement
+from ..simulator.executor_order import INLINE
 from .core import Core
 
-_CONTROL = frozenset({"Const", "IdentityN", "Identity", "Merge", "NoOp", "Switch"})
-_GRADIENT_STOPS = frozenset({"PreventGradient", "Snapshot", "StopGradient"})
-_SHAPE_OPS = frozenset({"ExpandDims", "Rank", "Reshape", "Shape", "ShapeN", "Size", "Squeeze"})
-INLINE = _CONTROL | _GRADIENT_STOPS | _SHAPE_OPS
-"""Types of ops that a thread runs at once: those whose kernels are not expensive (`IsExpensive` in TensorFlow's headers)."""
 CONSTANT = "Const"
 ONEDNN = "_Mkl"
 """Prefix of the types of oneDNN ops."""

@@ -234,9 +234,9 @@ class Timeline:
         """int64[devices]: peak bytes that the graph's framework may reach; at least `peak_bytes`.
 
         TensorFlow's workers send when they have nothing left to compute, and so hold longer what they send than a schedule
-        does. PyTorch runs one op after another, in the order of the code, whichever device they are on
-        (`baechi_lab.simulator.runtime_peaks`). Equal to `peak_bytes` for measured timelines, and for graphs that do not say
-        how outputs share memory.
+        does, and run ops in other orders. PyTorch runs one op after another, in the order of the code, whichever device they
+        are on (`baechi_lab.simulator.runtime_peaks`). Equal to `peak_bytes` for measured timelines, and for graphs that do not
+        say how outputs share memory.
         """
         return np.maximum(
             self.peak_bytes, np.asarray(self.info.get("runtime_peak_bytes", self.peak_bytes), dtype=np.int64)

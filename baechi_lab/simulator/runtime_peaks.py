@@ -1,14 +1,17 @@
 """What devices hold where a framework runs a step in another way than a schedule does.
 
 A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late
-(`simulator.late_sends`). PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees
-memory in that order. So for a graph in code order, each op takes one turn here, and tensors are sent when the turn of their
-producer is over. O((ops + edges + transfers) log).
+(`simulator.late_sends`) and promise no order of ops: one thread runs what is ready last first (`simulator.executor_order`),
+several take gradients of weights when nothing else is left, as a schedule by critical paths does. The largest peak counts.
+PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
+graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over.
+O((ops + edges + transfers) log).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,17 +21,30 @@ from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from ..memory.code_order import code_order, has_code_order
 from .buffer_reuse import apply_buffer_reuse
+from .executor_order import executor_orders, has_executor_order
 from .late_sends import late_send_peaks
 
 
-def runtime_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
+def runtime_peaks(
+    graph: OpGraph,
+    cluster: Cluster,
+    timeline: Timeline,
+    simulate_order: Callable[[str, NDArray[np.int64] | None], Timeline] | None = None,
+) -> NDArray[np.int64]:
     """int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
 
-    Without a transfer, only the order of the code can make a difference.
+    `simulate_order` returns the timeline under a scheduler and a planned order, with memory by the plain rules; None where
+    the order of ops is enforced.
     """
     if has_code_order(graph):
         return in_turn_peaks(graph, cluster, timeline)
-    return late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
+    peaks = late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
+    if simulate_order is not None and has_executor_order(graph):
+        for scheduler, order in (("pct", None), *(("planned", order) for order in executor_orders(graph))):
+            other = apply_buffer_reuse(graph, cluster, simulate_order(scheduler, order))
+            held_bytes = late_send_peaks(graph, cluster, other) if len(other.transfers) else other.peak_bytes
+            peaks = np.maximum(peaks, held_bytes)
+    return peaks
 
 
 def in_turn_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:

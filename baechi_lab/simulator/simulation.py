@@ -82,18 +82,20 @@ def simulate(
         step = _pipelined(graph, cluster, placement, scheduler, micro_batches, schedule)
         graph, placed, info = step.graph, step.placement, step.info
         scheduler = scheduler if schedule is None else InUnits(step)
-    state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
-    if np.any(state.ops["end"][:-1] == state.ops["start"][:-1]):
-        info = {**info, "turn": state.ops["turn"][:-1].copy()}
     if graph.on_communication_lane.any():
         info = {**info, "on_communication_lane": graph.on_communication_lane}
-    timeline = _timeline(graph, cluster, placed, state, sends, log, info)
+    timeline = _run(graph, cluster, placed, scheduler, info)
     if memory_rule == "edges":
         return edge_memory(graph, cluster, timeline)
     if graph.reuse is None:
         return timeline
     timeline = apply_buffer_reuse(graph, cluster, timeline)
-    if np.any((peaks := runtime_peaks(graph, cluster, timeline)) > timeline.peak_bytes):
+
+    def simulate_order(order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
+        return _run(graph, cluster, placed.replace(order=order, priority=None), order_scheduler, {})
+
+    peaks = runtime_peaks(graph, cluster, timeline, simulate_order if schedule is None else None)
+    if np.any(peaks > timeline.peak_bytes):
         timeline.info["runtime_peak_bytes"] = peaks.tolist()
     return timeline
 
@@ -134,10 +136,14 @@ def makespan_and_peak(
     return float(state.ops["end"].max(initial=0.0)), state.devices["peak"].copy()
 
 
-def _timeline(
-    graph: OpGraph, cluster: Cluster, placed: Placement, state: Any, sends: Any, log: Any, info: dict[str, object]
+def _run(
+    graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: SchedulerOption | None, info: dict[str, object]
 ) -> Timeline:
+    """Runs the event loop; memory is that of the plain rules."""
+    state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
     ops = state.ops[:-1]
+    if np.any(ops["end"] == ops["start"]):
+        info = {**info, "turn": ops["turn"].copy()}
     return Timeline(
         op=np.arange(graph.n, dtype=np.int32),
         device=placed.device,

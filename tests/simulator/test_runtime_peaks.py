@@ -5,6 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.fitting.record import Fit, FitOption
+from baechi_lab.simulator.executor_order import executor_orders
 from baechi_lab.simulator.runtime_peaks import notes_on_runtime_peaks
 
 NAMES = ("a", "b", "join", "join/backward", "b/backward", "a/backward")
@@ -83,3 +84,39 @@ def test_margins_are_never_negative(seed):
     for rule in ("m-topo", "m-etf"):
         cluster = bl.Cluster.uniform(3)
         assert (bl.simulate(graph, cluster, bl.place(graph, cluster, rule)).peak_margin >= 0).all()
+
+
+def test_gradients_of_weights_may_wait_in_tensorflow():
+    """By index, `ga` frees 100 B of `a` before `c` makes 100 more; the executor may run `b` and `c` first, then `ga`.
+
+    On schedule at most 8 B of `w`, 4 B of `ga` and of `gb`, and 100 B of `b` and of `c`. Else 8 + 4 B, and 100 B of each of `a`,
+    `b` and `c`. Without variables it is no step of TensorFlow.
+    """
+    types = ["VarHandleOp", "Placeholder", "MatMul", "MatMul", "MatMul", "MatMul", "MatMul", "AssignSubVariableOp"]
+    w, x, a, ga, b, gb, c, update = range(8)
+    edges = [(x, a, 4), (a, ga, 100), (a, b, 100), (b, gb, 100), (b, c, 100)]
+    edges += [(c, update, 100), (ga, update, 4), (gb, update, 4), (w, update, 8)]
+    graph = bl.OpGraph.from_edges([1, 1, 1, 1, 1, 1, 5, 1], edges, op_types=types, reuse=[0] * 8)
+    cluster, placed = bl.Cluster.uniform(1, memory_bytes=300), bl.Placement(device=[0] * 8)
+    timeline = bl.simulate(graph, cluster, placed)
+    assert timeline.peak_bytes.tolist() == [8 + 4 + 4 + 200]
+    assert timeline.runtime_peak_bytes.tolist() == [8 + 4 + 300]
+    assert timeline.feasible and timeline.devices_in_doubt == (0,)
+    others = graph.replace(op_types=("Placeholder", *types[1:]))
+    assert bl.simulate(others, cluster, placed).peak_margin.tolist() == [0.0]
+
+
+def test_the_largest_peak_is_that_of_an_order_that_runs():
+    """Random steps: positions are those of a topological order, and the plan of each order stays below the margin."""
+    rng = np.random.default_rng(3)
+    for _ in range(10):
+        n = int(rng.integers(5, 30))
+        edges = [(i, j, int(rng.integers(1, 100))) for i in range(n) for j in range(i + 1, n) if rng.random() < 0.2]
+        types = [["VarHandleOp", "Const", "Reshape", "MatMul"][k] for k in rng.integers(0, 4, n - 1)] + ["VarHandleOp"]
+        graph = bl.OpGraph.from_edges(rng.integers(1, 9, n), edges, op_types=types, reuse=[0] * n)
+        alone, cluster = bl.Placement(device=[0] * n), bl.Cluster.uniform(1)
+        bound = bl.simulate(graph, cluster, alone).runtime_peak_bytes[0]
+        for order in executor_orders(graph):
+            assert sorted(order.tolist()) == list(range(n))
+            assert (order[graph.edge_source] < order[graph.consumers]).all()
+            assert bl.simulate(graph, cluster, alone.replace(order=order)).peak_bytes[0] <= bound
