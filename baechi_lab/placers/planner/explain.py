@@ -59,7 +59,7 @@ def learned_groups(graph: OpGraph, group: NDArray[np.int64], device: NDArray[np.
     used, number = np.unique(group, return_inverse=True)
     work = np.bincount(number.reshape(-1), graph.duration_us, minlength=len(used)).astype(np.float64)
     largest = np.argsort(-work, kind="stable")
-    group_devices = inverse(largest)[number.reshape(-1)]
+    group_devices = inverse(largest).astype(np.int32)[number.reshape(-1)]
     count = np.zeros((len(used), int(device.max(initial=0)) + 1), dtype=np.int64)
     np.add.at(count, (group_devices, device), 1)
     members = [np.flatnonzero(group_devices == k).tolist() for k in range(len(used))]
