@@ -109,20 +109,17 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
 
 def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
     """Ops read by updates alone that are done once: what ignores the batch, and what comes after the gradients."""
-    first, successor = (a.tolist() for a in graph.successors)
+    pointer, successor = (a.tolist() for a in graph.successors)
     may = (~batch | (descends & (graph.forward_of < 0))).tolist()
     is_update, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
     for op in graph.order[::-1].tolist():
         if may[op] and has_readers[op] and not is_update[op]:
-            is_update[op] = all(is_update[k] for k in successor[first[op] : first[op + 1]])
-    # Adding up the gradients of one variable is cheaper before they are accumulated, which is adding as well.
+            is_update[op] = all(is_update[k] for k in successor[pointer[op] : pointer[op + 1]])
+    # Adding up the gradients of one variable is cheaper before they are accumulated, which is adding as well. What an optimizer
+    # adds to them, such as a penalty on the weight, comes once.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     for op in graph.order.tolist():
         if is_update[op] and batch[op] and not update[op] and graph.op_types[op] in _SUMS:
-            is_update[op] = any(is_update[k] and batch[k] for k in predecessor[pointer[op] : pointer[op + 1]])
-    # What such a sum reads besides (a penalty) is needed before the updates.
-    for op in graph.order[::-1].tolist():
-        if is_update[op] and not update[op]:
-            is_update[op] = all(is_update[k] for k in successor[first[op] : first[op + 1]])
+            is_update[op] = any(is_update[k] for k in predecessor[pointer[op] : pointer[op + 1]])
     # A variable that is only updated is read before it is: it stays with the others.
     return np.array(is_update, dtype=np.bool_) & (graph.persistent_bytes == 0)
