@@ -68,6 +68,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         InvalidInput: no graph, or an unknown setting; and what the stages raise for the first result, except that a
             setting for which no placement fits opens with the reason shown.
 
+    >>> from baechi_lab import OpGraph
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
     >>> Workbench(graph, Cluster.uniform(2)).outcome.timeline.makespan_us
     15.0

@@ -26,4 +26,7 @@ def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
         return {}
     x = merge_problem(graph, cluster, reach=False)
     head, tail = paid_heads(x)
-    return {"local-or-paid": float((head + x.p + tail).max()), "staggered-work": staggered(x, x.unit, head, tail)}
+    return {
+        "local-or-paid": float((head + x.p + tail).max()),
+        "staggered-work": float(staggered(x, x.unit, head, tail)),
+    }
