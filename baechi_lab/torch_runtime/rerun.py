@@ -95,7 +95,9 @@ class CallRecord:
         self.states, self.last_run, self.lock, self.observer = states, last_run, lock, observer
         self.context, self.settings, self.stream = Context(), Settings(), _current_stream()
         self.modes = [] if module is None else [(submodule, submodule.training) for submodule in module.modules()]
-        self.weights = [] if module is None else [(p, version(p)) for p in module.parameters()]
+        self.parameters = [] if module is None else _entries(module, "_parameters")
+        self.registered_buffers = [] if module is None else _entries(module, "_buffers")
+        self.weights = [(p, version(p)) for _, _, p in self.parameters]
         self.buffers: dict[int, torch.Tensor] = {}  # id of a buffer that the call changes -> its old values
         self.inputs: list[RetainedArgument | StorageView] = []
         self.input_index: list[int] = []  # which of `inputs` each tensor among the arguments is
@@ -201,7 +203,9 @@ class CallRecord:
             if self.stream is not None:
                 stack.enter_context(_on_stream(self.stream))
             if self.module is not None:
-                stack.enter_context(_with_recorded_buffers(self.module, self.buffers))
+                copies = [(m, name, self.buffers.get(id(b), b).clone()) for m, name, b in self.registered_buffers]
+                stack.enter_context(_with_entries("_buffers", copies))
+                stack.enter_context(_with_entries("_parameters", self.parameters))
                 stack.enter_context(_in_recorded_modes(self.modes))
             if self.states is not None:
                 stack.callback(generator_states().restore)
@@ -305,19 +309,28 @@ def _in_recorded_modes(modes: list[tuple[nn.Module, bool]]) -> Iterator[None]:
             module.training = training
 
 
+_Entry = tuple[nn.Module, str, torch.Tensor]
+"""A module, the name of one of its parameters or buffers, and that tensor."""
+
+
+def _entries(module: nn.Module, kind: str) -> list[_Entry]:
+    """Returns what a module and those in it hold in `_parameters` or `_buffers`."""
+    return [(m, name, t) for m in module.modules() for name, t in getattr(m, kind).items() if t is not None]
+
+
 @contextlib.contextmanager
-def _with_recorded_buffers(module: nn.Module, values: dict[int, torch.Tensor]) -> Iterator[None]:
-    """Replace a module's buffers by copies with the values of the first run, so that statistics are not updated twice."""
-    before = [
-        (submodule, name, buffer)
-        for submodule in module.modules()
-        for name, buffer in submodule._buffers.items()
-        if buffer is not None
+def _with_entries(kind: str, entries: list[_Entry]) -> Iterator[None]:
+    """Gives modules the parameters or buffers of the first run, which `torch.func.functional_call` may have replaced.
+
+    Buffers are copies, so that statistics are not updated twice.
+    """
+    replaced = [
+        (m, name, getattr(m, kind).get(name), t) for m, name, t in entries if getattr(m, kind).get(name) is not t
     ]
     try:
-        for submodule, name, buffer in before:
-            submodule._buffers[name] = values.get(id(buffer), buffer).clone()
+        for submodule, name, _, recorded in replaced:
+            getattr(submodule, kind)[name] = recorded
         yield
     finally:
-        for submodule, name, buffer in before:
-            submodule._buffers[name] = buffer
+        for submodule, name, present, _ in replaced:
+            getattr(submodule, kind)[name] = present

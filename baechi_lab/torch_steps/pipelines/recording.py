@@ -395,7 +395,13 @@ class Recorder(Handler):
         kind, operation = target
         if kind == "getattr":
             return self.program.graph.call_function(getattr, (args[0], operation))
-        return self.program.graph.create_node(kind, operation, args, kwargs)
+        try:
+            return self.program.graph.create_node(kind, operation, args, kwargs)
+        except (SystemError, TypeError, ValueError, AttributeError) as error:  # such as a PackedSequence
+            kinds = sorted({type(a).__name__ for a in (*args, *kwargs.values()) if not isinstance(a, fx.Node)})
+            raise InvalidInput(
+                f"a call of {operation!r:.80} takes a {' or '.join(kinds)} that cannot be sent between stages; {_ELSE}"
+            ) from error
 
     def _arguments(self, args: Args, kwargs: Kwargs) -> tuple[tuple[object, ...], dict[str, object]]:
         return map_tensors((tuple(args), dict(kwargs)), self._node_of)  # type: ignore[no-any-return]
