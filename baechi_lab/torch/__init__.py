@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ..executors.torch import execute
     from ..exporters.torch.export import export
     from ..profilers.torch.autograd import autograd_edges
+    from ..profilers.torch.collective_times import measure_collective
     from ..profilers.torch.hugging_face import hugging_face
     from ..profilers.torch.layer_estimate import estimate_layers
     from ..profilers.torch.layers import profile_layers
@@ -45,6 +46,7 @@ __all__ = [
     "gather",
     "hugging_face",
     "lend_state",
+    "measure_collective",
     "models",
     "offload_optimizer_state",
     "profile",
