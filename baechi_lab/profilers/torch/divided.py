@@ -4,7 +4,8 @@ PyTorch divides the model itself: `torch.distributed.tensor.parallel.parallelize
 turns parameters into `DTensor`, and one step on meta tensors shows what the first rank computes and which collectives it starts.
 So what is simulated is what PyTorch would run. The plan of a model names the layers that are divided by columns and by rows:
 that of its Hugging Face configuration (`tp_plan`), or one by the names that layers of GPT, BERT, OPT and Llama kinds have.
-`sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama.
+`sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama. OPT, whose blocks
+join batch and sequence into one dimension, is refused then.
 
 A collective is an op of type `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`;
 `graph.info["collectives"]` has its axis
@@ -25,7 +26,7 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...errors import InvalidInput
+from ...errors import BaechiLabError, InvalidInput
 from ...graph import Cluster, Link, OpGraph
 from ...graph.collectives import Collectives
 from ...graph.hardware import Hardware
@@ -131,7 +132,9 @@ def profile_divided(
         with _RankMode(recorder):
             try:
                 run_once(rank_model, args, kwargs, training, keep=True)
-            except RuntimeError as error:
+            except BaechiLabError:
+                raise
+            except (RuntimeError, TypeError, ValueError) as error:
                 raise InvalidInput(f"{type(model).__name__} does not run divided by {layout!r}: {error}") from error
         recorder.recording = False
     if optimizer is not None:
@@ -193,15 +196,20 @@ def fake_ranks(count: int) -> Iterator[None]:
 def _divide(model: nn.Module, layout: Layout, plan: Plan | None) -> None:
     """Divides the layers of a model over `tp` ranks, in place."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor.parallel import parallelize_module
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module
 
     _replace_transposed_layers(model, layout.tp)
-    styles = {name: _style(kind, layout.sequence_parallel) for name, kind in make_plan(model, layout, plan).items()}
+    kinds = make_plan(model, layout, plan)
+    styles = {name: _style(kind, layout.sequence_parallel) for name, kind in kinds.items()}
     if layout.sequence_parallel:
-        _refuse_position_tables(model)
-        styles |= _sequence_styles(model, styles)
+        styles |= _sequence_styles(model, styles, kinds)
     mesh = init_device_mesh("cpu", (layout.tp,))
     parallelize_module(model, mesh, styles)
+    if layout.sequence_parallel:
+        last_norms = [name for name, _ in model.named_modules() if re.search(_LAST_NORM, name)]
+        gathered = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
+        parallelize_module(model, mesh, dict.fromkeys(last_norms, gathered))
 
 
 def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dict[str, str]:
@@ -275,17 +283,6 @@ def _check_heads(model: nn.Module, tp: int) -> None:
             raise InvalidInput(f"tp is {tp}; it must divide the model's {key}, which is {heads}")
 
 
-def _refuse_position_tables(model: nn.Module) -> None:
-    """Positions from a table are added to the whole sequence, of which a rank has a share."""
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Embedding) and _embedding_kind(name, model) is None:
-            raise InvalidInput(
-                f"sequence_parallel is True and {type(model).__name__} adds positions from a table, {name!r}; "
-                f"it is for models with "
-                "rotary positions, such as Llama (bl.layouts simulates others)"
-            )
-
-
 def _style(kind: str, sequence: bool) -> ParallelStyle:
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
@@ -304,24 +301,52 @@ def _style(kind: str, sequence: bool) -> ParallelStyle:
     )
 
 
-def _sequence_styles(model: nn.Module, styles: Mapping[str, ParallelStyle]) -> dict[str, ParallelStyle]:
-    """Norms work on a share of the sequence; what follows them gathers it."""
-    from torch.distributed.tensor import Replicate, Shard
-    from torch.distributed.tensor.parallel import PrepareModuleInput, SequenceParallel
+_GATHERING = {
+    r"(^|\.)self_attn$": "kwarg",
+    r"(^|\.)(attn|attention\.self|mlp)$": "argument",
+}
+"""Parts of blocks by name, which gather the sequence: how they take it, as the keyword `hidden_states` or first argument."""
 
+_LOGITS = r"(^|\.)predictions\.decoder$"
+"""Whole output layers by name, which gather the sequence."""
+
+_LAST_NORM = r"(^|\.)ln_f$"
+"""Norms behind the last block of models that give what follows the shape of the whole sequence: there it is gathered."""
+
+
+def _sequence_styles(
+    model: nn.Module, styles: Mapping[str, ParallelStyle], plan: Mapping[str, str]
+) -> dict[str, ParallelStyle]:
+    """Norms work on a share of the sequence, and whole tables of positions give one; what follows gathers it."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor.parallel import (
+        ColwiseParallel,
+        PrepareModuleInput,
+        PrepareModuleOutput,
+        SequenceParallel,
+    )
+
+    first = {"input_layouts": (Shard(1),), "desired_input_layouts": (Replicate(),)}
+    keyword = {
+        "input_kwarg_layouts": {"hidden_states": Shard(1)},
+        "desired_input_kwarg_layouts": {"hidden_states": Replicate()},
+    }
     extra: dict[str, ParallelStyle] = {}
+    gathering: list[str] = []
     for name, module in model.named_modules():
-        if "norm" in name.rsplit(".", 1)[-1].lower() and not list(module.children()) and list(module.parameters()):
+        is_norm = isinstance(module, nn.LayerNorm) or "norm" in name.rsplit(".", 1)[-1].lower()
+        taken = next((taken for pattern, taken in _GATHERING.items() if re.search(pattern, name)), "")
+        if is_norm and not list(module.children()) and list(module.parameters()):
             extra[name] = SequenceParallel(use_local_output=True)
-        attention = name.endswith(("self_attn", "attn"))
-        if (attention or name.endswith("mlp")) and any(key.startswith(f"{name}.") for key in styles):
-            if attention:
-                extra[name] = PrepareModuleInput(
-                    input_kwarg_layouts={"hidden_states": Shard(1)},
-                    desired_input_kwarg_layouts={"hidden_states": Replicate()},
-                )
-            else:
-                extra[name] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+        elif isinstance(module, nn.Embedding) and name not in styles:
+            extra[name] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
+        elif taken and any(key.startswith(f"{name}.") for key in styles):
+            gathering.append(f"{name}.")
+            extra[name] = PrepareModuleInput(**(keyword if taken == "kwarg" else first))
+        elif re.search(_LOGITS, name) and name not in styles:
+            extra[name] = PrepareModuleInput(**first, use_local_output=True)
+        elif plan.get(name) == COLUMNS and not name.startswith(tuple(gathering)):
+            extra[name] = ColwiseParallel(input_layouts=Shard(1))
     return extra
 
 

@@ -32,6 +32,7 @@ GPT = {
     "n_positions": 64,
 }
 BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SIZES}
+OPT = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 64, **SIZES}
 BATCH, LENGTH = 2, 16
 
 
@@ -91,11 +92,14 @@ def _matrix_bytes(graph: bl.OpGraph, layer: str) -> int:
     return int(graph.persistent_bytes[ops].sum())
 
 
-def test_sequence_parallelism_of_llama_gathers_and_scatters() -> None:
+@pytest.mark.parametrize("fields", [LLAMA, GPT, BERT], ids=["llama", "gpt", "bert"])
+def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> None:
+    """Positions from a rotation, or from a table, of which each rank adds the rows of its share."""
     layout = bl.Layout(tp=4, sequence_parallel=True, micro_batch=BATCH)
-    block = make_block(read_transformer(LLAMA), layout, LENGTH, Storage(), experts=False)
+    block = make_block(read_transformer(fields), layout, LENGTH, Storage(), experts=False)
     of_block = [(op.op_type, op.message_bytes) for op in block.forward if op.axis]
-    graph = rank_graph(LLAMA, layout)
+    graph = rank_graph(fields, layout)
+    assert collectives(graph)[0] == ("reduce_scatter", 2 * BATCH * LENGTH * 64)
     assert collectives(graph)[1:9] == of_block * 2
     assert "all_reduce" not in {kind for kind, _ in collectives(graph)}
 
@@ -149,8 +153,10 @@ def test_what_cannot_be_divided_is_named() -> None:
         bl.torch.profile(model, inputs, hardware="a100", layout=bl.Layout(pp=2))
     with pytest.raises(bl.InvalidInput, match="dp of layout is 2 and optimizer is not given"):
         bl.torch.profile(model.train(), inputs, hardware="a100", layout=bl.Layout(dp=2))
-    with pytest.raises(bl.InvalidInput, match=r"adds positions from a table, 'transformer\.wpe'"):
-        rank_graph(GPT, bl.Layout(tp=2, sequence_parallel=True))
+    with pytest.raises(
+        bl.InvalidInput, match=r"OPTForCausalLM does not run divided by Layout\(tp=2, sequence_parallel=True"
+    ):
+        rank_graph(OPT, bl.Layout(tp=2, sequence_parallel=True))
     with pytest.raises(bl.InvalidInput, match="tp is 8; it must divide the model's num_key_value_heads, which is 4"):
         rank_graph(LLAMA, bl.Layout(tp=8))
 
