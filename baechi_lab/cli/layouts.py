@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import InvalidInput
 from ..graph import Cluster
-from ..graph.units import format_bytes, format_us
+from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
 
 if TYPE_CHECKING:
@@ -37,6 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--precision", default="mixed-bf16", metavar="NAME", help="mixed-bf16, mixed-fp16 or mixed-fp8 (%(default)s)"
     )
     parser.add_argument("--attention", default="flash", metavar="NAME", help="flash or eager (%(default)s)")
+    parser.add_argument(
+        "--bucket",
+        metavar="SIZE",
+        help="gradients that are reduced together, such as 200MB (500MB, or more where a stage would have more than 8)",
+    )
     parser.add_argument(
         "--write",
         metavar="FORMAT",
@@ -76,6 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
             sequence_length=options.whole_number(arguments.sequence_length, "--sequence-length", lowest=1),
             precision=arguments.precision,
             attention=arguments.attention,
+            bucket_bytes=None if arguments.bucket is None else parse_bytes(arguments.bucket, "--bucket"),
             callback=lambda text: setattr(status, "detail", text),
         )
     if arguments.json:

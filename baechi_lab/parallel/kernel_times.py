@@ -25,7 +25,7 @@ from ..profilers.kernel_model import estimated_us
 from ..profilers.work import Kernel, work_of
 from .rank_ops import FORWARD, WEIGHT, RankOp
 
-SMOOTHNESS = 3.0
+SMOOTHNESS = 2.5
 """Exponent by which the times of device and host are joined: infinity would be their maximum."""
 
 
@@ -35,6 +35,7 @@ class Efficiency(Params):
 
     Args:
         product_share: of the peak in linear layers whose tiles fill the device.
+        misaligned_share: of `product_share`, in products whose rows in memory do not begin at multiples of 16 bytes.
         attention_share: of the peak in half precision, in attention as one kernel.
         score_share: of the peak, in products of attention as separate kernels.
         bandwidth_share: of memory bandwidth.
@@ -46,6 +47,7 @@ class Efficiency(Params):
     """
 
     product_share: float = 0.75
+    misaligned_share: float = 0.4
     attention_share: float = 0.35
     score_share: float = 0.5
     bandwidth_share: float = 0.85
@@ -102,12 +104,23 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
     >>> rank_kernel_us(op, Hardware.named("a100"), Efficiency(bandwidth_share=0.5))
     2000.0
     """
-    share = efficiency.product_share
+    share = efficiency.product_share * (efficiency.misaligned_share if _is_misaligned(op) else 1.0)
     if op.kernel.matrix and op.op_type != "matmul":
         share = efficiency.attention_share
     elif op.kernel.batched and "experts" not in op.name:
         share = efficiency.score_share
     return _kernel_us(op.kernel, hardware, share, efficiency.bandwidth_share)
+
+
+def _is_misaligned(op: RankOp) -> bool:
+    """Whether rows of the product's matrices in memory have lengths that are no multiples of 8 half-precision numbers.
+
+    These lengths are the features of a linear layer; the number of tokens is none.
+    """
+    return any(
+        (product.columns | (product.rows if op.phase == WEIGHT else product.inner)) % 8
+        for product in op.kernel.products
+    )
 
 
 @lru_cache(maxsize=65536)

@@ -32,8 +32,9 @@ BUCKET_BYTES = 500_000_000
 MOST_BUCKETS = 8
 """Buckets per pipeline stage at most, unless their size is given or parameters are gathered block by block."""
 
-UPDATE_BYTES = 26
-"""Read and written per parameter by Adam, beside the gradient: float32 copy and two moments, and the half-precision copy."""
+UPDATE_BYTES = 30
+"""Read and written per parameter by Adam, beside the gradient that it and its norm read: float32 copy and two moments, which
+are also written, and the half-precision copy."""
 
 UPDATE = "Update"
 
@@ -320,7 +321,7 @@ def _stage_parts(
         stages.append(parts)
     if layout.pp > 1 or not model.tied:  # of a tied table, the last stage has a copy
         last = stages[-1][-1]
-        table = -(-model.vocabulary // layout.tp) * model.embedding_size
+        table = model.vocabulary_share(layout.tp) * model.embedding_size
         stages[-1][-1] = replace(last, parameters=last.parameters + table)
     return stages, hardwares
 
@@ -453,7 +454,9 @@ class _StepWriter:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = _efficiency(self.options, hardware)
             mine = [k for k, (s, _, _) in enumerate(self.parts) if s == stage]
-            rate = (UPDATE_BYTES + precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
+            rate = (
+                (UPDATE_BYTES + 2 * precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
+            )
             dense = sum(self.parts[k][1].parameters for k in mine)
             experts = sum(self.parts[k][1].expert_parameters for k in mine)
             us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
@@ -499,7 +502,7 @@ class _StepWriter:
         """First and last stage add up the gradients of the table of the embedding that both have."""
         layout = self.layout
         first, last = stages[0], stages[-1]
-        size = self.options.precision.gradient_bytes * -(-model.vocabulary // layout.tp) * model.embedding_size
+        size = self.options.precision.gradient_bytes * model.vocabulary_share(layout.tp) * model.embedding_size
         width = layout.tp * layout.cp * layout.dp
         ends = stage_device(layout, first), stage_device(layout, last)
         if ends[0] == ends[1]:

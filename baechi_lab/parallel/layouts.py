@@ -271,6 +271,8 @@ def layouts(
             )
     else:
         chosen = record_list("layouts", layouts, Layout)
+        if not chosen:
+            raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
         for layout in chosen:
             check_layout(transformer, layout, cluster.n, global_batch, sequence_length)
     check_callback("callback", callback, "text")

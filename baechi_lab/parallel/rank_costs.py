@@ -90,14 +90,13 @@ class RankCosts:
         forward, backward = self._times(part.forward), self._times(part.backward)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
-            backward = backward.after(forward)
+            again = _until_last_product(part.forward) if self.layout.zero >= 2 else part.forward
+            backward = backward.after(self._times(again))
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":
             backward = backward.after(self._times([op for op in part.forward if _in_attention(op)]))
             saved, transient = saved - part.attention_bytes, transient + part.attention_bytes
-        if self.layout.pp == 1:  # a pipeline waits for what it sends and receives between the passes
-            forward, backward = share_host(forward, backward)
-        return PartCosts(part, forward, backward, saved, transient)
+        return PartCosts(part, *share_host(forward, backward), saved, transient)
 
     def _times(self, ops: tuple[RankOp, ...] | list[RankOp]) -> PartTimes:
         return part_times(
@@ -107,6 +106,11 @@ class RankCosts:
             lambda op: self.collective_us(op.op_type, op.axis, op.message_bytes),
             lambda op: len(self.devices_of(op.axis)),
         )
+
+
+def _until_last_product(ops: tuple[RankOp, ...]) -> tuple[RankOp, ...]:
+    """Ops before the last product, whose output no backward op reads: where PyTorch's checkpoints stop computing again."""
+    return ops[: max(k for k, op in enumerate(ops) if op.op_type == "matmul")]
 
 
 _ATTENTION = frozenset(["attention", "scores", "softmax", "dropout", "context"])

@@ -414,7 +414,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     width = model.embedding_size
     writer = _PartWriter("embedding", layout, tokens, width)
-    rows = -(-model.vocabulary // tp)
+    rows = model.vocabulary_share(tp)
     shared = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += rows * width + model.positions * hidden
     writer.move("lookup", 2 * tokens * width, 2 * tokens * width + 2 * rows * width, saved=8 * tokens)
@@ -434,7 +434,7 @@ def make_head(model: Transformer, layout: Layout, sequence_length: int, precisio
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     width = model.embedding_size
     writer = _PartWriter("head", layout, tokens, width)
-    columns = -(-model.vocabulary // tp)
+    columns = model.vocabulary_share(tp)
     shared = tokens // tp if layout.sequence_parallel else tokens
     writer.parameters += hidden * (1 + model.bias)
     writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)

@@ -18,14 +18,17 @@ from ..params import Params
 
 LARGEST_CONFIG = 1 << 24
 
+VOCABULARY_MULTIPLE = 128
+"""Of which each device's share of a divided vocabulary is a multiple."""
+
 ALIASES = {
-    "hidden": ("hidden_size", "n_embd", "d_model", "hidden"),
+    "hidden": ("hidden_size", "n_embd", "d_model", "hidden", "dim"),
     "layers": ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "layer_num", "layers"),
-    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "head_num", "heads"),
+    "heads": ("num_attention_heads", "n_head", "n_heads", "num_heads", "head_num", "heads", "attention_heads"),
     "kv_heads": ("num_key_value_heads", "num_kv_heads", "kv_head_num", "kv_n_heads"),
     "head_size": ("head_dim", "head_size"),
     "embedding_size": ("word_embed_proj_dim", "embedding_size"),
-    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff"),
+    "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff", "hidden_dim"),
     "vocabulary": ("vocab_size", "vocabulary"),
     "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num"),
@@ -44,7 +47,7 @@ GATED = frozenset(
         llama mistral mixtral ministral3 qwen2 qwen2_moe qwen3 qwen3_moe gemma gemma2 gemma3 gemma3_text vaultgemma deepseek_v2
         deepseek_v3 youtu minicpm3 olmo olmo2 olmo3 olmoe flex_olmo phi3 phimoe cohere cohere2 granite granitemoe
         granitemoeshared glm glm4 glm4_moe starcoder2_gated smollm3 helium nemotron_gated exaone4 dbrx ernie4_5 seed_oss bitnet
-        gpt_oss llama4_text cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2
+        gpt_oss llama4_text cwm diffllama hyperclovax solar_open eurobert mllama_text_model minimax_m2 modernbert
     """)
 )
 """Model types whose feed-forward part multiplies two projections (SwiGLU)."""
@@ -52,7 +55,7 @@ GATED = frozenset(
 ROTARY = GATED | frozenset(
     str.split("""
         gpt_neox falcon phi stablelm starcoder2 gptj codegen persimmon nemotron gpt_bigcode_rope mpt bloom arcee ctrl
-        gpt_neox_japanese jais2 esmc
+        gpt_neox_japanese jais2 esmc xglm
     """)
 )
 """Model types without a table of positions."""
@@ -60,7 +63,7 @@ ROTARY = GATED | frozenset(
 ENCODERS = frozenset(
     str.split("""
         bert roberta electra distilbert xlm-roberta deberta camembert mpnet ernie megatron-bert data2vec-text
-        roberta-prelayernorm eurobert esmc
+        roberta-prelayernorm eurobert esmc modernbert
     """)
 )
 """Model types whose tokens see all tokens."""
@@ -73,7 +76,7 @@ CHECKED = (
             "apertus gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2 xlm-roberta-xl"
         )
     )
-) - {"distilbert"}
+)
 """Model types whose parameters were compared with those of transformers 5.24: they differ by at most one percent."""
 
 UNTIED_UNLESS_SAID = GATED | {"gpt_neox", "persimmon", "nemotron"}
@@ -181,6 +184,15 @@ class Transformer(Params):
             raise InvalidInput(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")
         if self.experts and self.experts_per_token > self.experts:
             raise InvalidInput(f"experts_per_token is {self.experts_per_token}; there are {self.experts} experts")
+
+    def vocabulary_share(self, tp: int) -> int:
+        """Tokens whose rows one of `tp` devices has: of a vocabulary that is divided, padded as Megatron-LM does.
+
+        >>> gpt = Transformer(hidden=768, layers=12, heads=12, vocabulary=50257)
+        >>> gpt.vocabulary_share(1), gpt.vocabulary_share(2)
+        (50257, 25216)
+        """
+        return self.vocabulary if tp == 1 else -(-self.vocabulary // (VOCABULARY_MULTIPLE * tp)) * VOCABULARY_MULTIPLE
 
     # -- numbers of parameters, all of which a layout divides ----------------------------------------------------------
 

@@ -5,9 +5,10 @@
 
 Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
 FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time
-that hosts take; a weak prior holds each near where it starts. The rows of a source to fit on are those from which the
-others are least away on average, in the logarithms of their settings. `choice`: of measured layouts of one model, batch
-and number of devices, how much slower is the one with the smallest predicted time than the fastest measured?
+that hosts take; a prior holds each near where it starts. The rows to fit on are those whose measurement leaves the least
+uncertainty of all predictions; they are chosen by what predictions depend on, before any measurement is read.
+`choice`: of measured layouts of one model, batch and number of devices, how much slower is the one with the smallest
+predicted time than the fastest measured?
 """
 
 from __future__ import annotations
@@ -24,12 +25,16 @@ import numpy as np
 from baechi_lab.graph.formats.files import write_atomically
 from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
 from studies.layouts.measured import SOURCES, MeasuredStep
-from studies.results import store
+from studies.results import result, store
 
-FIT_ROWS = {"vtrain": 9, "bloom": 3, "mpt": 6, "b200": 3, "sailor": 3}
-"""Number of rows of each source to fit on."""
+FIT_ROWS = 24
+"""Number of rows to fit on, of all sources."""
+
+MOST_CANDIDATES = 120
+"""Rows of one source, evenly spread over its file, among which those to fit on are chosen."""
 
 SHARED = (
+    "misaligned_share",
     "score_share",
     "collective_share",
     "network_share",
@@ -45,7 +50,7 @@ SHARED = (
 OWN = {
     "a100": ("product_share", "attention_share", "bandwidth_share"),
     "h100": ("product_share", "attention_share", "bandwidth_share"),
-    "b200": ("product_share", "attention_share"),
+    "b200": ("product_share", "attention_share", "collective_share"),
     "gh200": ("product_share", "bandwidth_share", "collective_share"),
 }
 """Constants that are fitted for one kind of hardware."""
@@ -58,77 +63,109 @@ START = {
 }
 """Where the fit starts: round numbers."""
 
-PRIOR_OF_SHARES, PRIOR_OF_TIMES = 0.3, 0.7
-"""Spread of the prior of shares and times, in their logarithms."""
+SPREAD_OF_SHARES, SPREAD_OF_TIMES = 0.3, 0.7
+"""Standard deviations of the prior of shares and times, in their logarithms, around where the fit starts."""
 
-WEIGHT_OF_PRIOR = 0.01
-"""Relative error of a row that costs as much as a constant one spread away from its start."""
+WEIGHTS = {"vtrain": 3.0}
+"""Of the sources in the choice of rows, where not 1: vTrain's stand for layouts on many machines too."""
+
+ROW_ERROR = 0.05
+"""Relative error of a row that costs as much as a constant one standard deviation away from its start."""
+
+DIFFERENCE = 0.02
+"""Step in the logarithm of a constant by which its influence on predictions is found."""
+
+KEYS = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
+"""Hardware ("" for all) and name of every constant that is fitted."""
 
 
-def spread_rows(steps: Sequence[MeasuredStep], count: int) -> list[int]:
-    """Indices of rows that represent all others: each one more brings the rows nearest to one of them, on average."""
-    usable = [k for k, step in enumerate(steps) if step.seconds and step.options.precision.products == "fp16"]
-    rows = np.array([_settings(steps[k]) for k in usable])
-    place = np.log2(rows)
-    place = (place - place.mean(axis=0)) / np.maximum(place.std(axis=0), 1e-9)
-    away = np.sqrt(((place[:, None] - place) ** 2).sum(axis=2))
-    nearest, representatives = np.full(len(place), np.inf), list[int]()
+def constants_by_hardware(values: np.ndarray) -> dict[str, Efficiency]:
+    """The constants of every kind of hardware from logarithms float64[constants], in the order of `KEYS`."""
+    table = {}
+    for kind, start in START.items():
+        changed: dict[str, Any] = {
+            key: float(np.exp(value)) for (owner, key), value in zip(KEYS, values, strict=True) if owner in ("", kind)
+        }
+        table[kind] = replace(start, **changed)
+    return table
+
+
+def _starting_values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Logarithms at which the constants start, their standard deviations and upper bounds."""
+    share = np.array([key.endswith("_share") for _, key in KEYS])
+    upper = np.where(share, 0.0, np.inf)
+    start = np.log([getattr(START[kind or "a100"], key) for kind, key in KEYS])
+    return np.minimum(start, upper - 1e-3), np.where(share, SPREAD_OF_SHARES, SPREAD_OF_TIMES), upper
+
+
+def sensitivities(steps: Sequence[MeasuredStep]) -> np.ndarray:
+    """float64[steps, constants]: change of the logarithm of a predicted time by a standard deviation of each constant."""
+    start, spread, _ = _starting_values()
+
+    def predictions(values: np.ndarray) -> np.ndarray:
+        table = constants_by_hardware(values)
+        return np.log([step.predicted_seconds(table[step.constants]) for step in steps])
+
+    base = predictions(start)
+    columns = [predictions(start - DIFFERENCE * row) - base for row in np.eye(len(start))]
+    return -np.array(columns).T * spread / DIFFERENCE
+
+
+def informative_rows(sensitivity: np.ndarray, weights: np.ndarray, count: int) -> list[int]:
+    """Rows whose measurements leave the least uncertainty of all predictions, chosen before any measurement is read.
+
+    Args:
+        sensitivity: float64[rows, constants], as of `sensitivities`.
+        weights: float64[rows], of the variances of predictions.
+        count: of rows.
+
+    With a normal prior of the constants, whose covariance is C, and measurements with an error of `ROW_ERROR`, a measurement of
+    row j takes `(s_i C s_j)^2 / (ROW_ERROR^2 + s_j C s_j)` from the variance of prediction i (V. Fedorov, "Theory of Optimal
+    Experiments", 1972). Rows are chosen one after the other.
+    """
+    covariance = np.eye(sensitivity.shape[1])
+    rows = list[int]()
     for _ in range(count):
-        representatives.append(int(np.minimum(nearest, away).sum(axis=1).argmin()))
-        nearest = np.minimum(nearest, away[representatives[-1]])
-    return [usable[k] for k in representatives]
+        cross = sensitivity @ covariance @ sensitivity.T
+        noise = ROW_ERROR**2 + np.diag(cross)
+        gain = weights @ cross**2 / noise
+        gain[rows] = -1.0
+        rows.append(int(gain.argmax()))
+        direction = covariance @ sensitivity[rows[-1]]
+        covariance -= np.outer(direction, direction) / noise[rows[-1]]
+    return rows
 
 
-def _settings(step: MeasuredStep) -> list[float]:
-    layout, model = step.layout, step.model
-    kinds = {"a100": 1, "h100": 8, "b200": 1, "gh200": 1}
-    return [
-        layout.tp,
-        layout.pp,
-        layout.dp,
-        layout.cp,
-        layout.ep,
-        layout.micro_batch,
-        model.hidden,
-        model.layers,
-        step.sequence_length**2,
-        step.global_batch,
-        kinds[step.hardware],
-    ]
+def choose_rows() -> dict[str, list[int]]:
+    """Indices of the rows of every source to fit on."""
+    steps, places, weights = list[MeasuredStep](), list[tuple[str, int]](), list[float]()
+    for source, read in SOURCES.items():
+        usable = [
+            (k, step) for k, step in enumerate(read()) if step.seconds and step.options.precision.products == "fp16"
+        ]
+        usable = usable[:: -(-len(usable) // MOST_CANDIDATES)]
+        steps += [step for _, step in usable]
+        places += [(source, k) for k, _ in usable]
+        weights += [WEIGHTS.get(source, 1.0) / len(usable)] * len(usable)
+    chosen = [places[k] for k in informative_rows(sensitivities(steps), np.array(weights), FIT_ROWS)]
+    return {source: sorted(k for owner, k in chosen if owner == source) for source in SOURCES}
 
 
 def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
     """Constants per hardware, fitted to rows by least squares with a prior; large errors count less."""
     from scipy.optimize import least_squares
 
-    keys = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
-    start = np.log([getattr(_base(kind or "a100"), key) for kind, key in keys])
-    upper = np.array([0.0 if key.endswith("_share") else np.inf for _, key in keys])
-    spread = np.array([PRIOR_OF_SHARES if key.endswith("_share") else PRIOR_OF_TIMES for _, key in keys])
-    start = np.minimum(start, upper - 1e-3)
-
-    def table(values: np.ndarray) -> dict[str, Efficiency]:
-        out = {}
-        for kind in OWN:
-            changed: dict[str, Any] = {
-                key: float(np.exp(v)) for (k, key), v in zip(keys, values, strict=True) if k in ("", kind)
-            }
-            out[kind] = replace(_base(kind), **changed)
-        return out
+    start, spread, upper = _starting_values()
 
     def residuals(values: np.ndarray) -> np.ndarray:
-        efficiencies = table(values)
-        errors = [step.predicted_seconds(efficiencies[step.hardware]) / float(step.seconds or 1) - 1 for step in steps]
-        return np.r_[errors, WEIGHT_OF_PRIOR * (values - start) / spread]
+        table = constants_by_hardware(values)
+        errors = [step.predicted_seconds(table[step.constants]) / float(step.seconds or 1) - 1 for step in steps]
+        return np.r_[errors, ROW_ERROR * (values - start) / spread]
 
     solution = least_squares(
         residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.1, diff_step=2e-3, max_nfev=18
     )
-    return table(solution.x)
-
-
-def _base(kind: str) -> Efficiency:
-    return START[kind]
+    return constants_by_hardware(solution.x)
 
 
 def write_table(path: Path, efficiencies: dict[str, Efficiency]) -> None:
@@ -161,7 +198,14 @@ def choices(steps: Sequence[MeasuredStep], rows: Sequence[dict[str, Any]]) -> di
     groups: dict[Any, list[tuple[float, float]]] = defaultdict(list)
     for step, row in zip(steps, rows, strict=True):
         if step.seconds:
-            key = (step.source, step.model, step.cluster.n, step.global_batch, step.sequence_length, step.hardware)
+            key = (
+                step.source,
+                step.model,
+                step.cluster.n,
+                step.global_batch,
+                step.sequence_length,
+                step.cluster.devices[0].kind,
+            )
             groups[key].append((row["predicted_s"], step.seconds))
     slower = []
     for group in groups.values():
@@ -211,14 +255,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--table", help="where to write the fitted constants")
     parser.add_argument("--store", help="where to write the result as JSON")
     options = parser.parse_args(arguments)
-    chosen = {name: spread_rows(read(), FIT_ROWS[name]) for name, read in SOURCES.items()}
     if options.fit:
+        chosen = choose_rows()
         efficiencies = fit([SOURCES[name]()[k] for name, rows in chosen.items() for k in rows])
         for kind, efficiency in efficiencies.items():
             print(kind, efficiency)
         if options.table:
             write_table(Path(options.table), efficiencies)
         EFFICIENCIES.update(efficiencies)
+    else:
+        chosen = {name: entry["fitted_rows"] for name, entry in result("layouts")["sources"].items()}
     sources = summary(chosen)
     for name, entry in sources.items():
         print(name, {key: value for key, value in entry.items() if key != "errors"})
