@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -98,15 +99,18 @@ REACH = """
 PLACERS = ("m-topo", "m-etf", "m-sct", "etf", "sct")
 
 
-def run(blocked):
+def run(blocked, **environment):
     program = PROGRAM.format(blocked=blocked, placers=PLACERS, reach=REACH.strip() if blocked else "pass")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, env=os.environ | environment
+    )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 
 
 def test_results_do_not_depend_on_numba_and_every_kernel_is_reached():
-    without, with_it = run(True), run(False)
+    without, switched_off, with_it = run(True), run(False, NUMBA_DISABLE_JIT="1"), run(False)
+    assert switched_off == {key: without[key] for key in switched_off}
     assert without.pop("numba") is False
     with_it.pop("numba")
     kernels, called = set(without.pop("kernels")), set(without.pop("called"))

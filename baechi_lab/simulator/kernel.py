@@ -203,7 +203,7 @@ def plan_sends(state: State) -> NDArray[np.void]:
     return sends
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _change_memory(
     devices: NDArray[np.void],
     log: NDArray[np.void],
@@ -229,14 +229,14 @@ def _change_memory(
         size[1] = k + 1
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _make_ready(i: int, now_us: float, ops: NDArray[np.void], devices: NDArray[np.void], ready: Ready) -> None:
     d = ops[i].lane
     key = ops[i].rank if ready.by_rank else now_us
     devices[d].ready_size = push(ready.key, ready.op, devices[d].ready_first, devices[d].ready_size, key, i)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
     """Tensor `t` arrives on device `d`: its consumers there miss one input less."""
     ops, tensors, devices, consumers = state.ops, state.tensors, state.devices, state.consumers
@@ -248,7 +248,7 @@ def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
                 _make_ready(i, now_us, ops, devices, ready)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _take_most_wanted(d: int, devices: NDArray[np.void], ready_op: Ints, scheduler: Scheduler) -> int:
     """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes."""
     score, wake_ptr, wake_device = scheduler.score, scheduler.wake_ptr, scheduler.wake_device
@@ -268,7 +268,7 @@ def _take_most_wanted(d: int, devices: NDArray[np.void], ready_op: Ints, schedul
     return op
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _request_sends(t: int, now_us: float, links: Links, state: State, sends: NDArray[np.void], events: Events) -> None:
     """Every other device that reads a tensor requests it at the instant at which it is produced."""
     mode, latency, per_byte = links.comm, links.latency, links.per_byte
@@ -293,7 +293,7 @@ def _request_sends(t: int, now_us: float, links: Links, state: State, sends: NDA
         size[0] = push(event_time, event_code, 0, size[0], receive + cost, (_TRANSFER_END << _SHIFT) | k)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _release_inputs(
     op: int, now_us: float, state: State, sends: NDArray[np.void], log: NDArray[np.void], size: Ints
 ) -> None:
@@ -316,7 +316,7 @@ def _release_inputs(
                 _change_memory(devices, log, size, d, _COPIES, -tensors[t].size, producer, now_us)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.void], size: Ints) -> None:
     """Sets all that a run changes: missing inputs, empty queues, slices of the ready heaps, persistent bytes."""
     for d in range(len(devices)):
@@ -334,7 +334,7 @@ def _prepare(ops: NDArray[np.void], devices: NDArray[np.void], log: NDArray[np.v
         first += count
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _enter_unit(d: int, unit: int, devices: NDArray[np.void], scheduler: Scheduler) -> None:
     """Makes this unit the current one of device `d`."""
     at = scheduler.unit_ptr[d] + unit
@@ -342,7 +342,7 @@ def _enter_unit(d: int, unit: int, devices: NDArray[np.void], scheduler: Schedul
     devices[d].unit_left = scheduler.unit_size[at] if at < scheduler.unit_ptr[d + 1] else 0
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _begin_units(ops: NDArray[np.void], devices: NDArray[np.void], scheduler: Scheduler) -> None:
     """Makes the first unit of every device the current one."""
     for i in range(len(ops) - 1):

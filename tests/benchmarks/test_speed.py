@@ -49,7 +49,7 @@ def measure(benchmark, bar_s, work, rounds=5, setup=None):
 @pytest.mark.parametrize(("placer", "bar_s", "rounds"), [("m-topo", 0.05, 5), ("m-etf", 0.15, 5), ("m-sct", 2.5, 3)])
 def test_place(benchmark, placer, bar_s, rounds):
     gnmt()
-    forget = sct_solver.forget_solutions  # the LP is part of the work
+    forget = sct_solver._solution_cache.clear  # the LP is part of the work
     result = measure(benchmark, bar_s, lambda: bl.place(gnmt(), cluster(), placer), rounds, forget)
     assert len(result.device) == gnmt().n
 
@@ -58,7 +58,7 @@ def test_place_traced_gnmt_with_m_sct(benchmark):
     """The same on a graph that TensorFlow traced: length 50, 22,239 ops. It has 39,278 edges, the generated one 45,310."""
     graph = bl.load_graph(ROOT / "data" / "gnmt-length50-batch256.json.gz")
     work = lambda: bl.place(graph, cluster(), "m-sct")  # noqa: E731
-    result = measure(benchmark, 2.5, work, 3, sct_solver.forget_solutions)
+    result = measure(benchmark, 2.5, work, 3, sct_solver._solution_cache.clear)
     assert len(result.device) == graph.n
 
 

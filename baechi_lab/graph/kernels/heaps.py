@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .jit import njit
 
 
-@njit(cache=True, inline="never")
+@njit(cache=True, inline="never", allocates=False)
 def push(keys: NDArray[np.float64], codes: NDArray[np.int64], base: int, size: int, key: float, code: int) -> int:
     """Insert (key, code); returns the new size."""
     i = size
@@ -29,7 +29,7 @@ def push(keys: NDArray[np.float64], codes: NDArray[np.int64], base: int, size: i
     return size + 1
 
 
-@njit(cache=True, inline="never")
+@njit(cache=True, inline="never", allocates=False)
 def pop(keys: NDArray[np.float64], codes: NDArray[np.int64], base: int, size: int) -> int:
     """Remove the smallest (read it at `base` before); returns the new size."""
     size -= 1

@@ -27,11 +27,15 @@ except ImportError:  # not on Windows: processes that start together each compil
     _files = None  # type: ignore[assignment]
 try:
     with in_existing_folder():
+        from numba import config as _config
         from numba import njit as _njit
         from numba import types as _types
         from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
+        from numba.core.cpu import CPUTargetOptions
         from numba.core.errors import NumbaError
         from numba.extending import register_jitable as _inside_kernels
+    if _config.DISABLE_JIT:  # asked for by NUMBA_DISABLE_JIT: as if numba were not there
+        _njit = None
 except ImportError:  # slower, but everything still works
     _njit = _inside_kernels = _types = _compiler_lock = None
 
@@ -59,13 +63,17 @@ def become_second_compiler() -> None:
 
 
 def njit(
-    *, interpreted_if: Callable[..., bool] | None = None, **options: object
+    *, interpreted_if: Callable[..., bool] | None = None, allocates: bool = True, **options: object
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Compile a kernel (always call with options, for example `@njit(cache=True)`); `.py_func` is its Python form.
 
     While the kernel is neither compiled nor on disk, calls whose arguments satisfy `interpreted_if` run as plain Python
     (`interpreted.py`): what is small is done before a compiler would be.
+    A kernel that makes no arrays says `allocates=False`: then numba counts no references to those that it is given, which
+    takes up to half of the time of small kernels with many arguments.
     """
+    if not allocates and _njit is not None and hasattr(CPUTargetOptions, "_nrt"):
+        options["_nrt"] = False
 
     def decorate(function: Callable[P, R]) -> Callable[P, R]:
         if _njit is not None:

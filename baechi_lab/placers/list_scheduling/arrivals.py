@@ -8,10 +8,10 @@ from ...graph.kernels.jit import njit
 from .records import Records, Traffic
 
 PARALLEL, SEQUENTIAL = 0, 1
-_ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
+ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself must stay below it
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) -> tuple[float, int]:
     """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
     ops, tensors, devices, copies, links, inputs, comm = traffic
@@ -39,7 +39,8 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) ->
                         receive = max(send, devices[p].in_queue)
                         devices[p].in_queue = receive + cost
                 finish_us = receive + cost
-                fetch[count].tensor, fetch[count].receive, fetch[count].end = t, receive, finish_us
+                fetch[count].tensor, fetch[count].cost = t, cost
+                fetch[count].receive, fetch[count].end = receive, finish_us
                 count += 1
         latest = max(latest, finish_us)
     if comm != PARALLEL and not keep:
@@ -53,7 +54,7 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) ->
     return latest, count
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def queued_time(count: int, fetch: Records) -> float:
     """How long the fetches just listed hold the receiver's queue."""
     total = 0.0
@@ -62,18 +63,22 @@ def queued_time(count: int, fetch: Records) -> float:
     return total
 
 
-@njit(cache=True)
-def raise_bound(op: int, p: int, comm: int, devices: Records, pairs: Records) -> bool:
-    """Raise the bound to when the queue of `p` could be done with what `op` needs; True if that is later than it was."""
-    queue = devices[p].out_queue if comm == SEQUENTIAL else devices[p].in_queue
-    bound = (queue + pairs[p, op].queued) * (1 - _ROUNDING)
-    if bound <= pairs[p, op].bound:
-        return False
-    pairs[p, op].bound = bound
-    return True
+@njit(cache=True, allocates=False)
+def waits_for_queue(arrival: float, count: int, fetch: Records) -> bool:
+    """Whether the one fetch just listed begins when the receiver's queue is done with others, and nothing arrives later.
+
+    Queues only grow, so from now on the op arrives no earlier than its transfer takes after the queue.
+    """
+    return count == 1 and fetch[0].receive == fetch[0].in_before and fetch[0].end == arrival
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
+def receiving_queue(p: int, comm: int, devices: Records) -> float:
+    """When device `p` is done with the transfers that it has been asked to receive."""
+    return devices[p].out_queue if comm == SEQUENTIAL else devices[p].in_queue
+
+
+@njit(cache=True, allocates=False)
 def may_run(op: int, p: int, ops: Records, groups: Records, pairs: Records) -> bool:
     """Device `p` is allowed for `op`, its group is not elsewhere, and the pair was not dropped for lack of memory."""
     home = groups[ops[op].group].home

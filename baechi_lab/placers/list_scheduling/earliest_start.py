@@ -1,11 +1,12 @@
 """The list scheduler behind ETF and SCT, compiled: repeatedly start the (op, device) pair that can start earliest.
 
 Idea (paper B, equation 1 and sections 2.3, 2.4, 3.1, 3.4): the earliest start of op `j` on device `p` is
-`max(free[p], arrival of its inputs on p)`, waits in the communication queues included. Per device two heaps hold
-the ready ops: those whose inputs are there before the device is free, by op index, and the others, by arrival.
-With queued transfers an arrival only moves later as queues fill, so a heap key is a lower bound that is raised when
-it comes to the top: first to what the receiver's queue alone says, then to the arrival itself. The one thing that
-makes an arrival earlier, a tensor that another op has already brought to the device, re-keys the ops that read it.
+`max(free[p], arrival of its inputs on p)`, waits in the communication queues included. Per device four heaps
+(`pair_heaps.py`) hold the ready ops. With queued transfers an arrival only moves later as queues fill, so a heap key is
+a lower bound that is raised when it comes to the top: first to what the receiver's queue alone says, then to the
+arrival itself. Ops whose one transfer waits for the receiver's queue move with it and keep their order. The one thing
+that makes an arrival earlier, a tensor that another op has already brought to the device, re-keys the ops that read it.
+A device whose first pair starts later than the best one so far is not looked into.
 So the pair taken is exactly the smallest (start, op, device), at O((ops + edges) x devices x log ops) in practice.
 
 Memory: a pair whose device lacks the bytes is dropped for good. Placing the first op of a group promises the
@@ -25,17 +26,9 @@ from numpy.typing import NDArray
 from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit, records
 from ..problem import Problem
-from .arrivals import PARALLEL, arrival_of, may_run, queued_time, raise_bound
-from .pair_heaps import PENDING, REMOVED, insert, pop_pending, rekey, remove_top
+from .arrivals import PARALLEL, ROUNDING, arrival_of, may_run, queued_time, receiving_queue, waits_for_queue
+from .pair_heaps import ARRIVED, BEHIND, FOLLOWING, HEAPS, NOT_READY, PENDING, REMOVED, Heaps, insert, rekey, remove
 from .records import FETCH, WAITING, Records, Traffic, make_records
-
-
-class Heaps(NamedTuple):
-    """Where the ready ops of each device wait, see `pair_heaps`; `zeros` are the keys of the arrived ones."""
-
-    pending: Records
-    zeros: NDArray[np.float64]
-    arrived: NDArray[np.int64]
 
 
 class Freed(NamedTuple):
@@ -46,43 +39,85 @@ class Freed(NamedTuple):
     size: NDArray[np.int64]
 
 
-@njit(cache=True)
-def _top(p: int, traffic: Traffic, groups: Records, pairs: Records, heaps: Heaps, fetch: Records) -> int:
-    """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap; -1 when there is none."""
-    ops, devices, comm = traffic.ops, traffic.devices, traffic.comm
-    pending, zeros, arrived = heaps
-    free = devices[p].free
+@njit(cache=True, allocates=False)
+def _insert_by_bound(p: int, op: int, devices: Records, pairs: Records, heaps: Heaps) -> None:
+    start = max(devices[p].free, pairs[p, op].bound)
+    if (start, op) < (devices[p].first_start, devices[p].first_op):
+        devices[p].first_start, devices[p].first_op = start, op
+    if pairs[p, op].bound <= devices[p].free:
+        insert(p, op, ARRIVED, 0.0, pairs, heaps)
+    else:
+        insert(p, op, PENDING, pairs[p, op].bound, pairs, heaps)
+
+
+@njit(cache=True, allocates=False)
+def _first(p: int, queue: float, devices: Records, pairs: Records, heaps: Heaps) -> int:
+    """The op of device `p` with the smallest (lower bound of its start, op), or -1.
+
+    Ops that arrive before the device is free are among the arrived ones afterwards.
+    """
+    free, row, (waiting, size) = devices[p].free, HEAPS * p, heaps
     while True:
-        while devices[p].pending > 0 and pending[p, 0].key <= free:
-            op = pending[p, 0].op
-            pop_pending(p, devices, pairs, pending)
-            insert(p, op, devices, pairs, pending, zeros, arrived)
-        is_early = devices[p].arrived > 0
-        if not is_early and devices[p].pending == 0:
+        op, bound = -1, np.inf
+        if size[row + PENDING] > 0:
+            op, bound = waiting[row + PENDING, 0].op, waiting[row + PENDING, 0].key
+        for where in (FOLLOWING, BEHIND):
+            if size[row + where] > 0:
+                other, other_bound = waiting[row + where, 0].op, queue + waiting[row + where, 0].key
+                if where == BEHIND:
+                    other_bound *= 1 - ROUNDING
+                if other_bound < bound or (other_bound == bound and other < op):
+                    op, bound = other, other_bound
+                    pairs[p, op].bound = bound
+        if bound > free:
+            return waiting[row + ARRIVED, 0].op if size[row + ARRIVED] > 0 else op
+        remove(p, op, pairs, heaps)
+        insert(p, op, ARRIVED, 0.0, pairs, heaps)
+
+
+@njit(cache=True, allocates=False)
+def _top(
+    p: int, latest: float, last_op: int, traffic: Traffic, groups: Records, pairs: Records, heaps: Heaps, fetch: Records
+) -> int:
+    """Bring the pair of device `p` that starts earliest (ties by op) to the top of its heap.
+
+    Returns its op, or -1 if every pair of the device comes after (`latest`, `last_op`) in the order of (start, op).
+    The device's `first_start` and `first_op` are brought up to what is known afterwards.
+    """
+    ops, devices, comm = traffic.ops, traffic.devices, traffic.comm
+    free, queue = devices[p].free, receiving_queue(p, comm, devices)
+    while True:
+        op = _first(p, queue, devices, pairs, heaps)
+        is_early = op >= 0 and pairs[p, op].where == ARRIVED
+        start = free if is_early else (np.inf if op < 0 else pairs[p, op].bound)
+        devices[p].first_start, devices[p].first_op = start, op
+        if op < 0 or (start, op) > (latest, last_op):
             return -1
-        op = arrived[p, 0] if is_early else pending[p, 0].op
         if ops[op].device >= 0 or not may_run(op, p, ops, groups, pairs):
-            remove_top(p, devices, pairs, pending, zeros, arrived)
-            pairs[p, op].where = REMOVED
+            remove(p, op, pairs, heaps)
             continue
         if pairs[p, op].exact:
             return op
-        if not is_early and raise_bound(op, p, comm, devices, pairs):
-            rekey(p, 0, devices, pairs, pending)
+        if pairs[p, op].where == PENDING and (queue + pairs[p, op].queued) * (1 - ROUNDING) > pairs[p, op].bound:
+            remove(p, op, pairs, heaps)
+            insert(p, op, BEHIND, pairs[p, op].queued, pairs, heaps)
             continue
         arrival, count = arrival_of(op, p, False, traffic, fetch)
         pairs[p, op].exact, pairs[p, op].queued = count == 0, queued_time(count, fetch)
         if (is_early and arrival <= free) or (not is_early and arrival == pairs[p, op].bound):
             return op
         pairs[p, op].bound = arrival
-        if is_early:
-            remove_top(p, devices, pairs, pending, zeros, arrived)
-            insert(p, op, devices, pairs, pending, zeros, arrived)
+        if waits_for_queue(arrival, count, fetch):
+            remove(p, op, pairs, heaps)
+            insert(p, op, FOLLOWING, fetch[0].cost, pairs, heaps)
+        elif pairs[p, op].where == PENDING:
+            rekey(p, op, pairs, heaps)
         else:
-            rekey(p, 0, devices, pairs, pending)
+            remove(p, op, pairs, heaps)
+            _insert_by_bound(p, op, devices, pairs, heaps)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _awake_for(p: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> int:
     """The favourite child that device `p` stays awake for; -1 for none."""
     ops, devices = traffic.ops, traffic.devices
@@ -100,7 +135,7 @@ def _awake_for(p: int, traffic: Traffic, groups: Records, pairs: Records, fetch:
     return j
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _urgent(op: int, time: float, traffic: Traffic, groups: Records, pairs: Records, fetch: Records) -> bool:
     """Its inputs are there by `time` on whichever device may run it."""
     for d in range(len(traffic.devices)):
@@ -110,10 +145,12 @@ def _urgent(op: int, time: float, traffic: Traffic, groups: Records, pairs: Reco
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _best_while_awake(
     p: int,
     awaited: int,
+    latest: float,
+    last_op: int,
     traffic: Traffic,
     groups: Records,
     pairs: Records,
@@ -122,23 +159,22 @@ def _best_while_awake(
     held_pairs: NDArray[np.int64],
 ) -> int:
     """The earliest pair of a device that is awake for `awaited`: that op, or an urgent one."""
-    devices, (pending, zeros, arrived) = traffic.devices, heaps
-    count = 0
-    op = _top(p, traffic, groups, pairs, heaps, fetch)
+    devices, count = traffic.devices, 0
+    op = _top(p, latest, last_op, traffic, groups, pairs, heaps, fetch)
     while op >= 0 and op != awaited:
         start = max(devices[p].free, pairs[p, op].bound)
         if _urgent(op, start, traffic, groups, pairs, fetch):
             break
-        remove_top(p, devices, pairs, pending, zeros, arrived)
+        remove(p, op, pairs, heaps)
         held_pairs[count] = op
         count += 1
-        op = _top(p, traffic, groups, pairs, heaps, fetch)
+        op = _top(p, latest, last_op, traffic, groups, pairs, heaps, fetch)
     for k in range(count):
-        insert(p, held_pairs[k], devices, pairs, pending, zeros, arrived)
+        _insert_by_bound(p, held_pairs[k], devices, pairs, heaps)
     return op
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _choose(
     favour: bool,
     traffic: Traffic,
@@ -151,28 +187,32 @@ def _choose(
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
     ops, devices = traffic.ops, traffic.devices
     best, best_p, best_start, best_apart = -1, -1, np.inf, True
-    for p in range(len(devices)):
+    likely = 0
+    for p in range(1, len(devices)):
+        if (devices[p].first_start, devices[p].first_op) < (devices[likely].first_start, devices[likely].first_op):
+            likely = p
+    for k in range(len(devices)):
+        p = likely if k == 0 else (k - 1 if k <= likely else k)
+        last_op = best if favour or p < best_p else best - 1
+        if (devices[p].first_start, devices[p].first_op) > (best_start, last_op):
+            continue
         awaited = -1
         if favour:
             awaited = _awake_for(p, traffic, groups, pairs, fetch)
         if awaited >= 0:
-            op = _best_while_awake(p, awaited, traffic, groups, pairs, heaps, fetch, held_pairs)
+            op = _best_while_awake(p, awaited, best_start, last_op, traffic, groups, pairs, heaps, fetch, held_pairs)
         else:
-            op = _top(p, traffic, groups, pairs, heaps, fetch)
+            op = _top(p, best_start, last_op, traffic, groups, pairs, heaps, fetch)
         if op < 0:
             continue
         start = max(devices[p].free, pairs[p, op].bound)
-        from_parent = ops[op].parent < 0 or ops[ops[op].parent].device != p
-        if (
-            best < 0
-            or start < best_start
-            or (start == best_start and (op < best or (op == best and best_apart and not from_parent)))
-        ):
-            best, best_p, best_start, best_apart = op, p, start, from_parent
+        apart = ops[op].parent < 0 or ops[ops[op].parent].device != p
+        if (start, op, apart, p) < (best_start, best, best_apart, best_p) or best < 0:
+            best, best_p, best_start, best_apart = op, p, start, apart
     return best, best_p
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Records, freed: Freed) -> bool:
     """Would starting `op` on `p` exceed what the device has left, promises included?"""
     ops, tensors, devices, (free_time, free_code, size) = traffic.ops, traffic.tensors, traffic.devices, freed
@@ -195,13 +235,13 @@ def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Rec
     return devices[p].level + promise + brought + own_bytes > devices[p].limit
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _free_at(time: float, bytes_: int, code: int, freed: Freed) -> None:
     if bytes_ > 0:
         freed.size[0] = push(freed.time, freed.code, 0, freed.size[0], time, code)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: Records) -> int:
     home, best = groups[ops[op].group].home, -1
     for p in range(len(devices)):
@@ -211,7 +251,7 @@ def _roomiest(op: int, ops: Records, devices: Records, groups: Records, pairs: R
     return best
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _commit(
     op: int, p: int, step: int, traffic: Traffic, groups: Records, pairs: Records, fetch: Records, freed: Freed
 ) -> int:
@@ -252,16 +292,16 @@ def _commit(
     return fetched
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _enter(op: int, p: int, traffic: Traffic, pairs: Records, heaps: Heaps, fetch: Records) -> None:
     """All predecessors of `op` are placed: it enters the heaps of device `p`."""
     bound, count = arrival_of(op, p, False, traffic, fetch)
     pairs[p, op].bound = bound
     pairs[p, op].exact, pairs[p, op].queued = traffic.comm == PARALLEL or count == 0, queued_time(count, fetch)
-    insert(p, op, traffic.devices, pairs, heaps.pending, heaps.zeros, heaps.arrived)
+    _insert_by_bound(p, op, traffic.devices, pairs, heaps)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _reopen_group(
     g: int,
     p: int,
@@ -281,28 +321,26 @@ def _reopen_group(
                 _enter(i, p, traffic, pairs, heaps, fetch)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _rekey_readers(
     p: int,
     fetched: int,
     consumers: NDArray[np.int32],
     traffic: Traffic,
     pairs: Records,
-    pending: Records,
+    heaps: Heaps,
     fetch: Records,
     other_fetch: Records,
 ) -> None:
     """Tensors just fetched are cached on `p`: ready ops that read them may start there earlier than thought."""
-    ops, tensors, devices = traffic.ops, traffic.tensors, traffic.devices
+    ops, tensors = traffic.ops, traffic.tensors
     for k in range(fetched):
         t = fetch[k].tensor
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = consumers[e]
-            if ops[j].device < 0 and pairs[p, j].where == PENDING:
-                bound, count = arrival_of(j, p, False, traffic, other_fetch)
-                pairs[p, j].bound = bound
-                pairs[p, j].exact, pairs[p, j].queued = count == 0, queued_time(count, other_fetch)
-                rekey(p, pairs[p, j].place, devices, pairs, pending)
+            if ops[j].device < 0 and FOLLOWING <= pairs[p, j].where <= PENDING:
+                remove(p, j, pairs, heaps)
+                _enter(j, p, traffic, pairs, heaps, other_fetch)
 
 
 @njit(cache=True, interpreted_if=lambda favour, traffic, groups, pairs, *_: pairs.size < 30_000)
@@ -323,10 +361,13 @@ def _schedule(
         records(np.empty(most_inputs, FETCH)),
         np.empty(n, np.int64),
     )
-    pending, arrived, zeros = records(np.empty((count, n), WAITING)), np.empty((count, n), np.int64), np.zeros(n)
-    heaps = Heaps(pending, zeros, arrived)
+    heaps = Heaps(records(np.empty((HEAPS * count, n), WAITING)), np.zeros(HEAPS * count, np.int64))
     heap_size = len(tensors) + len(consumers) + len(groups) + 1
     freed = Freed(np.empty(heap_size), np.empty(heap_size, np.int64), np.zeros(1, np.int64))
+    for p in range(count):
+        devices[p].first_start, devices[p].first_op = np.inf, n
+        for i in range(n):
+            pairs[p, i].where = NOT_READY
     for i in range(n):
         if ops[i].missing == 0:
             for p in range(count):
@@ -351,7 +392,7 @@ def _schedule(
         if first:
             _reopen_group(ops[op].group, p, members, traffic, groups, pairs, heaps, other_fetch)
         if comm != PARALLEL:
-            _rekey_readers(p, fetched, consumers, traffic, pairs, pending, fetch, other_fetch)
+            _rekey_readers(p, fetched, consumers, traffic, pairs, heaps, fetch, other_fetch)
         for t in range(ops[op].first_output, ops[op + 1].first_output):
             for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
                 i = consumers[e]

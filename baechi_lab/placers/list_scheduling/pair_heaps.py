@@ -1,108 +1,110 @@
-"""Where the ready ops of each device wait: a heap of pending ops by (arrival, op), a heap of arrived ops by op.
+"""Where the ready ops of each device wait: four heaps per device.
 
-`pairs` are the (device, op) records of `earliest_start.py`; a pending op knows its place, so that it can be re-keyed.
-Keys lie beside the ops, so that a comparison reads no record of a pair.
+- *Arrived*: ops whose inputs are there before the device is free, by op (their key is 0).
+- *Following*: ops whose one transfer begins when the device's queue of transfers is done, by (transfer time, op). They arrive
+  exactly that time after the queue, so they keep their order while it grows, and only the first is looked at.
+- *Behind*: ops with a lower bound that follows from the queue, by (time of all their transfers, op). They arrive no earlier
+  than that time after the queue.
+- *Pending*: all others, by (lower bound of the arrival, op).
+
+`pairs` are the (device, op) records of `earliest_start.py`; each knows its heap and its place there. Keys lie beside the
+ops, so that a comparison reads no record of a pair.
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
-from ...graph.kernels.heaps import pop, push
 from ...graph.kernels.jit import njit
 from .records import Records
 
-PENDING, ARRIVED, REMOVED = 1, 2, 3
-"""Where a ready pair is; REMOVED: taken out because the op is placed or the device out of question (0: not yet ready)."""
+ARRIVED, FOLLOWING, BEHIND, PENDING, REMOVED, NOT_READY = range(6)
+"""Where a pair is: in a heap, or taken out because the op is placed or the device out of question."""
+HEAPS = 4
 
 
-@njit(cache=True)
-def sift_up(pairs: Records, pending: Records, at: int) -> None:
-    """Move the pending op at place `at` up to where its key belongs."""
-    key, op = pending[at].key, pending[at].op
+class Heaps(NamedTuple):
+    """`waiting` WAITING[4 x devices, n], and how many ops each heap holds: `size` int64[4 x devices].
+
+    Row `HEAPS * p + FOLLOWING` is the heap of that kind of device `p`.
+    """
+
+    waiting: Records
+    size: NDArray[np.int64]
+
+
+@njit(cache=True, allocates=False)
+def _sift_up(pairs: Records, heap: Records, at: int) -> None:
+    """Move the op at place `at` up to where its key belongs."""
+    key, op = heap[at].key, heap[at].op
     while at > 0:
         above = (at - 1) >> 1
-        parent_op = pending[above].op
-        if pending[above].key < key or (pending[above].key == key and parent_op < op):
+        parent_op = heap[above].op
+        if heap[above].key < key or (heap[above].key == key and parent_op < op):
             break
-        pending[at].key, pending[at].op = pending[above].key, parent_op
+        heap[at].key, heap[at].op = heap[above].key, parent_op
         pairs[parent_op].place = at
         at = above
-    pending[at].key, pending[at].op = key, op
+    heap[at].key, heap[at].op = key, op
     pairs[op].place = at
 
 
-@njit(cache=True)
-def sift_down(pairs: Records, pending: Records, size: int, at: int) -> None:
-    """Move the pending op at place `at` of `size` down to where its key belongs."""
-    key, op = pending[at].key, pending[at].op
+@njit(cache=True, allocates=False)
+def _sift_down(pairs: Records, heap: Records, size: int, at: int) -> None:
+    """Move the op at place `at` of `size` down to where its key belongs."""
+    key, op = heap[at].key, heap[at].op
     while True:
         below = 2 * at + 1
         if below >= size:
             break
-        least, child_op = pending[below].key, pending[below].op
+        least, child_op = heap[below].key, heap[below].op
         if below + 1 < size:
-            right = pending[below + 1].key
-            if right < least or (right == least and pending[below + 1].op < child_op):
+            right = heap[below + 1].key
+            if right < least or (right == least and heap[below + 1].op < child_op):
                 below += 1
-                least, child_op = right, pending[below].op
+                least, child_op = right, heap[below].op
         if key < least or (key == least and op < child_op):
             break
-        pending[at].key, pending[at].op = least, child_op
+        heap[at].key, heap[at].op = least, child_op
         pairs[child_op].place = at
         at = below
-    pending[at].key, pending[at].op = key, op
+    heap[at].key, heap[at].op = key, op
     pairs[op].place = at
 
 
-@njit(cache=True)
-def rekey(p: int, at: int, devices: Records, pairs: Records, pending: Records) -> None:
-    """The bound of the pending op at place `at` has changed, in either direction."""
-    op = pending[p, at].op
-    pending[p, at].key = pairs[p, op].bound
-    sift_up(pairs[p], pending[p], at)
-    sift_down(pairs[p], pending[p], devices[p].pending, pairs[p, op].place)
+@njit(cache=True, allocates=False)
+def rekey(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
+    """The bound of the pending `op` has changed, in either direction."""
+    row, at = HEAPS * p + PENDING, pairs[p, op].place
+    heap = heaps.waiting[row]
+    heap[at].key = pairs[p, op].bound
+    _sift_up(pairs[p], heap, at)
+    _sift_down(pairs[p], heap, heaps.size[row], pairs[p, op].place)
 
 
-@njit(cache=True)
-def pop_pending(p: int, devices: Records, pairs: Records, pending: Records) -> None:
-    """Remove the pending op of device `p` that arrives first."""
-    size = devices[p].pending - 1
-    devices[p].pending = size
-    if size > 0:
-        pending[p, 0].key, pending[p, 0].op = pending[p, size].key, pending[p, size].op
-        sift_down(pairs[p], pending[p], size, 0)
+@njit(cache=True, allocates=False)
+def insert(p: int, op: int, where: int, key: float, pairs: Records, heaps: Heaps) -> None:
+    """Put `op` into the heap `where` of device `p`."""
+    row = HEAPS * p + where
+    heap, size = heaps.waiting[row], heaps.size[row]
+    pairs[p, op].where = where
+    heaps.size[row] = size + 1
+    heap[size].key, heap[size].op = key, op
+    _sift_up(pairs[p], heap, size)
 
 
-@njit(cache=True)
-def insert(
-    p: int,
-    op: int,
-    devices: Records,
-    pairs: Records,
-    pending: Records,
-    zeros: NDArray[np.float64],
-    arrived: NDArray[np.int64],
-) -> None:
-    """Put `op` into the heap of device `p` that its arrival bound asks for."""
-    if pairs[p, op].bound <= devices[p].free:
-        pairs[p, op].where = ARRIVED
-        devices[p].arrived = push(zeros, arrived[p], 0, devices[p].arrived, 0.0, op)
-    else:
-        pairs[p, op].where = PENDING
-        at = devices[p].pending
-        pending[p, at].key, pending[p, at].op = pairs[p, op].bound, op
-        devices[p].pending = at + 1
-        sift_up(pairs[p], pending[p], at)
-
-
-@njit(cache=True)
-def remove_top(
-    p: int, devices: Records, pairs: Records, pending: Records, zeros: NDArray[np.float64], arrived: NDArray[np.int64]
-) -> None:
-    """Remove the op of device `p` that could start first: an arrived one, or the first pending one."""
-    if devices[p].arrived > 0:
-        devices[p].arrived = pop(zeros, arrived[p], 0, devices[p].arrived)
-    else:
-        pop_pending(p, devices, pairs, pending)
+@njit(cache=True, allocates=False)
+def remove(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
+    """Take `op` out of its heap of device `p`."""
+    row, at = HEAPS * p + pairs[p, op].where, pairs[p, op].place
+    heap, last = heaps.waiting[row], heaps.size[row] - 1
+    pairs[p, op].where = REMOVED
+    heaps.size[row] = last
+    if at < last:
+        last_op = heap[last].op
+        heap[at].key, heap[at].op = heap[last].key, last_op
+        _sift_up(pairs[p], heap, at)
+        _sift_down(pairs[p], heap, last, pairs[p, last_op].place)

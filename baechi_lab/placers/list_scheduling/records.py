@@ -36,8 +36,8 @@ DEVICE = np.dtype(
         ("in_queue", "f8"),
         ("limit", "i8"),
         ("level", "i8"),
-        ("pending", "i8"),
-        ("arrived", "i8"),
+        ("first_start", "f8"),
+        ("first_op", "i8"),
     ]
 )
 PAIR = np.dtype(
@@ -55,7 +55,16 @@ PAIR = np.dtype(
 WAITING = np.dtype([("key", "f8"), ("op", "i8")])
 COPY = np.dtype([("there", "f8"), ("last_use", "f8")])
 LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
-FETCH = np.dtype([("tensor", "i8"), ("receive", "f8"), ("end", "f8"), ("out_before", "f8"), ("in_before", "f8")])
+FETCH = np.dtype(
+    [
+        ("tensor", "i8"),
+        ("cost", "f8"),
+        ("receive", "f8"),
+        ("end", "f8"),
+        ("out_before", "f8"),
+        ("in_before", "f8"),
+    ]
+)
 
 
 Records = NDArray[np.void]
