@@ -1,4 +1,4 @@
-"""Pictures of every part of the workbench on five graphs, at two sizes, light and dark, and what on them is not whole:
+"""Pictures of every part of the workbench on six graphs, at three sizes, light and dark, and what on them is not whole:
 
     python tests/benchmarks/workbench_screens.py FOLDER
 
@@ -18,7 +18,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "helpers"))
 import jupyter_browser as jb
 from whole_screen import EMPTIED, TABS, faults, tab, themed
 
-SIZES = ((1280, 720), (1600, 1000))
+SIZES = ((1280, 720), (1600, 1000), (1920, 1080))
 BUSY = "() => [...document.querySelectorAll('.bl-workbench button')].some((b) => b.innerText === 'Cancel' && b.offsetParent)"
 ASK = {"Compare": "Compare", "Explore": "Sweep", "Explain": "Explain", "Fit": "Will it fit?"}
 DATA = jb.ROOT / "data"

@@ -129,6 +129,24 @@ def test_facts_keep_their_room(page, width, height):
 
 
 @pytest.mark.parametrize(("width", "height"), [(1280, 720), (1600, 1000)])
+def test_a_long_advice_takes_the_room_of_a_short_one(page, width, height):
+    page.set_viewport_size({"width": width, "height": height})
+    tab(page, "Graph")
+    page.wait_for_selector(".bl-advice .bl-note")
+    jb.settle(page)
+    before = page.evaluate(TOPS)
+    short = page.evaluate(
+        """() => { const note = document.querySelector('.bl-advice .bl-note:not(:empty)'); const short = note.textContent;
+        note.textContent = 'The passes left 16 groups, '.repeat(7); return short; }"""
+    )
+    jb.settle(page)
+    during = page.evaluate(TOPS)
+    page.evaluate("(text) => { document.querySelector('.bl-advice .bl-note:not(:empty)').textContent = text; }", short)
+    assert during == before
+    page.set_viewport_size({"width": 1600, "height": 1000})
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (1600, 1000)])
 def test_an_error_with_a_remedy_moves_nothing(page, width, height):
     page.set_viewport_size({"width": width, "height": height})
     tab(page, "Graph")

@@ -52,7 +52,7 @@ class ComparePanel:
         self.hold = button("Hold current", "keep the current placement to compare others with it", hold)
         self.rows = TableView("placers compared", self._act)
         self.names: list[str] = []
-        self.times, self.peaks = ChartView(height=190), ChartView(height=190)
+        self.times, self.peaks = ChartView(height=184), ChartView(height=184)
         self.state = note("Each ticked placer places the graph under the current setting.")
         self.notes = note()
         self.pinned = ipywidgets.HTML(layout=WIDE)
