@@ -621,11 +621,11 @@ class _OpRule:
             return False
         indices = [self.batch_values.constant(tensor) for tensor in self.inputs[1:]]
         masks = [self.node.attr[f"{key}_mask"].i >> k & 1 for key in ("begin", "end")]
-        limits = [None if m else i for m, i in zip(masks, (0, 1), strict=True)]
-        bounds = [None if i is None else None if indices[i] is None else int(np.ravel(indices[i])[k]) for i in limits]
-        if indices[2] is None or any(i is not None and x is None for i, x in zip(limits, bounds, strict=True)):
+        limits = [None if mask else index for mask, index in zip(masks, indices[:2], strict=True)]
+        if indices[2] is None or any(i is None and not m for i, m in zip(indices[:2], masks, strict=True)):
             return True
-        taken = range(source[axis])[slice(*bounds, int(np.ravel(indices[2])[k]))]
+        begin, end = (None if limit is None else int(np.ravel(limit)[k]) for limit in limits)
+        taken = range(source[axis])[slice(begin, end, int(np.ravel(indices[2])[k]))]
         batch = self.batch_values.batch
         return taken.step != 1 or taken.start % batch != 0 or len(taken) % batch != 0
 

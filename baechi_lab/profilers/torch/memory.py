@@ -58,7 +58,7 @@ class CallMemory:
 
 
 def measure_memory(
-    trace: Trace, interceptor: Interceptor, run: Callable[[], None], training: bool
+    trace: Trace, interceptor: Interceptor, run: Callable[[], object], training: bool
 ) -> tuple[CallMemory, ...]:
     """Runs the model once more under `MemoryWatch`."""
     cuda = any(p.is_cuda for p in interceptor.model.parameters())
