@@ -213,6 +213,24 @@ class Two(nn.Module):
         return x
 
 
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.head = nn.GRU(2, 2, batch_first=True), nn.Linear(2, 2)
+
+    def forward(self, x: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return self.head(nn.utils.rnn.pad_packed_sequence(self.layer(packed)[0], batch_first=True)[0])
+
+
+def test_bug_packed_sequences_in_a_pipeline_ended_with_a_system_error():
+    model, inputs = Packed(), (torch.ones(3, 4, 2), torch.tensor([4, 2, 3]))
+    with pytest.raises(
+        InvalidInput, match="a call of 'layer' takes a PackedSequence that cannot be sent between stages"
+    ):
+        record(model, inputs, trace(model, inputs))
+
+
 def test_what_a_program_cannot_repeat_is_refused():
     x = torch.ones(2, 4)
     model = Halving(reads=True)
