@@ -22,20 +22,20 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-def test_parts_are_those_of_pyproject():
+def test_extras_are_those_of_pyproject():
     extras = {
         name: [r for r in rs if not r.startswith("baechi-lab[")]
         for name, rs in PROJECT["optional-dependencies"].items()
     }
     declared = {"": PROJECT["dependencies"], **extras}
-    assert {part.extra: sorted(map(Requirement, part.requirements), key=str) for part in doctor.PARTS} == {
+    assert {extra.name: sorted(map(Requirement, extra.requirements), key=str) for extra in doctor.EXTRAS} == {
         name: sorted(map(Requirement, requirements), key=str) for name, requirements in declared.items()
     }
 
 
-def test_every_part_is_in_the_readme():
+def test_every_extra_is_in_the_readme():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert [p.extra for p in doctor.PARTS[1:] if f"'.[{p.extra}]'" not in readme] == []
+    assert [p.name for p in doctor.EXTRAS[1:] if f"'.[{p.name}]'" not in readme] == []
 
 
 def test_no_framework_is_required_and_numba_only_where_it_exists():
@@ -56,7 +56,7 @@ def test_frameworks_with_private_names_end_with_a_tested_version(package):
 @pytest.fixture
 def versions(monkeypatch):
     """Installed versions by name; others are missing."""
-    installed = {Requirement(text).name: "99" for text in doctor.PARTS[0].requirements}
+    installed = {Requirement(text).name: "99" for text in doctor.EXTRAS[0].requirements}
 
     def version(name):
         if name not in installed:

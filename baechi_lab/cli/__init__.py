@@ -117,13 +117,13 @@ def _interruptible() -> Iterator[None]:
 
 def _missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackage:
     """Returns the sentence about an optional package that an import did not find. Raises `error` for any other module."""
-    from .doctor import part_of
+    from .doctor import extra_of
 
     package = (error.name or "").partition(".")[0]
-    part = part_of(package)
-    if part is None:
+    extra = extra_of(package)
+    if extra is None:
         raise error
-    return MissingPackage.of(package, part.extra, purpose)
+    return MissingPackage.of(package, extra.name, purpose)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

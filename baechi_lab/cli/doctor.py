@@ -1,4 +1,4 @@
-"""Print what is installed, what is missing, and what each missing part would add, with the command that installs it.
+"""Print what is installed, what is missing, and what each missing extra would add, with the command that installs it.
 
 Nothing is imported: versions are those that the installer recorded. The exit code is 1 where a package is missing, or has
 another version than is needed, that every installation has.
@@ -18,33 +18,33 @@ from . import output
 
 
 @dataclass(frozen=True)
-class Part:
-    """Packages that are installed together. `extra` is their name in `pip install '.[EXTRA]'`; the empty one is always installed.
+class Extra:
+    """Packages that are installed together. `name` is theirs in `pip install '.[EXTRA]'`; the empty one is always installed.
 
     `requirements` are as in pyproject.toml, which a test compares with them.
     """
 
-    extra: str
+    name: str
     adds: str
     requirements: tuple[str, ...]
 
     @property
     def command(self) -> str:
-        """Installs what the part needs, in any folder.
+        """Installs what the extra needs, in any folder.
 
-        >>> Part("torch", "", ("torch>=2.13,<2.14", "accelerate>=1.0")).command
+        >>> Extra("torch", "", ("torch>=2.13,<2.14", "accelerate>=1.0")).command
         "pip install 'torch>=2.13,<2.14' 'accelerate>=1.0'"
         """
         return "pip install " + " ".join(f"'{requirement.partition(';')[0]}'" for requirement in self.requirements)
 
     @property
     def checkout_command(self) -> str:
-        """The same in a checkout, by the part's name."""
-        return f"pip install '.[{self.extra}]'" if self.extra else "pip install ."
+        """The same in a checkout, by the extra's name."""
+        return f"pip install '.[{self.name}]'" if self.name else "pip install ."
 
 
-PARTS = (
-    Part(
+EXTRAS = (
+    Extra(
         "",
         "placing, comparing, simulating, fitting and drawing graph files; the workbench in JupyterLab",
         (
@@ -66,34 +66,34 @@ PARTS = (
             "jupyterlab>=4.1; sys_platform != 'emscripten'",
         ),
     ),
-    Part(
+    Extra(
         "tensorflow",
         "TensorFlow steps: tracing, profiling, running and exporting them, benchmark models, the Hierarchical Planner, demo",
         ("tensorflow>=2.17,<2.22",),
     ),
-    Part(
+    Extra(
         "torch",
         "PyTorch modules: profiling, distributing, running and exporting them",
         ("torch>=2.13,<2.14", "accelerate>=1.0"),
     ),
-    Part(
+    Extra(
         "transformers",
         "graphs of Hugging Face models from a config.json",
         ("torch>=2.13,<2.14", "transformers>=4.45"),
     ),
-    Part("onnx", "graphs of ONNX models, and traces stored as protocol buffers", ("onnx>=1.16",)),
-    Part("solvers", "the placers exact (OR-tools) and metis", ("ortools>=9.10", "pymetis>=2023.1")),
-    Part(
+    Extra("onnx", "graphs of ONNX models, and traces stored as protocol buffers", ("onnx>=1.16",)),
+    Extra("solvers", "the placers exact (OR-tools) and metis", ("ortools>=9.10", "pymetis>=2023.1")),
+    Extra(
         "cluster",
         "workers on several machines behind TLS, and sweeps on Dask",
         ("cryptography>=42", "distributed>=2024.1"),
     ),
-    Part(
+    Extra(
         "docs",
         "the documentation as a site",
         ("mkdocs>=1.6,<2", "mkdocs-material>=9.7", "mkdocstrings[python]>=1.0"),
     ),
-    Part(
+    Extra(
         "dev",
         "the tests (beside the parts tensorflow, onnx, solvers, cluster and docs)",
         (
@@ -155,15 +155,15 @@ def package_of(requirement_text: str) -> Package:
     return Package(requirement.name, needs, version, "ok" if fits else "other version")
 
 
-def part_of(package: str) -> Part | None:
-    """The first part that brings a package; None where none does.
+def extra_of(package: str) -> Extra | None:
+    """The first extra that brings a package; None where none does.
 
-    >>> part_of("ortools").extra
+    >>> extra_of("ortools").extra
     'solvers'
     """
     from packaging.requirements import Requirement
 
-    return next((part for part in PARTS if any(Requirement(r).name == package for r in part.requirements)), None)
+    return next((extra for extra in EXTRAS if any(Requirement(r).name == package for r in extra.requirements)), None)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -171,21 +171,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Look every part up, and print."""
-    packages = {part: [package_of(requirement) for requirement in part.requirements] for part in PARTS}
+    """Look every extra up, and print."""
+    packages = {extra: [package_of(requirement) for requirement in extra.requirements] for extra in EXTRAS}
     if arguments.json:
         output.print_json(
             {
                 "version": __version__,
                 "python": platform.python_version(),
-                "parts": [_facts(part, packages[part]) for part in PARTS],
+                "parts": [_facts(extra, packages[extra]) for extra in EXTRAS],
             }
         )
     else:
         print(f"baechi-lab {__version__}, Python {platform.python_version()}")
-        for part in PARTS:
-            _print(part, packages[part])
-    return 0 if all(package.usable for package in packages[PARTS[0]]) else 1
+        for extra in EXTRAS:
+            _print(extra, packages[extra])
+    return 0 if all(package.usable for package in packages[EXTRAS[0]]) else 1
 
 
 def _state(packages: Iterable[Package]) -> str:
@@ -193,23 +193,23 @@ def _state(packages: Iterable[Package]) -> str:
     return "installed" if not unusable else "missing" if "missing" in unusable else "other version"
 
 
-def _facts(part: Part, packages: list[Package]) -> dict[str, object]:
+def _facts(extra: Extra, packages: list[Package]) -> dict[str, object]:
     return {
-        "extra": part.extra,
+        "extra": extra.name,
         "state": _state(packages),
-        "adds": part.adds,
-        "install": part.command,
+        "adds": extra.adds,
+        "install": extra.command,
         "packages": [{"name": p.name, "needs": p.needs, "version": p.version, "state": p.state} for p in packages],
     }
 
 
-def _print(part: Part, packages: list[Package]) -> None:
+def _print(extra: Extra, packages: list[Package]) -> None:
     state = _state(packages)
-    print(f"\n{part.extra or 'always'}: {state}")
-    _print_wrapped(f"adds {part.adds}" if part.extra else part.adds)
+    print(f"\n{extra.name or 'always'}: {state}")
+    _print_wrapped(f"adds {extra.adds}" if extra.name else extra.adds)
     _print_wrapped(", ".join(map(_described, packages)))
     if state != "installed":
-        print(f"  {part.command}\n  (in a checkout: {part.checkout_command})")
+        print(f"  {extra.command}\n  (in a checkout: {extra.checkout_command})")
 
 
 def _described(package: Package) -> str:

@@ -66,8 +66,8 @@ class StepOptions:
 
 
 @dataclass(frozen=True)
-class StagePart:
-    """`count` equal parts of one pipeline stage, which run one behind the other."""
+class Segment:
+    """`count` equal blocks of one pipeline stage, which run one behind the other (or its embedding, or its head)."""
 
     name: str
     costs: PartCosts
@@ -212,12 +212,12 @@ def make_layout_step(
     """Builds the step of a layout that has passed `check_layout`."""
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
     counts = stage_blocks(layout, model.layers)
-    stages, hardwares = _stage_parts(model, layout, cluster, counts, sequence_length, options, collectives)
-    size = next((part.costs.part.output_bytes for part in stages[0] if part.costs.part.output_bytes), 0)
+    stages, hardwares = _stage_segments(model, layout, cluster, counts, sequence_length, options, collectives)
+    size = next((segment.costs.part.output_bytes for segment in stages[0] if segment.costs.part.output_bytes), 0)
     border_us = 0.0 if layout.sequence_parallel else collectives.us("all_gather", size, layout.axis_devices("tp"))
     writer = _StepWriter(layout, options, border_us)
-    for s, parts in enumerate(stages):
-        writer.add_forward(s, parts, hardwares[stage_device(layout, s)])
+    for s, segments in enumerate(stages):
+        writer.add_forward(s, segments, hardwares[stage_device(layout, s)])
     writer.add_backward()
     writer.add_updates(hardwares, model, collectives)
     graph, device = writer.graph(model.name)
@@ -242,7 +242,7 @@ def make_layout_step(
     )
     device = np.concatenate([device, writer.devices_of_added(graph)])
     costs = [
-        [part for s, parts in enumerate(stages) if stage_device(layout, s) == d for part in parts]
+        [segment for s, segments in enumerate(stages) if stage_device(layout, s) == d for segment in segments]
         for d in range(layout.pp)
     ]
     return LayoutStep(
@@ -256,11 +256,12 @@ def make_layout_step(
         options.reserve_share,
         np.array([writer.device_us(d) for d in range(layout.pp)]),
         max(
-            sum(p.count * (p.costs.forward.compute_us + p.costs.backward.compute_us) for p in parts) for parts in costs
+            sum(p.count * (p.costs.forward.compute_us + p.costs.backward.compute_us) for p in segments)
+            for segments in costs
         ),
         max(
-            sum(p.count * (t.device_us - t.compute_us) for p in parts for t in (p.costs.forward, p.costs.backward))
-            for parts in costs
+            sum(p.count * (t.device_us - t.compute_us) for p in segments for t in (p.costs.forward, p.costs.backward))
+            for segments in costs
         ),
     )
 
@@ -273,7 +274,7 @@ def _first_device(layout: Layout, device: int) -> int:
     return device * layout.tp * layout.cp * layout.dp
 
 
-def _stage_parts(
+def _stage_segments(
     model: Transformer,
     layout: Layout,
     cluster: Cluster,
@@ -281,14 +282,14 @@ def _stage_parts(
     sequence_length: int,
     options: StepOptions,
     collectives: Collectives,
-) -> tuple[list[list[StagePart]], list[Hardware]]:
-    """The parts of every stage, and the hardware of every device of the pipeline. Equal stages are costed once."""
+) -> tuple[list[list[Segment]], list[Hardware]]:
+    """The segments of every stage, and the hardware of every device of the pipeline. Equal stages are costed once."""
     width = layout.tp * layout.cp * layout.dp
     hardwares = [hardware_of(cluster, range(d * width, (d + 1) * width), options.hardware) for d in range(layout.pp)]
     shape = rank_layout(layout)
     dense, experts, embedding, head = make_parts(model, shape, sequence_length, options.precision)
     costed: dict[tuple[str, str, tuple[int, ...]], PartCosts] = {}
-    stages: list[list[StagePart]] = []
+    stages: list[list[Segment]] = []
     done = 0
     for s, count in enumerate(counts):
         d = stage_device(layout, s)
@@ -303,22 +304,22 @@ def _stage_parts(
                 costed[key] = rank.costs_of(part, recompute)
             return costed[key]
 
-        parts: list[StagePart] = []
+        segments: list[Segment] = []
         if s == 0:
-            parts.append(_stage_part("embedding", cost(embedding), 1))
+            segments.append(_segment("embedding", cost(embedding), 1))
         for chunk in _chunks(layout, options, dense, count):
             kinds = [model.has_experts(done + k) for k in range(chunk)]
             for has_experts in (False, True):
                 if has_experts in kinds:
                     block = experts if has_experts and experts is not None else dense
                     suffix = "" if len(set(kinds)) == 1 else ("/experts" if has_experts else "/dense")
-                    parts.append(
-                        _stage_part(f"blocks{done}{suffix}", cost(block, layout.recompute), kinds.count(has_experts))
+                    segments.append(
+                        _segment(f"blocks{done}{suffix}", cost(block, layout.recompute), kinds.count(has_experts))
                     )
             done += chunk
         if s == len(counts) - 1:
-            parts.append(_stage_part("head", cost(head), 1))
-        stages.append(parts)
+            segments.append(_segment("head", cost(head), 1))
+        stages.append(segments)
     if layout.pp > 1 or not model.tied:  # of a tied table, the last stage has a copy
         last = stages[-1][-1]
         table = model.vocabulary_share(layout.tp) * model.embedding_size
@@ -326,8 +327,8 @@ def _stage_parts(
     return stages, hardwares
 
 
-def _stage_part(name: str, costs: PartCosts, count: int) -> StagePart:
-    return StagePart(name, costs, count, count * costs.part.parameters, count * costs.part.expert_parameters)
+def _segment(name: str, costs: PartCosts, count: int) -> Segment:
+    return Segment(name, costs, count, count * costs.part.parameters, count * costs.part.expert_parameters)
 
 
 def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> list[int]:
@@ -384,7 +385,7 @@ class _StepWriter:
         self.forward_of: list[int] = []
         self.device: list[int] = []
         self.table = TensorTable()
-        self.parts: list[tuple[int, StagePart, float]] = []  # stage, part, microseconds of the host for the stage
+        self.segments: list[tuple[int, Segment, float]] = []  # stage, segment, microseconds of the host for the stage
         self.backward: list[tuple[int, ...]] = []
         self.buckets: list[Bucket] = []
 
@@ -398,18 +399,18 @@ class _StepWriter:
         self.device.append(stage_device(self.layout, stage))
         return len(self.names) - 1
 
-    def add_forward(self, stage: int, parts: Sequence[StagePart], hardware: Hardware) -> None:
+    def add_forward(self, stage: int, segments: Sequence[Segment], hardware: Hardware) -> None:
         """Forward ops of a stage, behind those of the stages before."""
         host_us = _efficiency(self.options, hardware).stage_us
-        for k, part in enumerate(parts):
-            costs = part.costs
-            us = part.count * costs.forward.us + (host_us if k == 0 else 0.0)
-            op = self._add(f"stage{stage}/{part.name}", "Forward", us, stage, costs.part.transient_bytes)
+        for k, segment in enumerate(segments):
+            costs = segment.costs
+            us = segment.count * costs.forward.us + (host_us if k == 0 else 0.0)
+            op = self._add(f"stage{stage}/{segment.name}", "Forward", us, stage, costs.part.transient_bytes)
             if op:
-                before, border = self.parts[-1][1].costs.part, self.parts[-1][0] != stage
+                before, border = self.segments[-1][1].costs.part, self.segments[-1][0] != stage
                 self.us[op] += self.border_us if border else 0.0
                 self.table.add(op - 1, "activation", self._sent_bytes(before.output_bytes, border), [op])
-            self.parts.append((stage, part, host_us))
+            self.segments.append((stage, segment, host_us))
 
     def _sent_bytes(self, size: int, border: bool) -> int:
         """Bytes that each rank sends to the next stage: where all ranks of a group have the same tensor, a share of it."""
@@ -418,19 +419,21 @@ class _StepWriter:
 
     def add_backward(self) -> None:
         """Backward ops in reverse, and with a schedule that wants them the gradients of weights apart."""
-        count = len(self.parts)
+        count = len(self.segments)
         self.backward = [()] * count
         after = -1
         for k in reversed(range(count)):
-            stage, part, host_us = self.parts[k]
-            costs = part.costs
-            last = k == count - 1 or self.parts[k + 1][0] != stage
-            us = part.count * costs.backward.us + (host_us if last else 0.0)
-            input_us = min(part.count * costs.backward.input_us + (host_us if last else 0.0), us) if self.splits else us
+            stage, segment, host_us = self.segments[k]
+            costs = segment.costs
+            last = k == count - 1 or self.segments[k + 1][0] != stage
+            us = segment.count * costs.backward.us + (host_us if last else 0.0)
+            input_us = (
+                min(segment.count * costs.backward.input_us + (host_us if last else 0.0), us) if self.splits else us
+            )
             op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
             if after >= 0:
                 self.us[op] += self.border_us if last else 0.0
-                self.table.add(after, "gradient", self._sent_bytes(part.costs.part.output_bytes, last), [op])
+                self.table.add(after, "gradient", self._sent_bytes(segment.costs.part.output_bytes, last), [op])
             else:
                 self.table.add(k, "loss", CONTROL_BYTES, [op])
             readers = [op]
@@ -438,8 +441,8 @@ class _StepWriter:
                 weights = self._add(f"{self.names[k]}/weights", "BackwardWeights", us - input_us, stage, 0, k)
                 self.table.add(op, "order", CONTROL_BYTES, [weights])
                 readers.append(weights)
-            # What a stage receives is kept by the stage itself, so a part's saved input is not counted twice.
-            saved = part.count * costs.saved_bytes
+            # What a stage receives is kept by the stage itself, so a segment's saved input is not counted twice.
+            saved = segment.count * costs.saved_bytes
             self.table.add(k, "saved", max(saved, 0), readers)
             self.backward[k] = tuple(readers)
             after = op
@@ -447,35 +450,35 @@ class _StepWriter:
     def add_updates(self, hardwares: Sequence[Hardware], model: Transformer, collectives: Collectives) -> None:
         """One update per stage, and the bytes that parameters take; gradients of a shared table are added up."""
         precision, layout = self.options.precision, self.layout
-        stages = sorted({stage for stage, _, _ in self.parts})
+        stages = sorted({stage for stage, _, _ in self.segments})
         updates: dict[int, int] = {}
         hold = layout.dp * layout.cp
         for stage in stages:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = _efficiency(self.options, hardware)
-            mine = [k for k, (s, _, _) in enumerate(self.parts) if s == stage]
+            mine = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
             rate = (
                 (UPDATE_BYTES + 2 * precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
             )
-            dense = sum(self.parts[k][1].parameters for k in mine)
-            experts = sum(self.parts[k][1].expert_parameters for k in mine)
+            dense = sum(self.segments[k][1].parameters for k in mine)
+            experts = sum(self.segments[k][1].expert_parameters for k in mine)
             us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
             update = self._add(f"stage{stage}/update", UPDATE, us, stage)
             updates[stage] = update
             for k in mine:
                 for op in self.backward[k]:
                     self.table.add(op, "order", CONTROL_BYTES, [update])
-        for k, (stage, part, _) in enumerate(self.parts):
-            self._add_buckets(k, part, updates[stage], hold)
+        for k, (stage, segment, _) in enumerate(self.segments):
+            self._add_buckets(k, segment, updates[stage], hold)
         if model.tied and layout.pp > 1:
             self._reduce_table(model, collectives, updates, stages)
 
-    def _add_buckets(self, k: int, part: StagePart, update: int, hold: int) -> None:
+    def _add_buckets(self, k: int, segment: Segment, update: int, hold: int) -> None:
         precision, layout = self.options.precision, self.layout
         reduced = HALF if layout.zero >= 2 else precision.gradient_bytes
         for label, parameters, copies, axis in (
-            ("", part.parameters, hold, "dp+cp"),
-            ("/experts", part.expert_parameters, max(hold // layout.ep, 1), "edp"),
+            ("", segment.parameters, hold, "dp+cp"),
+            ("/experts", segment.expert_parameters, max(hold // layout.ep, 1), "edp"),
         ):
             if not parameters:
                 continue
@@ -510,7 +513,7 @@ class _StepWriter:
         us = collectives.us("all_reduce", size, [ends[0] * width, ends[1] * width])
         for stage in (first, last):
             op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", us, stage)
-            for end in (0, len(self.parts) - 1):
+            for end in (0, len(self.segments) - 1):
                 self.table.add(self.backward[end][-1], "order", CONTROL_BYTES, [op])
             self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
 
@@ -540,8 +543,8 @@ class _StepWriter:
         return graph, np.array(self.device, dtype=np.int32)
 
     def devices_of_added(self, graph: OpGraph) -> np.ndarray:
-        """Devices of the collectives that data parallelism added: those of their bucket's parts."""
-        device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.parts)])}
+        """Devices of the collectives that data parallelism added: those of their bucket's segments."""
+        device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.segments)])}
         added = []
         for name in graph.names[len(self.names) :]:
             stem = name

@@ -18,12 +18,12 @@ ELEMENT_BYTES = 4
 
 Runs = dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]
 RUNS: Runs = {
-    "all_reduce": lambda whole, _other, _part: dist.all_reduce(whole),
-    "all_gather": lambda whole, _other, part: dist.all_gather_into_tensor(whole, part),
-    "reduce_scatter": lambda whole, _other, part: dist.reduce_scatter_tensor(part, whole),
-    "all_to_all": lambda whole, other, _part: dist.all_to_all_single(other, whole),
+    "all_reduce": lambda gathered, _exchanged, _shard: dist.all_reduce(gathered),
+    "all_gather": lambda gathered, _exchanged, shard: dist.all_gather_into_tensor(gathered, shard),
+    "reduce_scatter": lambda gathered, _exchanged, shard: dist.reduce_scatter_tensor(shard, gathered),
+    "all_to_all": lambda gathered, exchanged, _shard: dist.all_to_all_single(exchanged, gathered),
 }
-"""Kind -> the call, with two tensors of the whole size and a share of one."""
+"""Kind -> the call, with two tensors of the gathered size and a share of one."""
 
 
 def measure_collective(
@@ -40,7 +40,7 @@ def measure_collective(
 
     Args:
         kind: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
-        size_bytes: of the whole tensor, rounded up to float32 numbers that the processes share equally.
+        size_bytes: of the gathered tensor, rounded up to float32 numbers that the processes share equally.
         repeats: timed runs per size.
         device: of the tensors: "cpu" for gloo, "cuda" for NCCL.
 
@@ -67,25 +67,25 @@ def measure_collective(
         raise InvalidInput("size_bytes is empty; give at least one size")
     sizes, times = [], []
     for share in sorted(shares):
-        whole, part = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
+        gathered, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
         sizes.append(float(ELEMENT_BYTES * share * count))
-        times.append(_median_us(kind, whole, part, repeats))
+        times.append(_median_us(kind, gathered, shard, repeats))
     return MeasuredCollective(count, sizes, times, kind)
 
 
-def _median_us(kind: str, whole: torch.Tensor, part: torch.Tensor, repeats: int) -> float:
-    other = torch.empty_like(whole)
+def _median_us(kind: str, gathered: torch.Tensor, shard: torch.Tensor, repeats: int) -> float:
+    exchanged = torch.empty_like(gathered)
     runs_us = []
     for _ in range(repeats + 1):
         dist.barrier()
         start = perf_counter()
         try:
-            RUNS[kind](whole, other, part)
+            RUNS[kind](gathered, exchanged, shard)
         except (RuntimeError, NotImplementedError) as error:
             raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
-        if whole.is_cuda:
-            torch.cuda.synchronize(whole.device)
-        seconds = torch.tensor([perf_counter() - start], device=whole.device)
+        if gathered.is_cuda:
+            torch.cuda.synchronize(gathered.device)
+        seconds = torch.tensor([perf_counter() - start], device=gathered.device)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         runs_us.append(float(seconds) * 1e6)
     return median(runs_us[1:])
