@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -40,7 +40,7 @@ from .fake_tensors import half_name, types_of_estimate
 from .layer_estimate import optimizer_states
 from .layers import mode_of, run_once
 from .operator_counter import is_model_operator
-from .operators import Gradient, Recorder, add_updates, make_operator_graph
+from .operators import Recorder, add_updates, make_operator_graph
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -119,13 +119,7 @@ def profile_divided(
             _divide(rank_model, layout, plan)
             if layout.sequence_parallel:
                 kwargs = _with_positions(kwargs)
-        names = dict(rank_model.named_parameters()) | dict(rank_model.named_buffers())
-        recorder.register_states((name, local_tensor(tensor)) for name, tensor in names.items())
-        size = {name: local_tensor(tensor).nbytes for name, tensor in names.items()}
-        gradients: dict[str, Gradient] = {}
-        for name, parameter in rank_model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(_gradient_hook(name, gradients, recorder))
+        recorder.register_states(rank_model)
         for name, module in rank_model.named_modules():
             recorder.watch(name, module)
         recorder.recording = True
@@ -139,12 +133,12 @@ def profile_divided(
         recorder.recording = False
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        add_updates(recorder, gradients, precision.update_share(states))
+        add_updates(recorder, precision.update_share(states))
     name = type(model).__name__.lower()
     half = half_name(model, types.values())
-    graph = make_operator_graph(recorder, kinds, size, gradients, states, name, precision, half)
+    graph = make_operator_graph(recorder, kinds, states, name, precision, half)
     graph = _with_collective_times(graph, recorder, kinds, layout)
-    return _divide_gradients(graph, recorder, gradients, size, states, kinds, layout, precision)
+    return _divide_gradients(graph, recorder, states, kinds, layout, precision)
 
 
 def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -158,19 +152,6 @@ def _with_positions(kwargs: dict[str, Any]) -> dict[str, object]:
     if tokens is None or "position_ids" in kwargs:
         return kwargs
     return {**kwargs, "position_ids": torch.empty((1, tokens.shape[1]), dtype=torch.int64, device="meta")}
-
-
-def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What the first rank holds of a tensor that may be divided."""
-    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
-
-
-def _gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Callable[[torch.Tensor], None]:
-    def hook(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            gradients[name] = recorder.keep_gradient(local_tensor(parameter.grad))
-
-    return hook
 
 
 @contextmanager
@@ -482,15 +463,13 @@ def _with_collective_times(
 def _divide_gradients(
     graph: OpGraph,
     recorder: RankRecorder,
-    gradients: Mapping[str, Gradient],
-    size: Mapping[str, int],
     states: int,
     kinds: Mapping[str, Hardware],
     layout: Layout,
     precision: Precision,
 ) -> OpGraph:
     """Adds what data parallelism exchanges, one bucket per parameter."""
-    if layout.dp == 1 or not gradients:
+    if layout.dp == 1 or not recorder.gradients:
         return graph
     if not any(op.op_type == UPDATE for op in recorder.ops):
         raise InvalidInput(
@@ -499,29 +478,27 @@ def _divide_gradients(
     hardware = next(iter(kinds.values()))
     collectives = Collectives(_rank_cluster(hardware, layout.devices))
     buckets = []
-    for name, gradient in sorted(gradients.items(), key=lambda entry: recorder.users[entry[0]][0]):
+    for name, gradient in sorted(recorder.gradients.items(), key=lambda entry: recorder.users[entry[0]][0]):
         users = recorder.users[name]
         kept = gradient.size * precision.gradient_share
         readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
         maker = gradient.maker if gradient.maker >= 0 else users[0]
         backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
-        buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size[name], kept, 0, 0, layout.dp))
+        buckets.append(
+            Bucket(f"{name}/data", users[0], backward, users[-1], recorder.size[name], kept, 0, 0, layout.dp)
+        )
     divided = divide_data(
         graph,
         buckets,
         lambda kind, axis, nbytes: collectives.us(kind, nbytes, layout.axis_devices(axis)),
         zero=layout.zero,
     )
-    return divided.replace(
-        persistent_bytes=_divided_bytes(divided, recorder, gradients, size, states, layout, precision)
-    )
+    return divided.replace(persistent_bytes=_divided_bytes(divided, recorder, states, layout, precision))
 
 
 def _divided_bytes(
     graph: OpGraph,
     recorder: RankRecorder,
-    gradients: Mapping[str, Gradient],
-    size: Mapping[str, int],
     states: int,
     layout: Layout,
     precision: Precision,
@@ -535,10 +512,10 @@ def _divided_bytes(
     def keep_share(op: int, nbytes: float) -> None:
         persistent[op] -= int(nbytes) - int(-(-nbytes // layout.dp))
 
-    for name, gradient in gradients.items():
+    for name, gradient in recorder.gradients.items():
         users = recorder.users[name]
         if layout.zero >= 1:
-            keep_share(users[-1], size[name] * precision.state_share(states))
+            keep_share(users[-1], recorder.size[name] * precision.state_share(states))
         if layout.zero >= 2:
             keep_share(gradient.maker if gradient.maker >= 0 else users[0], gradient.size * precision.gradient_share)
     return persistent

@@ -13,8 +13,9 @@ backward pass are tensors that backward ops read.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,15 +88,22 @@ class Recorder(Counter):
         self.memory: dict[int, Memory] = {}
         self.groups: list[tuple[int, ...]] = []
         self.users: dict[str, list[int]] = {}
+        self.size: dict[str, int] = {}
+        self.gradients: dict[str, Gradient] = {}
         self.of_node: dict[int, int] = {}  # sequence number of an autograd node -> forward op
         self.of_view: dict[int, int] = {}  # sequence number of a view's node -> the op behind the view
         self.keys: tuple[str, ...] = ()
         self.counts: dict[str, int] = {}
 
-    def register_states(self, states: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Registers parameters and buffers by name."""
-        for name, tensor in states:
-            self.memory.setdefault(storage_key(tensor), Memory(state=name))
+    def register_states(self, model: nn.Module) -> None:
+        """Registers parameters and buffers by name, and gradients once the backward pass has made them."""
+        for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+            held = local_tensor(tensor)
+            self.memory.setdefault(storage_key(held), Memory(state=name))
+            self.size[name] = stored_bytes(held)
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(self._keep_gradient, name))
 
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         """Records the operator while recording is on."""
@@ -165,13 +173,21 @@ class Recorder(Counter):
         if before.size:
             self._tensor(self.memory[key])
 
-    def keep_gradient(self, gradient: torch.Tensor) -> Gradient:
+    def _keep_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """Records a parameter's gradient: its bytes are persistent, and no longer an output of the op that makes it."""
+        if parameter.grad is None:
+            return
+        gradient = local_tensor(parameter.grad)
         memory = self.memory.get(storage_key(gradient), Memory())
         edge = (memory.writer, memory.label)
         if edge in self.edges:
             self.edges[edge] = (CONTROL_BYTES, self.edges[edge][1])
-        return Gradient(storage_bytes(gradient), memory.writer)
+        self.gradients[name] = Gradient(storage_bytes(gradient), memory.writer)
+
+
+def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
+    """What the first rank holds of a tensor that may be divided."""
+    return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
 
 
 def profile_operators(
@@ -206,12 +222,7 @@ def profile_operators(
         recorder.know_quantized(model)
         model_trace = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in model_trace.calls)
-        recorder.register_states((*model.named_parameters(), *model.named_buffers()))
-        gradients: dict[str, Gradient] = {}
-        size = {name: stored_bytes(t) for name, t in (*model.named_parameters(), *model.named_buffers())}
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(gradient_hook(name, gradients, recorder))
+        recorder.register_states(model)
         interceptor = Interceptor(
             model, model_trace.layers, WorkWatch(model, model_trace, training, recorder)
         ).install()
@@ -224,35 +235,17 @@ def profile_operators(
     warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        add_updates(recorder, gradients, precision.update_share(states))
-    return make_operator_graph(
-        recorder,
-        kinds,
-        size,
-        gradients,
-        states,
-        type(model).__name__.lower(),
-        precision,
-        half_name(model, types.values()),
-    )
+        add_updates(recorder, precision.update_share(states))
+    name, half = type(model).__name__.lower(), half_name(model, types.values())
+    return make_operator_graph(recorder, kinds, states, name, precision, half)
 
 
-def gradient_hook(name: str, gradients: dict[str, Gradient], recorder: Recorder) -> Callable[[torch.Tensor], None]:
-    """Returns a hook that records the gradient of a parameter."""
-
-    def hook(parameter: torch.Tensor) -> None:
-        if parameter.grad is not None:
-            gradients[name] = recorder.keep_gradient(parameter.grad)
-
-    return hook
-
-
-def add_updates(recorder: Recorder, gradients: Mapping[str, Gradient], moved_share: int) -> None:
+def add_updates(recorder: Recorder, moved_share: int) -> None:
     """Adds an update per parameter with a gradient, which moves `moved_share` times its bytes.
 
     For a sparse gradient it touches only the gradient's rows.
     """
-    for name, gradient in gradients.items():
+    for name, gradient in recorder.gradients.items():
         index = len(recorder.ops)
         kernel = Kernel(moved_bytes=float(gradient.size * moved_share))
         recorder.ops.append(Operator(f"{name}/update", UPDATE, kernel))
@@ -265,15 +258,13 @@ def add_updates(recorder: Recorder, gradients: Mapping[str, Gradient], moved_sha
 def make_operator_graph(
     recorder: Recorder,
     kinds: Mapping[str, Hardware],
-    size: dict[str, int],
-    gradients: Mapping[str, Gradient],
     states: int,
     name: str,
     precision: Precision,
     half: str,
 ) -> OpGraph:
-    """Builds the graph of what a recorder has seen; `size` are the bytes of parameters and buffers."""
-    ops, n = recorder.ops, len(recorder.ops)
+    """Builds the graph of what a recorder has seen."""
+    ops, n, size, gradients = recorder.ops, len(recorder.ops), recorder.size, recorder.gradients
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():
         table.add(producer, label, nbytes, readers)
