@@ -195,7 +195,10 @@ recomputation (SimuMax v1.2, github.com/MooreThreads/SimuMax, Apache-2.0)."""
 
 @pytest.mark.slow
 def test_published_peaks():
-    """Sharding divides the peak of one device: tensor parallelism all of it, data parallelism master weights and states."""
+    """Sharding divides the peak of one device: tensor parallelism all of it, data parallelism master weights and states.
+
+    The loop of a Hugging Face model holds the logits that it returns beside its loss; Megatron's model returns the loss alone.
+    """
     pytest.importorskip("transformers")
     config = {
         "model_type": "llama",
@@ -214,6 +217,7 @@ def test_published_peaks():
     graph = bl.torch.profile(model, inputs, hardware="b200", precision="mixed-bf16", optimizer="adam")
     cluster = bl.Cluster.uniform(1, kind="b200", memory_bytes="1TB")
     peak = int(bl.simulate(graph, cluster, bl.place(graph, cluster, "single")).peak_bytes[0])
+    peak -= 4096 * 128_256 * 2  # logits in bf16
     parameters = sum(p.numel() for p in model.parameters())
     assert int(graph.persistent_bytes.sum()) == pytest.approx(18 * parameters, rel=1e-6)
     for (tensor, data), published in PUBLISHED_PEAKS.items():
