@@ -187,7 +187,8 @@ def estimate_layers(
         name=type(model).__name__.lower(),
         loss=loss,
         batch_bytes=0 if step is None else sum(tensor_bytes(t) for t in tensors(batch)),
-        outputs_named=has_loss,
+        outputs_named=step is not None,
+        loss_returned=has_loss,
     )
     kernels = tuple((owner, precision.kernel(kernel)) for owner, kernel in (*counter.rows, *recomputed_kernels))
     return LayerEstimate(layers, kernels, precision, half_name(model, kinds.values()))

@@ -83,7 +83,8 @@ class LayerProfile:
     gradient, which is smaller where it is sparse. `update` is what the optimizer's update takes, where it is part
     of the step. `batch_bytes` are the inputs and targets where the step is known; they wait with the first call.
     `outputs_named` says that the training loop has a name for the model's outputs until the step ends, `named` for how long the
-    forward holds what it made.
+    forward holds what it made. `loss_returned`: no step is known and the model returns its loss; other outputs are held until
+    the backward op of the call that made them.
     `info` is the graph's.
     """
 
@@ -103,6 +104,7 @@ class LayerProfile:
     loss: Loss | None = None
     batch_bytes: int = 0
     outputs_named: bool = False
+    loss_returned: bool = False
     named: Named = field(default_factory=dict)
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -304,7 +306,7 @@ class _Outputs:
 def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
     """Finds the named outputs. An output of another group that its backward ops have saved is already counted."""
     trace = profile.trace
-    if not (profile.outputs_named and backward):
+    if not ((profile.outputs_named or profile.loss_returned) and backward):
         return _Outputs()
     last = next(iter(backward))
     loss_call = last if profile.loss is None else profile.loss.call
@@ -318,9 +320,10 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
     own_readers: dict[int, int] = {}
     for k in trace.returned:
         storage, producer = trace.values[k].storage, trace.values[k].producer
-        if producer in colocated or (storage not in saved and producer not in backward):
+        is_kept = producer in colocated or (storage not in saved and producer not in backward)
+        if is_kept and profile.outputs_named:
             storages.add(storage)
-        elif storage not in saved:
+        elif storage not in saved and producer in backward:
             own_readers[k] = backward[producer]
     return _Outputs(backward[last], sum(size[storage] for storage in storages), frozenset(storages), own_readers)
 

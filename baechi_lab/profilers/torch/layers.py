@@ -131,7 +131,7 @@ def profile_layers(
     profile = replace(profile, update=update, info={"measured": measured})
     if batch is not None:
         profile = replace(profile, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
-    profile = replace(profile, outputs_named=has_loss, named=named)
+    profile = replace(profile, outputs_named=loss is not None, loss_returned=has_loss, named=named)
     if loss is not None and training and model_trace.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
         profile = replace(profile, loss=Loss(model_trace.results[0], *us, memory[-1], timer.loss_of))

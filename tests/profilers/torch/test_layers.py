@@ -21,7 +21,6 @@ from baechi_lab.profilers.dispatch import profile_with_report  # noqa: E402
 from baechi_lab.profilers.torch.layers import profile_layers  # noqa: E402
 from baechi_lab.profilers.torch.memory import temporary_peak  # noqa: E402
 from baechi_lab.profilers.torch.profile import profile  # noqa: E402
-from baechi_lab.torch_steps.flow import merge  # noqa: E402
 from baechi_lab.torch_steps.tracing import trace  # noqa: E402
 
 
@@ -243,7 +242,6 @@ def test_atomic_modules_stay_whole():
     atomic_calls = [c for c in atomic_trace.calls if c.op_type == "ConvBNReLU"]
     assert len(atomic_calls) == sum(c.op_type == "Conv2d" for c in fine.calls) == 96
     assert not any(c.op_type == "Conv2d" for c in atomic_trace.calls)
-    assert merge(4, [(0, 2), (2, 3)]) == ((0, 2, 3),)
 
 
 class Fails(nn.Module):
