@@ -95,7 +95,8 @@ def estimated_us(
     if hardware.launches_hidden and not follows:
         first = np.flatnonzero(~(work.free | work.metadata))[:1]
         kernel[first] += start_us(work, constants)[first]
-    launched = np.maximum(hardware.launch_us, kernel) if hardware.launches_hidden else hardware.launch_us + kernel
+    launches_us = hardware.launch_us * work.steps
+    launched = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
     total = np.zeros(work.ops)
     np.add.at(total, work.op, work.times * once)

@@ -103,6 +103,7 @@ class Kernel:
         products: the matrix products that it consists of, where their shapes are known.
         convolution: True for a convolution, whose products are those of all output positions by channels.
         rows: the rows that it reads more than once.
+        steps: of a recurrent layer, which run one after another: each takes at least a launch.
 
     >>> Kernel(flops=9.6e6, precision="fp16", matrix=True).metadata
     False
@@ -117,6 +118,7 @@ class Kernel:
     products: tuple[Product, ...] = ()
     convolution: bool = False
     rows: Rows | None = None
+    steps: int = 1
 
 
 def convolution_products(
@@ -251,7 +253,7 @@ class Work:
     FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
     `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
     `products` hold the shapes of the kernels' products, `winograd` those that may replace one of `products`. `reread_bytes` are
-    read again, in rows of `row_bytes`; `norm` rows are norms.
+    read again, in rows of `row_bytes`; `norm` rows are norms. `steps` of one run follow each other.
     """
 
     ops: int
@@ -268,6 +270,7 @@ class Work:
     reread_bytes: Floats
     row_bytes: Floats
     norm: Booleans
+    steps: NDArray[np.int64]
     products: Products
     winograd: Products = field(default_factory=lambda: Products.of([]))
 
@@ -307,6 +310,7 @@ def work_of(
         reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
         row_bytes=np.array([0.0 if r is None else r.row_bytes for r in repeated]),
         norm=np.array([r is not None and r.norm for r in repeated], dtype=np.bool_),
+        steps=column("steps", np.int64),
         products=Products.of(products),
         winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd is not None]),
     )

@@ -133,7 +133,8 @@ class _BackwardBuilder:
         after = self.loss if any(v in self.program.outputs for v in arriving) else ()
         weights = [v for v in gradient_targets if v in self.program.parameters]
         inputs = [v for v in gradient_targets if v not in self.program.parameters]
-        if not op.is_product or len(inputs) > 2 or (len(inputs) == 2 and weights):
+        recurrent = any(k.steps > 1 for k in op.kernels)  # whose gradients go back through the steps together
+        if not op.is_product or recurrent or len(inputs) > 2 or (len(inputs) == 2 and weights):
             kernels = self._doubled_kernels(op) if op.is_product else self._movement_kernels(op, gradient_targets)
             self._add_op(i, "backward", kernels, [*upstream, *self._saved_values(op)], inputs, weights, after)
             return

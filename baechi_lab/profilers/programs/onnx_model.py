@@ -254,6 +254,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
+            steps=input_shapes[0][0] if node.op_type in ("LSTM", "GRU", "RNN") and input_shapes[0] else 1,
         ), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""

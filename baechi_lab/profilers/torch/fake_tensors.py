@@ -41,6 +41,7 @@ from ...torch_runtime.tree import Args, Kwargs, map_tensors
 from ...torch_steps.snapshot import ModelSnapshot
 from ..precision import Precision
 from .known_values import KnownValues
+from .recurrent import KINDS, run_layers
 from .routing import EvenRouting, expert_counts
 
 if TYPE_CHECKING:
@@ -236,12 +237,12 @@ _REPLACING = threading.RLock()
 
 @contextmanager
 def use_fused_kernels() -> Iterator[None]:
-    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, and
-    one for a norm by the root of the mean square.
+    """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, one
+    for a norm by the root of the mean square, and one for a recurrent layer over a whole sequence.
 
-    The last two are the kernels of attention without dropout and of a layer norm, whose work is the same. Other threads, which
-    may train for real, get the functions as they are. Layers of attention run operator by operator in inference, too: one
-    operator for a whole layer would hide its products.
+    Those of attention and norm are the kernels of attention without dropout and of a layer norm, whose work is the same. Other
+    threads, which may train for real, get the functions as they are. Layers of attention run operator by operator in inference,
+    too: one operator for a whole layer would hide its products.
     """
     _REPLACING.acquire()
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
@@ -283,8 +284,21 @@ def use_fused_kernels() -> Iterator[None]:
             return rms_norm(input, normalized_shape, weight, eps)
         return functional.layer_norm(input, normalized_shape, weight, eps=eps or 1e-5)
 
+    def fused_recurrent(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def fused(*args: Any) -> Any:
+            if threading.get_ident() != own_thread:
+                return function(*args)
+            if has_torch_function(args[:2]):
+                return handle_torch_function(fused, args[:2], *args)
+            return run_layers(function, *args)
+
+        return fused
+
     functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
     functional.rms_norm = fused_rms_norm  # type: ignore[assignment]
+    for name in KINDS:
+        setattr(torch._VF, name, fused_recurrent(getattr(torch._VF, name)))
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -293,6 +307,8 @@ def use_fused_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
         functional.rms_norm = rms_norm  # type: ignore[assignment]
+        for name in KINDS:
+            delattr(torch._VF, name)  # found in PyTorch's own functions again
         _REPLACING.release()
 
 

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
 
 _FUSED = "_scaled_dot_product_"
+_RECURRENT = ("mkldnn_rnn_layer", "recurrent_layer")
 _ALLOCATE = frozenset(
     {"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "detach", "lift_fresh"}
 )
@@ -100,6 +101,7 @@ def kernel_of(
         products=products,
         convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
+        steps=args[0].shape[0] if name.startswith(_RECURRENT) else 1,
     )
 
 
@@ -150,7 +152,7 @@ def _attention(backward: bool, inputs: list[torch.Tensor]) -> float:
 
 
 def _recurrent(args: Args) -> float:
-    """Counts one layer of an LSTM or GRU over a sequence: inputs and states times weights, at every step."""
+    """Counts one recurrent layer over a sequence: inputs and states times weights, at every step."""
     return 2.0 * prod(args[0].shape[:-1]) * sum(t.numel() for t in tensors(args[1:3]))
 
 
@@ -172,6 +174,8 @@ _FLOP_RULES: dict[str, Callable[[Args], float]] = {
     "convolution_backward": _convolution_backward,
     "mkldnn_rnn_layer": _recurrent,
     "mkldnn_rnn_layer_backward": lambda args: 2 * _recurrent(args),
+    "recurrent_layer": _recurrent,
+    "recurrent_layer_backward": lambda args: 2 * _recurrent(args),
     "mv": lambda args: 2.0 * args[-2].numel(),
     "addmv": lambda args: 2.0 * args[-2].numel(),
     "_int_mm": lambda args: 2.0 * prod(args[0].shape) * args[1].shape[-1],

@@ -17,6 +17,7 @@ from ..programs.records import Program, ProgramOp
 from ..work import Kernel
 from .fake_tensors import use_fused_kernels
 from .kernels import kernel_of
+from .recurrent import KINDS
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -50,20 +51,21 @@ def _kernels(
             args, kwargs = map_tensors(
                 (args, kwargs), lambda t: torch.empty_strided(t.shape, t.stride(), dtype=t.dtype, device="cpu")
             )
-            run = _FUNCTIONS.get(func)
             with use_fused_kernels(), counting:
-                func(*args, **kwargs) if run is None else getattr(functional, run)(*args, **kwargs)
+                run = getattr(*_FUNCTIONS[func]) if func in _FUNCTIONS else func
+                run(*args, **kwargs)
             return tuple(k for k in counting.kernels if not k.metadata) or (Kernel(metadata=True),), ""
     moved_bytes = sum(t.numel() * t.element_size() for t in (*tensors((args, kwargs)), *outputs))
     return (Kernel(moved_bytes=float(moved_bytes)),), "an operator that does not run on meta tensors"
 
 
 _FUNCTIONS = {
-    torch.ops.aten.scaled_dot_product_attention.default: "scaled_dot_product_attention",
-    torch.ops.aten.dropout.default: "dropout",
-    torch.ops.aten.rms_norm.default: "rms_norm",
+    torch.ops.aten.scaled_dot_product_attention.default: (functional, "scaled_dot_product_attention"),
+    torch.ops.aten.dropout.default: (functional, "dropout"),
+    torch.ops.aten.rms_norm.default: (functional, "rms_norm"),
+    **{getattr(torch.ops.aten, kind).input: (torch._VF, kind) for kind in KINDS},
 }
-"""Operators that GPUs run as one kernel, and the functions of `torch.nn.functional` that call it."""
+"""Operators that GPUs run as one kernel, and the functions that `use_fused_kernels` replaces: module and name."""
 
 
 class ProgramBuilder:

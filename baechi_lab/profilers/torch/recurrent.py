@@ -1,0 +1,99 @@
+"""Recurrent modules as GPUs run them: one kernel per layer and direction over a whole sequence, of any kind.
+
+PyTorch has such a kernel for LSTMs on a CPU; other kinds run there operator by operator and step by step. For fake tensors,
+which have no data, `recurrent_layer` and `recurrent_layer_backward` stand for the kernel and its gradients.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+KINDS = ("gru", "rnn_tanh", "rnn_relu")
+"""Functions of `torch._VF` that `run_layers` stands for."""
+
+torch.library.define(
+    "baechi_lab::recurrent_layer",
+    "(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor[] biases, Tensor state) -> (Tensor, Tensor, Tensor)",
+)
+torch.library.define(
+    "baechi_lab::recurrent_layer_backward",
+    "(Tensor input, Tensor weight_ih, Tensor weight_hh, Tensor[] biases, Tensor state, Tensor output, Tensor workspace, "
+    "Tensor output_gradient) -> (Tensor, Tensor, Tensor, Tensor[], Tensor)",
+)
+
+
+@torch.library.register_fake("baechi_lab::recurrent_layer")
+def _layer(
+    input: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    biases: list[torch.Tensor],
+    state: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Output [steps, batch, hidden], last state [batch, hidden], and the gates of all steps, which the gradients read."""
+    steps, batch, _ = input.shape
+    gates, hidden = weight_hh.shape
+    output = input.new_empty(steps, batch, hidden)
+    return output, torch.empty_like(state), input.new_empty(steps, batch, gates)
+
+
+@torch.library.register_fake("baechi_lab::recurrent_layer_backward")
+def _layer_backward(
+    input: torch.Tensor,
+    weight_ih: torch.Tensor,
+    weight_hh: torch.Tensor,
+    biases: list[torch.Tensor],
+    state: torch.Tensor,
+    output: torch.Tensor,
+    workspace: torch.Tensor,
+    output_gradient: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    like = torch.empty_like
+    return like(input), like(weight_ih), like(weight_hh), [like(b) for b in biases], like(state)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
+    *tensors, biases, state = inputs
+    ctx.save_for_backward(*tensors, state, output[0], output[2], *biases)
+    ctx.mark_non_differentiable(output[2])
+
+
+def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[Any, ...]:
+    input, weight_ih, weight_hh, state, output, workspace, *biases = ctx.saved_tensors
+    return torch.ops.baechi_lab.recurrent_layer_backward(
+        input, weight_ih, weight_hh, biases, state, output, workspace, output_gradient
+    )
+
+
+torch.library.register_autograd("baechi_lab::recurrent_layer", _gradients, setup_context=_save)
+
+
+def run_layers(function: Callable[..., Any], *args: Any) -> Any:
+    """Runs a recurrent module's layers and directions, one kernel for each, on fake tensors.
+
+    Args:
+        function: PyTorch's own, for sequences that are packed.
+        args: input, first states, weights, whether there are biases, number of layers, dropout, training, bidirectional,
+            batch first.
+    """
+    if isinstance(args[2], torch.Tensor):
+        return function(*args)
+    sequence, states, weights, has_biases, count, dropout, training, bidirectional, batch_first = args
+    directions, per_direction = 1 + bidirectional, 4 if has_biases else 2
+    sequence = sequence.transpose(0, 1) if batch_first else sequence
+    last_states = []
+    for layer in range(count):
+        outputs = []
+        for k in range(layer * directions, (layer + 1) * directions):
+            weight_ih, weight_hh, *biases = weights[k * per_direction : (k + 1) * per_direction]
+            output, state, _ = torch.ops.baechi_lab.recurrent_layer(sequence, weight_ih, weight_hh, biases, states[k])
+            outputs.append(output)
+            last_states.append(state)
+        sequence = torch.cat(outputs, -1) if bidirectional else outputs[0]
+        if dropout and layer < count - 1:
+            sequence = functional.dropout(sequence, dropout, training)
+    return sequence.transpose(0, 1) if batch_first else sequence, torch.stack(last_states)

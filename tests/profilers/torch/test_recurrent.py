@@ -1,0 +1,72 @@
+"""Recurrent modules are one kernel per layer and direction, whatever their kind, and their steps follow each other."""
+
+from __future__ import annotations
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+import baechi_lab as bl  # noqa: E402
+from baechi_lab.graph.hardware import Hardware  # noqa: E402
+from baechi_lab.profilers.kernel_model import kernel_us  # noqa: E402
+from baechi_lab.profilers.torch.fake_tensors import use_fake_tensors  # noqa: E402
+from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
+from baechi_lab.profilers.work import Kernel  # noqa: E402
+
+STEPS, SAMPLES, WIDTH, HIDDEN = 10, 4, 6, 8
+GATES = {nn.LSTM: 4, nn.GRU: 3, nn.RNN: 1}
+OPTIONS = ({}, {"bidirectional": True, "num_layers": 2, "dropout": 0.5}, {"batch_first": True, "bias": False})
+
+
+def test_bug_steps_of_a_recurrent_kernel_ran_at_once():
+    """Each step waits for the one before it, so it takes at least a launch."""
+    hardware = Hardware.named("a100")
+    launches = [kernel_us(Kernel(flops=10.0, matrix=True, steps=steps), hardware) for steps in (100, 200)]
+    assert launches[1] - launches[0] == pytest.approx(100 * hardware.launch_us)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", GATES)
+def test_bug_only_lstms_were_one_kernel(kind, options):
+    """Other kinds were a dozen kernels for every step, as a CPU runs them."""
+    model, x = kind(WIDTH, HIDDEN, **options), torch.ones(STEPS, SAMPLES, WIDTH)
+    steps, samples = (SAMPLES, STEPS) if options.get("batch_first") else (STEPS, SAMPLES)
+    layers, directions = options.get("num_layers", 1), 1 + options.get("bidirectional", False)
+    widths = [WIDTH] + [HIDDEN * directions] * (layers - 1)
+    forward_flops = sum(2 * steps * samples * GATES[kind] * HIDDEN * (w + HIDDEN) * directions for w in widths)
+    for mode, passes in (("inference", 1), ("training", 3)):
+        kernels = [k for _, k in estimate_layers(model, x, mode=mode).kernels if k.matrix]
+        assert sum(k.flops for k in kernels) == passes * forward_flops
+        assert [k.steps for k in kernels] == [steps] * (layers * directions * (1 if passes == 1 else 2))
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("kind", GATES)
+def test_shapes_are_those_of_pytorch(kind, options):
+    model, x = kind(WIDTH, HIDDEN, **options), torch.ones(STEPS, SAMPLES, WIDTH)
+    output, states = model(x)
+    with use_fake_tensors(model, x) as fake:
+        fake_output, fake_states = model(fake)
+    assert fake_output.shape == output.shape
+    shapes = [s.shape for s in (states if kind is nn.LSTM else [states])]
+    assert [s.shape for s in (fake_states if kind is nn.LSTM else [fake_states])] == shapes
+    assert "gru" not in vars(torch._VF), "afterwards PyTorch's own function is found again"
+    torch.testing.assert_close(model.eval()(x)[0], model(x)[0])
+
+
+@pytest.mark.parametrize("kind", GATES)
+def test_an_exported_program_takes_as_long(kind):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = kind(64, 96)
+
+        def forward(self, x):
+            return self.layer(x)[0]
+
+    model, x = Model(), torch.ones(50, 8, 64)
+    graph = bl.torch.profile(model, x, hardware="a100", mode="training")
+    exported = bl.profile_program(torch.export.export(model.eval(), (x,)), hardware="a100")
+    assert exported.duration_us.sum() == pytest.approx(graph.duration_us.sum(), rel=0.05)
+    assert graph.duration_us.sum() > 2 * 50 * Hardware.named("a100").launch_us
