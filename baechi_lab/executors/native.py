@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -53,7 +53,7 @@ def timed_steps(
 ) -> NativeRun:
     """Run `call(k)`, which returns outputs and seconds, for every step. An exception in `failures` ends the run with a status."""
     seconds: list[float] = []
-    outputs: list[tuple[Any, ...]] = []
+    outputs: list[tuple[object, ...]] = []
     status, message = "ok", ""
     for k in range(warmup + steps):
         status, message = (stop or Stop()).status()

@@ -456,16 +456,16 @@ class _StepWriter:
         for stage in stages:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = _efficiency(self.options, hardware)
-            mine = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
+            own_segments = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
             rate = (
                 (UPDATE_BYTES + 2 * precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
             )
-            dense = sum(self.segments[k][1].parameters for k in mine)
-            experts = sum(self.segments[k][1].expert_parameters for k in mine)
+            dense = sum(self.segments[k][1].parameters for k in own_segments)
+            experts = sum(self.segments[k][1].expert_parameters for k in own_segments)
             us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
             update = self._add(f"stage{stage}/update", UPDATE, us, stage)
             updates[stage] = update
-            for k in mine:
+            for k in own_segments:
                 for op in self.backward[k]:
                     self.table.add(op, "order", CONTROL_BYTES, [update])
         for k, (stage, segment, _) in enumerate(self.segments):

@@ -90,8 +90,8 @@ class RankCosts:
         forward, backward = self._times(part.forward), self._times(part.backward)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
-            again = _until_last_product(part.forward) if self.layout.zero >= 2 else part.forward
-            backward = backward.after(self._times(again))
+            recomputed_ops = _until_last_product(part.forward) if self.layout.zero >= 2 else part.forward
+            backward = backward.after(self._times(recomputed_ops))
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":
             backward = backward.after(self._times([op for op in part.forward if _in_attention(op)]))

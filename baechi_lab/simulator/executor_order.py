@@ -42,7 +42,7 @@ def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64
     inline = [kind in INLINE for kind in graph.op_types]
     missing_inputs = np.diff(graph.predecessors[0])
     sources = np.flatnonzero(missing_inputs == 0).tolist()
-    constants, others = [op for op in sources[::-1] if inline[op]], [op for op in sources if not inline[op]]
+    constants, kernels = [op for op in sources[::-1] if inline[op]], [op for op in sources if not inline[op]]
 
     def run(stack: list[int]) -> NDArray[np.int64]:
         missing, at_once, order = missing_inputs.tolist(), deque[int](), list[int]()
@@ -55,4 +55,4 @@ def executor_orders(graph: OpGraph) -> tuple[NDArray[np.int64], NDArray[np.int64
                     (at_once if inline[reader] else stack).append(reader)
         return inverse(np.array(order, dtype=np.int64))
 
-    return run([*others, *constants]), run([*others[::-1], *constants])
+    return run([*kernels, *constants]), run([*kernels[::-1], *constants])

@@ -38,13 +38,16 @@ def runtime_peaks(
     """
     if has_code_order(graph):
         return in_turn_peaks(graph, cluster, timeline)
-    peaks = late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
+    peaks = _sending_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
         for scheduler, order in (("pct", None), *(("planned", order) for order in executor_orders(graph))):
-            other = apply_buffer_reuse(graph, cluster, simulate_order(scheduler, order))
-            held_bytes = late_send_peaks(graph, cluster, other) if len(other.transfers) else other.peak_bytes
-            peaks = np.maximum(peaks, held_bytes)
+            reordered = apply_buffer_reuse(graph, cluster, simulate_order(scheduler, order))
+            peaks = np.maximum(peaks, _sending_peaks(graph, cluster, reordered))
     return peaks
+
+
+def _sending_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:
+    return late_send_peaks(graph, cluster, timeline) if len(timeline.transfers) else timeline.peak_bytes
 
 
 def in_turn_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:

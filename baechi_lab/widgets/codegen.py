@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..checks import check_whole
@@ -96,14 +96,14 @@ def _source_lines(setting: Setting, variable: str, built: Built | None, is_torch
         size = {} if setting.built_batch is None else {"batch_size": setting.built_batch}
         return [f"step = bl.models.build({name!r}{_keywords({**params, **size})})", profile]
     if is_torch:
-        part = "" if setting.micro_batches is None else f".micro_batches({setting.micro_batches})[0]"
-        return ["# step: your bl.torch.TorchStep", f"graph = bl.profile(step{part}, {options})"]
+        cut = "" if setting.micro_batches is None else f".micro_batches({setting.micro_batches})[0]"
+        return ["# step: your bl.torch.TorchStep", f"graph = bl.profile(step{cut}, {options})"]
     if variable == "step":
         return ["# step: your training step, as bl.trace(function, *inputs) made it", profile]
     return ["# graph: your graph, the one that bl.Workbench(graph, ...) was opened with"]
 
 
-def _keywords(values: Any) -> str:
+def _keywords(values: Mapping[str, object]) -> str:
     return "".join(f", {key}={value!r}" for key, value in values.items())
 
 
@@ -122,7 +122,7 @@ def cluster_code(cluster: Cluster) -> str:
     return f"bl.Cluster(({devices},), link={link}, comm={cluster.comm!r})"
 
 
-def _link_code(link: Any) -> str:
+def _link_code(link: Link | Sequence[Sequence[Link]]) -> str:
     if isinstance(link, Link):
         overhead = f", overhead_us={link.overhead_us!r}" if link.overhead_us else ""
         return f"bl.Link({link.latency_us!r}, {link.us_per_byte!r}{overhead})"
@@ -174,9 +174,9 @@ def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -
 def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     """From the lines of one micro-batch and of one replica to the setting of all."""
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
-    if (part := fields.pop("profiled_part", None)) not in (None, fields.get("micro_batches")):
+    if (profiled := fields.pop("profiled_micro_batches", None)) not in (None, fields.get("micro_batches")):
         raise InvalidInput(
-            f"micro_batches is {fields.get('micro_batches')}; the profile is of one of {part} micro-batches"
+            f"micro_batches is {fields.get('micro_batches')}; the profile is of one of {profiled} micro-batches"
         )
     if fields.get("batch_size") is not None:
         fields["batch_size"] = check_whole("batch_size", fields["batch_size"]) * (fields.get("micro_batches") or 1)
@@ -205,12 +205,12 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
         raise InvalidInput(f"line {line.lineno}: ** is not something that the workbench writes")
     options = {k.arg: _value(k.value) for k in value.keywords if k.arg and not isinstance(k.value, ast.Name)}
     args = [a for a in value.args if not isinstance(a, ast.Name)]
-    if name == "profile" and len(args) == 1 and (part := _PART.fullmatch(ast.unparse(args[0]))):
-        fields["profiled_part"], args = int(part[1]), []
+    if name == "profile" and len(args) == 1 and (cut := _CUT.fullmatch(ast.unparse(args[0]))):
+        fields["profiled_micro_batches"], args = int(cut[1]), []
     _read_call(name, fields, [_value(a) for a in args], options, line.lineno)
 
 
-_PART = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
+_CUT = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
 """The micro-batch of a PyTorch step that is profiled."""
 
 

@@ -62,7 +62,7 @@ class Tasks:
         self.job = job
         self.model.clear_problem()
 
-    def start(self, job: str, work: Any, on_result: Any) -> None:
+    def start(self, job: str, work: Callable[..., Any], on_result: Callable[[Any], None]) -> None:
         """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
         self._begin_job(job)
         if self.model.inline:
@@ -293,7 +293,7 @@ class Tasks:
 
         self._with_step("the training script", text, lambda text: self.model.emit("script", text))
 
-    def _with_step(self, job: str, call: Callable[..., Any], on_result: Callable[[Any], None]) -> None:
+    def _with_step(self, job: str, call: Callable[..., object], on_result: Callable[[Any], None]) -> None:
         """Start `call(step, outcome, options)`, with the options of `bl.export` that the setting says."""
         outcome = self.outcome()
         step, setting = outcome.step, outcome.setting

@@ -624,10 +624,10 @@ class _OpRule:
         limits = [None if mask else index for mask, index in zip(masks, indices[:2], strict=True)]
         if indices[2] is None or any(i is None and not m for i, m in zip(indices[:2], masks, strict=True)):
             return True
-        begin, end = (None if limit is None else int(np.ravel(limit)[k]) for limit in limits)
-        taken = range(source[axis])[slice(begin, end, int(np.ravel(indices[2])[k]))]
+        start, stop = (None if limit is None else int(np.ravel(limit)[k]) for limit in limits)
+        samples = range(source[axis])[slice(start, stop, int(np.ravel(indices[2])[k]))]
         batch = self.batch_values.batch
-        return taken.step != 1 or taken.start % batch != 0 or len(taken) % batch != 0
+        return samples.step != 1 or samples.start % batch != 0 or len(samples) % batch != 0
 
     def _problem(self, reason: str, value: Value) -> Value:
         if not is_normalizing(self.node):
@@ -689,8 +689,8 @@ def loss_of(values: BatchValues, forward: Sequence[str], differentiated: set[str
             leads_to_loss |= sources
             read |= sources
     terms: dict[str, Value] = {}
-    ends = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
-    for end in (name for name in ends if values.of((name, 0)) is not None):
+    unread = (name for name in forward if name in leads_to_loss and name not in read and name in values.trained)
+    for end in (name for name in unread if values.of((name, 0)) is not None):
         behind = {end}
         for name in forward:
             if any(producer in behind for producer, _ in data_inputs(values.nodes[name])):

@@ -80,11 +80,11 @@ def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[T
         producer = through.get(tensor[0])
         if producer is not None and producer.op in _ELEMENTWISE | {"ConcatV2"}:
             sources = list(data_inputs(producer))
-            waiting += (
-                [sources[tensor[1]]]
-                if producer.op == "IdentityN"
-                else sources[: len(sources) - (producer.op == "ConcatV2")]
-            )
+            if producer.op == "IdentityN":
+                sources = [sources[tensor[1]]]
+            elif producer.op == "ConcatV2":
+                sources.pop()  # the axis
+            waiting += sources
     return sources_of_rows
 
 

@@ -25,7 +25,7 @@ from ...workers.network import leave_network
 from ...workers.tensorflow_import import import_tensorflow
 from . import tunnel
 from .heap import keep_freed_memory
-from .loopback import REFUSAL, keep_to_loopback, refusal
+from .loopback import REFUSAL, is_loopback, keep_to_loopback, refusal
 from .secret import check_secret
 
 LOOPBACK = "127.0.0.1"
@@ -68,7 +68,7 @@ def start(
     if secret is not None and trusted_network:
         raise InvalidInput("--secret and --trusted-network contradict each other; give one of them")
     if why := refusal(host, secret is not None, trusted_network, trusted_users):
-        raise InvalidInput(f"bind names {host}: {why}")
+        raise InvalidInput(why if is_loopback(host) else f"bind names {host}: {why}")
     require_framework("tensorflow", "a worker")
     listener = _listener(host, port)
     inside = free = int(listener.getsockname()[1])

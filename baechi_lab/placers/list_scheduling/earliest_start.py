@@ -61,13 +61,13 @@ def _first(p: int, queue: float, devices: Records, pairs: Records, heaps: Heaps)
         op, bound = -1, np.inf
         if size[row + PENDING] > 0:
             op, bound = waiting[row + PENDING, 0].op, waiting[row + PENDING, 0].key
-        for where in (FOLLOWING, BEHIND):
-            if size[row + where] > 0:
-                other, other_bound = waiting[row + where, 0].op, queue + waiting[row + where, 0].key
-                if where == BEHIND:
-                    other_bound *= 1 - ROUNDING
-                if other_bound < bound or (other_bound == bound and other < op):
-                    op, bound = other, other_bound
+        for state in (FOLLOWING, BEHIND):
+            if size[row + state] > 0:
+                queued_op, queued_bound = waiting[row + state, 0].op, queue + waiting[row + state, 0].key
+                if state == BEHIND:
+                    queued_bound *= 1 - ROUNDING
+                if queued_bound < bound or (queued_bound == bound and queued_op < op):
+                    op, bound = queued_op, queued_bound
                     pairs[p, op].bound = bound
         if bound > free:
             return waiting[row + ARRIVED, 0].op if size[row + ARRIVED] > 0 else op
@@ -88,7 +88,7 @@ def _top(
     free, queue = devices[p].free, receiving_queue(p, comm, devices)
     while True:
         op = _first(p, queue, devices, pairs, heaps)
-        is_early = op >= 0 and pairs[p, op].where == ARRIVED
+        is_early = op >= 0 and pairs[p, op].state == ARRIVED
         start = free if is_early else (np.inf if op < 0 else pairs[p, op].bound)
         devices[p].first_start, devices[p].first_op = start, op
         if op < 0 or (start, op) > (latest, last_op):
@@ -98,7 +98,7 @@ def _top(
             continue
         if pairs[p, op].exact:
             return op
-        if pairs[p, op].where == PENDING and (queue + pairs[p, op].queued) * (1 - ROUNDING) > pairs[p, op].bound:
+        if pairs[p, op].state == PENDING and (queue + pairs[p, op].queued) * (1 - ROUNDING) > pairs[p, op].bound:
             remove(p, op, pairs, heaps)
             insert(p, op, BEHIND, pairs[p, op].queued, pairs, heaps)
             continue
@@ -110,7 +110,7 @@ def _top(
         if waits_for_queue(arrival, count, fetch):
             remove(p, op, pairs, heaps)
             insert(p, op, FOLLOWING, fetch[0].cost, pairs, heaps)
-        elif pairs[p, op].where == PENDING:
+        elif pairs[p, op].state == PENDING:
             rekey(p, op, pairs, heaps)
         else:
             remove(p, op, pairs, heaps)
@@ -186,7 +186,7 @@ def _choose(
 ) -> tuple[int, int]:
     """The smallest (start, op, not beside its favourite parent, device) over the devices."""
     ops, devices = traffic.ops, traffic.devices
-    best, best_p, best_start, best_apart = -1, -1, np.inf, True
+    best, best_p, best_start, best_without_parent = -1, -1, np.inf, True
     likely = 0
     for p in range(1, len(devices)):
         if (devices[p].first_start, devices[p].first_op) < (devices[likely].first_start, devices[likely].first_op):
@@ -206,9 +206,9 @@ def _choose(
         if op < 0:
             continue
         start = max(devices[p].free, pairs[p, op].bound)
-        apart = ops[op].parent < 0 or ops[ops[op].parent].device != p
-        if (start, op, apart, p) < (best_start, best, best_apart, best_p) or best < 0:
-            best, best_p, best_start, best_apart = op, p, start, apart
+        without_parent = ops[op].parent < 0 or ops[ops[op].parent].device != p
+        if (start, op, without_parent, p) < (best_start, best, best_without_parent, best_p) or best < 0:
+            best, best_p, best_start, best_without_parent = op, p, start, without_parent
     return best, best_p
 
 
@@ -317,7 +317,7 @@ def _reopen_group(
         i = members[k]
         if pairs[p, i].dropped:
             pairs[p, i].dropped = False
-            if pairs[p, i].where == REMOVED and traffic.ops[i].device < 0:
+            if pairs[p, i].state == REMOVED and traffic.ops[i].device < 0:
                 _enter(i, p, traffic, pairs, heaps, fetch)
 
 
@@ -338,7 +338,7 @@ def _rekey_readers(
         t = fetch[k].tensor
         for e in range(tensors[t].first_consumer, tensors[t + 1].first_consumer):
             j = consumers[e]
-            if ops[j].device < 0 and FOLLOWING <= pairs[p, j].where <= PENDING:
+            if ops[j].device < 0 and FOLLOWING <= pairs[p, j].state <= PENDING:
                 remove(p, j, pairs, heaps)
                 _enter(j, p, traffic, pairs, heaps, other_fetch)
 
@@ -367,7 +367,7 @@ def _schedule(
     for p in range(count):
         devices[p].first_start, devices[p].first_op = np.inf, n
         for i in range(n):
-            pairs[p, i].where = NOT_READY
+            pairs[p, i].state = NOT_READY
     for i in range(n):
         if ops[i].missing == 0:
             for p in range(count):

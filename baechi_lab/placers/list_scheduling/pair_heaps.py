@@ -22,7 +22,7 @@ from ...graph.kernels.jit import njit
 from .records import Records
 
 ARRIVED, FOLLOWING, BEHIND, PENDING, REMOVED, NOT_READY = range(6)
-"""Where a pair is: in a heap, or taken out because the op is placed or the device out of question."""
+"""State of a pair: the heap that it is in, or taken out because the op is placed or the device out of question."""
 HEAPS = 4
 
 
@@ -86,11 +86,11 @@ def rekey(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
 
 
 @njit(cache=True, allocates=False)
-def insert(p: int, op: int, where: int, key: float, pairs: Records, heaps: Heaps) -> None:
-    """Put `op` into the heap `where` of device `p`."""
-    row = HEAPS * p + where
+def insert(p: int, op: int, state: int, key: float, pairs: Records, heaps: Heaps) -> None:
+    """Put `op` into the heap `state` of device `p`."""
+    row = HEAPS * p + state
     heap, size = heaps.waiting[row], heaps.size[row]
-    pairs[p, op].where = where
+    pairs[p, op].state = state
     heaps.size[row] = size + 1
     heap[size].key, heap[size].op = key, op
     _sift_up(pairs[p], heap, size)
@@ -99,9 +99,9 @@ def insert(p: int, op: int, where: int, key: float, pairs: Records, heaps: Heaps
 @njit(cache=True, allocates=False)
 def remove(p: int, op: int, pairs: Records, heaps: Heaps) -> None:
     """Take `op` out of its heap of device `p`."""
-    row, at = HEAPS * p + pairs[p, op].where, pairs[p, op].place
+    row, at = HEAPS * p + pairs[p, op].state, pairs[p, op].place
     heap, last = heaps.waiting[row], heaps.size[row] - 1
-    pairs[p, op].where = REMOVED
+    pairs[p, op].state = REMOVED
     heaps.size[row] = last
     if at < last:
         last_op = heap[last].op

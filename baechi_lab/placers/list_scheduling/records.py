@@ -46,7 +46,7 @@ PAIR = np.dtype(
         ("queued", "f8"),
         ("duration", "f8"),
         ("place", "i4"),
-        ("where", "i1"),
+        ("state", "i1"),
         ("exact", "b1"),
         ("allowed", "b1"),
         ("dropped", "b1"),

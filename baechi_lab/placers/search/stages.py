@@ -12,7 +12,7 @@ Complexity: one measured period or step per candidate.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -37,7 +37,7 @@ class Candidate(NamedTuple):
     groups: Groups
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         return self.home.tobytes(), tuple(sorted(self.groups.values()))
 
     def placement(self, units: PipelineUnits) -> Placement:

@@ -152,10 +152,11 @@ class Program:
         """Returns op -> group: readers of one parameter, and ops of one owner, share a device."""
         members: dict[str, list[int]] = {}
         for i, op in enumerate(self.ops):
-            for key in [f"parameter {v}" for v in op.reads if v in self.parameters] + [f"owner {op.owner}"][
-                : len(op.owner)
-            ]:
-                members.setdefault(key, []).append(i)
+            for parameter in op.reads:
+                if parameter in self.parameters:
+                    members.setdefault(f"parameter {parameter}", []).append(i)
+            if op.owner:
+                members.setdefault(f"owner {op.owner}", []).append(i)
         return {i: self.ops[group[0]].name for group in join_groups(len(self.ops), members.values()) for i in group}
 
 

@@ -16,14 +16,14 @@ from ...graph.collectives import MeasuredCollective
 ELEMENT_BYTES = 4
 """Of a float32 number."""
 
-Runs = dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]
-RUNS: Runs = {
+Calls = dict[str, Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]]
+CALLS: Calls = {
     "all_reduce": lambda gathered, _exchanged, _shard: dist.all_reduce(gathered),
     "all_gather": lambda gathered, _exchanged, shard: dist.all_gather_into_tensor(gathered, shard),
     "reduce_scatter": lambda gathered, _exchanged, shard: dist.reduce_scatter_tensor(shard, gathered),
     "all_to_all": lambda gathered, exchanged, _shard: dist.all_to_all_single(exchanged, gathered),
 }
-"""Kind -> the call, with two tensors of the gathered size and a share of one."""
+"""Kind -> its call, with two tensors of the gathered size and one of a process's share."""
 
 
 def measure_collective(
@@ -55,7 +55,7 @@ def measure_collective(
     Traceback (most recent call last):
     baechi_lab.errors.InvalidInput: this process has no process group; call torch.distributed.init_process_group first
     """
-    check_text("kind", kind, RUNS)
+    check_text("kind", kind, CALLS)
     check_whole("repeats", repeats)
     if not dist.is_initialized():
         raise InvalidInput("this process has no process group; call torch.distributed.init_process_group first")
@@ -80,7 +80,7 @@ def _median_us(kind: str, gathered: torch.Tensor, shard: torch.Tensor, repeats: 
         dist.barrier()
         start = perf_counter()
         try:
-            RUNS[kind](gathered, exchanged, shard)
+            CALLS[kind](gathered, exchanged, shard)
         except (RuntimeError, NotImplementedError) as error:
             raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
         if gathered.is_cuda:

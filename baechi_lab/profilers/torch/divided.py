@@ -316,14 +316,14 @@ def _sequence_styles(
     gathering: list[str] = []
     for name, module in model.named_modules():
         is_norm = isinstance(module, nn.LayerNorm) or "norm" in name.rsplit(".", 1)[-1].lower()
-        taken = next((taken for pattern, taken in _GATHERING.items() if re.search(pattern, name)), "")
+        passed_as = next((way for pattern, way in _GATHERING.items() if re.search(pattern, name)), "")
         if is_norm and not list(module.children()) and list(module.parameters()):
             extra[name] = SequenceParallel(use_local_output=True)
         elif isinstance(module, nn.Embedding) and name not in styles:
             extra[name] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
-        elif taken and any(key.startswith(f"{name}.") for key in styles):
+        elif passed_as and any(key.startswith(f"{name}.") for key in styles):
             gathering.append(f"{name}.")
-            extra[name] = PrepareModuleInput(**(keyword if taken == "kwarg" else first))
+            extra[name] = PrepareModuleInput(**(keyword if passed_as == "kwarg" else first))
         elif re.search(_LOGITS, name) and name not in styles:
             extra[name] = PrepareModuleInput(**first, use_local_output=True)
         elif plan.get(name) == COLUMNS and not name.startswith(tuple(gathering)):

@@ -297,8 +297,9 @@ def use_fused_kernels() -> Iterator[None]:
 
     functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
     functional.rms_norm = fused_rms_norm  # type: ignore[assignment]
-    for name in KINDS:
-        setattr(torch._VF, name, fused_recurrent(getattr(torch._VF, name)))
+    recurrent = {name: getattr(torch._VF, name) for name in KINDS}
+    for name, function in recurrent.items():
+        setattr(torch._VF, name, fused_recurrent(function))
     fast_path = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -307,8 +308,8 @@ def use_fused_kernels() -> Iterator[None]:
         torch.backends.mha.set_fastpath_enabled(fast_path)
         functional.dropout, functional.scaled_dot_product_attention = dropout, attention  # type: ignore[assignment]
         functional.rms_norm = rms_norm  # type: ignore[assignment]
-        for name in KINDS:
-            delattr(torch._VF, name)  # found in PyTorch's own functions again
+        for name, function in recurrent.items():
+            setattr(torch._VF, name, function)
         _REPLACING.release()
 
 

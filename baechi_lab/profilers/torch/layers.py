@@ -262,9 +262,9 @@ def run_once(
     outputs = model(*args, **kwargs)
     own_loss = outputs.get("loss") if isinstance(outputs, Mapping) else None
     has_loss = loss is not None or own_loss is not None
-    roots = [
-        t for t in tensors(loss(outputs) if loss else outputs if own_loss is None else own_loss) if t.requires_grad
-    ]
+    if loss is not None:
+        own_loss = loss(outputs)
+    roots = [t for t in tensors(outputs if own_loss is None else own_loss) if t.requires_grad]
     if not has_loss:
         del outputs
     torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])

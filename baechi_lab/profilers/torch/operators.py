@@ -98,9 +98,9 @@ class Recorder(Counter):
     def register_states(self, model: nn.Module) -> None:
         """Registers parameters and buffers by name, and gradients once the backward pass has made them."""
         for name, tensor in (*model.named_parameters(), *model.named_buffers()):
-            held = local_tensor(tensor)
-            self.memory.setdefault(storage_key(held), Memory(state=name))
-            self.size[name] = stored_bytes(held)
+            on_rank = local_tensor(tensor)
+            self.memory.setdefault(storage_key(on_rank), Memory(state=name))
+            self.size[name] = stored_bytes(on_rank)
         for name, parameter in model.named_parameters():
             if parameter.requires_grad:
                 parameter.register_post_accumulate_grad_hook(partial(self._keep_gradient, name))

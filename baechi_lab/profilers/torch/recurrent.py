@@ -7,10 +7,13 @@ which have no data, `recurrent_layer` and `recurrent_layer_backward` stand for t
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from torch.autograd.function import FunctionCtx
 from torch.nn import functional
+
+T = TypeVar("T")
 
 KINDS = ("gru", "rnn_tanh", "rnn_relu")
 """Functions of `torch._VF` that `run_layers` stands for."""
@@ -56,13 +59,17 @@ def _layer_backward(
     return like(input), like(weight_ih), like(weight_hh), [like(b) for b in biases], like(state)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, ...]) -> None:
-    *tensors, biases, state = inputs
-    ctx.save_for_backward(*tensors, state, output[0], output[2], *biases)
+def _save(
+    ctx: FunctionCtx,
+    inputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor, list[torch.Tensor], torch.Tensor],
+    output: tuple[torch.Tensor, ...],
+) -> None:
+    sequence, weight_ih, weight_hh, biases, state = inputs
+    ctx.save_for_backward(sequence, weight_ih, weight_hh, state, output[0], output[2], *biases)
     ctx.mark_non_differentiable(output[2])
 
 
-def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[Any, ...]:
+def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[object, ...]:
     input, weight_ih, weight_hh, state, output, workspace, *biases = ctx.saved_tensors
     return torch.ops.baechi_lab.recurrent_layer_backward(
         input, weight_ih, weight_hh, biases, state, output, workspace, output_gradient
@@ -72,7 +79,7 @@ def _gradients(ctx: Any, output_gradient: torch.Tensor, *_: object) -> tuple[Any
 torch.library.register_autograd("baechi_lab::recurrent_layer", _gradients, setup_context=_save)
 
 
-def run_layers(function: Callable[..., Any], *args: Any) -> Any:
+def run_layers(function: Callable[..., T], *args: Any) -> T | tuple[torch.Tensor, torch.Tensor]:
     """Runs a recurrent module's layers and directions, one kernel for each, on fake tensors.
 
     Args:
