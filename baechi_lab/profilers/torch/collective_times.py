@@ -42,7 +42,7 @@ def measure_collective(
         kind: "all_reduce", "all_gather", "reduce_scatter" or "all_to_all".
         size_bytes: of the gathered tensor, rounded up to float32 numbers that the processes share equally.
         repeats: timed runs per size.
-        device: of the tensors: "cpu" for gloo, "cuda" for NCCL.
+        device: of the tensors: "cpu" for gloo; "cuda" for NCCL, which is the process's current GPU (`torch.cuda.set_device`).
 
     Returns:
         The same table in all processes.
