@@ -1,4 +1,4 @@
-"""Stage 3: a graph and a cluster become a placement. One algorithm per file, found by name in the registry."""
+"""Stage 3: placing a graph on a cluster. Each file holds one algorithm; the registry finds it by name."""
 
 from __future__ import annotations
 
@@ -24,29 +24,30 @@ __all__ = ["ListScheduler", "Placer", "list_placers", "make_placer", "place", "p
 def place(graph: OpGraph, cluster: Cluster, placer: str | Placer = "m-sct", **params: object) -> Placement:
     """Place `graph` on `cluster` with a registered placer (parameters by keyword) or a placer object.
 
-    On links with `overhead_us` placers count the processor time of a message as latency, and prove nothing. Where
-    `graph.reuse` says that outputs lie in the memory of others, they still give every output bytes of its own: one that
-    refuses is asked again with larger limits, and what it finds must keep within the real ones when it is simulated
-    (`placers.memory.adjusted_limits`). A placement of one step that takes more than its placer counted, for views or late
-    messages, is planned again with smaller limits, or refused. Where memory is short, nothing is proven of the time, and that
-    nothing fits only from bytes that are not shared (`placers.memory.packing`).
+    Placers simplify two rules of the simulator. They count `overhead_us` of a link as latency, and then prove nothing.
+    They count bytes for every output, although `graph.reuse` may say that an output lies in the memory of another.
+    Two corrections follow (`placers.memory.adjusted_limits`). A placer that finds nothing runs again with larger memory
+    limits, and its placement must fit the real limits when it is simulated. A placement whose simulated step takes more
+    memory than its placer counted is planned again with smaller limits, or `InfeasiblePlacement` is raised. In both cases
+    the placement proves nothing about the step time. That nothing fits is proven only from bytes that are not shared
+    (`placers.memory.packing`).
 
     Args:
-        graph: the ops to place; of `bl.profile`, or a coarse one of `bl.optimize`. Of a coarse one only the groups are placed:
-            where they do not fit, pipelines, `bl.compare` and the commands go on to smaller groups, and to single ops.
+        graph: the ops to place: a graph of `bl.profile`, or a coarse graph of `bl.optimize`. Here the groups of a coarse
+            graph stay whole. Pipelines, `bl.compare` and the commands go on to smaller groups where these do not fit.
         cluster: the devices to place them on.
         placer: a name of `bl.list_placers()`, or an object such as `bl.ListScheduler.point("heft")`.
-        params: the placer's parameters. Those that go on improving take `time_limit` (seconds) and `seed`.
+        params: the placer's parameters. Placers that go on improving take `time_limit` (seconds) and `seed`.
 
     Returns:
-        A Placement with the placer's name, parameters and seconds. One of a coarse graph remembers its groups, so it
-        can be simulated and run on the original graph too. With `give_up=` (`search`, `auto`) it is a placement of
-        its `graph`, which may recompute or offload; simulate, check and run it with that graph.
+        A Placement with the placer's name, parameters and seconds. A placement of a coarse graph keeps its groups, so it
+        can be simulated and run on the original graph too. With `give_up=` (`search`, `auto`) the placement belongs to
+        its own `graph`, which may recompute or offload; simulate, check and run it with that graph.
 
     Raises:
-        UnknownNameError: no such placer or parameter.
-        InvalidInput: a parameter out of range.
-        InfeasiblePlacement: the placer found nothing that fits memory and allowed devices.
+        UnknownNameError: no placer or parameter has this name.
+        InvalidInput: a parameter is out of range.
+        InfeasiblePlacement: the placer found no placement that fits the memory and the allowed devices.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> place(OpGraph.from_edges([1, 1]), Cluster.uniform(2), "m-etf").device.tolist()

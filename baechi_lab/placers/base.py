@@ -10,9 +10,10 @@ from ..params import Params
 
 
 class Placer(Params):
-    """Subclass as a frozen dataclass whose fields are the parameters; the docstring's first line is the listing.
+    """Base class of placers. A subclass is a frozen dataclass whose fields are the parameters of the algorithm.
 
-    `anytime` placers improve until `time_limit`; `uses_memory` is False for the classical ones that ignore limits.
+    `bl.list_placers()` shows the first line of its docstring. `anytime` placers improve until their `time_limit`.
+    `uses_memory` is False for classical placers, which ignore memory limits.
     """
 
     name: ClassVar[str]

@@ -1,4 +1,4 @@
-"""A graph and a cluster as arrays, and the colocation groups: what list schedulers and other placers share."""
+"""A graph on a cluster as arrays for compiled placers, with colocation groups, output bytes and mean transfer times."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from ..graph.kernels.csr import Integers, inverse, offsets
 
 
 class Problem(NamedTuple):
-    """Arrays for the kernels; every op is in one group (its colocation group or itself; `members` in CSR form).
+    """A graph of `n` ops on a cluster of `D` devices, as arrays for compiled kernels.
 
-    `table` float64[n, D] durations; `allowed` bool[n, D]; `group` int32[n]; per group `promised` persistent bytes,
-    and `reserve` bytes (largest temporary + largest output, paper B section 4.2; 0 without reservation);
-    `output_bytes` int64[n] output bytes per op; `limit` int64[D].
+    Every op belongs to one group: its colocation group, or a group of its own. Per op: `table` float64[n, D] durations in
+    microseconds, `allowed` bool[n, D], `group` int32[n], `output_bytes` int64[n]. Per group: its `members` in CSR form,
+    `promised` persistent bytes, and `reserve` bytes (largest temporary + largest output, paper B section 4.2; 0 without
+    reservation). Per device: `limit` int64[D] bytes.
     """
 
     table: NDArray[np.float64]
@@ -47,41 +48,42 @@ UNLIMITED = np.iinfo(np.int64).max // 4
 
 
 def groups_of(graph: OpGraph) -> NDArray[np.int32]:
-    """int32[n]: colocation groups, every other op a group of its own, numbered by first member."""
+    """Returns the group int32[n] of each op: its colocation group, or a group of its own; numbered by first member."""
     group_key = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
     _, first, group = np.unique(group_key, return_index=True, return_inverse=True)
     return inverse(np.argsort(first, kind="stable")).astype(np.int32)[group.reshape(-1)]
 
 
 def allowed_group_devices(graph: OpGraph, cluster: Cluster, group: Integers) -> NDArray[np.bool_]:
-    """bool[groups, devices]: the devices that every op of a group may run on; `group` int[n] of each op."""
+    """Returns bool[groups, devices]: the devices on which every op of a group may run; `group` is int[n]."""
     allowed = np.ones((int(group.max(initial=-1)) + 1, cluster.n), dtype=np.bool_)
     np.logical_and.at(allowed, group, allowed_devices(graph, cluster))
     return allowed
 
 
 def transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[tensors]: microseconds of a transfer, the mean over all ordered pairs of devices (0 for one device)."""
-    off = ~np.eye(cluster.n, dtype=bool)
-    latency, per_byte = (float(a[off].mean()) if off.any() else 0.0 for a in (cluster.latency_us, cluster.us_per_byte))
+    """Returns float64[tensors]: the transfer time, the mean over all ordered pairs of devices (0 for one device)."""
+    pairs = ~np.eye(cluster.n, dtype=bool)
+    links = cluster.latency_us, cluster.us_per_byte
+    latency, per_byte = (float(cost[pairs].mean()) if pairs.any() else 0.0 for cost in links)
     return np.asarray(latency + per_byte * graph.tensor_bytes.astype(np.float64))
 
 
 def output_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: bytes of all outputs of each op."""
+    """Returns int64[n]: the bytes of all outputs of each op."""
     total = np.zeros(graph.n, dtype=np.int64)
     np.add.at(total, graph.tensor_producer, graph.tensor_bytes)
     return total
 
 
 def memory_may_run_out(graph: OpGraph, cluster: Cluster) -> bool:
-    """Whether some device could not hold everything at once."""
+    """Whether some device cannot hold all ops and tensors at once."""
     total_bytes = int(graph.persistent_bytes.sum() + graph.temp_bytes.sum() + graph.tensor_bytes.sum())
     return bool(np.any(cluster.memory_bytes < total_bytes))
 
 
 def make_problem(graph: OpGraph, cluster: Cluster, *, limited: bool = True, reservation: bool = False) -> Problem:
-    """Arrays of `graph` on `cluster`; `limited=False` leaves memory out (the classical algorithms)."""
+    """Returns the arrays of `graph` on `cluster`; `limited=False` ignores memory, as classical placers do."""
     group, op_output_bytes = groups_of(graph), output_bytes(graph)
     count = int(group.max(initial=-1)) + 1
     promised, largest_temp, largest_output = (np.zeros(count, dtype=np.int64) for _ in range(3))

@@ -1,4 +1,4 @@
-"""Placers by name: the built-in ones, and those that other packages add (entry-point group `baechi_lab.placers`)."""
+"""Registry of placers: built-in ones and those of other packages (entry-point group `baechi_lab.placers`)."""
 
 from __future__ import annotations
 
@@ -48,17 +48,19 @@ placer_class = PLACERS.find
 
 
 def placer_names() -> list[str]:
-    """All registered names."""
+    """Returns all registered names, sorted."""
     return sorted(PLACERS.names())
 
 
 def make_placer(placer: str | Placer, /, **params: object) -> Placer:
-    """The parameter object for a name and its parameters, validated; an object passes through."""
+    """Make a placer from its name and parameters; a placer object is returned as it is."""
     return PLACERS.make(placer, params)
 
 
 def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, object]:
-    """The parameters of `placer` for a step of micro-batches (as in `bl.simulate`), with objective "step" if it takes one.
+    """Returns the arguments in `pipeline` that `placer` has as parameters, for a step of micro-batches.
+
+    `pipeline` holds arguments of `bl.simulate` (`micro_batches`, `schedule`); `objective` becomes "step".
 
     >>> pipeline_parameters("contiguous", {"micro_batches": 4}), pipeline_parameters("m-etf", {"micro_batches": 4})
     ({'objective': 'step', 'micro_batches': 4}, {})
@@ -69,7 +71,7 @@ def pipeline_parameters(placer: str, pipeline: Mapping[str, Any]) -> dict[str, o
 
 
 def list_placers() -> dict[str, str]:
-    """Every registered placer with its one line.
+    """Returns every registered placer with the first line of its documentation.
 
     >>> list_placers()["m-topo"]
     "Fill devices in topological order up to a balanced memory cap (paper B's strawman)."

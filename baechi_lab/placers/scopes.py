@@ -11,7 +11,7 @@ _PREFIXES = ("gradient_tape", "gradients", "optimizer")
 
 
 def scope_of(name: str) -> tuple[str, ...]:
-    """The scopes around an op; its own name stands for a scope where it has none.
+    """Returns the scopes around an op, outermost first; an op without scopes is a scope of its own.
 
     >>> scope_of("gradient_tape/encoder/layer2/MatMul")
     ('encoder', 'layer2')
@@ -23,7 +23,7 @@ def scope_of(name: str) -> tuple[str, ...]:
 
 
 def scope_labels(scopes: Sequence[tuple[str, ...]], depth: int) -> NDArray[np.int64]:
-    """int64[len(scopes)]: equal for equal outer `depth` scopes, numbered as they come.
+    """Number each op's outermost `depth` scopes: int64[len(scopes)], in the order in which they first occur.
 
     >>> scope_labels([("a", "b"), ("c",), ("a", "d")], 1).tolist()
     [0, 1, 0]

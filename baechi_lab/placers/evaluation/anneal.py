@@ -21,9 +21,9 @@ from .parameters import EVALUATION, Moves
 
 
 class Schedule(NamedTuple):
-    """Up to `steps` simulations while the temperature falls from `hot` to `cold` (in units of cost, geometrically).
+    """Cooling schedule: the temperature falls geometrically from `hot` to `cold` (units of cost) over `steps` simulations.
 
-    `until_feasible`: end once no device exceeds its memory. `moves`: which moves, how often.
+    `until_feasible`: stop once no device exceeds its memory. `moves`: how often each kind of move is tried.
     """
 
     hot: float
@@ -35,7 +35,7 @@ class Schedule(NamedTuple):
 
 @njit(cache=True, nogil=True)
 def anneal(objective: Objective, s: State, units: Units, schedule: Schedule, rng: np.random.Generator) -> int:
-    """Anneal the state `s`, of which `units` move; returns the number of simulations."""
+    """Anneal the state `s` in place, moving `units`; returns the number of simulations."""
     m, w, prices, moves = objective.model, objective.work, objective.prices, schedule.moves
     hot, steps = schedule.hot, schedule.steps
     accepted = 0

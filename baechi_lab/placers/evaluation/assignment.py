@@ -1,4 +1,4 @@
-"""A candidate as compiled code reads it, and what ends its simulation early."""
+"""A candidate placement as arrays for compiled code, and the limits that end its simulation early."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from ...graph.kernels.csr import inverse
 
 
 class Assignment(NamedTuple):
-    """`device` int32[n] of each op; where `by_rank`, a device runs the ready op with the lowest `position` int32[n] first
-    (`at` int32[n] is its inverse), otherwise the one that became ready first."""
+    """A device for each op, and the order in which devices take ready ops.
+
+    `device` int32[n]. With `by_rank`, a device runs the ready op with the lowest `position` int32[n] first (`at` int32[n]
+    is its inverse); otherwise the op that became ready first."""
 
     device: NDArray[np.int32]
     position: NDArray[np.int32]
@@ -21,7 +23,9 @@ class Assignment(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """`track`: follow memory; a simulation ends where the makespan must exceed `cutoff` microseconds, or the bytes above
+    """Conditions under which a simulation ends early.
+
+    It ends once its makespan must exceed `cutoff` microseconds or, where it follows memory (`track`), once the bytes above
     the devices' limits exceed `max_overflow_bytes`."""
 
     track: bool
@@ -30,7 +34,7 @@ class Limits(NamedTuple):
 
 
 def make_assignment(device: NDArray[np.number], rank: NDArray[np.number] | None) -> Assignment:
-    """`device` int[n] with the lowest `rank` [n] first (ties by index); None: first in, first out.
+    """Make an assignment of `device` int[n] that runs low `rank` float[n] first (ties by index); None: first in, first out.
 
     >>> make_assignment(np.array([0, 1, 0]), np.array([2.0, 0.0, 1.0])).position.tolist()
     [2, 0, 1]
@@ -39,6 +43,6 @@ def make_assignment(device: NDArray[np.number], rank: NDArray[np.number] | None)
 
 
 def positions(rank: NDArray[np.number] | None, n: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Position int32[n] of each op by rank (ties by index), and its inverse; the index order for None."""
+    """Returns the position int32[n] of each op by rank (ties by index; None: the order of indices), and its inverse."""
     at = np.arange(n, dtype=np.int32) if rank is None else np.argsort(rank, kind="stable").astype(np.int32)
     return inverse(at).astype(np.int32), at

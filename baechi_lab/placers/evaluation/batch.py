@@ -1,14 +1,14 @@
-"""Step times of many placements of one graph in one compiled call that leaves the interpreter free: rewards of a policy.
+"""Step times of many placements of one graph, in one compiled call that releases the interpreter lock: rewards of a policy.
 
-Idea: the search's evaluation (`evaluation.evaluate`), first in first out, with all that no placement changes taken out
-beforehand: inputs that no op need wait for (`evaluation.waits`), tensors that one colocation group makes and reads, devices
-looked up per group instead of per op. Memory is not followed while a placement runs: what a device can hold at most
-(everything that its ops keep and make, every copy that it received, its largest temporary) mostly tells that it fits.
-Only where it does not, the search's evaluation is asked.
+Idea: the same rules as `evaluation.evaluate`, first in, first out. Whatever does not depend on the placement is left out
+beforehand: inputs that are sure to arrive before others (`evaluation.waits`), and tensors within one colocation group.
+Devices are looked up per group instead of per op. Memory is not followed during a simulation. A device holds at most the
+persistent bytes and all outputs of its ops, every copy that it received and its largest temporary; mostly this upper bound
+fits. Only where it does not, `evaluation.evaluate` simulates again and follows memory.
 
-That the rules of events are written once more here is for speed: `evaluate` takes 1.8 to 2.9 times as long for the same step
+The rules of events are repeated here for speed: `evaluate` takes 1.8 to 2.9 times as long for the same step
 times, and 1.3 to 2.2 times where it need not follow memory (1000 placements of optimized GNMT, 543 and 1111 ops, on 2 and 5
-devices, processor time of one thread, medians of seven). Tests hold every step time against the simulator's.
+devices, processor time of one thread, medians of seven). Tests compare every step time with the simulator's.
 
 Complexity: O(ops + waits + steps * devices) per placement.
 """
@@ -32,8 +32,9 @@ from .work import make_work, padded
 
 
 class Plan(NamedTuple):
-    """What stays the same: see `evaluation.waits.Waits`; indices are unsigned, which spares compiled code a test per access.
+    """The graph and the cluster as arrays, which no placement changes; see also `evaluation.waits.Waits`.
 
+    Indices are unsigned, so compiled code need not test them for negative values.
     `cost` float64[n * D] durations, `source` ops without inputs, `unit` of each op, `far_unit` of each op in `far`,
     `far_last` where the next one waits for another tensor, `size` float64 bytes of a tensor; per unit `persistent` bytes,
     `total_bytes` those and all that is made, `temp` the largest temporary.
@@ -61,11 +62,11 @@ class Plan(NamedTuple):
 
 
 class Scratch(NamedTuple):
-    """Room for one placement at a time; `received` float64[D] bytes is also a result.
+    """Scratch space for the simulation of one placement; `received` float64[D] bytes is also a result.
 
-    `woken` holds ops that need no further input, `line` those of a device that may start, `pending` those that will be able
-    to at `ready_at` (known once their last input is on its way), by time; `arrival` float64[D] when the tensor at hand
-    reaches a device.
+    `woken`: ops that need no further input. `line`: per device, ops that may start now. `pending`: per device, ops that may
+    start later, at `ready_at` (known once the last input is on its way), by time. `arrival` float64[D]: when the current
+    tensor reaches each device.
     """
 
     missing: NDArray[np.int32]
@@ -90,7 +91,7 @@ class Scratch(NamedTuple):
 
 
 class Batch:
-    """Evaluates placements of `graph` on `cluster`; for one thread at a time.
+    """Evaluates placements of `graph` on `cluster`. One object serves one thread at a time.
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([2e6, 3e6, 1e6], [(0, 2, 8), (1, 2, 8)])
@@ -107,14 +108,17 @@ class Batch:
         self.work, self.scratch = make_work(self.model), _make_scratch(self.plan)
 
     def alike(self) -> Batch:
-        """Another one for another thread, with its own scratch space."""
+        """Returns a copy for another thread, with its own scratch space."""
         batch = object.__new__(Batch)
         batch.__dict__.update(self.__dict__)
         batch.work, batch.scratch = make_work(self.model), _make_scratch(self.plan)
         return batch
 
     def seconds(self, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        """float64[s] step times of the devices int32[s, n]; infinite where a device's memory is exceeded."""
+        """Returns the step times float64[s], in seconds, of `s` placements `rows` int32[s, n].
+
+        A placement that exceeds a device's memory takes infinitely long.
+        """
         rows = np.ascontiguousarray(rows, dtype=np.int32)
         homes = rows[:, self.first].astype(np.int64)
         result = np.empty(len(rows))
@@ -187,7 +191,7 @@ def _make_scratch(plan: Plan) -> Scratch:
 def _seconds(
     quick: Any, exact_columns: Any, rows: NDArray[np.int32], homes: NDArray[np.int64], result: NDArray[np.float64]
 ) -> None:
-    """Fill `result`, see `Batch.seconds`, by the `quick` way (plan, scratch) or else that of the `exact_columns` search."""
+    """Fill `result` (`Batch.seconds`) with the `quick` simulation (plan, scratch) or, where memory matters, the exact one."""
     p, s = quick
     model, work, position, at = exact_columns
     for k in range(len(rows)):
@@ -207,7 +211,7 @@ def _seconds(
 
 @njit(cache=True, nogil=True)
 def _together(unit: NDArray[np.uint32], home: NDArray[np.int64], row: NDArray[np.int32]) -> bool:
-    """Whether the devices `row` keep every unit on its `home`."""
+    """Whether every op of a unit has the unit's device: `row` int32[n] per op, `home` per unit."""
     for i in range(len(row)):  # noqa: SIM110 - compiled
         if row[i] != home[unit[i]]:
             return False
@@ -216,7 +220,7 @@ def _together(unit: NDArray[np.uint32], home: NDArray[np.int64], row: NDArray[np
 
 @njit(cache=True, nogil=True)
 def _fits(p: Plan, home: NDArray[np.int64], received: NDArray[np.float64], copies: bool) -> tuple[bool, bool]:
-    """Whether memory surely suffices, and whether it surely does not, on every device."""
+    """Returns whether every device surely has enough memory, and whether some device surely has not."""
     surely, never = True, False
     for d in range(len(p.limit)):
         held_bytes, peak_bytes, temp = 0, 0, 0
@@ -232,9 +236,9 @@ def _fits(p: Plan, home: NDArray[np.int64], received: NDArray[np.float64], copie
 
 @njit(cache=True, nogil=True)
 def _makespan(p: Plan, s: Scratch, home: NDArray[np.int64]) -> float:
-    """Microseconds of the placement of every unit on its `home` int64[units].
+    """Simulate the placement of every unit on its device `home` int64[units]; returns its makespan in microseconds.
 
-    One loop without helpers: handing arrays to one counts references, which costs more than what it would do.
+    It is one loop without helpers: a call that passes arrays counts references, which takes longer than such a helper.
     """
     cost, degree, source, near_ptr, near = p.cost, p.degree, p.source, p.near_ptr, p.near
     far_ptr, far, far_unit, far_tensor, far_last = p.far_ptr, p.far, p.far_unit, p.far_tensor, p.far_last

@@ -1,16 +1,18 @@
-"""States of a simulation from which a changed candidate continues: what happens before the change is not done again.
+"""Checkpoints of a simulation: the simulation of a changed candidate continues at the last checkpoint before the change.
 
-A simulation of a candidate keeps its state at a few checkpoints, where equal shares of the ops have started. Accepting the
-candidate makes these the base's. The next candidate differs from the base in a few ops, and its simulation is the base's
-until one of them matters: a device counts when a producer of the op ends (its sends are requested then, or the op becomes
-ready), a priority when the op becomes ready, so not before its last producer ends. It continues at the last checkpoint
-before that, with the same numbers to the last bit as from the beginning (tests).
+A simulation saves its state at a few checkpoints, at which equal shares of the ops have started. The *base* is the
+candidate that was accepted last. The next candidate differs from the base in a few ops, and both simulations are equal
+until the first of these ops matters. The device of an op matters once a producer of the op ends, because the producer's
+sends are requested then or the op becomes ready. The priority of an op matters once the op becomes ready, so not before its
+last producer ends. The simulation continues at the last checkpoint before, and its numbers are bit for bit those of a
+simulation from the beginning (tests).
 
-Two banks: the base's checkpoints and those of the candidate under way; `checkpoint_bank[k]` says which of the two the
-base's are. None is kept (its time is infinite) where more transfers are under way than `Work` has room for.
+Checkpoints are in two banks: those of the base and those of the candidate in simulation. `checkpoint_bank[k]` is the bank of
+the base's checkpoint `k`. A checkpoint at which more transfers are under way than `Work` has room for is not saved (its time
+is infinite).
 
-Keeping checkpoints costs about a sixth of a simulation, and moving a unit with an op that reads nothing changes everything
-from the start: `anneal` looks at its first candidates and stops keeping checkpoints where they save too little.
+Saving checkpoints takes about a sixth of a simulation, and a move of an op without inputs changes everything from the
+start. So `anneal` measures its first candidates and stops saving checkpoints where they save too little.
 """
 
 from __future__ import annotations
@@ -28,20 +30,20 @@ _HEAD = 4  # numbers at the beginning of a state: transfers so far, in the heap,
 
 @njit(cache=True, inline="always")
 def goal_of(k: int, checkpoints: int, n: int) -> int:
-    """Ops of a graph of `n` that have started, or a few more, at checkpoint `k` of `checkpoints`."""
+    """Returns how many of `n` ops must have started at checkpoint `k` of `checkpoints`."""
     return (k + 1) * n // (checkpoints + 1) + 1
 
 
 @njit(cache=True, nogil=True)
 def forget_checkpoints(w: Work, position: int) -> None:
-    """The candidate under way has no checkpoints after `position` yet."""
+    """Delete the checkpoints after `position` of the candidate in simulation."""
     for k in range(position + 1, len(w.checkpoint_bank)):
         w.checkpoint_time[1 - w.checkpoint_bank[k], k] = np.inf
 
 
 @njit(cache=True, nogil=True)
 def accept_checkpoints(w: Work, position: int) -> None:
-    """The candidate that continued after checkpoint `position` (-1: from the beginning) is the base from now on."""
+    """Make the candidate, which was simulated from checkpoint `position` (-1: from the beginning), the new base."""
     start, base_start, bank = w.start, w.base_start, w.checkpoint_bank
     if position < 0:
         for i in range(len(start)):
@@ -58,9 +60,10 @@ def accept_checkpoints(w: Work, position: int) -> None:
 def last_checkpoint_before(
     m: Model, w: Work, device: NDArray[np.int32], changed_ops: NDArray[np.int32], changed: int
 ) -> int:
-    """The last checkpoint before `changed` ops (negative: only their priorities) may make a difference; -1: the beginning.
+    """Returns the last checkpoint before the first `changed` of `changed_ops` matter; -1: simulate from the beginning.
 
-    A producer that changes too may be asked at its new device: it changes before it ends on any.
+    A negative `changed` means that only priorities changed. A producer that also changed may be timed on its new device: it
+    matters before it ends on either device.
     """
     table, input_ptr, inputs, producer, base_start = m.table, m.input_ptr, m.inputs, m.producer, w.base_start
     checkpoint_time, bank = w.checkpoint_time, w.checkpoint_bank
@@ -88,8 +91,9 @@ def last_checkpoint_before(
 def save_checkpoint(
     k: int, w: Work, at: NDArray[np.int32], by_rank: bool, parallel: bool, state: tuple[float, int, int, int]
 ) -> None:
-    """Keep the `state` (time, of which everything has happened, transfers so far, in the heap, ops started) as checkpoint
-    `k` of the candidate under way."""
+    """Save checkpoint `k` of the candidate in simulation.
+
+    `state`: the time up to which all events are done, the transfers so far, those in the heap, and the ops started."""
     now_us, slots, waiting, finished = state
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
@@ -138,7 +142,7 @@ def save_checkpoint(
 
 @njit(cache=True, nogil=True)
 def restore_checkpoint(k: int, w: Work, position: NDArray[np.int32], by_rank: bool) -> tuple[float, int, int, int]:
-    """Continue at checkpoint `k` of the base: time, transfers so far, in the heap, ops started."""
+    """Restore checkpoint `k` of the base; returns its `state` as `save_checkpoint` takes it."""
     head, tail, line, bits, missing, heap = w.head, w.tail, w.line, w.bits, w.missing, w.heap
     running, list_head, list_tail, slot_info, slot_end = w.running, w.list_head, w.list_tail, w.slot_info, w.slot_end
     busy_until, queue_out, queue_in, fresh, fresh_at = w.busy_until, w.queue_out, w.queue_in, w.fresh, w.fresh_at

@@ -1,4 +1,4 @@
-"""What a candidate costs: its time and its bytes above the limits, from one simulation or from several samples of costs."""
+"""Cost of a candidate: its makespan and its bytes above the limits, from one simulation or from several samples of costs."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from .work import Work, make_work
 
 
 class Prices(NamedTuple):
-    """Cost per microsecond of `time` and per byte of `overflow`; what is remembered as best pays `best` per byte. With a
-    small `overflow` a search may pass through candidates that exceed a limit, on the way between two that do not."""
+    """Weights of the cost: per microsecond of `time` and per byte of `overflow` above a memory limit.
+
+    The best candidate is chosen with weight `best` per byte instead of `overflow`. With a small `overflow` a search may
+    pass through candidates that exceed a limit, on the way between two that do not."""
 
     time: float
     overflow: float
@@ -25,12 +27,14 @@ class Prices(NamedTuple):
 
 
 NEVER = 1e30
-"""A price per byte that no time is worth."""
+"""A price per byte so high that no saved time makes up for a byte."""
 
 
 class Samples(NamedTuple):
-    """Costs to be robust against: `table` float64[K, n, D], `latency` and `per_byte` float64[K, D, D]; the time that
-    counts is the one at position `place` of the K sorted ones. With K = 0 the model's own costs count."""
+    """K samples of the costs, against which a placement should be robust.
+
+    `table` float64[K, n, D]; `latency` and `per_byte` float64[K, D, D]. The makespan of a candidate is the one at position
+    `place` of its K sorted makespans. With K = 0 it is simulated with the model's own costs."""
 
     table: NDArray[np.float64]
     latency: NDArray[np.float64]
@@ -39,13 +43,13 @@ class Samples(NamedTuple):
 
 
 def no_samples(operators: int, devices: int) -> Samples:
-    """The model's own costs."""
+    """Returns an empty set of samples: candidates are simulated with the model's own costs."""
     links = np.empty((0, devices, devices))
     return Samples(np.empty((0, operators, devices)), links, links, 0)
 
 
 class Objective(NamedTuple):
-    """How candidates are simulated and what they cost; `track`: follow memory, where it can run out."""
+    """The cost function of candidates: the model, its scratch space, and the weights; `track`: follow memory."""
 
     model: Model
     work: Work
@@ -55,7 +59,10 @@ class Objective(NamedTuple):
 
 
 def make_objective(model: Model, prices: Prices | None = None, track: bool | None = None) -> Objective:
-    """The time of `model`'s own costs, with no byte above a limit worth any time, unless `prices` say otherwise."""
+    """Make the objective of `model`: by default the makespan, where no byte above a limit is acceptable.
+
+    `prices` replaces these weights. `track=None` follows memory where it can run out.
+    """
     follow = memory_matters(model) if track is None else track
     costs = Prices(1.0, NEVER, NEVER) if prices is None else prices
     return Objective(model, make_work(model), no_samples(*model.table.shape), costs, follow)
@@ -63,7 +70,7 @@ def make_objective(model: Model, prices: Prices | None = None, track: bool | Non
 
 @njit(cache=True, nogil=True)
 def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: float) -> tuple[float, float]:
-    """Makespan at position `place` among the samples, and the worst overflow; infinite once it must exceed `cutoff`."""
+    """Returns the makespan at position `place` of the samples and the worst overflow; infinite if it must exceed `cutoff`."""
     m, w, samples = objective.model, objective.work, objective.samples
     count = len(samples.table)
     times, worst, late_count = np.empty(count), 0.0, 0
@@ -107,7 +114,7 @@ def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: floa
 def candidate_cost(
     objective: Objective, s: State, threshold: float, position: int, keep: bool
 ) -> tuple[float, float, float]:
-    """Cost, makespan and overflow of the current candidate of the state `s`; infinite cost once it must exceed `threshold`.
+    """Returns cost, makespan and overflow of the state's current candidate; infinite if the cost must exceed `threshold`.
 
     `position`, `keep`: see `evaluate_after`.
     """
@@ -127,7 +134,7 @@ def candidate_cost(
 
 @njit(cache=True, nogil=True)
 def evaluate_current(objective: Objective, s: State) -> None:
-    """Evaluate the current candidate of the state `s` and make it the best one where it is."""
+    """Evaluate the current candidate of the state `s` from the beginning, and remember it if it is the best."""
     cost, time, overflow_bytes = candidate_cost(objective, s, np.inf, -1, False)
     s.cost[0] = cost
     remember_better(objective.prices, s, cost, time, overflow_bytes)
@@ -135,7 +142,7 @@ def evaluate_current(objective: Objective, s: State) -> None:
 
 @njit(cache=True, nogil=True)
 def remember_better(prices: Prices, s: State, cost: float, time: float, overflow_bytes: float) -> None:
-    """Make the current candidate the best one where it is, at what a best one pays per byte of overflow."""
+    """Remember the current candidate if it is the best, with overflow weighted by `prices.best`."""
     final = cost + (prices.best - prices.overflow) * overflow_bytes
     if final < s.cost[1]:
         remember(s, final, time, overflow_bytes)

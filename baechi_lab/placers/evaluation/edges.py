@@ -1,11 +1,11 @@
-"""Edges that others imply: whatever the placement of units of ops, an op need not wait for them.
+"""Edges that other edges imply. No op need wait for them, wherever the units of ops are placed.
 
 Ops of one label (a unit, or what stays on one device) are on one device wherever the unit goes. An edge between two of
-them asks only for an order, and is implied by any other way from its producer to its reader within the label. A tensor
-that two ops of one label read arrives for both at once: the later of them waits for the earlier one anyway. Leaving
-such edges out changes no time of the simulation, only its work: on recurrent graphs two thirds of the edges go.
+them asks only for an order, and is implied by any other path from its producer to its reader within the label. A tensor
+that two ops of one label read arrives for both at once, and the later of them waits for the earlier one anyway. Leaving
+such edges out changes no simulated time and saves work: on recurrent graphs two thirds of the edges are left out.
 
-Idea: transitive reduction (Aho, Garey and Ullman 1972, doi:10.1137/0201008), here with sets of bits per label.
+Idea: transitive reduction (Aho, Garey and Ullman 1972, doi:10.1137/0201008), with sets of bits per label.
 Complexity: O(edges * ops of a label / 64); very large labels keep all edges.
 """
 
@@ -25,11 +25,11 @@ def needed(
     window: int,
     look: int,
 ) -> NDArray[np.bool_]:
-    """bool[edges]: which edges the rest does not imply.
+    """Returns bool[edges]: the edges that the other edges do not imply.
 
-    `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other; `label` int64[n] of each
-    op; `order` int64[n]: the ops in topological order. Ways are followed within labels of up to `window` ops, and `look`
-    readers of a tensor are looked at for one that comes before.
+    `column`: producer, tensor and reader int64[edges], the edges of a tensor next to each other. `label` int64[n] of each
+    op. `order` int64[n]: the ops in topological order. Paths are followed within labels of up to `window` ops. Up to `look`
+    readers of a tensor are examined for one that runs earlier.
     """
     producer, tensor, reader = column
     n, edges, labels = len(label), len(tensor), label.max() + 1 if len(label) else 0
@@ -42,7 +42,7 @@ def needed(
     for r in range(n):
         base[r] = total
         total += (size[label[r]] + 63) >> 6 if size[label[r]] <= window else 0
-    before = np.zeros(total + 1, np.uint64)  # per op: the ops of its label from which a way leads to it
+    before = np.zeros(total + 1, np.uint64)  # per op: the ops of its label from which a path leads to it
     first = np.empty(edges, np.int64)  # of the edges of the same tensor
     into, entry = np.zeros(n + 1, np.int64), np.empty(edges, np.int64)
     for e in range(edges):
@@ -67,7 +67,7 @@ def needed(
                     before[base[r] + z] |= before[base[p] + z]
         for x in range(into[r], into[r + 1]):
             p = producer[entry[x]]
-            if label[p] == reader_label:  # there before: by another way, or by another tensor of the same producer
+            if label[p] == reader_label:  # implied by another path, or by another tensor of the same producer
                 word, bit = base[r] + (slot[p] >> 6), one << np.uint64(slot[p] & 63)
                 is_needed[entry[x]] = (before[word] & bit) == 0
                 before[word] |= bit

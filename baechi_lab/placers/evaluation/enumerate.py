@@ -1,10 +1,10 @@
-"""The best schedule of a small graph: every placement and every order of its ops, as far as bounds leave any.
+"""The best schedule of a small graph, by trying every placement and every order of its ops that no bound rules out.
 
-Idea: placements are made op by op, in topological order. One is dropped once its longest path, with transfers, or a
-device's work takes as long as the best known schedule. Of each that is left, all schedules are tried: devices never idle, so a
-schedule is a choice among ready ops whenever a device is free. Starting from the order by longest path to the end, each
-choice is replaced by each other op that was ready then, and what follows is simulated again (`evaluation.evaluate`). What
-starts before a choice does not depend on it, so a choice is not looked at where the ops that start before it already
+Idea: a placement is built op by op, in topological order. It is dropped once its longest path, with transfers, or the
+work of one device takes as long as the best known schedule. For each complete placement all schedules are tried. Devices
+never idle, so a schedule is a choice among ready ops whenever a device is free. Starting from the order by longest path to
+the end, each choice is replaced by each other op that was ready then, and the rest is simulated again
+(`evaluation.evaluate`). Ops that start before a choice do not depend on it. So a choice is skipped where these ops already
 prove that the step is no shorter.
 
 Devices that can be exchanged without changing any schedule are used in the order of their index. With three devices or more
@@ -34,7 +34,7 @@ from .work import Work, make_work
 
 
 class Enumeration(NamedTuple):
-    """The best placement with its order (None: nothing is shorter than what was known), and whether all were tried."""
+    """The best placement with its order (None: no step is shorter than the known one), and whether all were tried."""
 
     placement: Placement | None
     makespan_us: float
@@ -45,9 +45,9 @@ class Enumeration(NamedTuple):
 def best_schedule(
     graph: OpGraph, cluster: Cluster, known_us: float = np.inf, max_simulations: int = 20_000
 ) -> Enumeration:
-    """The shortest step of all placements and orders that keep within memory, if it is shorter than `known_us`.
+    """Find the shortest step of all placements and orders that fit the memory, if it is shorter than `known_us`.
 
-    `max_simulations` simulations end the search; placements that are dropped count an eighth.
+    The search ends after `max_simulations` simulations; a device tried for an op counts as an eighth of a simulation.
 
     >>> from baechi_lab import Link
     >>> graph = OpGraph.from_edges([5, 10, 10, 5], [(0, 1, 1), (0, 2, 1), (1, 3, 1), (2, 3, 1)])
@@ -81,7 +81,7 @@ def best_schedule(
 
 
 def _exchangeable(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """int64[D]: the lowest device that each device can be exchanged with; itself where there is none."""
+    """Returns int64[D]: for each device, the lowest device with which it can be exchanged, or itself."""
     partner = np.arange(cluster.n)
     group = groups_of(graph)
     pairs = np.unique(np.stack([graph.edge_tensor, group[graph.consumers]]), axis=1)[0]
@@ -116,7 +116,7 @@ def _search_placements(
     best_at: NDArray[np.int32],
     max_simulations: float,
 ) -> Any:
-    """Depth first over the devices of ops: (best makespan, whether all were tried, simulations)."""
+    """Search the devices of ops depth first; returns best makespan, whether all placements were tried, simulations."""
     order, group, allowed, alike = problem
     device = assignment.device
     n, devices = len(order), len(alike)
@@ -126,11 +126,11 @@ def _search_placements(
         for d in range(devices):
             if allowed[group[i], d]:
                 least[i] = min(least[i], m.table[i, d])
-    remaining_work = np.zeros(n + 1)  # of the ops from each place of the order on
+    remaining_work = np.zeros(n + 1)  # of the ops from each position of the order on
     for k in range(n - 1, -1, -1):
         remaining_work[k] = remaining_work[k + 1] + least[order[k]]
     home = np.full(len(allowed), -1, np.int64)
-    owner = np.full(len(allowed), -1, np.int64)  # place of the op that chose a group's device
+    owner = np.full(len(allowed), -1, np.int64)  # position of the op that chose a group's device
     load, used, head = np.zeros(devices), np.zeros(devices, np.int64), np.zeros(n)
     choice = np.full(n, -1, np.int64)
     space = (
@@ -216,7 +216,7 @@ def _cost(m: Model, t: int, source: int, target: int) -> float:
 
 @njit(cache=True, nogil=True)
 def _ready(m: Model, device: NDArray[np.int32], head: NDArray[np.float64], i: int, d: int) -> float:
-    """When op `i` may start on device `d` at the soonest, if no device or queue is ever busy."""
+    """Returns the earliest start of op `i` on device `d`, if no device or queue is ever busy."""
     at = 0.0
     for e in range(m.input_ptr[i], m.input_ptr[i + 1]):
         p = m.producer[m.inputs[e]]
@@ -239,7 +239,7 @@ def _search_schedules(
     count: float,
     max_simulations: float,
 ) -> Any:
-    """All orders of one placement: (best makespan, simulations, whether all were tried)."""
+    """Try all orders of one placement; returns best makespan, simulations, and whether all orders were tried."""
     load, head = load_and_head
     sequence, starts, started, place, alternative, default, tail, rank, busy, queue = space
     device, at = assignment.device, assignment.at
@@ -284,7 +284,7 @@ def _search_schedules(
 
 @njit(cache=True, nogil=True)
 def _tails(m: Model, device: NDArray[np.int32], order: NDArray[np.int64], tail: NDArray[np.float64]) -> None:
-    """The least time from the end of each op to the end of the step under a placement."""
+    """Fill `tail` with the least time from the end of each op to the end of the step under a placement."""
     for k in range(len(order) - 1, -1, -1):
         i = order[k]
         tail[i] = 0.0
@@ -297,7 +297,7 @@ def _tails(m: Model, device: NDArray[np.int32], order: NDArray[np.int64], tail: 
 def _path_bound(
     m: Model, device: NDArray[np.int32], load: NDArray[np.float64], head: NDArray[np.float64], tail: NDArray[np.float64]
 ) -> float:
-    """No schedule of the placement is shorter than its longest path, nor than a device's work between its first and last op."""
+    """Bound of a placement: its longest path, and each device's work between its first and its last op."""
     bound = 0.0
     for i in range(len(device)):
         bound = max(bound, head[i] + m.table[i, device[i]] + tail[i])
@@ -319,9 +319,9 @@ def _queue_bound(
     tail: NDArray[np.float64],
     queue: NDArray[np.float64],
 ) -> float:
-    """No schedule is shorter than what a queue carries, after its first request and before what its last transfer is for.
+    """Bound of a placement: a queue's first request, its transfers, and the least time after its last transfer.
 
-    `queue` float64[6, D]: of what devices send, then of what they receive, the microseconds, first request, least time behind.
+    `queue` float64[6, D], scratch: of sends, then of receives, the microseconds, the first request, the least time after.
     """
     if m.comm == PARALLEL:
         return 0.0
@@ -355,7 +355,7 @@ def _queue_bound(
 
 @njit(cache=True, nogil=True)
 def _by_tail(order: NDArray[np.int64], tail: NDArray[np.float64], default: NDArray[np.int32]) -> None:
-    """The ops by what must follow them, most first; of equal ones in topological order."""
+    """Fill `default` with the ops by `tail`, longest first; equal ones in topological order."""
     for k in range(len(order)):
         i, j = order[k], k
         while j > 0 and tail[default[j - 1]] < tail[i]:
@@ -377,7 +377,7 @@ def _simulate(
     level: int,
     k: int,
 ) -> float:
-    """Simulate the first `k` ops of `sequence` before all others; the others that started are put behind them."""
+    """Simulate with the first `k` ops of `sequence` before all others, then append the others as they started."""
     device, position, at = assignment.device, assignment.position, assignment.at
     n = len(device)
     position[:] = -1
@@ -422,7 +422,7 @@ def _least_step_time(
     j: int,
     busy: NDArray[np.float64],
 ) -> float:
-    """What the step takes at least if its first `j` ops start as they do."""
+    """Bound of all schedules whose first `j` ops start as they do in this one."""
     bound = 0.0
     busy[0, :] = 0.0
     busy[1, :] = load
@@ -449,7 +449,7 @@ def _next_ready(
     best: float,
     rank: NDArray[np.int64],
 ) -> int:
-    """The first op from `x` on that may have been ready when the j-th started on its device; the number of ops for none."""
+    """Returns the first op from `x` on that may have been ready when the j-th op started; the number of ops if none."""
     n, decision_us, d = len(device), start[sequence[j]], device[sequence[j]]
     rank[:] = n
     for k in range(j + 1):

@@ -1,19 +1,19 @@
-"""The simulator as a search needs it: makespan and memory overflow of one candidate, tens of thousands per second.
+"""The fast simulator of searches: makespan and memory overflow of one candidate, tens of thousands of them per second.
 
 Idea: the same rules as `simulator.kernel` (tests require equal numbers), without logs, allocation or a general event
 heap. Each device runs one op, so the next op end is a minimum over devices. Where transfers queue, those to one device
 end in the order in which they were requested, so a linked list per receiver replaces the heap; only `parallel`
 transfers need one. Ready ops come first in, first out from a list, or by priority from a set of bits.
 
-Comparisons that a processor cannot predict cost more than the rest, so the usual instant, one op that ends, takes a way
-with few of them: its consumers are all written behind the line of ready ops, the line grows by those that are ready, and
-only its own device is asked for what comes next. Instants with several events or arriving transfers take the longer way.
+Branches that a processor cannot predict take more time than the rest. So the usual instant, at which one op ends, runs a
+path with few of them: all its consumers are written behind the line of ready ops, the line grows by those that are ready,
+and only the op's own device starts its next op. Instants with several events or arriving transfers run the longer path.
 
-A candidate is dropped as soon as it cannot come in below `cutoff`: an op that ends at `t` and must be followed by `tail`
-(consumers local or paid for, as in the bounds) forces a makespan of `t + tail`. Memory is tracked only where it can run out.
+A simulation ends as soon as its makespan must exceed `cutoff`: an op that ends at `t` and is followed by at least `tail`
+(`model.Model`) forces a makespan of `t + tail`. Memory is tracked only where it can run out.
 
-Helpers are expanded in place (`inline="always"`) and arrays unpacked once: a call that hands over arrays counts
-references, which costs more than the work done in it.
+Helpers are expanded in place (`inline="always"`) and arrays unpacked once: a call that passes arrays counts
+references, which takes longer than the work done in it.
 
 Complexity: O(ops + edges + steps * devices).
 """
@@ -34,7 +34,7 @@ from .work import Work
 
 @njit(cache=True, inline="always")
 def _insert(i: int, base: int, k: int, low: int, line: NDArray[np.int32]) -> None:
-    """Put op `i` into the line in `line[base + low : base + k]`, which is sorted by op index."""
+    """Insert op `i` into `line[base + low : base + k]`, which is sorted by op index."""
     k += base
     low += base
     while k > low and line[k - 1] > i:
@@ -45,7 +45,7 @@ def _insert(i: int, base: int, k: int, low: int, line: NDArray[np.int32]) -> Non
 
 @njit(cache=True, inline="always")
 def _overflow_sum(peak: NDArray[np.int64], limit: NDArray[np.int64]) -> float:
-    """Bytes above the limits, summed over devices."""
+    """Returns the bytes above the limits, summed over devices."""
     total = 0.0
     for d in range(len(limit)):
         if peak[d] > limit[d]:
@@ -55,25 +55,25 @@ def _overflow_sum(peak: NDArray[np.int64], limit: NDArray[np.int64]) -> float:
 
 @njit(cache=True, nogil=True)
 def overflow(m: Model, w: Work) -> float:
-    """Bytes above the limits, summed over devices, at the peaks of the last evaluation."""
+    """Returns the bytes above the limits, summed over devices, at the peaks of the last evaluation."""
     return _overflow_sum(w.peak, m.limit)
 
 
 @njit(cache=True, nogil=True)
 def evaluate(m: Model, w: Work, assignment: Assignment, limits: Limits) -> float:
-    """Makespan in microseconds of an `Assignment`; infinity once it must exceed one of its `Limits`.
+    """Simulate an `Assignment`; returns its makespan in microseconds, or infinity once it must exceed one of its `Limits`.
 
-    Where `limits.track`, `overflow(m, w)` tells the bytes above the limits afterwards. `w.start` and `w.peak` are results.
+    `w.start` is a result; with `limits.track`, also `w.peak`, from which `overflow(m, w)` computes the bytes above limits.
     """
     return evaluate_after(m, w, assignment, limits, -1, False)
 
 
 @njit(cache=True, nogil=True)
 def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, first_position: int, keep: bool) -> float:
-    """The same, continued at checkpoint `first_position` of the base (-1: from the beginning); `keep`: make checkpoints
-    (`evaluation.checkpoints`).
+    """Simulate like `evaluate`, from checkpoint `first_position` of the base (-1: from the beginning).
 
-    Checkpoints know nothing of memory: `first_position` is -1 and `keep` false where `limits.track`.
+    `keep`: save checkpoints (`evaluation.checkpoints`). Checkpoints do not hold memory: where `limits.track`,
+    `first_position` is -1 and `keep` is false.
     """
     device, position, at, by_rank = assignment
     track, cutoff, overflow_limit = limits
@@ -93,13 +93,13 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     shared = comm == SEQUENTIAL
     now_us, slots, waiting, finished = 0.0, 0, 0, 0
     checkpoints = w.checkpoint_time.shape[1]
-    number = checkpoints  # of the next one to keep
+    number = checkpoints  # of the next checkpoint to save
     next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0
     for i in range(n):
         total[device[i]] += table[i, device[i]]
     for d in range(devices):
-        total[d] *= SURELY  # as the tails are
+        total[d] *= SURELY  # rounded down, like the tails
         if total[d] > cutoff:
             return np.inf
     if first_position < 0:

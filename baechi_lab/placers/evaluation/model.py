@@ -1,4 +1,4 @@
-"""A graph on a cluster as arrays that compiled code reads; nothing here changes while candidates are evaluated."""
+"""A graph on a cluster as arrays for the compiled evaluation; they do not change while candidates are evaluated."""
 
 from __future__ import annotations
 
@@ -14,15 +14,16 @@ from ...simulator.paths import heads_and_tails
 from ..problem import output_bytes
 
 SURELY = 1.0 - 1e-12
-"""Times that a candidate must take are counted a little less than computed, so that rounding never drops one that meets a
-threshold exactly."""
+"""Factor for lower bounds of a candidate's time: rounding must not drop a candidate that meets a threshold exactly."""
 
 
 class Model(NamedTuple):
-    """What stays the same: `table` float64[n, D] durations, `tail` float64[n] the least time from the end of an op to the
-    end of the step, `edge_ptr`, `edge_to`, `edge_tensor` (op -> its tensors' consumers, by tensor), `ready_to` (the same
-    consumers by op index), `sources` (ops without inputs), the inputs of each op in CSR form (all int32), bytes (int64;
-    `unread` those that nobody reads) and links."""
+    """A graph of `n` ops on `D` devices as arrays.
+
+    `table` float64[n, D]: durations. `tail` float64[n]: the least time from the end of an op to the end of the step.
+    `edge_ptr`, `edge_to`, `edge_tensor`: the consumers of an op's tensors, by tensor. `ready_to`: the same consumers by op
+    index. `sources`: ops without inputs. The inputs of each op are in CSR form. Indices are int32, bytes int64; `unread`
+    are the bytes of tensors that no op reads."""
 
     table: NDArray[np.float64]
     tail: NDArray[np.float64]
@@ -47,7 +48,7 @@ class Model(NamedTuple):
 
 
 def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
-    """The arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
+    """Make the arrays of `graph` on `cluster`; `table` float64[n, D] replaces the durations (samples of a profile error)."""
     costs = durations(graph, cluster) if table is None else np.asarray(table, dtype=np.float64)
     ints = lambda a: np.array(a, dtype=np.int32)  # noqa: E731
     writable_copy = lambda a: np.array(a, order="C")  # noqa: E731  (writable: one compiled signature for all callers)
@@ -80,7 +81,7 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
 
 
 def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: bool) -> NDArray[np.float64]:
-    """What must follow each op at least: consumers are local or paid for, or, where links may vary, transfers are free."""
+    """Returns the least time after each op: a consumer is local or its transfer counts, or, if links vary, transfers are free."""
     if exact and cluster.n > 1 and graph.n:
         tail = paid_heads(merge_problem(graph, cluster, reach=False))[1]
     else:
@@ -89,6 +90,6 @@ def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: 
 
 
 def memory_matters(model: Model) -> bool:
-    """Whether any placement could exceed a limit: everything at once, all tensors copied, is more than a device has."""
+    """Whether some placement may exceed a limit: all ops and tensors at once, with all copies, exceed a device's memory."""
     most_bytes = int(model.persistent.sum() + model.temp.sum() + model.size_bytes.sum())
     return bool(np.any(model.limit < most_bytes))

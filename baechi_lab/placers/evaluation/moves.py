@@ -1,4 +1,4 @@
-"""Changing a candidate: units that move together, the state of a line of search, random moves and how they are undone."""
+"""Random moves of a search: units of ops that move together, the state of a search, its moves and how to undo them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from .work import padded
 
 
 class Units(NamedTuple):
-    """What moves together: ops of unit `u` are `ops[ptr[u]:ptr[u+1]]`; `of` int32[n] is the unit of each op;
-    `allowed` bool[units, D]; units are numbered by their first op in topological order."""
+    """Units: sets of ops that move together, numbered by their first op in topological order.
+
+    The ops of unit `u` are `ops[ptr[u]:ptr[u+1]]`; `of` int32[n] is the unit of each op; `allowed` bool[units, D]."""
 
     ptr: NDArray[np.int64]
     ops: NDArray[np.int32]
@@ -26,11 +27,11 @@ class Units(NamedTuple):
 
 
 class State(NamedTuple):
-    """Current and best candidate: int32[n] devices, position of each op in the order of priorities, and its inverse
-    (`by_rank`: whether priorities count, see `Assignment`).
+    """The current and the best candidate of a search, changed in place.
 
-    `cost` float64[4]: current cost, best cost, best makespan, best overflow; `undo_op`, `undo_old`: what the last move
-    changed, and what it was.
+    Each has int32[n] devices, positions of the ops in the order of priorities, and the inverse of these (`by_rank`: whether
+    priorities count, see `Assignment`). `cost` float64[4]: current cost, best cost, best makespan, best overflow.
+    `undo_op`, `undo_old`: the ops that the last move changed, and their previous devices or positions.
     """
 
     device: NDArray[np.int32]
@@ -45,7 +46,7 @@ class State(NamedTuple):
 
 
 def make_units(unit: Integers, position: Integers, allowed: NDArray[np.bool_]) -> Units:
-    """Units from any labels int[n]; `position` int[n] is a topological order, `allowed` bool[n, D] per op."""
+    """Make units of the ops with equal labels `unit` int[n]; `position` int[n] is a topological order, `allowed` bool[n, D]."""
     labels = np.unique(unit, return_inverse=True)[1].reshape(-1)
     count = int(labels.max(initial=-1)) + 1
     first = np.full(count, np.iinfo(np.int64).max)
@@ -60,7 +61,7 @@ def make_units(unit: Integers, position: Integers, allowed: NDArray[np.bool_]) -
 def make_state(
     device: Integers, rank: NDArray[np.number] | None, parameters: EvaluationParameters = EVALUATION
 ) -> State:
-    """A state whose current and best candidate are the given one, not yet evaluated (costs infinite)."""
+    """Make a state whose current and best candidate are the given one, not yet evaluated (infinite costs)."""
     assignment, n = make_assignment(device, rank), len(device)
     undo = (np.empty(n, np.int32) for _ in range(2))
     best = assignment.device.copy(), assignment.position.copy(), np.full(4, np.inf)
@@ -69,7 +70,7 @@ def make_state(
 
 @njit(cache=True, nogil=True)
 def remember(s: State, cost: float, time: float, overflow_bytes: float) -> None:
-    """The current candidate is the best one; `cost` is its own, with what a best one pays per byte of overflow."""
+    """Make the current candidate the best one; `cost` weights its overflow by `Prices.best`."""
     s.cost[1], s.cost[2], s.cost[3] = cost, time, overflow_bytes
     s.best_device[:] = s.device
     s.best_position[:] = s.position
@@ -77,7 +78,7 @@ def remember(s: State, cost: float, time: float, overflow_bytes: float) -> None:
 
 @njit(cache=True, nogil=True)
 def back_to_best(s: State) -> None:
-    """Continue from the best candidate."""
+    """Make the best candidate the current one."""
     s.device[:] = s.best_device
     s.position[:] = s.best_position
     for i in range(len(s.at)):
@@ -87,7 +88,7 @@ def back_to_best(s: State) -> None:
 
 @njit(cache=True, nogil=True)
 def _neighbour(op: int, m: Model, rng: np.random.Generator) -> int:
-    """A random producer or consumer of `op`; the op itself where it has none."""
+    """Draw a producer or consumer of `op`; returns the op itself where it has none."""
     read = m.input_ptr[op + 1] - m.input_ptr[op]
     count = read + m.edge_ptr[op + 1] - m.edge_ptr[op]
     if count == 0:
@@ -100,7 +101,7 @@ def _neighbour(op: int, m: Model, rng: np.random.Generator) -> int:
 
 @njit(cache=True, nogil=True)
 def reassign(u: int, d: int, count: int, units: Units, s: State) -> int:
-    """Move unit `u` to `d`, remembering how to undo it; returns the number of ops moved so far."""
+    """Move unit `u` to device `d` and record the previous devices; returns `count` plus the number of ops moved."""
     for k in range(units.ptr[u], units.ptr[u + 1]):
         op = units.ops[k]
         s.undo_op[count] = op
@@ -112,11 +113,11 @@ def reassign(u: int, d: int, count: int, units: Units, s: State) -> int:
 
 @njit(cache=True, nogil=True)
 def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: Moves, rng: np.random.Generator) -> int:
-    """Change the candidate at random; returns how many ops got another device or, negative, another position.
+    """Change the candidate at random; returns how many ops changed their device or, negative, their position.
 
     A unit goes to the device of a neighbour, to any device, or a run of units that follow each other in
     topological order goes from one device to another; under priorities, ops also move up or down.
-    `overfull`: prefer units of a device that exceeds its memory; `shares`: how often what (`parameters.Moves`).
+    `overfull`: prefer units of a device that exceeds its memory. `shares`: frequencies of the moves (`parameters.Moves`).
     """
     m, w = objective.model, objective.work
     count, devices = len(units.ptr) - 1, len(m.limit)
@@ -151,7 +152,7 @@ def random_move(objective: Any, s: State, units: Units, overfull: bool, shares: 
 
 @njit(cache=True, nogil=True)
 def _move_to_position(s: State, op: int, target: int) -> None:
-    """Move `op` to position `target`; those in between move by one."""
+    """Move `op` to position `target`; the ops in between shift by one position."""
     k = s.position[op]
     while k < target:
         shifted_op = s.at[k + 1]
@@ -169,7 +170,7 @@ def _move_to_position(s: State, op: int, target: int) -> None:
 
 @njit(cache=True, nogil=True)
 def _shift(u: int, op: int, units: Units, s: State, whole_share: float, rng: np.random.Generator) -> int:
-    """Move one op, or its whole unit, up or down by a number of positions of any magnitude; returns -1 * ops moved."""
+    """Move one op, or its whole unit, up or down by a random number of positions; returns minus the number of ops moved."""
     n = len(s.position)
     step = int(2.0 ** (rng.random() * np.log2(max(n, 2.0))))
     if rng.random() < 0.5:
@@ -193,7 +194,7 @@ def _shift(u: int, op: int, units: Units, s: State, whole_share: float, rng: np.
 
 @njit(cache=True, nogil=True)
 def undo(s: State, changed: int) -> None:
-    """Take the last move back."""
+    """Undo the last move, which changed `changed` ops."""
     for k in range(abs(changed) - 1, -1, -1):
         if changed < 0:
             _move_to_position(s, s.undo_op[k], s.undo_old[k])

@@ -1,4 +1,4 @@
-"""What the search family shares: orders to try a device assignment with, and choosing the best of many candidates."""
+"""Orders of ops for a device assignment, and the choice of the best among many candidates: shared by search placers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _ABOVE_ROUNDING = 1.0 + 1e-9
 
 @dataclass(frozen=True)
 class Candidate:
-    """A device per op, the rank it was simulated with (None: first in, first out), and what came out."""
+    """A device per op, the rank with which it was simulated (None: first in, first out), its makespan and overflow."""
 
     name: str
     device: NDArray[np.int32]
@@ -32,12 +32,12 @@ class Candidate:
 
     @property
     def key(self) -> tuple[float, float]:
-        """Smaller is better: what fits comes before what does not, then the faster."""
+        """Sort key, smaller is better: first the bytes above the limits, then the makespan."""
         return (self.overflow_bytes, self.makespan_us)
 
 
 def usual_orders(graph: OpGraph, cluster: Cluster) -> dict[str, NDArray[np.float64] | None]:
-    """First in, first out; by upward rank (HEFT's), largest first; by topological position."""
+    """Returns three orders: first in, first out; by upward rank (HEFT's), largest first; by topological position."""
     position = graph.position.astype(np.float64)
     return {"fifo": None, "upward": -upward_rank(graph, cluster), "topological": position}
 
@@ -51,7 +51,7 @@ def measure(
     cutoff: float = np.inf,
     overflow_limit: float = np.inf,
 ) -> Candidate:
-    """Simulate one candidate (an infinite makespan: it exceeds `cutoff` microseconds or `overflow_limit` bytes)."""
+    """Simulate one candidate; its makespan is infinite if it exceeds `cutoff` microseconds or `overflow_limit` bytes."""
     assignment = make_assignment(device, rank)
     time = float(evaluate(model, work, assignment, Limits(True, cutoff, overflow_limit)))
     overflow_bytes = float(overflow(model, work)) if np.isfinite(time) else np.inf
@@ -63,7 +63,7 @@ def measure(
 def best_of(
     graph: OpGraph, cluster: Cluster, devices: Iterable[tuple[str, Integers]], orders: Orders | None = None
 ) -> Candidate | None:
-    """The best candidate over all named device assignments, each under all `orders`; None when there is none.
+    """Returns the best candidate of all named device assignments under all `orders`; None if there is no assignment.
 
     `orders`: as `usual_orders` returns them, which is the default. They do not depend on memory.
 

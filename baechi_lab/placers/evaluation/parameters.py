@@ -1,4 +1,4 @@
-"""The numbers that evaluation and annealing work with: one frozen object, each number with its unit, meaning and origin."""
+"""Parameters of evaluation and annealing in one frozen object, each with its unit, meaning and origin."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 
 class Moves(NamedTuple):
-    """What compiled code reads of `EvaluationParameters`: see the fields of the same names there."""
+    """The fields of `EvaluationParameters` that compiled code reads, under the same names."""
 
     order_share: float
     anywhere_share: float
@@ -20,13 +20,13 @@ class Moves(NamedTuple):
 
 
 def number(default: object, unit: str, meaning: str, origin: str = "by hand") -> Any:
-    """A field of a parameter object: its value, and what is known of it."""
+    """Define a field of a parameter object by its default value, unit, meaning and origin."""
     return field(default=default, metadata={"unit": unit, "meaning": meaning, "origin": origin})
 
 
 @dataclass(frozen=True)
 class EvaluationParameters:
-    """Numbers of `placers.evaluation`; `describe` tells what each means, in which unit, and where it comes from.
+    """Parameters of `placers.evaluation`; `describe` lists the unit, meaning and origin of each.
 
     >>> EvaluationParameters().checkpoints
     8
@@ -72,11 +72,11 @@ class EvaluationParameters:
 
     @property
     def moves(self) -> Moves:
-        """What compiled code needs."""
+        """The parameters that compiled code reads."""
         return Moves(*(getattr(self, name) for name in Moves._fields))
 
     def describe(self) -> list[tuple[str, object, str, str, str]]:
-        """Name, value, unit, meaning and origin of every number.
+        """Returns name, value, unit, meaning and origin of every parameter.
 
         >>> EvaluationParameters().describe()[0][:3]
         ('spare_bytes', 256, 'bytes')
@@ -85,4 +85,4 @@ class EvaluationParameters:
 
 
 EVALUATION = EvaluationParameters()
-"""The numbers that are used unless others are given."""
+"""The default parameters."""

@@ -1,7 +1,7 @@
 """Heaps and sets of ready ops, expanded in place where they are used (`inline="always"`).
 
-A call that hands over arrays counts references, which costs more than the work done here; a set of bits whose lowest one
-is found without comparing avoids branches that processors cannot predict.
+A call that passes arrays counts references, which takes longer than the work done here. In a set of bits the lowest one is
+found without comparisons, so without branches that a processor cannot predict.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def push_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.num
 
 @njit(cache=True, inline="always")
 def pop_slot(heap: NDArray[np.int32], base: int, size: int, key: NDArray[np.number]) -> None:
-    """Remove the first of the heap of `size` items (read it at `base` before)."""
+    """Remove the first item of the heap of `size` items; `heap[base]` is that item before the call."""
     last = size - 1
     item = heap[base + last]
     item_key = key[item]
@@ -62,7 +62,7 @@ if HAS_NUMBA:
 
     @intrinsic
     def lowest_bit(typing: object, word: object) -> Any:
-        """Position of the lowest bit that is set in an unsigned word of 64 bits: one instruction."""
+        """Returns the position of the lowest bit that is set in an unsigned word of 64 bits, in one instruction."""
 
         def build(context: object, builder: Any, signature: object, arguments: Any) -> Any:
             return builder.cttz(arguments[0], ir.Constant(ir.IntType(1), 0))
@@ -72,15 +72,15 @@ if HAS_NUMBA:
 else:
 
     def lowest_bit(word: np.uint64) -> int:
-        """Position of the lowest bit that is set."""
+        """Returns the position of the lowest bit that is set."""
         return (int(word) & -int(word)).bit_length() - 1
 
 
 @njit(cache=True, inline="always")
 def set_bit(bits: NDArray[np.uint64], base: int, words: int, k: int, value: int) -> None:
-    """Add `k` to the set in `bits[base:]` where `value` is 1: words of bits, a bit per word, and a bit per word of those.
+    """Add `k` to the set in `bits[base:]` if `value` is 1.
 
-    The last summary is kept only for more than 64 words.
+    The set has `words` words of bits, a summary with a bit per word and, for more than 64 words, a summary of the summary.
     """
     one = k >> 6
     two = one >> 6
@@ -114,7 +114,7 @@ def take_lowest(bits: NDArray[np.uint64], base: int, words: int) -> int:
 
 
 def bit_words(n: int) -> tuple[int, int]:
-    """Words of bits for sets of 0 .. n - 1, and all words including the two summaries."""
+    """Returns the words of bits of a set of 0 .. n - 1, and all its words including the two summaries."""
     words = (n + 63) >> 6
     upper_words = (words + 63) >> 6
     return words, words + upper_words + ((upper_words + 63) >> 6)

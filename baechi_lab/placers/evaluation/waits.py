@@ -1,7 +1,7 @@
-"""Which inputs an op must wait for, whatever the placement: those that no other input is sure to come after.
+"""The inputs for which an op must wait under every placement. Inputs that surely arrive before another are left out.
 
-Ops of one colocation group (a *unit*) share a device, so edges that others imply within it (`evaluation.edges`) are left out.
-The longest path of waits stays, hence every start time.
+Ops of one colocation group (a *unit*) share a device, so edges that others imply within it (`evaluation.edges`) are left
+out. Every longest path stays, and so does every start time.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .parameters import EVALUATION
 
 
 class Waits(NamedTuple):
-    """What is left to wait for, all int32.
+    """The remaining waits of a graph, all int32.
 
-    `degree` per op. `near` (from `near_ptr[op]` on): ops of its unit that wait for an op. `far` (from `far_ptr[op]` on):
-    ops of other units that wait for one of its tensors, by tensor and unit; `far_tensor` counts these tensors from 0
-    (`tensor` tells which in the graph).
+    `degree`: the number of inputs for which each op waits. `near` (from `near_ptr[op]` on): ops of the same unit that wait
+    for the op. `far` (from `far_ptr[op]` on): ops of other units that wait for one of its tensors, by tensor and unit.
+    `far_tensor` numbers these tensors from 0; `tensor` has their numbers in the graph.
     """
 
     degree: NDArray[np.int32]
@@ -35,7 +35,7 @@ class Waits(NamedTuple):
 
 
 def make_waits(graph: OpGraph, unit: NDArray[np.int32]) -> Waits:
-    """Waits of `graph` where the ops of each `unit` int32[n] share a device.
+    """Find the waits of `graph` if the ops of each `unit` int32[n] share a device.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 4), (1, 2, 4), (0, 2, 4)])
     >>> make_waits(graph, np.array([0, 1, 1])).degree.tolist()

@@ -56,7 +56,7 @@ class Work(NamedTuple):
 
 
 def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Work:
-    """Scratch space for `model`."""
+    """Allocate the scratch space for `model`."""
     checkpoint_count, flying = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
     tensors = len(model.producer)
@@ -100,9 +100,7 @@ def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Wo
 
 
 def padded(arrays: Arrays, parameters: EvaluationParameters = EVALUATION) -> Arrays:
-    """A named tuple with its small arrays moved away from all others: threads that write to neighbouring memory wait for
-    each other, although each has its own arrays.
-    """
+    """Copy a named tuple's small arrays into memory of their own: threads that write to one cache line slow each other."""
 
     def padded_copy(a: object) -> Any:
         if not isinstance(a, np.ndarray) or a.nbytes > parameters.page_bytes:
