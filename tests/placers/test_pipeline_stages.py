@@ -79,6 +79,21 @@ def test_closed_sets_give_the_least_period_of_all_pipelines(seed, training):
 
 
 @pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
+@pytest.mark.parametrize("placer", ["ideals", "contiguous"])
+def test_collectives_load_a_lane_of_their_own(comm, placer):
+    """Work of 6, 1, 1 and 6 us, and a collective of 6 us behind the first op: the best cut is 7 | 7.
+
+    Previously the collective counted as work. The least sums are then 12 | 8, whose period is 8.
+    """
+    types = ["matmul", "all_reduce", "matmul", "matmul", "matmul"]
+    graph = OpGraph.from_edges([6.0, 6.0, 1.0, 1.0, 6.0], [(i, i + 1, 4) for i in range(4)], op_types=types)
+    cluster = Cluster.uniform(2, link=Link(0.0, 0.0), comm=comm)
+    placement = place(graph, cluster, placer, objective="throughput")
+    assert placement.device.tolist() == [0, 0, 0, 1, 1]
+    assert placement.info["period_us"] == 7.0
+
+
+@pytest.mark.parametrize("comm", ["parallel", "sequential", "duplex"])
 def test_chain_on_two_devices_by_hand(comm):
     """Work 4, 2, 6 us, tensors of 8 and 2 bytes at 0.5 us a byte: cut after the first (sends 4 us) or the second (1 us).
 

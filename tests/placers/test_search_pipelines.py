@@ -25,6 +25,8 @@ def uneven_cluster(count: int, comm: str, memory: int = 10**9) -> bl.Cluster:
 def test_period_of_every_assignment_and_the_smallest(seed, comm):
     """The loads are those of `bl.throughput` for all assignments; the search finds the best of them."""
     graph = bl.generators.random_dag(6, degree=1.5, duration_us=(1, 9), size_bytes=(1, 50), seed=seed)
+    if seed >= 3:
+        graph = graph.replace(op_types=("matmul", "all_reduce", "matmul", "all_gather", "matmul", "matmul"))
     cluster, total = uneven_cluster(2 + seed % 2, comm), seed % 2 == 1
     model, best = load_model(graph, cluster, sum=total), np.inf
     for home in itertools.product(range(cluster.n), repeat=graph.n):

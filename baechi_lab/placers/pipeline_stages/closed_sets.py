@@ -73,8 +73,8 @@ def cut_sets(
     """
     bits = _as_bits(sets, units.n)
     sets, bits = _sort_by_work(sets, bits, chain)
-    step = (np.diff(column, axis=0) for column in (chain.work, chain.barred))
-    work, barred = (np.ascontiguousarray(bits @ column) for column in step)
+    step = (np.diff(column, axis=0) for column in (chain.work, chain.communication, chain.barred))
+    work, communication, barred = (np.ascontiguousarray(bits @ column) for column in step)
     persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
     readers = np.zeros((len(units.producer), sets.shape[1]), dtype=np.uint64)
     tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
@@ -82,7 +82,8 @@ def cut_sets(
     np.bitwise_or.at(readers, (tensor, units.reader // 64), one)
     crossing = _crossing_tensors(units, bits, tensor)
     best, predecessor = make_tables(len(sets), len(chain.kind), chain.use_all)
-    sums, tensors = (work, barred, persistent_bytes, gradient), (units.producer, units.size.astype(np.float64), readers)
+    sums = work, communication, barred, persistent_bytes, gradient
+    tensors = units.producer, units.size.astype(np.float64), readers
     _relax_nested_pairs(best, predecessor, chain, sums, sets, tensors, crossing, goal, bound * (1 + 1e-9))
     if not np.isfinite(best[-1, -1]):
         return np.inf, []
@@ -123,7 +124,7 @@ def _relax_nested_pairs(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
     chain: DeviceChain,
-    sums: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+    sums: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray],
     sets: NDArray[np.uint64],
     tensors: tuple[NDArray[np.int32], NDArray[np.float64], NDArray[np.uint64]],
     crossing: tuple[NDArray[np.int64], NDArray[np.int64]],

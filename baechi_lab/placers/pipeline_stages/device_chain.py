@@ -3,14 +3,16 @@
 A stage on the devices `d .. d + r - 1` of the chain, each of which takes every r-th micro-batch, costs per micro-batch:
 
     compute   the work of its units / r
+    collectives  of its units / r, on a lane of their own
     received  the tensors that it reads from other stages, each once / r
     sent      the tensors that other stages read from it, each once / r
     ring      2 (r - 1) / r of its gradients over the slowest link among its devices, once per r micro-batches. For a step
               (`once`) it runs once after all micro-batches, and is no part of the load.
 
-The load of a stage is the largest load of its resources: `compute + received + sent + ring` where compute and transfers are
-added (`sum`), otherwise the larger of compute and the queues of the communication mode. Tensors to and from earlier
-stages take the link to the previous device, all others the link to the next device. That is exact where all links are equal.
+The load of a stage is the largest load of its resources. One of them is the lane of its collectives. The others are
+`compute + received + sent + ring` where compute and transfers are added (`sum`), otherwise compute and the queues of the
+communication mode. Tensors to and from earlier stages take the link to the previous device, all others the link to the next
+device. That is exact where all links are equal.
 PipeDream (Narayanan et al. 2019, doi:10.1145/3341301.3359646, section 3.1) has the same terms; there, the communication
 between two stages is a stage of its own.
 """
@@ -37,16 +39,17 @@ PARALLEL, SEQUENTIAL = COMMUNICATION_MODES.index("parallel"), COMMUNICATION_MODE
 class DeviceChain(NamedTuple):
     """D devices in the order of the pipeline stages. A device with several stages occurs several times.
 
-    `kind` int32[D]: the device's column of `work`; `work` float64[units + 1, kinds] and `barred` int64[units + 1, kinds]: prefix
-    sums over the units, of their work and of whether they may not run there; `memory` int64[D]; `latency`, `per_byte`
-    float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run` int64[D]: number of equal devices
-    from here on; `ring` float64[D, D]: slowest microseconds per byte among the `r` devices from `d` on, at [d, r - 1];
-    `ring_latency` likewise; `rule`: how loads add up; `once`: gradients are added once per step; `use_all`: every device must
-    have a stage.
+    `kind` int32[D]: the device's column of `work`; `work`, `communication` float64[units + 1, kinds] and `barred` int64[units +
+    1, kinds]: prefix sums over the units, of their work, their collectives and of whether they may not run there; `memory`
+    int64[D]; `latency`, `per_byte` float64[D + 1]: the link between the devices before and at a place (0 at the ends); `run`
+    int64[D]: number of equal devices from here on; `ring` float64[D, D]: slowest microseconds per byte among the `r` devices
+    from `d` on, at [d, r - 1]; `ring_latency` likewise; `rule`: how loads add up; `once`: gradients are added once per step;
+    `use_all`: every device must have a stage.
     """
 
     kind: NDArray[np.int32]
     work: NDArray[np.float64]
+    communication: NDArray[np.float64]
     barred: NDArray[np.int64]
     memory: NDArray[np.int64]
     latency: NDArray[np.float64]
@@ -68,21 +71,33 @@ def make_device_chain(
     replicas: bool,
     once: bool = False,
     use_all: bool = False,
+    separate_lanes: bool = True,
 ) -> DeviceChain:
-    """The chain of `devices` (indices into the cluster). Without `replicas`, a stage takes one device only."""
+    """The chain of `devices` (indices into the cluster). Without `replicas`, a stage takes one device only.
+
+    Without `separate_lanes`, collectives count as work.
+    """
+    work, communication = units.work, units.communication
+    if not separate_lanes:
+        work, communication = work + communication, np.zeros_like(communication)
     device_indices = np.asarray(devices, dtype=np.int64)
     kind_of_device: dict[bytes, int] = {}
     kinds = [
         kind_of_device.setdefault(
-            b"".join(column.tobytes() for column in (units.work[:, d], units.allowed[:, d], cluster.memory_bytes[d])), d
+            b"".join(
+                column.tobytes()
+                for column in (work[:, d], communication[:, d], units.allowed[:, d], cluster.memory_bytes[d])
+            ),
+            d,
         )
         for d in device_indices.tolist()
     ]
     first, kind = np.unique(kinds, return_inverse=True)
-    work, barred = units.work[:, first], ~units.allowed[:, first]
+    barred = ~units.allowed[:, first]
     return DeviceChain(
         kind=kind.astype(np.int32),
-        work=prefix_sums(work),
+        work=prefix_sums(work[:, first]),
+        communication=prefix_sums(communication[:, first]),
         barred=prefix_sums(barred.astype(np.int64)),
         memory=cluster.memory_bytes[device_indices],
         latency=_neighbour_link(cluster.latency_us, device_indices),
@@ -141,11 +156,12 @@ def pipeline_stage_load(
     d: int,
     r: int,
     work: float,
+    communication: float,
     gradient: float,
     low: NDArray[np.float64],
     high: NDArray[np.float64],
 ) -> float:
-    """Microseconds per micro-batch of a stage of `work` us and `gradient` bytes on `r` devices from `d` on.
+    """Microseconds per micro-batch of a stage of `work` and `communication` us and `gradient` bytes on `r` devices from `d` on.
 
     `low`, `high` float64[4]: number and bytes of tensors received, number and bytes sent, below and above the stage.
     """
@@ -155,9 +171,9 @@ def pipeline_stage_load(
     sending += high[2] * chain.latency[d + r] + high[3] * chain.per_byte[d + r]
     ring = 0.0 if chain.once else ring_us(chain, d, r, gradient)
     if chain.rule == SUM:
-        return (work + receiving + sending + ring) / r
+        return max(work + receiving + sending + ring, communication) / r
     if chain.rule == PARALLEL:
-        return work / r
+        return max(work, communication) / r
     if chain.rule == SEQUENTIAL:
-        return max(work, receiving + sending + ring) / r
-    return max(work, max(receiving, sending) + ring) / r
+        return max(work, communication, receiving + sending + ring) / r
+    return max(work, communication, max(receiving, sending) + ring) / r

@@ -32,13 +32,15 @@ EVEN = 0.05
 class LoadModel(NamedTuple):
     """Units and the tensors between them as arrays.
 
-    `unit` int32[n] of every op; `work` float64[U, D]; `allowed` bool[U, D]; `persistent_bytes` int64[U]; per tensor `producer`,
-    `size`, and readers in CSR form; `made_ptr` int64[U + 1]: tensors of a unit are numbered in a row; `read_ptr`, `reads`:
-    tensors that a unit reads; links float64[D, D]; `limit` int64[D]; `rule` as in `pipeline_stages.device_chain`.
+    `unit` int32[n] of every op; `work`, `communication` float64[U, D]; `allowed` bool[U, D]; `persistent_bytes` int64[U]; per
+    tensor `producer`, `size`, and readers in CSR form; `made_ptr` int64[U + 1]: tensors of a unit are numbered in a row;
+    `read_ptr`, `reads`: tensors that a unit reads; links float64[D, D]; `limit` int64[D]; `rule` as in
+    `pipeline_stages.device_chain`.
     """
 
     unit: NDArray[np.int32]
     work: NDArray[np.float64]
+    communication: NDArray[np.float64]
     allowed: NDArray[np.bool_]
     persistent_bytes: NDArray[np.int64]
     producer: NDArray[np.int64]
@@ -64,6 +66,7 @@ def load_model(graph: OpGraph, cluster: Cluster, *, sum: bool = False) -> LoadMo
     return LoadModel(
         group,
         units.work,
+        units.communication,
         units.allowed,
         units.persistent_bytes,
         units.producer.astype(np.int64),
@@ -112,17 +115,18 @@ def charge_tensor(
 
 @njit(cache=True, nogil=True)
 def loads_of(m: LoadModel, home: NDArray[np.int64]) -> NDArray[np.float64]:
-    """float64[4, D]: compute, sent, received and message overheads per device for `home` int64[U].
+    """float64[5, D]: compute, sent, received, message overheads and collectives per device for `home` int64[U].
 
     >>> graph = OpGraph.from_edges([4.0, 6.0], [(0, 1, 10)])
     >>> from baechi_lab import Link
     >>> model = load_model(graph, Cluster.uniform(2, link=Link(1.0, 0.1)))
     >>> loads_of(model, np.array([0, 1])).tolist()
-    [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0]]
+    [[4.0, 6.0], [2.0, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
     """
-    load, device_seen = np.zeros((4, m.work.shape[1])), np.zeros(m.work.shape[1], np.bool_)
+    load, device_seen = np.zeros((5, m.work.shape[1])), np.zeros(m.work.shape[1], np.bool_)
     for u in range(len(home)):
         load[0, home[u]] += m.work[u, home[u]]
+        load[4, home[u]] += m.communication[u, home[u]]
     for t in range(len(m.producer)):
         charge_tensor(m, home, t, load, 1.0, device_seen)
     return load
@@ -142,8 +146,8 @@ def largest_load(m: LoadModel, load: NDArray[np.float64]) -> tuple[float, float]
             device_load = max(compute, load[1, d] + load[2, d])
         else:
             device_load = max(compute, max(load[1, d], load[2, d]))
-        largest = max(largest, device_load)
-        squares += (compute + load[1, d] + load[2, d]) ** 2
+        largest = max(largest, max(device_load, load[4, d]))
+        squares += (compute + load[1, d] + load[2, d] + load[4, d]) ** 2
     return largest, np.sqrt(squares / load.shape[1])
 
 
@@ -158,6 +162,7 @@ def _move_unit(
         for k in range(m.read_ptr[u], m.read_ptr[u + 1]):
             charge_tensor(m, home, m.reads[k], load, sign, device_seen)
         load[0, home[u]] += sign * m.work[u, home[u]]
+        load[4, home[u]] += sign * m.communication[u, home[u]]
         if sign < 0:
             home[u] = to
 

@@ -61,4 +61,5 @@ def chain_along(sequence: DeviceSequence, units: PipelineUnits, cluster: Cluster
         replicas=sequence.replicated,
         once=objective.name == "step",
         use_all=sequence.use_all,
+        separate_lanes=objective.name == "throughput",
     )

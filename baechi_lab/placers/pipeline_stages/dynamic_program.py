@@ -27,7 +27,7 @@ def relax(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     i: int,
     j: int,
     low: NDArray[np.float64],
@@ -36,11 +36,11 @@ def relax(
 ) -> None:
     """Takes the stage between sets `i` and `j` wherever it lowers `best[j]`; `predecessor[j, e]` = (i, r).
 
-    `sums` over the sets: work float64[K, kinds], barred int64[K, kinds], persistent_bytes int64[K], gradient int64[K] bytes;
-    `goal` = (ahead, micro_batches).
+    `sums` over the sets: work and collectives float64[K, kinds] each, barred int64[K, kinds], persistent_bytes int64[K],
+    gradient int64[K] bytes; `goal` = (ahead, micro_batches).
     """
     devices = len(chain.kind)
-    work, barred, persistent_bytes, gradient = sums
+    work, communication, barred, persistent_bytes, gradient = sums
     for d in range(devices):
         if not best[i, d] < best[j, d + 1]:
             continue
@@ -55,7 +55,10 @@ def relax(
             before = goal[0] * work[i, kind]
             if (before + count * (alone / r)) * (1.0 - 1e-12) >= best[j, d + r]:
                 continue  # by its work alone
-            cost = before + count * pipeline_stage_load(chain, d, r, alone, gradient[j] - gradient[i], low, high)
+            collectives = communication[j, kind] - communication[i, kind]
+            cost = before + count * pipeline_stage_load(
+                chain, d, r, alone, collectives, gradient[j] - gradient[i], low, high
+            )
             if chain.once and r > 1:
                 cost += ring_us(chain, d, r, gradient[j] - gradient[i])
             cost = max(best[i, d], cost)

@@ -50,6 +50,7 @@ def cut_lines(
         places = cheapest_places(units, chain.work[:, 0], max_places)
         sums = (
             chain.work[places],
+            chain.communication[places],
             chain.barred[places],
             prefix_sums(units.persistent_bytes)[places],
             prefix_sums(units.gradient)[places],
@@ -164,7 +165,7 @@ def _interval_changes(
 def _sweep_intervals(
     tables: tuple[np.ndarray, np.ndarray],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], np.ndarray, NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[NDArray[np.float64], np.ndarray, np.ndarray, NDArray[np.int64], NDArray[np.int64]],
     changes: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.float64]],
     goals_and_bounds: tuple[NDArray[np.float64], NDArray[np.float64]],
 ) -> None:
@@ -237,7 +238,7 @@ def _relax_stages_ending_at(
     best: NDArray[np.float64],
     predecessor: NDArray[np.int64],
     chain: DeviceChain,
-    sums: tuple[NDArray[np.float64], np.ndarray, NDArray[np.int64], NDArray[np.int64]],
+    sums: tuple[NDArray[np.float64], np.ndarray, np.ndarray, NDArray[np.int64], NDArray[np.int64]],
     cross: NDArray[np.float64],
     useful_devices: NDArray[np.int64],
     interval: tuple[int, int],

@@ -133,10 +133,12 @@ def _crossing_traffic(
 
 
 def _one_device_cost(units: PipelineUnits, chain: DeviceChain, places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[i, j]: work of the units between two places on one device; infinite if they do not fit or may not run there."""
-    work, barred = chain.work[places, 0], chain.barred[places, 0]
+    """[i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there."""
+    work, communication, barred = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
     persistent_bytes = prefix_sums(units.persistent_bytes)[places]
-    cost: NDArray[np.float64] = work[None, :] - work[:, None]
+    cost: NDArray[np.float64] = np.maximum(
+        work[None, :] - work[:, None], communication[None, :] - communication[:, None]
+    )
     fits = (persistent_bytes[None, :] - persistent_bytes[:, None] <= chain.memory[0]) & (
         barred[None, :] == barred[:, None]
     )

@@ -32,16 +32,18 @@ from ..problem import allowed_group_devices, groups_of
 class PipelineUnits(NamedTuple):
     """Units numbered along their order: `unit` int32[n] of every op, and per unit columns.
 
-    `source`, `target` int32[edges]: a unit that comes before another. `work` float64[units, devices] microseconds,
-    `persistent_bytes` int64[units] persistent bytes, `gradient` int64[units] bytes of gradients that replicas would add up,
-    `allowed` bool[units, devices]. Of the tensors that pass between units: `producer` int32[T] ascending, `size` int64[T] bytes,
-    and readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit left out.
+    `source`, `target` int32[edges]: a unit that comes before another. `work` float64[units, devices] microseconds of compute,
+    `communication` likewise of collectives, `persistent_bytes` int64[units] persistent bytes, `gradient` int64[units] bytes of
+    gradients that replicas would add up, `allowed` bool[units, devices]. Of the tensors that pass between units: `producer`
+    int32[T] ascending, `size` int64[T] bytes, and readers `reader[reader_ptr[t]:reader_ptr[t + 1]]`, the producer's own unit
+    left out.
     """
 
     unit: NDArray[np.int32]
     source: NDArray[np.int32]
     target: NDArray[np.int32]
     work: NDArray[np.float64]
+    communication: NDArray[np.float64]
     persistent_bytes: NDArray[np.int64]
     gradient: NDArray[np.int64]
     allowed: NDArray[np.bool_]
@@ -226,7 +228,11 @@ def unit_columns(
 ) -> PipelineUnits:
     """The columns of given units; `share` float64[n] scales the work of each op."""
     table = durations(graph, cluster) * (1.0 if share is None else share[:, None])
-    work = np.stack([np.bincount(unit, table[:, d], count).astype(np.float64) for d in range(cluster.n)], axis=1)
+    collective = graph.on_communication_lane[:, None]
+    work, communication = (
+        np.stack([np.bincount(unit, us[:, d], count).astype(np.float64) for d in range(cluster.n)], axis=1)
+        for us in (np.where(collective, 0.0, table), np.where(collective, table, 0.0))
+    )
     persistent_bytes = np.zeros(count, dtype=np.int64)
     np.add.at(persistent_bytes, unit, graph.persistent_bytes)
     gradient = np.zeros(count, dtype=np.int64)
@@ -247,6 +253,7 @@ def unit_columns(
         source.astype(np.int32),
         target.astype(np.int32),
         work,
+        communication,
         persistent_bytes,
         gradient,
         allowed,
