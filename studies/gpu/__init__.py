@@ -1,0 +1,1 @@
+"""Kernels, layers and whole models on an attached GPU, against what the estimates say of them."""

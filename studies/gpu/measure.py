@@ -1,0 +1,308 @@
+"""Measures layers and whole models on the attached GPU.
+
+    python -m studies.gpu.measure OUT.json
+
+Every layer and model runs forward alone ("inference") and forward with backward ("training"), models with a step of AdamW too
+("step"), in three precisions: "fp32", "tf32" and "bf16" (all weights in it). Stored of each are
+
+    us          microseconds from the first to the last of many repeats, divided by their number (CUDA events)
+    kernel_us   the sum of the times of its kernels (PyTorch's profiler)
+    kernels     how many there are
+    peak_bytes  of models: the most bytes that tensors took, weights included (PyTorch's allocator)
+
+The file also has the products of a published table (`--products data/neusight/kernels.csv.gz`) and copies between host and device.
+Traces of three models are written beside OUT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import gc
+import gzip
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from studies.gpu.cases import Layer, Model, layers, models
+
+GPU = "cuda"
+PRECISIONS = ("fp32", "tf32", "bf16")
+ROUNDS = 3
+"""How often every time is measured; the median counts."""
+ROUND_SECONDS = 0.02
+"""A round lasts about as long, and has at least `LEAST_REPEATS` repeats."""
+LEAST_REPEATS, MOST_REPEATS = 3, 200
+
+
+@contextmanager
+def precision_of_products(precision: str) -> Iterator[None]:
+    """Sets the precision of float32 products and convolutions."""
+    allowed = precision == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = allowed
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+
+
+def microseconds(run: Callable[[], object], least: int = LEAST_REPEATS) -> float:
+    """Returns the median time of a repeat."""
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    run()
+    torch.cuda.synchronize()
+    begun = time.perf_counter()
+    run()
+    torch.cuda.synchronize()
+    repeats = int(min(MOST_REPEATS, max(least, ROUND_SECONDS / (time.perf_counter() - begun))))
+    times = []
+    for _ in range(ROUNDS):
+        start.record()
+        for _ in range(repeats):
+            run()
+        end.record()
+        torch.cuda.synchronize()
+        times.append(1e3 * start.elapsed_time(end) / repeats)
+    return statistics.median(times)
+
+
+def kernel_times(run: Callable[[], object]) -> dict[str, Any]:
+    """Returns the sum of the kernels' times of one repeat, their number, and the longest of them by name."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profiler:
+        run()
+        torch.cuda.synchronize()
+    rows = [(e.key, e.self_device_time_total, e.count) for e in profiler.key_averages() if e.self_device_time_total > 0]
+    longest = sorted(rows, key=lambda row: -row[1])[:4]
+    return {
+        "kernel_us": round(sum(us for _, us, _ in rows), 2),
+        "kernels": sum(count for _, _, count in rows),
+        "longest": [[name[:80], round(us, 1), count] for name, us, count in longest],
+    }
+
+
+def of_type(x: torch.Tensor, precision: str) -> torch.Tensor:
+    """Returns an input in the precision; whole numbers stay as they are."""
+    if precision != "bf16" or not x.is_floating_point():
+        return x
+    return x.detach().bfloat16().requires_grad_(x.requires_grad)
+
+
+def layer_rows(layer: Layer) -> Iterator[dict[str, Any]]:
+    """Measures a layer in all precisions and phases."""
+    for precision in PRECISIONS:
+        with torch.device(GPU):
+            module, tensors = layer.build()
+        if precision == "bf16":
+            module = module.bfloat16()
+        inputs = tuple(of_type(x, precision) for x in tensors)
+        trained = [*module.parameters(), *(x for x in inputs if x.requires_grad)]
+        with torch.no_grad():
+            output = module(*inputs)
+        gradient = torch.randn_like(output)
+
+        def infer(module: nn.Module = module, inputs: Sequence[torch.Tensor] = inputs) -> None:
+            with torch.no_grad():
+                module(*inputs)
+
+        def train(
+            module: nn.Module = module,
+            inputs: Sequence[torch.Tensor] = inputs,
+            trained: Sequence[torch.Tensor] = trained,
+            gradient: torch.Tensor = gradient,
+        ) -> None:
+            torch.autograd.grad(module(*inputs), trained, gradient)
+
+        with precision_of_products(precision):
+            for phase, run in (("inference", infer), ("training", train)):
+                us = microseconds(run)
+                yield {"precision": precision, "phase": phase, "us": round(us, 2), **kernel_times(run)}
+
+
+def model_rows(case: Model) -> Iterator[dict[str, Any]]:
+    """Measures a model in all precisions and phases."""
+    for precision in PRECISIONS:
+        torch.manual_seed(0)
+        model, inputs = real_model(case, precision)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+        def infer(model: nn.Module = model, inputs: Mapping[str, Any] = inputs) -> None:
+            with torch.no_grad():
+                model(**inputs)
+
+        def train(model: nn.Module = model, inputs: Mapping[str, Any] = inputs) -> None:
+            model.zero_grad(set_to_none=True)
+            model(**inputs).loss.backward()
+
+        def step(optimizer: torch.optim.Optimizer = optimizer, train: Callable[[], None] = train) -> None:
+            train()
+            optimizer.step()
+
+        with precision_of_products(precision):
+            for phase, run in (("inference", infer), ("training", train), ("step", step)):
+                us = microseconds(run, 2)
+                torch.cuda.reset_peak_memory_stats()
+                run()
+                torch.cuda.synchronize()
+                peak = torch.cuda.max_memory_allocated()
+                yield {
+                    "precision": precision,
+                    "phase": phase,
+                    "us": round(us, 1),
+                    **kernel_times(run),
+                    "peak_bytes": peak,
+                }
+        del model, inputs, optimizer, infer, train, step
+        free_memory()
+
+
+def real_model(case: Model, precision: str) -> tuple[nn.Module, dict[str, Any]]:
+    """Builds a model with random weights on the GPU, and random inputs."""
+    from baechi_lab.profilers.torch.hugging_face import hugging_face
+
+    described, inputs = hugging_face(dict(case.fields), batch_size=case.batch, sequence_length=case.sequence)
+    dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+    with torch.device(GPU):
+        model = type(described)._from_config(described.config, dtype=dtype).train()
+    return model, {name: real_input(name, value, dtype) for name, value in inputs.items()}
+
+
+def real_input(name: str, value: Any, dtype: torch.dtype) -> Any:
+    """Returns an input with numbers: random ones, and small tokens and classes."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.is_floating_point():
+        return torch.randn(value.shape, device=GPU, dtype=dtype)
+    if name == "labels" and value.ndim == 1:
+        return torch.zeros(value.shape, device=GPU, dtype=torch.long)
+    return torch.randint(10, 1000, value.shape, device=GPU)
+
+
+def free_memory() -> None:
+    gc.collect()
+    torch.cuda.empty_cache()
+
+
+def product_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Measures the products of `data/neusight` on an H100, as they stand there and with inner and columns exchanged."""
+    with gzip.open(path, "rt", newline="", encoding="utf-8") as stream:
+        table = [row for row in csv.DictReader(stream) if row["op"] in ("linear", "bmm") and "H100" in row["device"]]
+    for row in table:
+        count, rows, inner, columns = (int(row[key]) for key in ("count", "rows", "inner", "columns"))
+        about = {"op": row["op"], "count": count, "rows": rows, "inner": inner, "columns": columns}
+        yield {
+            **about,
+            "published_ms": float(row["ms"]),
+            "us": product_us(row["op"], count, rows, inner, columns),
+            "exchanged_us": product_us(row["op"], count, rows, columns, inner),
+        }
+
+
+def product_us(op: str, count: int, rows: int, inner: int, columns: int) -> float | None:
+    """Returns the time of a product in float32; None if it does not fit."""
+    try:
+        x = torch.randn(count, rows, inner, device=GPU)
+        if op == "linear":
+            layer = nn.Linear(inner, columns, device=GPU).requires_grad_(False)
+            return microseconds(lambda: layer(x))
+        other = torch.randn(count, inner, columns, device=GPU)
+        return microseconds(lambda: torch.bmm(x, other))
+    except torch.cuda.OutOfMemoryError:
+        return None
+    finally:
+        free_memory()
+
+
+def copy_rows() -> Iterator[dict[str, Any]]:
+    """Measures copies within the device, and from and to the host, pinned and not."""
+    for size in (1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 28):
+        host, pinned = torch.ones(size, dtype=torch.uint8), torch.ones(size, dtype=torch.uint8).pin_memory()
+        device = torch.ones(size, dtype=torch.uint8, device=GPU)
+        for name, source, target in (
+            ("device", device, device.clone()),
+            ("from host", host, device),
+            ("from pinned host", pinned, device),
+            ("to host", device, host),
+            ("to pinned host", device, pinned),
+        ):
+            run = lambda source=source, target=target: target.copy_(source, non_blocking=True)  # noqa: E731
+            yield {"copy": name, "bytes": size, "us": round(microseconds(run), 2)}
+
+
+def write_traces(folder: Path) -> None:
+    """Writes PyTorch's traces of three training steps each, with shapes, as GZIP."""
+    for case in models()[:3]:
+        model, inputs = real_model(case, "bf16")
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+        activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
+        schedule = torch.profiler.schedule(wait=0, warmup=1, active=3)
+        with torch.profiler.profile(activities=activities, schedule=schedule, record_shapes=True) as profiler:
+            for _ in range(4):
+                optimizer.zero_grad(set_to_none=True)
+                model(**inputs).loss.backward()
+                optimizer.step()
+                profiler.step()
+            torch.cuda.synchronize()
+        profiler.export_chrome_trace(str(folder / f"trace_{case.name}.json.gz"))
+        del model, inputs, optimizer
+        free_memory()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m studies.gpu.measure", description=__doc__)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--products", type=Path, help="a table of measured products, gzipped CSV")
+    parser.add_argument("--seconds", type=float, default=600.0, help="models that would begin later are left out")
+    options = parser.parse_args(arguments)
+    begun = time.perf_counter()
+    result: dict[str, Any] = {
+        "command": "python -m studies.gpu.measure " + " ".join(sys.argv[1:]),
+        "date": datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        "gpu": torch.cuda.get_device_name(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "layers": [],
+        "models": [],
+        "errors": [],
+    }
+
+    def save() -> None:
+        options.out.write_text(json.dumps(result, indent=1))
+
+    def attempt(name: str, rows: Iterator[dict[str, Any]], target: list[dict[str, Any]], **about: Any) -> None:
+        try:
+            target.extend({**about, **row} for row in rows)
+        except Exception as error:  # one case that fails leaves the others
+            result["errors"].append(f"{name}: {type(error).__name__}: {error}"[:500])
+        free_memory()
+        print(f"{time.perf_counter() - begun:6.1f} s  {name}", flush=True)
+
+    for layer in layers():
+        attempt(f"{layer.kind} {layer.sizes}", layer_rows(layer), result["layers"], kind=layer.kind, sizes=layer.sizes)
+    save()
+    for key, rows in (
+        ("copies", copy_rows()),
+        ("products", product_rows(options.products) if options.products else iter(())),
+    ):
+        attempt(key, rows, result.setdefault(key, []))
+    save()
+    attempt("traces", iter(write_traces(options.out.parent) or ()), [])
+    for case in models():
+        if time.perf_counter() - begun > options.seconds:
+            result["errors"].append(f"{case.name}: left out for lack of time")
+            continue
+        about = {"model": case.name, "batch": case.batch, "sequence": case.sequence}
+        attempt(case.name, model_rows(case), result["models"], **about)
+        save()
+
+
+if __name__ == "__main__":
+    main()
