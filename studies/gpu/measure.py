@@ -10,8 +10,8 @@ Every layer and model runs forward alone ("inference") and forward with backward
     kernels     how many there are
     peak_bytes  of models: the most bytes that tensors took, weights included (PyTorch's allocator)
 
-The file also has the products of a published table (`--products data/neusight/kernels.csv.gz`) and copies between host and device.
-Traces of three models are written beside OUT.
+The file also has the products of a published table (`--products data/neusight/kernels.csv.gz`) and copies between host and
+device. Traces of three models are written beside OUT.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from baechi_lab.errors import BaechiLabError
 from studies.gpu.cases import Layer, Model, layers, models
 
 GPU = "cuda"
@@ -187,6 +188,7 @@ def real_input(name: str, value: Any, dtype: torch.dtype) -> Any:
 
 
 def free_memory() -> None:
+    """Gives back what nobody holds."""
     gc.collect()
     torch.cuda.empty_cache()
 
@@ -257,6 +259,7 @@ def write_traces(folder: Path) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
+    """Measures, prints and stores every case."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu.measure", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--products", type=Path, help="a table of measured products, gzipped CSV")
@@ -280,7 +283,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     def attempt(name: str, rows: Iterator[dict[str, Any]], target: list[dict[str, Any]], **about: Any) -> None:
         try:
             target.extend({**about, **row} for row in rows)
-        except Exception as error:  # one case that fails leaves the others
+        except (RuntimeError, ValueError, TypeError, BaechiLabError) as error:  # one case that fails leaves the others
             result["errors"].append(f"{name}: {type(error).__name__}: {error}"[:500])
         free_memory()
         print(f"{time.perf_counter() - begun:6.1f} s  {name}", flush=True)
