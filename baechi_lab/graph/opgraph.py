@@ -67,6 +67,8 @@ class OpGraph(Picklable):
             (-1 - k on the k-th replica of its pipeline stage).
         reuse: int8[n], where the op's outputs lie in memory, if known: `OWN`, `OVERWRITES`, `VIEW` or `GROWS`. By
             default every tensor has bytes of its own.
+        output_shapes: `n` texts for people, types and shapes of what each op makes, such as "f32[32,1000]"; "" where unknown,
+            empty by default. As `info`, no part of what the graph is compared by.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
             profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
             `baechi_lab.profilers.machine_load.summarize_repeats`.
@@ -106,6 +108,7 @@ class OpGraph(Picklable):
     copied_key: str | None = None
     micro_batch: Integers | None = None
     reuse: NDArray[np.int8] | None = None
+    output_shapes: tuple[str, ...] = ()
     name: str = "graph"
     info: Mapping[str, Any] = field(default_factory=dict)
 
@@ -118,6 +121,7 @@ class OpGraph(Picklable):
         set_field = lambda key, value: object.__setattr__(self, key, value)  # noqa: E731
         set_field("names", names)
         set_field("op_types", texts("op_types", self.op_types) or ("op",) * n)
+        set_field("output_shapes", texts("output_shapes", self.output_shapes))
         set_field("duration_us", numbers("duration_us", self.duration_us))
         if not isinstance(self.duration_by_kind, Mapping):
             raise InvalidInput(

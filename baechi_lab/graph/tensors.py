@@ -10,6 +10,34 @@ from numpy.typing import NDArray
 
 from .kernels.csr import Integers, distinct, inverse, offsets
 
+_SHORT_TYPES = {"bfloat": "bf", "float": "f", "uint": "u", "int": "i", "complex": "c"}
+_MOST_SHAPES = 4
+
+
+def shapes_in_words(tensors: Iterable[tuple[str, Iterable[int]]]) -> str:
+    """Types and shapes of what an op makes as `OpGraph.output_shapes` has them; a negative size is not known.
+
+    >>> shapes_in_words([("float32", (32, 1000)), ("bfloat16", ()), ("int64", (-1,))])
+    'f32[32,1000], bf16[], i64[?]'
+    """
+    texts = []
+    for dtype, shape in tensors:
+        long = next((name for name in _SHORT_TYPES if dtype.startswith(name)), "")
+        sizes = ",".join("?" if size < 0 else str(size) for size in shape)
+        texts.append(f"{_SHORT_TYPES.get(long, '')}{dtype[len(long) :]}[{sizes}]")
+    more = len(texts) - _MOST_SHAPES
+    return ", ".join(texts[:_MOST_SHAPES]) + (f" and {more} more" if more > 0 else "")
+
+
+def text_column(texts: Sequence[str], origin: Iterable[int]) -> tuple[str, ...]:
+    """An optional column of texts for a graph whose ops come from those of `origin`; -1: a new op, which has no text.
+
+    >>> text_column(["a", "b"], [1, 1, -1]), text_column([], [1, 1, -1])
+    (('b', 'b', ''), ())
+    """
+    return tuple(texts[k] if k >= 0 else "" for k in origin) if texts else ()
+
+
 PARTS_TYPE = "Parts"
 """Type of PyTorch's ops that hand out parts of what a call made, as views."""
 

@@ -205,6 +205,8 @@ def _validate_groups(graph: GraphColumns) -> None:
         if len(unknown):
             op = int(unknown[0])
             raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
+    if graph.output_shapes:
+        _check_length("output_shapes", graph.output_shapes, n, "op")
     _check_colocated_allowed(graph)
 
 

@@ -29,7 +29,7 @@ from ..errors import InvalidInput, UnknownOpError
 from ..graph import CONTROL_BYTES, HOST, Cluster, Link, OpGraph, Placement
 from ..graph.arguments import check_records
 from ..graph.opgraph import OWN, VIEW
-from ..graph.tensors import tensor_columns
+from ..graph.tensors import tensor_columns, text_column
 from ..graph.units import format_bytes
 from ..passes.base import Pass
 from ..simulator import simulate
@@ -359,6 +359,7 @@ class _OffloadBuilder:
             colocation=column(graph.colocation, -1),
             colocation_names=graph.colocation_names,
             reuse=self._reuse(),
+            output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * added)),
             name=f"{graph.name}, offloading",
             **self._edges(),
         )

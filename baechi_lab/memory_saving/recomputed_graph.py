@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.tensors import tensor_columns
+from ..graph.tensors import tensor_columns, text_column
 from .op_sequence import OpSequence
 
 Ints = NDArray[np.int64]
@@ -88,6 +88,7 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
         forward_of=forward,
+        output_shapes=text_column(graph.output_shapes, origin.tolist()),
         copied_key=graph.copied_key,
         name=f"{graph.name}, recomputing",
         **optional,

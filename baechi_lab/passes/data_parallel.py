@@ -17,7 +17,7 @@ import numpy as np
 from ..checks import check_flag, check_whole
 from ..errors import InvalidInput
 from ..graph import CONTROL_BYTES, OpGraph
-from ..graph.tensors import TensorTable
+from ..graph.tensors import TensorTable, text_column
 
 
 @dataclass(frozen=True)
@@ -219,5 +219,6 @@ class _GraphExtension:
             colocation=pad(base.colocation, -1),
             allowed=pad(base.allowed, -1),
             reuse=None if base.reuse is None else pad(base.reuse, 0),
+            output_shapes=text_column(base.output_shapes, (*range(base.n), *[-1] * added)),
             **self.table.columns(),
         )

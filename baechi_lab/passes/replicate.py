@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ..errors import InvalidInput
 from ..graph import OpGraph
 from ..graph.kernels.csr import offsets
+from ..graph.tensors import text_column
 from .base import Pass
 
 Ints = NDArray[np.int64]
@@ -96,6 +97,7 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
         colocation=column,
         colocation_names=labels,
         allowed_sets=graph.allowed_sets,
+        output_shapes=text_column(graph.output_shapes, origin.tolist()),
         group_of=group_of,
         source_key=graph.source_key or graph.key,
         name=graph.name,

@@ -29,6 +29,7 @@ from ..errors import InvalidInput
 from ..graph import OpGraph, Placement
 from ..graph.columns import record
 from ..graph.opgraph import GROWS, OWN
+from ..graph.tensors import text_column
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
@@ -206,6 +207,7 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
         name=f"{graph.name} x {at.count}",
         **_colocation(graph, at, origin, batch),
         reuse=None if graph.reuse is None else np.where(added, OWN, graph.reuse[origin]),
+        output_shapes=text_column(graph.output_shapes, np.where(added, -1, origin).tolist()),
         **unrolled_tensor_columns(graph, at),
     )
 

@@ -53,6 +53,8 @@ class Call:
     non-reentrant checkpointing stops early."""
     read_at: dict[int, int] = field(default_factory=dict)
     """Value -> its first position among the tensors passed in."""
+    output_shapes: str = ""
+    """Types and shapes of what it returns, as `OpGraph.output_shapes` has them."""
 
 
 @dataclass(frozen=True)

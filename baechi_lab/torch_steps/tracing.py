@@ -27,6 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..errors import InvalidInput
 from ..graph.groups import join_groups
+from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
 from ..torch_runtime.random import States, generator_states, same_states
@@ -112,6 +113,16 @@ def check_model(model: nn.Module) -> None:
                 f"{module_label} ({type(module).__name__}) is lazy, and has parameters without a shape; call the model "
                 "once on the sample inputs before"
             )
+
+
+def output_shapes(outputs: Iterable[torch.Tensor]) -> str:
+    """Types and shapes of tensors, as `OpGraph.output_shapes` has them.
+
+    >>> output_shapes([torch.ones(2, 3), torch.tensor(1)])
+    'f32[2,3], i64[]'
+    """
+    sizes = lambda t: (-1,) * t.dim() if t.is_nested else t.shape  # noqa: E731
+    return shapes_in_words((str(t.dtype).removeprefix("torch."), sizes(t)) for t in outputs)
 
 
 class _RunCall(NamedTuple):
@@ -331,6 +342,7 @@ class Tracer(Handler):
                 output_bytes=sum(fresh.values()),
                 requires_grad=any(t.requires_grad for t in outputs),
                 recomputed=self.recomputing + checkpoints,
+                output_shapes=output_shapes(outputs),
             )
         )
         for position, tensor in enumerate(outputs):

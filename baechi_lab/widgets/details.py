@@ -38,6 +38,8 @@ class DeviceCost:
 class OpDetails:
     """One op of the executed graph; `copies` of it run in a step. `why` is the reason for its start, empty for none.
 
+    `shapes` are types and shapes of what it makes, empty where they are not known.
+
     Tensors beyond `MOST_TENSORS` are counted in `more_inputs` and `more_outputs`. `output_sizes` are the tensors it makes:
     name and bytes.
     """
@@ -45,6 +47,7 @@ class OpDetails:
     op: int
     name: str
     op_type: str
+    shapes: str
     device: str
     start_us: float
     end_us: float
@@ -111,6 +114,7 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
         op=op,
         name=graph.names[op],
         op_type=graph.op_types[op],
+        shapes=graph.output_shapes[op] if graph.output_shapes else "",
         device=names[int(timeline.device[row])] if row >= 0 else "",
         start_us=float(timeline.start_us[row]) if row >= 0 else float("nan"),
         end_us=float(timeline.end_us[row]) if row >= 0 else float("nan"),

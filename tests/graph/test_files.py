@@ -21,8 +21,8 @@ def test_graph_round_trip_keeps_every_column(tmp_path, name, full_graph):
     graph = full_graph
     bl.save_graph(graph, tmp_path / name)
     loaded = bl.load_graph(tmp_path / name)
-    assert loaded == graph
-    assert loaded.content_key == graph.content_key
+    assert loaded == graph and loaded.output_shapes == graph.output_shapes
+    assert loaded.content_key == graph.content_key == graph.replace(output_shapes=()).content_key
     assert loaded.name == "full"
     assert loaded.tensor_label(1) == "a:right"
 
@@ -139,6 +139,9 @@ def spoilt(tmp_path, change, record):
         (lambda d: d["ops"]["temp_bytes"].__setitem__(1, 2**70), bl.FormatError, ["ops.temp_bytes[1]", "64"]),
         (lambda d: d["ops"]["colocation"].__setitem__(0, 4), bl.FormatError, ["ops.colocation[0]", "4"]),
         (lambda d: d["ops"]["type"].__setitem__(0, 9), bl.FormatError, ["ops.type[0]", "9"]),
+        (lambda d: d["ops"]["output_shapes"].__setitem__(0, 9), bl.FormatError, ["ops.output_shapes[0]", "9"]),
+        (lambda d: d["ops"]["output_shapes"].pop(), bl.InvalidInput, ["output_shapes", "2", "3"]),
+        (lambda d: d.pop("output_shapes"), bl.FormatError, ["ops.output_shapes[0]"]),
         (lambda d: d["tensors"]["producer"].__setitem__(2, 3), bl.FormatError, ["tensors.producer[2]", "3"]),
         (lambda d: d["tensors"]["consumers"].__setitem__(1, [3]), bl.FormatError, ["tensors.consumers[1]", "3"]),
         (lambda d: d["tensors"]["consumers"].__setitem__(1, 3), bl.FormatError, ["tensors.consumers[1]"]),

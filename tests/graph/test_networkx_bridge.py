@@ -19,7 +19,8 @@ def two(**edge) -> nx.DiGraph:
 
 def test_every_column_survives(full_graph):
     graph = full_graph
-    assert bl.OpGraph.from_networkx(graph.to_networkx()) == graph
+    back = bl.OpGraph.from_networkx(graph.to_networkx())
+    assert back == graph and back.output_shapes == graph.output_shapes
 
 
 def test_what_the_digraph_looks_like(full_graph):

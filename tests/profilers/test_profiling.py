@@ -50,6 +50,8 @@ def test_tensors_carry_real_bytes(product):
     graph = bl.profile(product, mode="estimated")
     sizes = {graph.tensor_label(t): int(graph.tensor_bytes[t]) for t in range(graph.tensor_count)}
     by_op = {graph.op_types[p]: int(b) for p, b in zip(graph.tensor_producer, graph.tensor_bytes, strict=True)}
+    shape_of = dict(zip(graph.op_types, graph.output_shapes, strict=True))
+    assert (shape_of["Relu"], shape_of["ReadVariableOp"]) == ("f32[4,16]", "f32[8,16]")
     assert by_op["Relu"] == 4 * 16 * 4 and by_op["VarHandleOp"] == 8, sizes
     assert int(graph.persistent_bytes[op(graph, "VarHandleOp")]) == 8 * 16 * 4 == int(graph.persistent_bytes.sum())
 

@@ -157,6 +157,7 @@ def test_a_forward_pass():
     assert graph.names == ("first", "relu", "second")
     assert graph.persistent_bytes.tolist() == [4 * (8 * 16 + 16), 0, 4 * 16 * 4]
     assert graph.tensor_bytes.tolist() == [4 * 4 * 16, 4 * 4 * 16]
+    assert graph.output_shapes == ("f32[4,16]", "f32[4,16]", "f32[4,4]")
     shape = (Product(1, 4, 16, 8),)
     first = Kernel(2 * 4 * 8 * 16, 4.0 * (4 * 8 + 8 * 16 + 16 + 4 * 16), "fp32", matrix=True, products=shape)
     assert graph.duration_us[0] == pytest.approx(kernel_us(first, Hardware.named("a100")))

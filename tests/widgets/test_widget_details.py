@@ -9,6 +9,7 @@ import baechi_lab as bl
 from baechi_lab.graph.units import format_us
 from baechi_lab.widgets.causes import cause
 from baechi_lab.widgets.details import MOST_TENSORS, op_details, selection_details
+from baechi_lab.widgets.views.details_view import op_facts
 
 
 @pytest.fixture
@@ -25,6 +26,7 @@ def test_an_op_s_details_are_those_of_the_records(bench, diamond):
     details, line = op_details(bench.outcome, 2), bench.outcome.timeline
     # c starts when a's tensor is there (5 + 2), and takes 10 / 0.5.
     assert (details.name, details.op_type, details.device) == ("s/c", "MatMul", "gpu:1")
+    assert details.shapes == "i64[1]" and "makes" not in dict(op_facts(op_details(bench.outcome, 3)))
     assert (details.start_us, details.end_us, details.copies, details.critical) == (7, 27, 1, True)
     assert details.why == cause(diamond, line, 2).sentence
     assert [(e.op, e.name, e.size_bytes, e.device) for e in details.inputs] == [(0, "a", 8, "gpu:0")]
@@ -99,4 +101,5 @@ def test_a_copy_of_a_micro_batch_is_described_as_itself(diamond, pair):
     start = float(line.start_us[line.op == second][0])
     assert bench.details.heading == whole.names[second]
     assert dict(bench.details.facts)["runs"].startswith(format_us(start))
+    assert dict(bench.details.facts)["makes"] == "f32[1,2]"
     assert op_details(bench.outcome, second).copies == 2

@@ -435,7 +435,7 @@ def test_compare_panel(bench):
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
-    assert "another setting" in bench.compare.state.value
+    assert "another setting" in bench.compare.state.value and "bl-stale" in bench.compare.rows._dom_classes
 
 
 def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):
@@ -503,8 +503,13 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
     )  # fmt: skip
     # One device: 5 + 10 + 10 + 5. Two: c from 7 to 17 beside b from 5 to 15, whose tensor is there at 17; d 17 to 22.
     assert panel.table["makespan_us"].tolist() == expected["makespan_us"].tolist() == [30.0, 22.0]
+    assert "bl-good" in panel.verdict.value and "faster" not in panel.verdict.value
     panel.take.click()
     assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
+    panel.show(panel.table[:1])  # 30 us at best, where the screen has 22
+    assert "; the setting on the screen is faster, it takes 22.00 us" in panel.verdict.value
+    assert "bl-note" in panel.verdict.value
+    panel.show(expected)
     # A cell of the heat map opens its setting, also a second time; so do a point and a row.
     cells = {cell["text"]: cell["id"] for cell in panel.chart.spec["cells"]}
     for _ in range(2):

@@ -136,6 +136,9 @@ def _write_graph(graph: OpGraph) -> Document:
         out["copied_key"] = graph.copied_key
     if graph.reuse is not None:
         ops["reuse"] = column(graph.reuse)
+    if any(graph.output_shapes):
+        shapes = {text: k for k, text in enumerate(dict.fromkeys(graph.output_shapes))}
+        ops["output_shapes"], out["output_shapes"] = [shapes[text] for text in graph.output_shapes], list(shapes)
     if graph.info:
         out["info"] = plain(graph.info)
     return {**out, **_write_groups(graph)}
@@ -167,6 +170,10 @@ def _read_graph(document: Document) -> OpGraph:
     if "type" in ops:
         types = texts(document, "op_types") if "op_types" in document else ()
         optional["op_types"] = tuple(types[k] for k in codes(ops, "type", len(types), "ops").tolist())
+    if "output_shapes" in ops:
+        shapes = texts(document, "output_shapes") if "output_shapes" in document else ()
+        codes_of_ops = codes(ops, "output_shapes", len(shapes), "ops").tolist()
+        optional["output_shapes"] = tuple(shapes[k] for k in codes_of_ops)
     by_kind = ops.get("duration_us_by_kind", {})
     pointer, consumers = rows(tensors, "consumers", "tensors")
     producer = codes(tensors, "producer", n, "tensors")

@@ -65,6 +65,8 @@ def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
         "duration_us": float(graph.duration_us[op]),
     }
     out |= {"temp_bytes": int(graph.temp_bytes[op]), "persistent_bytes": int(graph.persistent_bytes[op])}
+    if graph.output_shapes:
+        out["output_shapes"] = graph.output_shapes[op]
     if graph.duration_by_kind:
         out["duration_by_kind"] = {kind: float(values[op]) for kind, values in graph.duration_by_kind.items()}
     if graph.colocation[op] >= 0:
@@ -127,6 +129,8 @@ def from_networkx(graph: networkx.DiGraph, name: str | None = None) -> OpGraph:
         "allowed": [_code(a.get("allowed"), sets, _allowed) for a in attributes],
         "forward_of": _forward_of(names, attributes, nodes),
     }
+    if any("output_shapes" in a for a in attributes):
+        columns["output_shapes"] = tuple(str(a.get("output_shapes", "")) for a in attributes)
     for key in ("temp_bytes", "persistent_bytes"):
         sizes = [_optional_bytes(a, key, f"node {x!r}") for x, a in zip(names, attributes, strict=True)]
         columns[key] = whole_numbers(key, sizes)

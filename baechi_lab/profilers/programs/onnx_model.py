@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import FormatError, InvalidInput
 from ...graph.formats.onnx_file import check_versions, inlined, load_model, onnx_package, op_names, opset_version
 from ...graph.formats.reading import stem, with_file_name
+from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
 from ..work import Kernel
@@ -49,6 +50,7 @@ _WIDTH = {
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}
 _TYPE_NAMES = {"fp32": "FLOAT", "fp16": "FLOAT16", "bf16": "BFLOAT16"}
+_LONG_NAMES = {"FLOAT": "float32", "DOUBLE": "float64"}
 _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
@@ -107,7 +109,10 @@ def _read_model(
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
         kernels = (kernel, *_repeated_weights(node, shapes))
-        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, tuple(v for v in node.output if v)))
+        made = tuple(v for v in node.output if v)
+        known = [v for v in made if v in types and v in shapes and v not in assumed]
+        made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in known)
+        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, made, output_shapes=made_shapes))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))

@@ -36,6 +36,7 @@ class ProgramOp:
         owner: ops with the same owner share a device.
         temp_bytes: bytes held besides inputs and outputs while it runs.
         persistent_bytes: bytes kept besides parameters; a backward op keeps gradients from its start.
+        output_shapes: types and shapes of what it makes, as `OpGraph.output_shapes` has them.
         detached: True if it runs without gradients, as under `torch.no_grad`; its inputs then get none.
     """
 
@@ -49,6 +50,7 @@ class ProgramOp:
     owner: str = ""
     temp_bytes: int = 0
     persistent_bytes: int = 0
+    output_shapes: str = ""
     detached: bool = False
 
     @property
@@ -135,6 +137,7 @@ class Program:
             colocation=[number[group[i]] if i in group else -1 for i in range(len(self.ops))],  # type: ignore[arg-type]
             colocation_names=names,
             reuse=np.where(grows, GROWS, OWN) if any(grows) else None,
+            output_shapes=tuple(op.output_shapes for op in self.ops),
             forward_of=[op.forward_of for op in self.ops],  # type: ignore[arg-type]
             name=self.name,
             info={"estimate": estimate_record(kinds, precision, (k for op in self.ops for k in op.kernels))},

@@ -128,6 +128,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
         colocation=colocation,
         colocation_names=groups,
         forward_of=forward_ops(structure.nodes),
+        output_shapes=structure.output_shapes,
         name=step.name,
         **{
             "reuse": reuse_of(structure),

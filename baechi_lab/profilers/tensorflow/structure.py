@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, Step
 from ...graph.kernels.csr import Ints, offsets
+from ...graph.tensors import shapes_in_words
 from .float_types import replace_float_types
 from .nodes import output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes
@@ -87,6 +88,18 @@ class Structure:
             if k >= 0:
                 outputs[p].append(t)
         return tuple(map(tuple, outputs))
+
+    @cached_property
+    def output_shapes(self) -> tuple[str, ...]:
+        """Per op, types and shapes of its data outputs, as `OpGraph.output_shapes` has them."""
+        import tensorflow as tf
+
+        texts = []
+        for node in self.nodes:
+            dtypes = [tf.dtypes.as_dtype(number).name for number in output_types(node)]
+            shapes = [[-1] if s.unknown_rank else [d.size for d in s.dim] for s in node.attr[SHAPES].list.shape]
+            texts.append(shapes_in_words(zip(dtypes, shapes, strict=False)) if dtypes else "")
+        return tuple(texts)
 
 
 def read_structure(step: Step, dtype: str | None = None) -> Structure:

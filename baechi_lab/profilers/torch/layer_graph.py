@@ -210,6 +210,7 @@ def layer_graph(
         temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
         persistent_bytes=persistent,
         reuse=reuse if profile.mode == "training" else None,
+        output_shapes=(*(c.output_shapes for c in trace.calls), *[""] * (len(forward_of) - n)),
         colocation=colocation,
         colocation_names=groups,
         forward_of=np.array(forward_of),

@@ -31,7 +31,7 @@ from ...torch_runtime.intercept import Interceptor
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, tensors
 from ...torch_steps.records import UPDATE
-from ...torch_steps.tracing import trace
+from ...torch_steps.tracing import output_shapes, trace
 from ..estimate_record import estimate_record
 from ..kernel_model import estimated_us
 from ..precision import Precision
@@ -56,6 +56,7 @@ class Operator:
     op_type: str
     kernel: Kernel
     forward_of: int = -1
+    output_shapes: str = ""
 
 
 @dataclass
@@ -123,7 +124,7 @@ class Recorder(Counter):
             return
         index, kind = len(self.ops), func.overloadpacket.__name__
         self._assign_node(node, index, self.of_node)
-        self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node)))
+        self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node), output_shapes(tensors(out))))
         for key in inputs:
             self._read(key, index)
         written = outputs.keys() & inputs.keys() if func._schema.is_mutable else set()
@@ -299,6 +300,7 @@ def make_operator_graph(
         temp_bytes=temporary,
         persistent_bytes=persistent,
         reuse=reuse if gradients else None,
+        output_shapes=tuple(op.output_shapes for op in ops),
         **table.columns(),
         colocation=colocation,
         colocation_names=tuple(ops[group[0]].name for group in groups),

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...errors import InvalidInput
 from ...torch_runtime.tree import Args, Kwargs, map_tensors, tensors
+from ...torch_steps.tracing import output_shapes
 from ..programs.records import Program, ProgramOp
 from ..work import Kernel
 from .fake_tensors import use_fused_kernels
@@ -101,7 +102,17 @@ class ProgramBuilder:
         self.label_counts[label] = self.label_counts.get(label, 0) + 1
         label = label if self.label_counts[label] == 1 else f"{label}#{self.label_counts[label]}"
         op_type = target.removeprefix("torch.ops.")
-        self.ops.append(ProgramOp(label, op_type, kernels, tuple(reads), tuple(outputs), detached=detached))
+        self.ops.append(
+            ProgramOp(
+                label,
+                op_type,
+                kernels,
+                tuple(reads),
+                tuple(outputs),
+                output_shapes=output_shapes(outputs.values()),
+                detached=detached,
+            )
+        )
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 
     def program(self, parameters: Mapping[str, bool], outputs: Sequence[str]) -> Program:

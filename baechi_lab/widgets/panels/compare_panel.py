@@ -54,7 +54,7 @@ class ComparePanel:
         self.names: list[str] = []
         self.times, self.peaks = ChartView(height=184), ChartView(height=184)
         self.state = note("Each ticked placer places the graph under the current setting.")
-        self.notes = note()
+        self.notes, self.errors = note(), note()
         self.pinned = ipywidgets.HTML(layout=WIDE)
         self.show_moved = button("Select the moved ops", "select what differs, in every view", self._select_moved)
         self.back = button("Make the held one current", "take over the held setting", self._take_held)
@@ -71,6 +71,7 @@ class ComparePanel:
                 row(self.compare, self.hold, self.state),
                 self.rows,
                 self.notes,
+                self.errors,
                 charts,
                 self.pinned,
                 self.held_buttons,
@@ -113,8 +114,9 @@ class ComparePanel:
         compared, notes = best_first(compared), [for_people(text) for text in compared.attrs.get("notes", ())]
         if outcome.setting.profile == "measured":
             notes += note_on_bound(compared, outcome.graph)
-        notes += [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
-        say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes), "bad")
+        say(self.notes, ". ".join(text[:1].upper() + text[1:] for text in notes))
+        errors = [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
+        say(self.errors, ". ".join(errors), "bad")
         self.names = [str(name) for name in compared["placer"]]
         self._show_rows(compared, outcome)
         self.times.show(times_chart(compared))
@@ -149,7 +151,9 @@ class ComparePanel:
         same = outcome.setting.replace(placer="", params={}, moves=()) == of.setting.replace(
             placer="", params={}, moves=()
         )
-        say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.", "bad")
+        say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.")
+        for shown in (self.rows, self.times, self.peaks):
+            (shown.remove_class if same else shown.add_class)("bl-stale")
         self._show_held()
 
     def _show_held(self) -> None:

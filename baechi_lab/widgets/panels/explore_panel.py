@@ -13,6 +13,7 @@ from ...graph.units import exact_bytes, format_limit, format_us
 from ...sweeps import best
 from ...viz.layout import BYTES, UNITS
 from ..charts import AXES, MEASURES, heat_map, pareto_chart, pareto_front, plain_number, varied_axes
+from ..compute import Outcome
 from ..glossary import tip
 from ..guard import Guard
 from ..setting import resized
@@ -105,6 +106,7 @@ class ExplorePanel:
         self.model.on("sweep", self.show)
         self.model.on("task", self._show_progress)
         self.model.on("setting", lambda _: self._ready())
+        self.model.on("outcome", lambda _: self._judge())
         self._ready()
 
     def _ready(self) -> None:
@@ -157,9 +159,17 @@ class ExplorePanel:
         self._ask(rows)
         self._draw()
         say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
-        say(self.reasons, " ".join(surprises(rows)), "bad")
+        say(self.reasons, " ".join(surprises(rows)))
+        self._judge()
+
+    def _judge(self) -> None:
+        """Say which row is the best, and whether the result on the screen is better still."""
+        if self.table is None:
+            return
         try:
-            say(self.verdict, "Best that fits: " + described(best(rows)), "good")
+            best_row, current = best(self.table), self.model.outcome
+            slower = "" if current is None else against_current(best_row, current)
+            say(self.verdict, f"Best that fits: {described(best_row)}{slower}", "note" if slower else "good")
             self.take.layout.display = "inline-flex"
         except InfeasiblePlacement as error:
             sweeping = self.tasks.worker.busy and self.tasks.job == SWEEP
@@ -244,6 +254,21 @@ def described(values: Any) -> str:
     speed = f", {plain_number(rate)} samples per second" if _is_present(rate) else ""
     devices_text = f"{count} device{'s' if count > 1 else ''} of {format_limit(values['memory_bytes'])}"
     return f"{batch}{devices_text}, {values['placer']}: step {format_us(values['makespan_us'])}{speed}"
+
+
+def against_current(values: Any, current: Outcome) -> str:
+    """That a row of a sweep is slower than the result on the screen; empty unless it is, and does the same work.
+
+    Rates are compared where batch sizes are known, else steps of as many micro-batches.
+    """
+    step, rate, micro = current.timeline.makespan_us, values["samples_per_second"], values.get("micro_batches")
+    by_rate = bool(_is_present(rate) and current.samples)
+    same_work = by_rate or (int(micro) if _is_present(micro) else None) == current.setting.micro_batches
+    slower = current.samples * 1e6 / step / rate if by_rate and step > 0 else values["makespan_us"] / max(step, 1e-12)
+    if not (current.timeline.feasible and same_work and slower > 1.0005):
+        return ""
+    ours = f"makes {plain_number(rate * slower)} samples per second" if by_rate else f"takes {format_us(step)}"
+    return f"; the setting on the screen is faster, it {ours}"
 
 
 FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}

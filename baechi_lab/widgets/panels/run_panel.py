@@ -77,7 +77,7 @@ class RunPanel:
         runnable = outcome is not None and outcome.step is not None
         running = self.tasks.running
         reason = foreign(outcome) if runnable and outcome is not None else ""
-        say(self.likeness, reason, "bad")
+        say(self.likeness, reason)
         self.likeness_row.layout.display = "flex" if reason else "none"
         measured = outcome is not None and outcome.setting.profile == "measured"
         self.profile.layout.display = "none" if measured else "inline-flex"

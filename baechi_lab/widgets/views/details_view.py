@@ -67,6 +67,7 @@ def op_facts(details: OpDetails) -> list[list[str]]:
     runs = details.start_us == details.start_us
     facts = [
         ("type", details.op_type),
+        ("makes", details.shapes),
         ("device", short_device(details.device)),
         ("runs", f"{format_us(details.start_us)} to {format_us(details.end_us)}" if runs else "not in this timeline"),
         ("takes", format_us(details.end_us - details.start_us) if runs else ""),

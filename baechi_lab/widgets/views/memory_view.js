@@ -124,8 +124,8 @@ function render({ model, el }) {
     context.strokeStyle = theme.grid;
     context.lineWidth = 1;
     context.strokeRect(axis.gutter + 0.5, top + 0.5, width - axis.gutter - 9, tall);
-    drawScale(context, largest, yOf, width, theme);
     drawLimit(context, limit, largest, yOf, width, theme);
+    drawScale(context, largest, yOf, width, theme);
     drawMeasured(context, peak, yOf, width, theme);
     drawPeak(context, peak, yOf, top, width, theme);
     context.textAlign = "left";
@@ -182,9 +182,9 @@ function render({ model, el }) {
     context.stroke();
     context.setLineDash([]);
     context.font = `9px ${theme.font}`;
+    if (!inside) return;  // what it is stands at the left
     context.textAlign = "right";
-    const text = inside ? `limit ${formatBytes(limit)}` : "limit ↑";
-    drawHaloed(context, text, width - 12, y + 7, theme.danger, theme);
+    drawHaloed(context, `limit ${formatBytes(limit)}`, width - 12, y + 7, theme.danger, theme);
   }
 
   /** What the device held at most when the step ran, beside what it is simulated to hold. */

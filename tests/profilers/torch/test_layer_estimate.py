@@ -197,6 +197,8 @@ def test_same_graph_as_measured(ids, mode, tied):
     measured = bl.torch.profile(model, ids, mode="inference" if mode == "inference" else None, warmup=0, runs=1)
     estimated = bl.torch.profile(model, ids, mode="inference" if mode == "inference" else None, hardware="a100")
     assert (estimated.names, estimated.op_types) == (measured.names, measured.op_types)
+    assert estimated.output_shapes == measured.output_shapes
+    assert estimated.output_shapes[estimated.index["head"]] == f"f32[{BATCH},{LENGTH},{VOCABULARY}]"
     assert edges(estimated) == edges(measured)
     for column in ("persistent_bytes", "colocation", "forward_of"):
         np.testing.assert_array_equal(getattr(estimated, column), getattr(measured, column))
@@ -315,6 +317,7 @@ def test_operators(ids):
     kinds = by_kind(["a100", "h100"])
     graph = bl.torch.profile(model, ids, hardware=["a100", "h100"], granularity="operator", optimizer="adam")
     assert set(graph.duration_by_kind) == set(kinds)
+    assert graph.output_shapes[graph.index["tokens/embedding"]] == f"f32[{BATCH},{LENGTH},{HIDDEN}]"
     assert graph.persistent_bytes.sum() == 16 * sum(p.numel() for p in model.parameters())
     products = [i for i, t in enumerate(graph.op_types) if t in ("mm", "addmm")]
     backward = [i for i in products if graph.forward_of[i] >= 0]
