@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ from ..errors import BaechiLabError
 from ..graph import HOST, Cluster, OpGraph
 from ..graph.device import Device
 from ..graph.units import format_bytes
+from ..internal_warnings import collected_warnings
 from ..memory_saving.offload import host_of, offloaded_placement
 from ..placers.memory_trades.best_of_placers import (
     BestOfPlacers,
@@ -82,12 +82,11 @@ def try_micro_batch_count(
         fastest, why = placing.fastest(small, cluster)
         if fastest is None:
             return replace(option, graph=small, error=why)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
+        with collected_warnings() as messages:
             timeline = simulate(small, cluster, fastest.placement, micro_batches=count, schedule="1f1b")
     except BaechiLabError as error:
         return replace(option, error=str(error))
-    if any("statistics" in str(w.message) for w in caught):
+    if any("statistics" in message for message in messages):
         option = replace(option, gives_up="statistics of the whole batch")
     placed = placement_code("small", "cluster", fastest, count_computing(cluster))
     code = f"bl.simulate(small := {code_of_small}, cluster, {placed}, micro_batches={count}, schedule='1f1b')"

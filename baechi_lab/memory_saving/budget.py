@@ -10,7 +10,6 @@ in that of the plan, and with what `OpGraph.reuse` says.
 
 from __future__ import annotations
 
-import warnings
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -20,6 +19,7 @@ from ..errors import InfeasiblePlacement
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
+from ..internal_warnings import warn
 from ..memory.code_order import code_order, has_code_order
 from ..memory.peak import least_of_one_op, order_peak, readiness_order, readiness_peak
 from .chain import Chain, Table
@@ -88,7 +88,7 @@ def _warn_of_code_order(graph: OpGraph, budget: int) -> None:
     peak = order_peak(graph, code_order(graph))
     if peak <= budget * 1.001:
         return
-    warnings.warn(
+    warn(
         f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the order of the "
         f"code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
         stacklevel=4,

@@ -16,7 +16,6 @@ How long is early enough is estimated on one device that runs the ops one after 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -31,6 +30,7 @@ from ..graph.arguments import check_records
 from ..graph.opgraph import OWN, VIEW
 from ..graph.tensors import tensor_columns, text_column
 from ..graph.units import format_bytes
+from ..internal_warnings import warn
 from ..passes.base import Pass
 from ..simulator import simulate
 from .training_graph import TrainingGraph
@@ -103,7 +103,7 @@ def offload(
     if after <= before:
         return offloaded
     is_explicit = ops is not None or state
-    warnings.warn(
+    warn(
         f"offloading saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(after)}, and "
         f"{format_bytes(before)} without" + ("" if is_explicit else "; the graph is returned as it was"),
         stacklevel=2,

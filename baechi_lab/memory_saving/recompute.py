@@ -9,7 +9,6 @@ memory. At the start of the backward pass, where there is no such input, it wait
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -21,6 +20,7 @@ from ..checks import is_list
 from ..errors import InvalidInput
 from ..graph import OpGraph
 from ..graph.units import format_bytes, parse_bytes
+from ..internal_warnings import warn
 from ..memory.peak import readiness_peak
 from ..passes.base import Pass
 from .budget import best_graph_within
@@ -161,7 +161,7 @@ class Recompute(Pass):
             if readiness_peak(alternative) < before:
                 return alternative
         rises = peak > before and self.drop is None and (self.keep is None or self.keep in KEEP)
-        warnings.warn(
+        warn(
             f"recomputing saves nothing here: the peak of graph {graph.name!r} on one device is {format_bytes(peak)}, and "
             f"{format_bytes(before)} without" + ("; the graph is returned as it was" if rises else ""),
             stacklevel=3,

@@ -17,7 +17,6 @@ before the updates the replicas add up their sums around a ring (`all_reduce`).
 from __future__ import annotations
 
 import re
-import warnings
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -30,6 +29,7 @@ from ..graph import OpGraph, Placement
 from ..graph.columns import record
 from ..graph.opgraph import GROWS, OWN
 from ..graph.tensors import text_column
+from ..internal_warnings import warn
 from .all_reduce import ALL_REDUCE
 from .base import Pass
 from .roles import BACKWARD, SETUP, UPDATE, roles
@@ -139,7 +139,7 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
         return  # inference uses stored statistics
     for name, op_type in zip(graph.names, graph.op_types, strict=True):
         if _STATISTICS.search(op_type) or _STATISTICS.search(name):
-            warnings.warn(
+            warn(
                 f"op {name!r} normalises by the statistics of its batch: every micro-batch sees its own, so the step is not "
                 "that of the undivided batch",
                 stacklevel=6,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 import time
-import warnings
 from collections import deque
 from collections.abc import Callable
 
@@ -16,6 +15,7 @@ from torch import nn
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement, Run
 from ...graph.arguments import refuse_replicas
+from ...internal_warnings import collected_warnings
 from ...passes.unroll import unroll
 from ...profilers.torch.storages import StorageTracker
 from ...simulator.schedules import ScheduleOption
@@ -264,8 +264,7 @@ def _cut_if_possible(
 ) -> Cut | None:
     """The placement as a pipeline. None if it forms none and the session can follow the schedule instead."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*statistics of its batch")
+        with collected_warnings():  # of batch statistics: the unrolled step has warned
             return cut_step(step, model, traced, graph, placed, cluster, count, schedule)
     except UnknownNameError:
         raise

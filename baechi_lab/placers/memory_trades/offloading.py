@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 from ...graph import HOST, Cluster, OpGraph
+from ...internal_warnings import collected_warnings
 from ...memory_saving.offload import offload, offloaded_placement
 from ...simulator import simulate
 from .best_of_placers import MAX_REPAIRED_OPS, BestOfPlacers, PlacedTimeline
@@ -23,8 +23,7 @@ def offload_variants(graph: OpGraph, cluster: Cluster, host: str) -> Iterator[tu
     """
     shares = SHARES if graph.n <= MAX_REPAIRED_OPS else SHARES[1::2]
     for share, state in [(0.0, True), *((share, state) for share in shares for state in (False, True))]:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it saves nothing on one device: it is simulated here
+        with collected_warnings():  # that it saves nothing on one device: it is simulated here
             offloaded_graph = offload(graph, cluster, share=share, state=state, host=host)
         if offloaded_graph is not graph:
             yield {"share": share, "state": state, "host": host}, offloaded_graph

@@ -14,7 +14,6 @@ recomputing first and placing then.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,6 +22,7 @@ import numpy as np
 
 from ...errors import BaechiLabError, InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement, Timeline
+from ...internal_warnings import collected_warnings
 from ...memory.peak import readiness_peak
 from ...memory_saving.recompute import recompute
 from ...simulator import simulate
@@ -69,8 +69,7 @@ def recompute_variants(graph: OpGraph, cluster: Cluster, devices: int) -> Iterat
     keywords: list[dict[str, Any]] = [{"keep": "sqrt"}, {"keep": "boundaries"}, *({"budget": b} for b in budgets)]
     for arguments in keywords:
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # that a choice saves nothing on one device: it is simulated here
+            with collected_warnings():  # that a choice saves nothing on one device: it is simulated here
                 recomputed_graph = recompute(graph, **arguments)
         except InfeasiblePlacement as error:
             if "budget" in arguments and error.needed_bytes < min(budgets):
@@ -122,8 +121,7 @@ def _recompute_in_turns(
         if not names or len(names) == len(dropped):
             break
         try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            with collected_warnings():
                 smaller = recompute(graph, drop=names)
         except BaechiLabError:
             break
