@@ -57,6 +57,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Of files that several processes share, `_longest_first` chooses the order; pytest-xdist would go by number of tests."""
     if hasattr(config.option, "loadscopereorder"):
         config.option.loadscopereorder = False
+    if config.pluginmanager.hasplugin("nbval"):
+        import shared_kernel
+
+        shared_kernel.share_kernel()
+
+
+def pytest_unconfigure() -> None:
+    """End what all tests of this process shared."""
+    if "shared_kernel" in sys.modules:
+        sys.modules["shared_kernel"].end_shared_kernel()
 
 
 def _gpus() -> int:

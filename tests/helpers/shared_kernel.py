@@ -1,0 +1,62 @@
+"""One Jupyter kernel for all notebooks that a test process runs.
+
+A new kernel imports the libraries again, which takes longer than most notebooks do. Between two notebooks the namespace is
+emptied, widgets are closed, and what they compute in the background ends. After a cell that did not end in time the
+next notebook gets a new kernel.
+"""
+
+from __future__ import annotations
+
+import queue
+from typing import Any
+
+from nbval import plugin
+from nbval.kernel import RunningKernel
+
+EMPTY = """
+import os as _os, sys as _sys
+_os.chdir({folder!r})
+if "ipywidgets" in _sys.modules:
+    _sys.modules["ipywidgets"].Widget.close_all()
+if "baechi_lab.widgets.background" in _sys.modules:
+    _sys.modules["baechi_lab.widgets.background"]._end_jobs()
+get_ipython().reset(new_session=True, aggressive=False)
+"""
+SECONDS = 60
+_running: list[RunningKernel] = []
+
+
+def share_kernel() -> None:
+    """From now on nbval runs notebooks in one kernel."""
+    plugin.RunningKernel = _lend
+    plugin.IPyNbFile.teardown = _take_back
+
+
+def end_shared_kernel() -> None:
+    """Ends the kernel, if one is running."""
+    while _running:
+        kernel = _running.pop()
+        if kernel.is_alive():
+            kernel.stop()
+
+
+def _lend(kernel_name: str, cwd: str, startup_timeout: float) -> RunningKernel:
+    if _running and _running[0].is_alive() and _is_emptied(_running[0], cwd):
+        return _running[0]
+    end_shared_kernel()
+    _running.append(RunningKernel(kernel_name, cwd=cwd, startup_timeout=startup_timeout))
+    return _running[0]
+
+
+def _is_emptied(kernel: RunningKernel, folder: str) -> bool:
+    """Empties the namespace; False if the kernel does not do it in time."""
+    message = kernel.kc.execute(EMPTY.format(folder=folder), silent=True, store_history=False)
+    try:
+        return kernel.kc.get_shell_msg(timeout=SECONDS)["parent_header"].get("msg_id") == message
+    except queue.Empty:
+        return False
+
+
+def _take_back(notebook: Any) -> None:
+    if notebook.timed_out:
+        end_shared_kernel()
