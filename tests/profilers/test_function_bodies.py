@@ -7,6 +7,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.graph.hardware import Hardware
+from baechi_lab.profilers.programs.estimation import GuessedCosts
 from baechi_lab.profilers.tensorflow.function_bodies import Library
 from baechi_lab.profilers.tensorflow.structure import read_structure
 
@@ -71,15 +72,60 @@ def test_loops_within_loops_multiply():
     assert sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") == 12
 
 
-def test_a_loop_without_a_known_bound_counts_one_round():
+def test_bug_a_loop_without_a_known_bound_counted_one_round_without_a_word():
     def step(x):
         while tf.reduce_sum(x) < 100.0:
             x = x * 2.0
         return x
 
-    structure, library, _ = profiled(step, np.ones(3, np.float32))
+    with pytest.warns(GuessedCosts, match="rounds are not known and count as one: while"):
+        structure, library, _ = profiled(step, np.ones(3, np.float32))
     ((_, node),) = ops(structure, "While")
-    assert library.rounds(node) == 1
+    assert library.rounds(node) is None
+
+
+@pytest.mark.parametrize(
+    ("start", "goes_on", "change", "rounds"),
+    [
+        (2, lambda i: i < 10, 3, 3),  # 2, 5, 8
+        (2, lambda i: i <= 8, 3, 3),
+        (9, lambda i: i > 0, -2, 5),  # 9, 7, 5, 3, 1
+        (9, lambda i: tf.less_equal(1, i), -2, 5),
+        (3, lambda i: i != 7, 2, 2),
+        (0.0, lambda i: tf.logical_and(i < 2.0, i < 1.0), 0.25, 4),
+        (5, lambda i: i < 5, 1, 0),
+        (0, lambda i: i < 4, -1, None),
+        (0, lambda i: tf.logical_or(i < 4, i < 8), 1, None),
+    ],
+)
+def test_bug_counters_were_taken_to_start_at_0_and_grow_by_1(start, goes_on, change, rounds):
+    def step(x):
+        return tf.while_loop(lambda i, y: goes_on(i), lambda i, y: (i + change, tf.matmul(y, y)), (start, x))[1]
+
+    structure = read_structure(bl.trace(step, np.ones((2, 2), np.float32)))
+    ((_, node),) = ops(structure, "While")
+    assert Library(structure.graph_def).rounds(node) == rounds
+
+
+def test_bug_sizes_of_tensors_were_no_bounds_and_open_ones_counted_as_1_inside_loops():
+    weight = np.ones((6, 6), np.float32)
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 6])])
+    def step(x):
+        for _ in tf.range(2, 2 * tf.shape(x)[0], 2):
+            x = tf.matmul(x, weight)
+        return x
+
+    for traceable in (step, step.get_concrete_function()):
+        structure = read_structure(bl.trace(traceable, np.ones((4, 6), np.float32)))
+        library = Library(structure.graph_def)
+        ((_, node),) = ops(structure, "While")
+        products = [(b.inputs[0], b.times) for b in library.body_ops(node) if b.node.op == "MatMul"]
+        if traceable is step:
+            assert products == [((4, 6), 3)] and not library.guesses
+        else:  # nothing is left to trace again
+            assert products == [((1, 6), 3)]
+            assert any("open sizes that count as 1" in guess for guess in library.guesses)
 
 
 def test_branches_share_one_run():
@@ -91,8 +137,8 @@ def test_branches_share_one_run():
     assert sum(b.times for b in library.body_ops(node) if b.node.op == "MatMul") == (1 + 2) / 2
 
 
-def test_keras_recurrent_layer():
-    model = tf.keras.Sequential([tf.keras.Input((7, 4)), tf.keras.layers.LSTM(6)])
+def test_keras_recurrent_layer_that_runs_op_by_op():
+    model = tf.keras.Sequential([tf.keras.Input((7, 4)), tf.keras.layers.LSTM(6, use_cudnn=False)])
     model.compile("sgd", "mse")
     step = bl.trace(model, np.ones((5, 7, 4), np.float32), np.ones((5, 6), np.float32))
     structure = read_structure(step)

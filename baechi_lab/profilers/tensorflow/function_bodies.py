@@ -1,19 +1,25 @@
 """The ops inside loops, conditionals and inner calls, and how often they run.
 
-The number of rounds of a loop is read from a comparison with a known bound in its condition, `i < limit`. The bound is a
-constant of the condition or the graph, counted from 0 in steps of 1; in the gradient of a loop it is the number of rounds of
-that loop. Of several bounds the smallest counts; without a bound the loop counts as one round. The branches of a conditional
-count in equal shares of one run, as if they were equally likely. O(ops of the bodies).
+The number of rounds of a loop is read from the comparisons that its condition requires, `i < limit`, where `i` starts at a known
+number and changes by a known one in each round. A number is known if it is a constant, a size of a tensor, computed from
+those, or the number of rounds of a loop that ran before, as in the gradient of a loop. Of several bounds the smallest counts;
+without one the loop counts as one round, which `Library.guesses` says. The branches of a conditional count in equal
+shares of one run, as if they were equally likely. O(ops of the bodies).
+
+A loop that GPUs run as one kernel (`recurrent_layers`) is one op of its body, with the kernel in place of its shapes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ..work import Kernel
 from .inlining import CONTROL_FLOW_OPS, used_functions
-from .nodes import op_def, output_types, writes_variable
+from .nodes import called_functions, op_def, output_types, split, writes_variable
+from .recurrent_layers import is_fused, layer_kernel
 from .shapes import SHAPES
 
 if TYPE_CHECKING:
@@ -24,7 +30,24 @@ if TYPE_CHECKING:
 
 Shape = tuple[int, ...]
 
-_COMPARISONS = frozenset({"Less", "LessEqual"})
+_ROUNDS: dict[str, Callable[[float], float]] = {
+    "Less": math.ceil,
+    "Greater": math.ceil,
+    "LessEqual": lambda steps: math.floor(steps) + 1,
+    "GreaterEqual": lambda steps: math.floor(steps) + 1,
+    "NotEqual": lambda steps: steps if steps == int(steps) else -1,
+}
+"""Rounds while a comparison holds, from the changes that take the counter to the bound; negative if it never ends."""
+_ARITHMETIC: dict[str, Callable[..., float]] = {
+    "Add": lambda a, b: a + b,
+    "AddV2": lambda a, b: a + b,
+    "Sub": lambda a, b: a - b,
+    "Mul": lambda a, b: a * b,
+    "FloorDiv": lambda a, b: a // b if b else math.nan,
+    "Maximum": max,
+    "Minimum": min,
+    **dict.fromkeys(("Cast", "Identity", "StopGradient"), lambda a: a),
+}
 _MAX_DEPTH = 8
 
 
@@ -44,7 +67,10 @@ def variable_writes(graph_def: GraphDef, node: NodeDef) -> Iterator[NodeDef]:
 
 @dataclass(frozen=True)
 class BodyOp:
-    """An op inside a body: its node, shapes and DataTypes of inputs and outputs, and its runs per run of the outer op."""
+    """An op inside a body: its node, shapes and DataTypes of inputs and outputs, and its runs per run of the outer op.
+
+    `kernel` is that of a loop that runs as one.
+    """
 
     node: NodeDef
     inputs: Sequence[Shape]
@@ -52,6 +78,7 @@ class BodyOp:
     input_types: Sequence[int]
     output_types: Sequence[int]
     times: float
+    kernel: Kernel | None = None
 
 
 class Library:
@@ -60,32 +87,49 @@ class Library:
     def __init__(self, graph_def: GraphDef) -> None:
         self.functions = {f.signature.name: f for f in graph_def.library.function}
         self.nodes = {n.name: n for n in graph_def.node}
+        self.guesses: dict[str, list[str]] = {}
 
     def has_body(self, node: NodeDef) -> bool:
-        return bool(self.functions) and (node.op in CONTROL_FLOW_OPS or bool(_called_functions(node)))
+        return bool(self.functions) and (node.op in CONTROL_FLOW_OPS or bool(called_functions(node)))
 
     def body_ops(self, node: NodeDef) -> Iterator[BodyOp]:
         """Yields the ops that one run of `node`, a node of the graph itself, runs."""
         return self._ops_of_call(node, self.nodes, {}, 1.0, 0)
 
-    def rounds(self, node: NodeDef) -> int:
-        """Returns how often a loop of the graph runs its body; 1 if the graph does not say."""
+    def rounds(self, node: NodeDef) -> int | None:
+        """Returns how often a loop of the graph runs its body; None if the graph does not say."""
         return self._rounds(node, self.nodes, {}, 0)
 
     def _ops_of_call(
         self,
         node: NodeDef,
         outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, int],
+        argument_values: Mapping[str, float],
         times: float,
         depth: int,
     ) -> Iterator[BodyOp]:
         loop = node.op.endswith("While")
-        names = [node.attr[k].func.name for k in ("cond", "body")] if loop else _called_functions(node)
-        if loop:
-            times *= self._rounds(node, outer_nodes, argument_values, depth)
-        else:
-            times /= max(len(names), 1)
+        names = called_functions(node)
+        rounds = self._rounds(node, outer_nodes, argument_values, depth) if loop else None
+        if loop and rounds is None:
+            self.guesses.setdefault("rounds are not known and count as one", []).append(node.name)
+        if is_fused(node):
+            products = self._ops_of_bodies(names, node, outer_nodes, argument_values, 1.0, depth)
+            kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], rounds or 1)
+            yield BodyOp(node, (), (), (), (), times, kernel)
+            return
+        runs = (1 if rounds is None else rounds) if loop else 1 / max(len(names), 1)
+        yield from self._ops_of_bodies(names, node, outer_nodes, argument_values, times * runs, depth)
+
+    def _ops_of_bodies(
+        self,
+        names: Sequence[str],
+        node: NodeDef,
+        outer_nodes: Mapping[str, NodeDef],
+        argument_values: Mapping[str, float],
+        times: float,
+        depth: int,
+    ) -> Iterator[BodyOp]:
         for name in names:
             function = self.functions.get(name)
             if function is not None and depth < _MAX_DEPTH:
@@ -93,18 +137,21 @@ class Library:
                 yield from self._ops_of_function(function, constants, times, depth)
 
     def _ops_of_function(
-        self, function: FunctionDef, argument_values: Mapping[str, int], times: float, depth: int
+        self, function: FunctionDef, argument_values: Mapping[str, float], times: float, depth: int
     ) -> Iterator[BodyOp]:
         tensors: dict[str, tuple[Shape, int]] = {}
         for k, arg in enumerate(function.signature.input_arg):
             attrs = function.arg_attr[k].attr if k in function.arg_attr else {}
-            shape = _shape(attrs[SHAPES].list.shape[0]) if SHAPES in attrs else ()
+            proto = attrs[SHAPES].list.shape[0] if SHAPES in attrs else None
+            shape = () if proto is None else _shape(proto)
+            if proto is not None and any(d.size < 0 for d in proto.dim):
+                self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
             tensors[arg.name] = (shape, arg.type)
         inner = {n.name: n for n in function.node_def}
         for node in function.node_def:
             tensors.update(_output_specs(node))
         for node in function.node_def:
-            if node.op in CONTROL_FLOW_OPS or _called_functions(node):
+            if node.op in CONTROL_FLOW_OPS or called_functions(node):
                 yield from self._ops_of_call(node, inner, argument_values, times, depth + 1)
                 continue
             input_specs = [tensors.get(r, ((), 0)) for r in node.input if not r.startswith("^")]
@@ -119,63 +166,148 @@ class Library:
             )
 
     def _rounds(
-        self, node: NodeDef, outer_nodes: Mapping[str, NodeDef], argument_values: Mapping[str, int], depth: int
-    ) -> int:
+        self, node: NodeDef, outer_nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float], depth: int
+    ) -> int | None:
         condition = self.functions.get(node.attr["cond"].func.name)
-        if condition is None or depth > _MAX_DEPTH:
-            return 1
-        arguments = self._constant_arguments(condition, node, outer_nodes, argument_values, depth)
+        body = self.functions.get(node.attr["body"].func.name)
+        if condition is None or body is None or depth > _MAX_DEPTH:
+            return None
+        constants = self._constant_arguments(condition, node, outer_nodes, argument_values, depth)
         inner = {n.name: n for n in condition.node_def}
+        position = {argument.name: k for k, argument in enumerate(condition.signature.input_arg)}
+        initial = [r for r in node.input if not r.startswith("^")]
         bounds = []
-        for compare in condition.node_def:
-            if compare.op in _COMPARISONS:
-                bound = _constant(compare.input[1], inner, arguments)
-                if bound is not None and bound > 0:
-                    bounds.append(bound + (compare.op == "LessEqual"))
-        return min(bounds, default=1)
+        for compare in _required(next(iter(condition.ret.values()), ""), inner):
+            if compare.op not in _ROUNDS:
+                continue
+            left, right = (_source(reference, inner) for reference in compare.input[:2])
+            counter, limit = (left, right) if left in position and left not in constants else (right, left)
+            bound = _number(limit, inner, constants)
+            if counter not in position or bound is None:
+                continue
+            start = _number(initial[position[counter]], outer_nodes, argument_values)
+            change = self._change(body, position[counter], node, outer_nodes, argument_values, depth)
+            if start is not None and change:
+                rounds = _ROUNDS[compare.op]((bound - start) / change)
+                upwards = compare.op.startswith("Less") == (counter == left)
+                if compare.op == "NotEqual" or upwards == (change > 0):
+                    bounds.append(rounds if compare.op == "NotEqual" else max(rounds, 0))
+        return min((int(b) for b in bounds if b >= 0), default=None)
+
+    def _change(
+        self,
+        body: FunctionDef,
+        position: int,
+        node: NodeDef,
+        outer_nodes: Mapping[str, NodeDef],
+        argument_values: Mapping[str, float],
+        depth: int,
+    ) -> float | None:
+        """Returns what each round adds to a variable of the loop; None if that is not known."""
+        inner = {n.name: n for n in body.node_def}
+        counter = body.signature.input_arg[position].name
+        changed = inner.get(_source(_returned(body, position), inner).split(":")[0])
+        if changed is None or changed.op not in ("Add", "AddV2", "Sub"):
+            return None
+        left, right = (_source(reference, inner) for reference in changed.input[:2])
+        constants = self._constant_arguments(body, node, outer_nodes, argument_values, depth)
+        if counter == left:
+            amount = _number(right, inner, constants)
+            return -amount if amount is not None and changed.op == "Sub" else amount
+        return _number(left, inner, constants) if counter == right and changed.op != "Sub" else None
 
     def _constant_arguments(
         self,
         function: FunctionDef,
         node: NodeDef,
         outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, int],
+        argument_values: Mapping[str, float],
         depth: int,
-    ) -> dict[str, int]:
-        """Returns the whole numbers that are passed in: constants, and round counters of loops that ran before."""
+    ) -> dict[str, float]:
+        """Returns the known numbers that are passed in and do not change, round counters of loops that ran before among them."""
         data = [r for r in node.input if not r.startswith("^")]
         skip = len(data) - len(function.signature.input_arg)  # a conditional's first input is its condition
+        body = self.functions.get(node.attr["body"].func.name) if node.op.endswith("While") else None
+        inner = {} if body is None else {n.name: n for n in body.node_def}
         constants = {}
-        for arg, reference in zip(function.signature.input_arg, data[max(skip, 0) :], strict=False):
-            value = _constant(reference, outer_nodes, argument_values)
-            op, *place = reference.split(":")  # `op:1` in a graph, `op:output:1` in a body
-            producer = outer_nodes.get(op)
-            counts_rounds = (
-                producer is not None and producer.op.endswith("While") and int(place[-1] if place else 0) == 0
-            )
-            if value is None and counts_rounds:
+        for k, (arg, reference) in enumerate(zip(function.signature.input_arg, data[max(skip, 0) :], strict=False)):
+            if body is not None and _source(_returned(body, k), inner) != body.signature.input_arg[k].name:
+                continue
+            value = _number(reference, outer_nodes, argument_values)
+            name, output = split(reference)
+            producer = outer_nodes.get(name)
+            if value is None and producer is not None and producer.op.endswith("While") and output == 0:
                 value = self._rounds(producer, outer_nodes, argument_values, depth + 1)
             if value is not None:
                 constants[arg.name] = value
         return constants
 
 
-def _called_functions(node: NodeDef) -> list[str]:
-    names = [node.attr[k].func.name for k in ("f", "then_branch", "else_branch") if k in node.attr]
-    return names + ([f.name for f in node.attr["branches"].list.func] if "branches" in node.attr else [])
+def _returned(function: FunctionDef, position: int) -> str:
+    return function.ret[function.signature.output_arg[position].name]
 
 
-def _constant(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mapping[str, int]) -> int | None:
-    """Returns the whole number that a reference stands for, or None if the graph does not say."""
+def _source(reference: str, nodes: Mapping[str, NodeDef]) -> str:
+    """Returns the reference that a chain of Identity ops passes on."""
+    node = nodes.get(reference.split(":")[0])
+    return _source(node.input[0], nodes) if node is not None and node.op == "Identity" else reference
+
+
+def _required(reference: str, nodes: Mapping[str, NodeDef]) -> Iterator[NodeDef]:
+    """Yields the ops that must all be true if the op of a reference is."""
+    node = nodes.get(_source(reference, nodes).split(":")[0])
+    if node is not None and node.op == "LogicalAnd":
+        for part in node.input[:2]:
+            yield from _required(part, nodes)
+    elif node is not None:
+        yield node
+
+
+def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float]) -> float | None:
+    """Returns the number that a reference stands for, or None if the graph does not say."""
     import tensorflow as tf
 
     if reference in argument_values:
         return argument_values[reference]
-    node = nodes.get(reference.split(":")[0])
-    if node is None or node.op != "Const" or len(node.attr["value"].tensor.tensor_shape.dim):
+    node = nodes.get(split(reference)[0])
+    if node is None:
         return None
-    value = tf.make_ndarray(node.attr["value"].tensor)
-    return int(value) if value.dtype.kind in "iu" else None
+    if node.op == "Const":
+        tensor = node.attr["value"].tensor
+        value = None if tensor.tensor_shape.dim else tf.make_ndarray(tensor)
+        return None if value is None or value.dtype.kind not in "iuf" else value.item()
+    if node.op in ("Size", "StridedSlice"):
+        return _size(node, nodes)
+    if node.op not in _ARITHMETIC:
+        return None
+    operands = [_number(r, nodes, argument_values) for r in node.input if not r.startswith("^")]
+    if any(operand is None for operand in operands):
+        return None
+    return _ARITHMETIC[node.op](*operands)
+
+
+def _size(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
+    """Returns the elements that a Size op counts, or the size that is sliced from a Shape or constant; None for open sizes."""
+    import tensorflow as tf
+
+    counted = node if node.op == "Size" else nodes.get(split(node.input[0])[0])
+    if counted is None or counted.op not in ("Size", "Shape", "Const"):
+        return None
+    if counted.op == "Const":
+        sizes = tf.make_ndarray(counted.attr["value"].tensor).tolist()
+    else:
+        name, output = split(counted.input[0])
+        shapes = nodes[name].attr[SHAPES].list.shape if name in nodes else ()
+        if output >= len(shapes) or shapes[output].unknown_rank or any(d.size < 0 for d in shapes[output].dim):
+            return None
+        sizes = [d.size for d in shapes[output].dim]
+    if node.op == "Size":
+        return math.prod(sizes)
+    begin = nodes.get(split(node.input[1])[0])
+    if begin is None or begin.op != "Const" or node.attr["shrink_axis_mask"].i != 1 or not isinstance(sizes, list):
+        return None
+    size = sizes[tf.make_ndarray(begin.attr["value"].tensor)[0]]
+    return size if isinstance(size, int) else None
 
 
 def _shape(proto: TensorShapeProto) -> Shape:

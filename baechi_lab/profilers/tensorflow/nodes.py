@@ -87,6 +87,13 @@ def writes_variable(op: str) -> bool:
     return has_side_effect(op) and any(word in op for word in ("Assign", "Apply", "Scatter"))
 
 
+def called_functions(node: NodeDef) -> list[str]:
+    """Returns the names of the functions that a call, conditional or loop runs."""
+    keys = ("f", "then_branch", "else_branch", "cond", "body")
+    names = [node.attr[key].func.name for key in keys if key in node.attr and node.attr[key].HasField("func")]
+    return names + ([f.name for f in node.attr["branches"].list.func] if "branches" in node.attr else [])
+
+
 def output_types(node: NodeDef) -> list[int]:
     """Returns the DataType number of every output of a node."""
     definition, types = op_def(node.op), []

@@ -2,18 +2,21 @@
 
 `profilers/kernel_model.py` turns them into time. Ops that move no data take the host overhead. Constants and handles, which exist
 before the step, take no time. A loop, conditional or call is one op that takes as long as the ops that it runs (see
-`function_bodies`).
+`function_bodies`), or as the one kernel that a GPU runs in its place (`recurrent_layers`).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import TYPE_CHECKING
 
+from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
 from .flops import METADATA_OPS, flops, is_matrix_product, product_shapes, repeated_rows
 from .function_bodies import Library
+from .recurrent_layers import kernel_plumbing
 from .structure import HANDLE_BYTES, Structure, bytes_per_element
 
 if TYPE_CHECKING:
@@ -27,22 +30,31 @@ _IN_PLACE = ("AssignAdd", "AssignSub", "ResourceApply")
 
 
 def count_work(structure: Structure) -> Work:
-    """Counts the FLOPs and bytes of every op from the shapes of its tensors."""
+    """Counts the FLOPs and bytes of every op from the shapes of its tensors.
+
+    Warns with `GuessedCosts` of loops whose rounds or sizes are not known.
+    """
     halves, width = _half_types(), bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
     library = Library(structure.graph_def)
     rows: list[tuple[int, Kernel]] = []
     times: list[float] = []
     free: list[bool] = []
+    plumbing = kernel_plumbing(structure)
 
     def add(op: int, runs: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, made: Sizes) -> None:
         rows.append((op, _kernel(node, inputs, outputs, read, made, halves)))
         times.append(runs)
-        free.append(node.op in _TAKES_NO_TIME)
+        free.append(node.op in _TAKES_NO_TIME or op in plumbing)
 
     for i, node in enumerate(structure.nodes):
         if library.has_body(node):
             for inner in library.body_ops(node):
+                if inner.kernel is not None:
+                    rows.append((i, inner.kernel))
+                    times.append(inner.times)
+                    free.append(False)
+                    continue
                 typed = zip((*inner.inputs, *inner.outputs), (*inner.input_types, *inner.output_types), strict=True)
                 tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in typed]
                 read, made = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
@@ -51,6 +63,10 @@ def count_work(structure: Structure) -> Work:
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
         read, made = [sizes[t] for t in ins], [sizes[t] for t in outs]
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, made)
+    for guess, names in library.guesses.items():
+        warnings.warn(
+            f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}", GuessedCosts, stacklevel=4
+        )
     return work_of(structure.n, rows, times, free)
 
 

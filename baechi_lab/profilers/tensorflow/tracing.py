@@ -26,6 +26,7 @@ from .keras_step import is_keras_model, keras_objects, refuse_replicas, training
 from .loading import load_tensorflow
 from .named_outputs import name_outputs
 from .optimizer_slots import optimizer_slots
+from .recurrent_layers import fused_layers, mark_fused_loops
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplification import simplify
 
@@ -118,9 +119,13 @@ def _concrete_function(function: object, examples: list[object], label: str) -> 
 
     if hasattr(function, "captured_inputs") and hasattr(function, "graph"):
         return function
-    traceable = function if hasattr(function, "get_concrete_function") else tf.function(function)
+    traceable: Any = function if hasattr(function, "get_concrete_function") else tf.function(function)
     try:
-        return traceable.get_concrete_function(*examples)
+        concrete = traceable.get_concrete_function(*examples)
+        if not all(tensor.shape.is_fully_defined() for tensor in concrete.inputs if tensor.dtype != tf.resource):
+            # A signature with open sizes, which the bodies of loops would keep.
+            concrete = tf.function(traceable.python_function).get_concrete_function(*examples)
+        return concrete
     except Exception as error:  # the step is the caller's code: it may raise anything while traced
         raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
@@ -156,6 +161,8 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         raise InvalidInput(f"step {label!r} returns no tensor and updates no variable; there is nothing to run")
     traced = _without_hints(graph_def, nodes)
     traced = with_shapes(traced) if sized or lacks_shapes(traced) else traced
+    weights = {id(layer.cell.recurrent_kernel.value.handle) for layer in fused_layers(objects)}
+    mark_fused_loops(traced, {v.name for v in variables if id(v.variable.handle) in weights})
     used = {n.name for n in traced.node}
     used_variables = [v for v in variables if v.name in used]
     return Step(
