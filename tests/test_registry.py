@@ -51,3 +51,5 @@ def test_parameters_are_for_names_only_and_must_be_known():
 def test_the_nearest_name_does_not_depend_on_case():
     with pytest.raises(bl.UnknownNameError, match="unknown hardware 'A1000'; did you mean 'a100'"):
         raise bl.UnknownNameError.of("hardware", "A1000", ["v100", "a100", "h100"])
+    with pytest.raises(bl.UnknownNameError, match=r"unknown placer 'nothing' \(known: "):  # none is near
+        PLACERS.find("nothing")

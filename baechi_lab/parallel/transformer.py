@@ -31,8 +31,8 @@ ALIASES = {
     "feed_forward": ("intermediate_size", "n_inner", "ffn_dim", "ffn_hidden_size", "dff", "hidden_dim"),
     "vocabulary": ("vocab_size", "vocabulary"),
     "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
-    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num"),
-    "experts_per_token": ("num_experts_per_tok", "topk", "top_k"),
+    "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num", "moe_num_experts"),
+    "experts_per_token": ("num_experts_per_tok", "topk", "top_k", "moe_top_k"),
     "expert_feed_forward": ("moe_intermediate_size", "moe_ffn_hidden_size"),
     "dense_layers": ("first_k_dense_replace", "dense_layers"),
     "query_rank": ("q_lora_rank",),
@@ -346,6 +346,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     """The sizes in the fields of a configuration, of a Hugging Face model or with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
         fields = fields["text_config"]
+    parts = [fields[name] for name in ("attn_config", "ffn_config") if isinstance(fields.get(name), Mapping)]
+    fields = {key: value for part in (*parts, fields) for key, value in part.items()}
     kind = str(fields.get("model_type", "")).lower()
     refused = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
     if refused:

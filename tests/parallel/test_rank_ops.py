@@ -159,6 +159,18 @@ def test_sizes_of_configurations_under_their_many_names() -> None:
         "tie_word_embeddings": False,
     }
     assert read_transformer(mixtral).parameters == 46_702_792_704
+    dbrx = {
+        "model_type": "dbrx",
+        "d_model": 6144,
+        "n_layers": 40,
+        "n_heads": 48,
+        "vocab_size": 100352,
+        "max_seq_len": 32768,
+    }
+    dbrx |= {"attn_config": {"model_type": "", "kv_n_heads": 8}, "tie_word_embeddings": False}
+    dbrx |= {"ffn_config": {"model_type": "", "ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}}
+    assert read_transformer(dbrx).parameters == 131_596_523_520
+    assert (read_transformer(dbrx).experts_per_token, read_transformer(dbrx).kv_heads) == (4, 8)
     bert = {
         "model_type": "bert",
         "hidden_size": 768,
