@@ -12,7 +12,7 @@ from baechi_lab.simulator import makespan_and_peak
 
 
 def problem(k: int) -> tuple[OpGraph, Cluster]:
-    """Up to 6 ops: groups, allowed devices, short memory, unequal devices, zero durations and links by turns."""
+    """Up to 6 ops: groups, allowed devices, short memory, unequal devices, zero durations, collectives and links by turns."""
     rng = np.random.default_rng([15, k])
     n = int(rng.integers(2, 7))
     count = int(rng.integers(1, 4)) if n < 6 else 2
@@ -27,6 +27,7 @@ def problem(k: int) -> tuple[OpGraph, Cluster]:
         colocation_names=("a",),
         allowed=np.where(rng.random(n) < (0.3 if k % 5 == 0 else 0.0), 0, -1),
         allowed_sets=(("gpu:0",),),
+        op_types=["all_reduce" if k % 4 == 3 and i % 2 else "matmul" for i in range(n)],
     )
     total = max(int(graph.persistent_bytes.sum() + graph.tensor_bytes.sum() + graph.temp_bytes.max()), 1)
     memory = (rng.uniform(0.5, 1.2, count) * total).astype(int).tolist() if k % 2 else [10**9] * count

@@ -40,6 +40,8 @@ def random_case(seed):
     )
     if seed % 2:  # whole numbers and zeros make ties
         graph = graph.replace(duration_us=np.where(rng.random(n) < 0.3, 0, np.round(graph.duration_us)))
+    if seed % 4 == 3:  # collectives, on a lane of their own
+        graph = graph.replace(op_types=tuple("all_reduce" if i % 3 == 1 else "matmul" for i in range(n)))
     cluster = Cluster.uniform(devices, memory_bytes=4000, link=LINKS[seed // 3 % 3], comm=COMMS[seed // 9 % 3])
     return graph, cluster, rng.integers(0, devices, n).astype(np.int32), np.round(10 * rng.random(n))
 

@@ -194,6 +194,7 @@ def _seconds(
     """Fill `result` (`Batch.seconds`) with the `quick` simulation (plan, scratch) or, where memory matters, the exact one."""
     p, s = quick
     model, work, position, at = exact_columns
+    one_lane = len(work.running) == len(model.limit)  # `_makespan` knows no collectives
     for k in range(len(rows)):
         surely, never = (
             _fits(p, homes[k], s.received, False) if _together(p.unit, homes[k], rows[k]) else (False, False)
@@ -201,7 +202,7 @@ def _seconds(
         if never:
             result[k] = np.inf
             continue
-        if surely:  # copies aside
+        if surely and one_lane:  # copies aside
             result[k] = 1e-6 * _makespan(p, s, homes[k])
             if _fits(p, homes[k], s.received, True)[0]:
                 continue

@@ -77,6 +77,7 @@ def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: floa
     for k in range(count):
         sample = Model(
             samples.table[k],
+            m.lane,
             m.tail,
             m.degree,
             m.sources,

@@ -131,7 +131,8 @@ def _search_placements(
         remaining_work[k] = remaining_work[k + 1] + least[order[k]]
     home = np.full(len(allowed), -1, np.int64)
     owner = np.full(len(allowed), -1, np.int64)  # position of the op that chose a group's device
-    load, used, head = np.zeros(devices), np.zeros(devices, np.int64), np.zeros(n)
+    lanes = len(w.running)
+    load, used, head = np.zeros(lanes), np.zeros(devices, np.int64), np.zeros(n)
     choice = np.full(n, -1, np.int64)
     space = (
         np.zeros((n + 1, n), np.int32),
@@ -142,7 +143,7 @@ def _search_placements(
         np.zeros(n, np.int32),
         np.zeros(n),
         np.zeros(n, np.int64),
-        np.zeros((2, devices)),
+        np.zeros((2, lanes)),
         np.zeros((6, devices)),
     )
     count, k = 0.0, 0
@@ -159,7 +160,7 @@ def _search_placements(
         g = group[i]
         if choice[k] >= 0:  # take back what was chosen last
             d = choice[k]
-            load[d] -= m.table[i, d]
+            load[d + m.lane[i]] -= m.table[i, d]
             used[d] -= 1
         if owner[g] >= 0 and owner[g] < k:
             d = home[g] if choice[k] < 0 else devices
@@ -173,9 +174,9 @@ def _search_placements(
                 head[i] = _ready(m, device, head, i, d)
                 end = head[i] + m.table[i, d]
                 spread = remaining_work[k + 1] + m.table[i, d]
-                for c in range(devices):
+                for c in range(lanes):
                     spread += load[c]
-                if max(end + m.tail[i], max(load[d] + m.table[i, d], spread / devices)) < best * SURELY:
+                if max(end + m.tail[i], max(load[d + m.lane[i]] + m.table[i, d], spread / lanes)) < best * SURELY:
                     has_device = True
                     break
             if not owned:
@@ -191,7 +192,7 @@ def _search_placements(
         if count > max_simulations:
             return best, False, count
         choice[k], device[i] = d, d
-        load[d] += m.table[i, d]
+        load[d + m.lane[i]] += m.table[i, d]
         used[d] += 1
         if owned:
             owner[g], home[g] = k, d
@@ -297,14 +298,15 @@ def _tails(m: Model, device: NDArray[np.int32], order: NDArray[np.int64], tail: 
 def _path_bound(
     m: Model, device: NDArray[np.int32], load: NDArray[np.float64], head: NDArray[np.float64], tail: NDArray[np.float64]
 ) -> float:
-    """Bound of a placement: its longest path, and each device's work between its first and its last op."""
+    """Bound of a placement: its longest path, and the work of each device, or of its
+    communication lane, between its first and its last op."""
     bound = 0.0
     for i in range(len(device)):
         bound = max(bound, head[i] + m.table[i, device[i]] + tail[i])
     for d in range(len(load)):
         first, last = np.inf, np.inf
         for i in range(len(device)):
-            if device[i] == d:
+            if device[i] + m.lane[i] == d:
                 first, last = min(first, head[i]), min(last, tail[i])
         if first < np.inf:
             bound = max(bound, first + load[d] + last)
@@ -428,10 +430,10 @@ def _least_step_time(
     busy[1, :] = load
     for k in range(j):
         i = sequence[k]
-        d = device[i]
-        busy[0, d] = max(busy[0, d], start[i] + m.table[i, d])
-        busy[1, d] -= m.table[i, d]
-        bound = max(bound, start[i] + m.table[i, d] + tail[i])
+        d, us = device[i] + m.lane[i], m.table[i, device[i]]
+        busy[0, d] = max(busy[0, d], start[i] + us)
+        busy[1, d] -= us
+        bound = max(bound, start[i] + us + tail[i])
     for d in range(len(load)):
         bound = max(bound, (busy[0, d] + busy[1, d]) * SURELY)
     return bound
@@ -455,7 +457,12 @@ def _next_ready(
     for k in range(j + 1):
         rank[sequence[k]] = k
     while x < n:
-        if device[x] == d and rank[x] > j and decision_us + m.table[x, d] + tail[x] < best:
+        if (
+            device[x] == d
+            and m.lane[x] == m.lane[sequence[j]]
+            and rank[x] > j
+            and decision_us + m.table[x, d] + tail[x] < best
+        ):
             ready = True
             for e in range(m.input_ptr[x], m.input_ptr[x + 1]):
                 p = m.producer[m.inputs[e]]

@@ -1,7 +1,8 @@
 """The fast simulator of searches: makespan and memory overflow of one candidate, tens of thousands of them per second.
 
 Idea: the same rules as `simulator.kernel` (tests require equal numbers), without logs, allocation or a general event
-heap. Each device runs one op, so the next op end is a minimum over devices. Where transfers queue, those to one device
+heap. Each device runs one op, and one collective
+beside it, so the next op end is a minimum over these lanes. Where transfers queue, those to one device
 end in the order in which they were requested, so a linked list per receiver replaces the heap; only `parallel`
 transfers need one. Ready ops come first in, first out from a list, or by priority from a set of bits.
 
@@ -77,7 +78,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     """
     device, position, at, by_rank = assignment
     track, cutoff, overflow_limit = limits
-    table, after, degree, sources = m.table, m.tail, m.degree, m.sources
+    table, lane, after, degree, sources = m.table, m.lane, m.tail, m.degree, m.sources
     edge_ptr, edge_to, edge_tensor, ready_to = m.edge_ptr, m.edge_to, m.edge_tensor, m.ready_to
     input_ptr, inputs, producer = m.input_ptr, m.inputs, m.producer
     size_bytes, output_bytes, unread, temp, persistent = m.size_bytes, m.output_bytes, m.unread, m.temp, m.persistent
@@ -88,8 +89,9 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     slot_end, slot_receive, slot_info = w.slot_end, w.slot_receive, w.slot_info
     readers, local_left, sends_left, copy_left = w.readers, w.local_left, w.sends_left, w.copy_left
     level, peak, start, total, spent = w.level, w.peak, w.start, w.total, w.spent
-    devices, n = len(limit), len(device)
-    words, stride = (n + 63) >> 6, len(bits) // max(devices, 1)
+    devices, lanes, n = len(limit), len(running), len(device)
+    one_lane = lanes == devices  # else lane `devices + d` runs the collectives of device d
+    words, stride = (n + 63) >> 6, len(bits) // max(lanes, 1)
     shared = comm == SEQUENTIAL
     now_us, slots, waiting, finished = 0.0, 0, 0, 0
     checkpoints = w.checkpoint_time.shape[1]
@@ -97,29 +99,29 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
     next_event_us = np.inf  # when the next transfer ends or the next copy is allocated
     total[:] = 0.0
     for i in range(n):
-        total[device[i]] += table[i, device[i]]
-    for d in range(devices):
+        total[device[i] + lane[i]] += table[i, device[i]]
+    for d in range(lanes):
         total[d] *= SURELY  # rounded down, like the tails
         if total[d] > cutoff:
             return np.inf
     if first_position < 0:
         if by_rank:
             bits[:] = NO_BITS
-        for d in range(devices):
+        for d in range(lanes):
             head[d] = tail[d] = fresh[d] = 0
             fresh_at[d] = 0.0
             running[d] = list_head[d] = list_tail[d] = alloc_next[d] = -1
             busy_until[d] = np.inf
             queue_out[d] = queue_in[d] = spent[d] = 0.0
             readers[d] = 0
-            level[d] = 0
         for i in range(n):
             missing[i] = degree[i]
+        level[:] = 0
         if track:
             for i in range(n):
                 level[device[i]] += persistent[i]
         for i in sources:
-            d = device[i]
+            d = device[i] + lane[i]
             if by_rank:
                 set_bit(bits, d * stride, words, position[i], 1)
             else:
@@ -140,9 +142,9 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
         forget_checkpoints(w, first_position)
         number = first_position + 1
     goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
-    first, last_device = 0, devices
+    first, last_lane = 0, lanes
     while True:
-        for d in range(first, last_device):
+        for d in range(first, last_lane):
             if running[d] < 0 and tail[d] > head[d]:
                 if by_rank:
                     op = at[take_lowest(bits, d * stride, words)]
@@ -150,8 +152,9 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 else:
                     op = line[d * (n + 1) + head[d]]
                     head[d] += 1
-                end = now_us + table[op, d]
-                spent[d] += table[op, d]
+                home = device[op]
+                end = now_us + table[op, home]
+                spent[d] += table[op, home]
                 if end + after[op] > cutoff or end - spent[d] + total[d] > cutoff:
                     return np.inf
                 start[op] = now_us
@@ -159,18 +162,18 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 running[d] = op
                 busy_until[d] = end
                 if track:
-                    level[d] += output_bytes[op] + temp[op]
-                    if level[d] > peak[d]:
-                        peak[d] = level[d]
-                        if level[d] > limit[d] and _overflow_sum(peak, limit) > overflow_limit:
+                    level[home] += output_bytes[op] + temp[op]
+                    if level[home] > peak[home]:
+                        peak[home] = level[home]
+                        if level[home] > limit[home] and _overflow_sum(peak, limit) > overflow_limit:
                             return np.inf
         step, d = busy_until[0], 0
-        for p in range(1, devices):
+        for p in range(1, lanes):
             frees_earlier = busy_until[p] < step
             step = busy_until[p] if frees_earlier else step
             d = p if frees_earlier else d
         ends_count = 0
-        for p in range(devices):
+        for p in range(lanes):
             ends_count += 1 if busy_until[p] == step else 0
         if next_event_us < step:
             ends_count, step = 0, next_event_us
@@ -183,35 +186,36 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
             goal = goal_of(number, checkpoints, n) if number < checkpoints else n + 1
         now_us = step
         several = ends_count > 1
-        first, last_device = d, d + 1
-        if several or next_event_us <= now_us:
-            first, last_device = 0, devices
+        first, last_lane = d, d + 1
+        if several or next_event_us <= now_us or not one_lane:
+            first, last_lane = 0, lanes
         while ends_count > 0:  # ops that end now, by op index: their sends join the queues in that order
             ends_count -= 1
             if several:
                 op = n
-                for p in range(devices):
+                for p in range(lanes):
                     if busy_until[p] == now_us and running[p] < op:
                         op, d = running[p], p
             op = running[d]
             running[d] = -1
             busy_until[d] = np.inf
+            home = device[op]
             if track:
-                level[d] -= temp[op] + unread[op]
+                level[home] -= temp[op] + unread[op]
                 for e in range(input_ptr[op], input_ptr[op + 1]):
                     t = inputs[e]
-                    if device[producer[t]] == d:
+                    if device[producer[t]] == home:
                         local_left[t] -= 1
                         if local_left[t] == 0 and sends_left[t] == 0:
-                            level[d] -= size_bytes[t]
+                            level[home] -= size_bytes[t]
                     else:
-                        copy_left[t * devices + d] -= 1
-                        if copy_left[t * devices + d] == 0:
-                            level[d] -= size_bytes[t]
+                        copy_left[t * devices + home] -= 1
+                        if copy_left[t * devices + home] == 0:
+                            level[home] -= size_bytes[t]
             # Consumers here are ready or not, those elsewhere need a transfer.
             e, last = edge_ptr[op], edge_ptr[op + 1]
             base, remote = d * (n + 1), 0
-            if by_rank or fresh_at[d] != now_us:
+            if one_lane and (by_rank or fresh_at[d] != now_us):
                 fresh_at[d] = now_us
                 fresh[d] = tail[d]
                 k = base + tail[d]
@@ -235,16 +239,23 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                         k += is_local if inputs_left == 0 else 0
                         remote += 1 - is_local
                 tail[d] = k - base
-            else:  # something else happened here at the same instant: by op index
+            else:  # something else happened here at the same instant, or ops of both lanes wait: by op index
                 for x in range(e, last):
                     i = ready_to[x]
-                    if device[i] != d:
+                    if device[i] != home:
                         remote += 1
                         continue
                     missing[i] -= 1
                     if missing[i] == 0:
-                        _insert(i, base, tail[d], max(fresh[d], head[d]), line)
-                        tail[d] += 1
+                        p = home + lane[i]
+                        if by_rank:
+                            set_bit(bits, p * stride, words, position[i], 1)
+                        else:
+                            if fresh_at[p] != now_us:
+                                fresh_at[p] = now_us
+                                fresh[p] = tail[p]
+                            _insert(i, p * (n + 1), tail[p], max(fresh[p], head[p]), line)
+                        tail[p] += 1
             if remote == 0 and not track:
                 continue
             while e < last:  # one tensor after the other
@@ -253,7 +264,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 while e < last and edge_tensor[e] == t:
                     q = device[edge_to[e]]
                     e += 1
-                    if q == d:
+                    if q == home:
                         local += 1
                     else:
                         readers[q] += 1
@@ -270,16 +281,16 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                         sends_left[t] += 1
                         copy_left[t * devices + q] = readers[q]
                     readers[q] = 0
-                    cost = latency[d, q] + per_byte[d, q] * size_bytes[t]
+                    cost = latency[home, q] + per_byte[home, q] * size_bytes[t]
                     receive = now_us
                     if comm != PARALLEL:
-                        first_position = max(now_us, queue_out[d])
-                        queue_out[d] = first_position + cost
+                        send_us = max(now_us, queue_out[home])
+                        queue_out[home] = send_us + cost
                         if shared:
-                            receive = max(first_position, queue_out[q])
+                            receive = max(send_us, queue_out[q])
                             queue_out[q] = receive + cost
                         else:
-                            receive = max(first_position, queue_in[q])
+                            receive = max(send_us, queue_in[q])
                             queue_in[q] = receive + cost
                     slot = slots
                     slots += 1
@@ -301,7 +312,7 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                     next_event_us = min(next_event_us, receive if track else receive + cost)
         if next_event_us > now_us:
             continue
-        first, last_device = 0, devices
+        first, last_lane = 0, lanes
         while True:  # transfers that end now
             slot = -1
             if comm == PARALLEL:
@@ -323,20 +334,21 @@ def evaluate_after(m: Model, w: Work, assignment: Assignment, limits: Limits, fi
                 sends_left[t] -= 1
                 if sends_left[t] == 0 and local_left[t] == 0:
                     level[device[producer[t]]] -= size_bytes[t]
-            if fresh_at[q] != now_us:
-                fresh_at[q] = now_us
-                fresh[q] = tail[q]
             while e >= 0 and edge_tensor[e] == t:
                 i = edge_to[e]
                 e -= 1
                 if device[i] == q:
                     missing[i] -= 1
                     if missing[i] == 0:
+                        p = q + lane[i]
                         if by_rank:
-                            set_bit(bits, q * stride, words, position[i], 1)
+                            set_bit(bits, p * stride, words, position[i], 1)
                         else:
-                            _insert(i, q * (n + 1), tail[q], max(fresh[q], head[q]), line)
-                        tail[q] += 1
+                            if fresh_at[p] != now_us:
+                                fresh_at[p] = now_us
+                                fresh[p] = tail[p]
+                            _insert(i, p * (n + 1), tail[p], max(fresh[p], head[p]), line)
+                        tail[p] += 1
         next_event_us = np.inf
         if comm == PARALLEL and waiting > 0:
             next_event_us = slot_end[heap[0]]

@@ -20,12 +20,14 @@ SURELY = 1.0 - 1e-12
 class Model(NamedTuple):
     """A graph of `n` ops on `D` devices as arrays.
 
-    `table` float64[n, D]: durations. `tail` float64[n]: the least time from the end of an op to the end of the step.
+    `table` float64[n, D]: durations. `lane` int32[n]: D for a collective, which runs on its device's communication lane, else 0.
+    `tail` float64[n]: the least time from the end of an op to the end of the step.
     `edge_ptr`, `edge_to`, `edge_tensor`: the consumers of an op's tensors, by tensor. `ready_to`: the same consumers by op
     index. `sources`: ops without inputs. The inputs of each op are in CSR form. Indices are int32, bytes int64; `unread`
     are the bytes of tensors that no op reads."""
 
     table: NDArray[np.float64]
+    lane: NDArray[np.int32]
     tail: NDArray[np.float64]
     degree: NDArray[np.int32]
     sources: NDArray[np.int32]
@@ -58,7 +60,8 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
     degree = np.diff(graph.inputs[0])
     return Model(
         writable_copy(costs),
-        _tails(graph, cluster, costs, exact=table is None),
+        ints(cluster.n * graph.on_communication_lane),
+        _tails(graph, cluster, costs, exact=table is None and not graph.on_communication_lane.any()),
         ints(degree),
         ints(np.flatnonzero(degree == 0)),
         edge_ptr=ints(graph.consumer_ptr[graph.output_ptr]),
@@ -81,7 +84,8 @@ def make_model(graph: OpGraph, cluster: Cluster, table: object = None) -> Model:
 
 
 def _tails(graph: OpGraph, cluster: Cluster, costs: NDArray[np.float64], exact: bool) -> NDArray[np.float64]:
-    """Returns the least time after each op: a consumer is local or its transfer counts, or, if links vary, transfers are free."""
+    """Returns the least time after each op: a consumer is local or its transfer counts, or, if costs or links vary or
+    some ops are collectives, transfers are free."""
     if exact and cluster.n > 1 and graph.n:
         tail = paid_heads(merge_problem(graph, cluster, reach=False))[1]
     else:

@@ -17,7 +17,8 @@ Arrays = TypeVar("Arrays", bound=tuple[object, ...])
 class Work(NamedTuple):
     """Scratch space, allocated once per search; after `evaluate`, `start` float64[n] and `peak` int64[D] are results.
 
-    `missing` int32[n]: inputs that an op still lacks; `line` int32[D (n + 1)]: ready ops by device; `slot_*`: transfers;
+    L is the number of lanes: D, or 2 D in a graph with collectives, where lane `D + d` is the communication lane of device `d`.
+    `missing` int32[n]: inputs that an op still lacks; `line` int32[L (n + 1)]: ready ops by lane; `slot_*`: transfers;
     `base_start` float64[n] and `checkpoint_*`: the candidate to continue from (`evaluation.checkpoints`).
     """
 
@@ -59,41 +60,42 @@ def make_work(model: Model, parameters: EvaluationParameters = EVALUATION) -> Wo
     """Allocate the scratch space for `model`."""
     checkpoint_count, flying = parameters.checkpoints, parameters.in_flight
     n, devices = len(model.degree), len(model.limit)
+    lanes = devices * (2 if model.lane.any() else 1)
     tensors = len(model.producer)
     slots = int(np.minimum(np.bincount(model.edge_tensor, minlength=tensors), devices - 1).sum()) + 1
     ints = lambda size: np.zeros(size, np.int32)  # noqa: E731
     work = Work(
         ints(n),
-        np.zeros(devices * bit_words(n)[1], np.uint64),
-        ints(devices * (n + 1)),
-        ints(devices),
-        ints(devices),
-        ints(devices),
-        np.zeros(devices),
-        ints(devices),
-        np.zeros(devices),
-        np.zeros(devices),
-        np.zeros(devices),
-        ints(devices),
-        ints(devices),
-        ints(devices),
+        np.zeros(lanes * bit_words(n)[1], np.uint64),
+        ints(lanes * (n + 1)),
+        ints(lanes),
+        ints(lanes),
+        ints(lanes),
+        np.zeros(lanes),
+        ints(lanes),
+        np.zeros(lanes),
+        np.zeros(lanes),
+        np.zeros(lanes),
+        ints(lanes),
+        ints(lanes),
+        ints(lanes),
         np.zeros(slots),
         np.zeros(slots),
         ints(3 * slots),
         ints(slots),
-        ints(devices),
+        ints(lanes),
         ints(tensors),
         ints(tensors),
         ints(tensors * devices),
         np.zeros(devices, np.int64),
         np.zeros(devices, np.int64),
         np.zeros(n),
-        np.zeros(devices),
-        np.zeros(devices),
+        np.zeros(lanes),
+        np.zeros(lanes),
         np.zeros(n),
         np.full((2, checkpoint_count), np.inf),
-        np.zeros((2, checkpoint_count, 2 * n + 4 * devices + 4 * flying + 4), np.int32),
-        np.zeros((2, checkpoint_count, 4 * devices + flying)),
+        np.zeros((2, checkpoint_count, 2 * n + 4 * lanes + 4 * flying + 4), np.int32),
+        np.zeros((2, checkpoint_count, 4 * lanes + flying)),
         ints(checkpoint_count),
     )
     return padded(work, parameters)

@@ -81,11 +81,14 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
     degree = np.bincount(reader, minlength=count)
     table: NDArray[np.float64] = np.stack([np.bincount(run, column, count) for column in model.table.T], axis=1)
     by_reader = np.argsort(reader, kind="stable")
+    lane = np.zeros(count, dtype=np.int32)
+    lane[run] = model.lane
     ints = lambda a: a.astype(np.int32)  # noqa: E731
     edge_ptr, read = offsets(maker, count), ints(reader)
     tail = tails(order, table.min(axis=1), np.zeros(len(reader)), np.arange(count + 1), edge_ptr, read)
     return model._replace(
         table=table,
+        lane=lane,
         tail=tail * SURELY,
         degree=ints(degree),
         sources=ints(np.flatnonzero(degree == 0)),

@@ -53,8 +53,9 @@ def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
     start, home, devices = subproblem.objective.work.start, homes(subproblem), instance.cluster.n
     line, work = np.lexsort((instance.position, start)), subproblem.model.table.min(axis=1)
     longest_us = parameters.joined_share * float(state.cost[2])
+    label = 2 * home + (subproblem.model.lane > 0)  # collectives have runs of their own
     run = runs_of_candidate(
-        subproblem.model, Present(line, home, state.device, start, work, instance.price), longest_us
+        subproblem.model, Present(line, label, state.device, start, work, instance.price), longest_us
     )
     count = int(run.max()) + 1
     if count > parameters.fewer_runs * graph.n:
