@@ -30,7 +30,7 @@ GIVE_UP = {
     "recompute": "recomputation",
     "offload": "offloading",
 }
-"""Name of what may be given up -> kind of option."""
+"""Values of `give_up`, and the kind of option that each allows."""
 LEAST_TIME = 0.0005
 """A step that is longer by a smaller share takes the same time in a table."""
 
@@ -59,28 +59,28 @@ def fit(
         graph: the profile of a step; or a model's name, a step of `bl.models.build`, or a function that takes a batch size
             and returns a graph: with these the batch can be changed.
         cluster: the devices there are.
-        batch_size: samples of a step, for samples per second; what a function is called with first.
+        batch_size: samples of a step, for samples per second; a function is called with it first.
         hardware: for models and steps, as in `bl.profile` with mode="estimated".
-        placers: names; each places the optimized graph, the fastest that fits is taken. Of the step as it is, what is made of
-            theirs for other limits of memory counts too, so that more memory hardly ever gives a slower step.
-        time_limit: seconds that `search` then improves the placement of the step as it is and of every way that fits.
-        seed: of the search.
-        every_way: try all ways even if the step fits as it is, with the margin of its peaks.
-        give_up: names of what may be given up, by default all of "devices" (more of them are taken), "batch", "micro-batches",
-            "recompute" and "offload"; other ways are not tried, nor two together of which one is another.
-        placement: of the graph on the cluster, where there is one already: the step as it is takes no longer than under it.
-        callback: called with the name of every way before it is tried.
+        placers: names of placers; each places the optimized graph, and the fastest placement that fits is used. For the step as
+            it is, their placements for other memory limits are compared too, so that more memory hardly ever gives a slower step.
+        time_limit: seconds for which `search` then improves the placement of the step as it is and of every option that fits.
+        seed: seed of the search.
+        every_way: try all options even if the step fits as it is, with the margin of its peaks.
+        give_up: the kinds of options to try, by default all: "devices" (more of them are used), "batch", "micro-batches",
+            "recompute" and "offload".
+        placement: a known placement of the graph on the cluster; the step as it is never takes longer than under it.
+        callback: a function that is called with the name of every option before it is tried.
 
-    Where a framework may hold more than a schedule does (`Timeline.peak_margin`), placements and options that fit with this
-    margin come first. Where the step as it is fits without it alone, the options are tried as well, and the answer says so.
+    A framework may hold more memory than the schedule (`Timeline.peak_margin`). Placements and options that fit with this margin
+    come first. If the step as it is fits only without the margin, the options are tried as well, and the answer says so.
 
     Returns:
-        A `Fit` with `fits`, `best`, `missing_bytes`, `proof`, `options` and `to_pandas()`. Printed, it is a table, with the
+        A `Fit` with `fits`, `best`, `missing_bytes`, `proof`, `options` and `to_pandas()`. It prints as a table, with the
         code of the cheapest options.
 
     Raises:
-        InvalidInput, UnknownNameError: an argument that is none of the above.
-        CostError: the graph was estimated for hardware of which a device is not.
+        InvalidInput, UnknownNameError: an argument has another type or value than described above.
+        CostError: the graph was estimated for other hardware than that of a device.
 
     >>> from baechi_lab.graph.generators import chain, with_backward
     >>> step = with_backward(chain(8, seed=0))
@@ -128,7 +128,7 @@ def fit(
 
 
 def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
-    """Adds to what an option gives up by how much its time per sample is longer than that of the step as it is."""
+    """Add to `gives_up` the share by which the option's time per sample exceeds that of the step as it is."""
     longer = (
         option.time_per_sample_us / first.time_per_sample_us - 1.0 if first.time_per_sample_us > 0 else float("nan")
     )

@@ -20,11 +20,11 @@ class Proof:
     """Lower bounds on the memory and the devices that a step needs.
 
     Args:
-        least_bytes: no placement of the step as it is fits these devices if all of them have less than this.
-        least_devices: nor does any on fewer devices than this, as large as the largest; 0 where no number is enough.
-        as_it_is: why no placement of the step as it is fits, in a sentence; empty where that is not proven.
-        whatever: why neither more devices nor recomputation nor offloading help; empty where that is not proven.
-        coarse: whether the ops are groups: the ops that they were made of may fit.
+        least_bytes: no placement of the step as it is fits if every device has less memory than this.
+        least_devices: no placement fits on fewer devices of the largest size; 0 if no number of devices is enough.
+        as_it_is: a sentence why no placement of the step as it is fits; empty if that is not proven.
+        whatever: a sentence why more devices, recomputation and offloading do not help; empty if that is not proven.
+        coarse: whether the ops are groups; their original ops may fit.
     """
 
     least_bytes: int

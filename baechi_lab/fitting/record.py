@@ -41,14 +41,14 @@ class FitOption:
     """One option to run the step. Where it could not be simulated, `timeline` is None and `error` says why.
 
     Args:
-        way: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading", or two of them: "smaller
-            batch + recomputation", "micro-batches + recomputation", "recomputation + offloading".
-        choice: what exactly, for example "4 devices".
-        gives_up: what it costs besides time.
-        command: the library's code that leads to the timeline.
+        kind: "as it is", "more devices", "smaller batch", "micro-batches", "recomputation", "offloading", or two of
+            them: "smaller batch + recomputation", "micro-batches + recomputation", "recomputation + offloading".
+        choice: the parameters of the option, for example "4 devices".
+        gives_up: its disadvantages, for example "21.2% more computation".
+        command: Python code that makes the timeline.
         batch_size: samples of the whole step, where known.
-        graph, cluster, placement, timeline: what was simulated.
-        error: why it does not fit, or could not be tried.
+        graph, cluster, placement, timeline: the records that were simulated.
+        error: the reason why the option does not fit, or could not be tried.
     """
 
     kind: str
@@ -80,7 +80,7 @@ class FitOption:
 
     @property
     def peak_margin(self) -> float:
-        """By which share a device may hold more than simulated, 0.1 being a tenth (`Timeline.peak_margin`)."""
+        """The share by which a device may hold more than simulated; 0.1 is a tenth (`Timeline.peak_margin`)."""
         return 0.0 if self.timeline is None else float(self.timeline.peak_margin.max(initial=0.0))
 
     @property
@@ -95,7 +95,7 @@ class FitOption:
 
     @property
     def samples_per_second(self) -> float:
-        """NaN where the batch size is not known."""
+        """Samples per second of the simulated step; NaN where the batch size is not known."""
         return self.batch_size * 1e6 / self.step_us if self.batch_size and self.step_us > 0 else float("nan")
 
     @property
@@ -143,9 +143,10 @@ class Fit:
     """The answer of `bl.fit`.
 
     Args:
-        ways: "as it is" first, then every other one that was tried.
-        missing_bytes: what the fullest device lacks in the placement that exceeds the limits least; 0 where the step fits.
-        proof: what is proven about the memory that the step needs; None where it fits.
+        options: "as it is" first, then every other option that was tried.
+        missing_bytes: bytes that the fullest device lacks in the placement that exceeds the limits least; 0 if the step fits.
+        cluster: the devices of the question.
+        proof: lower bounds of the memory that the step needs; None if it fits.
     """
 
     options: tuple[FitOption, ...]
@@ -224,7 +225,7 @@ class Fit:
 
     @property
     def doubt(self) -> str:
-        """Which devices may exceed their memory under the step as it is, or else under `best`; empty where none may."""
+        """Names the devices that may exceed their memory in the step as it is, or else in `best`; empty if there are none."""
         option = self.options[0] if self.fits else self.best
         notes = notes_on_runtime_peaks(option.timeline) if option is not None and option.timeline is not None else []
         return " ".join(f"{note}." for note in notes)

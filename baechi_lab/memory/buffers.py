@@ -1,8 +1,8 @@
-"""Buffers of tensors that may lie in the memory of others (`OpGraph.reuse`), taken and given back event by event.
+"""Buffers of tensors that may lie in the memory of other tensors (`OpGraph.reuse`), allocated and freed event by event.
 
-A *slot* is a tensor on a device: first those where the tensors are made, then those of received copies. Of each the
-buffer in which it lies is kept, or `NONE`: nowhere yet, or in persistent bytes. Source of the rules: docs/simulated-time.md,
-"Outputs that lie in inputs". Complexity: O(ops + edges + transfers), of an op with k inputs that writes over one k^2.
+A *slot* is a tensor on a device: first the slots where tensors are made, then those of received copies. Each slot has the
+buffer in which it lies, or `NONE` if it has none yet or lies in persistent bytes. Source of the rules: docs/simulated-time.md,
+"Outputs that lie in inputs". Complexity: O(ops + edges + transfers), and k^2 for an op with k inputs that overwrites one.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ NONE = -1
 
 
 class Uses(NamedTuple):
-    """Who makes, reads and sends what. Per op: `reuse`, `temporary` and `persistent` bytes, `place`, pointers to its outputs
-    and to its inputs, which are `tensors` in `slots` (`NONE`: never here). Per tensor: `size`, `producer`, `home`, how often
-    it is `sent`, its `uses` at home. Per transfer: the tensor `moved`, its `target`, the `copy`'s slot and `copy_uses`.
-    `over_copies_us`: how long after it arrived an op may write over a received copy."""
+    """The graph, its placement and its transfers as arrays.
+
+    Per op: `reuse`, `temporary` and `persistent` bytes, its device `place`, pointers to its `outputs` and `inputs`. Per input:
+    its tensor (`tensors`) and slot (`slots`, `NONE` if it is never on the device). Per tensor: `size` in bytes, `producer`, the
+    producer's device `home`, `send_count`, and the `uses` on that device. Per transfer: `moved_tensor`, `target` device, the
+    slot of the `copy` and `copy_uses`. An op may overwrite a received copy up to `over_copies_us` after its arrival."""
 
     reuse: NDArray[np.int8]
     temporary: Ints
@@ -52,7 +54,7 @@ class Uses(NamedTuple):
 
 
 class State(NamedTuple):
-    """`buffer` of every slot; of buffers `bytes`, `category`, when they `arrived`, uses `left`; rows of the log; `counts`."""
+    """The buffer of every slot; per buffer `bytes`, `category`, arrival time, uses left; the rows of the log; `counts`."""
 
     buffer: Ints
     bytes: Ints
@@ -74,7 +76,7 @@ def uses_of(
     target: NDArray[np.int32],
     over_copies_us: float = np.inf,
 ) -> Uses:
-    """The columns of a graph with `reuse` whose ops are at `place` (int64[n]), tensors `moved_tensors` being sent to `target`."""
+    """Make the arrays of a graph with `reuse`, whose ops are on `place` (int64[n]) and send `moved_tensors` to `target`."""
     producer, count, (pointer, tensors) = graph.tensor_producer, graph.tensor_count, graph.inputs
     home, reader = place[producer], place[np.repeat(np.arange(graph.n), np.diff(pointer))]
     devices = np.int64(max(place.max(initial=0), target.max(initial=0)) + 1)
@@ -107,7 +109,7 @@ def uses_of(
 
 
 def state_for(uses: Uses, event_kind: Ints, index: Ints) -> State:
-    """Room for every buffer that can be made, and for every change."""
+    """Allocate arrays for every buffer and every change of the log."""
     starts = index[event_kind == START]
     buffer_count = int((uses.outputs[starts + 1] - uses.outputs[starts]).sum()) + int(
         np.count_nonzero(event_kind == RECEIVE)
@@ -135,7 +137,7 @@ def state_for(uses: Uses, event_kind: Ints, index: Ints) -> State:
 
 @njit(cache=True)
 def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index: Ints) -> int:
-    """Follow the events; the number of rows of the log that were written."""
+    """Apply the events in order; returns the number of rows written to the log."""
     for k in range(len(event_kind)):
         at = index[k]
         if event_kind[k] == START:
@@ -145,7 +147,7 @@ def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index
         elif event_kind[k] == RECEIVE:
             tensor, buffer = uses.moved_tensor[at], _new_buffer(uses, state, uses.moved_tensor[at], COPIES)
             state.buffer[uses.copy[at]], state.uses_left[buffer] = buffer, uses.copy_uses[at]
-            state.arrived[buffer] = time[k]  # where receiving takes no time, it has ended before it begins
+            state.arrived[buffer] = time[k]  # a receive of 0 us has its end before its start in the events
             _log(state, uses.target[at], time[k], COPIES, uses.size[tensor], uses.producer[tensor])
         else:
             tensor, buffer = uses.moved_tensor[at], state.buffer[uses.copy[at]]
@@ -187,7 +189,7 @@ def _end(uses: Uses, state: State, time: float, op: int) -> None:
 
 @njit(cache=True)
 def _viewed_buffer(uses: Uses, state: State, op: int, tensor: int) -> int:
-    """The buffer of the smallest input that is here and at least as large."""
+    """Returns the buffer of the smallest input on the device that is at least as large as `tensor`."""
     best = NONE
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         size = uses.size[uses.tensors[e]]
@@ -199,9 +201,10 @@ def _viewed_buffer(uses: Uses, state: State, op: int, tensor: int) -> int:
 
 @njit(cache=True)
 def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: int) -> int:
-    """The buffer of the first input of the same size that only this op still needs, and that was made here or may be a copy.
+    """Returns the buffer of the first input of the same size that only this op still needs, or `NONE`.
 
-    What is sent needs memory fit for that, which is that of inputs that are sent, and of copies.
+    A received copy counts until `over_copies_us`. A tensor that is sent needs memory for transfers: that of a sent input or of
+    a copy.
     """
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         read, buffer = uses.tensors[e], _buffer_of_input(uses, state, e)
@@ -222,7 +225,7 @@ def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: 
 
 @njit(cache=True)
 def _views_persistent(uses: Uses, state: State, op: int, tensor: int) -> bool:
-    """Whether a view of no buffer is one of persistent bytes: it reads such a view, or nothing that is as large."""
+    """Whether a view without a buffer lies in persistent bytes: it reads such a view, or no tensor as large as itself."""
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
         if uses.size[uses.tensors[e]] >= uses.size[tensor] and _buffer_of_input(uses, state, e) != NONE:
             return False
@@ -231,14 +234,14 @@ def _views_persistent(uses: Uses, state: State, op: int, tensor: int) -> bool:
 
 @njit(cache=True)
 def _buffer_of_input(uses: Uses, state: State, e: int) -> int:
-    """The buffer of an input."""
+    """Returns the buffer of input `e`."""
     slot = uses.slots[e]
     return NONE if slot == NONE else state.buffer[slot]
 
 
 @njit(cache=True)
 def _new_buffer(uses: Uses, state: State, tensor: int, category: int) -> int:
-    """A buffer of the size of `tensor`, not used yet."""
+    """Allocate a buffer of the size of `tensor`, without uses."""
     buffer = state.counts[0]
     state.counts[0] += 1
     state.bytes[buffer], state.category[buffer] = uses.size[tensor], category
@@ -247,7 +250,7 @@ def _new_buffer(uses: Uses, state: State, tensor: int, category: int) -> int:
 
 @njit(cache=True)
 def _release(state: State, slot: int, device: int, time: float, op: int) -> None:
-    """One use of a slot has ended."""
+    """End one use of a slot, and free its buffer after the last use."""
     buffer = NONE if slot == NONE else state.buffer[slot]
     if buffer == NONE:
         return

@@ -1,4 +1,4 @@
-"""The peak memory of running a whole graph on one device, exactly by the rules of docs/simulated-time.md."""
+"""Peak memory of one device that runs a whole graph, by the rules of docs/simulated-time.md."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .reuse_peak import reuse_peak
 
 
 def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -> int:
-    """Peak bytes when one device runs every op in `order`, by default the topological one (smallest index first among the ready).
+    """Returns the peak bytes of one device that runs every op in `order`, by default topological with the lowest index first.
 
     Persistent bytes are held throughout; outputs and temporaries appear when their op starts; temporaries go when it
     ends, an output when its last reader has ended. Every output has bytes of its own, whatever `OpGraph.reuse` says.
@@ -37,7 +37,7 @@ def single_device_peak(graph: OpGraph, order: NDArray[np.int64] | None = None) -
 
 
 def readiness_peak(graph: OpGraph) -> int:
-    """Peak bytes when one device runs every op in the order of readiness, as the scheduler `fifo` does on one device.
+    """Returns the peak bytes of one device that runs every op in the order of readiness, as the scheduler `fifo` does.
 
     Ops that become ready at one instant run by their index. Outputs may lie in inputs (`OpGraph.reuse`).
     O((ops + edges) log).
@@ -50,12 +50,12 @@ def readiness_peak(graph: OpGraph) -> int:
 
 
 def order_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
-    """Peak bytes when one device runs every op in `order`, int64[n]; outputs may lie in inputs (`OpGraph.reuse`)."""
+    """Returns the peak bytes of one device that runs every op in `order`, int64[n]; outputs may lie in inputs."""
     return (single_device_peak if graph.reuse is None else reuse_peak)(graph, order)
 
 
 def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: the ops as one device runs them first in first out."""
+    """Returns int64[n]: the ops in the order of readiness, as one device runs them first in, first out."""
     pointer, successor = (a.tolist() for a in graph.successors)
     open_inputs = np.diff(graph.predecessors[0]).tolist()
     us, now_us, order = graph.duration_us.tolist(), 0.0, []
@@ -72,7 +72,7 @@ def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def counted_bytes(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
-    """int64[tensors]: bytes of each tensor that certainly has memory of its own, else 0."""
+    """Returns int64[tensors]: the bytes of each tensor that certainly has memory of its own, else 0."""
     if not shared or graph.reuse is None:
         return graph.tensor_bytes
     owns_bytes = (graph.reuse == OWN) | (graph.reuse == GROWS)
@@ -80,7 +80,7 @@ def counted_bytes(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
 
 
 def bytes_while_running(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:
-    """int64[n]: bytes of each op's inputs, outputs and temporaries, without persistent bytes.
+    """Returns int64[n]: the bytes of each op's inputs, outputs and temporaries, without persistent bytes.
 
     >>> bytes_while_running(OpGraph.from_edges([1, 1], [(0, 1, 40)], temp_bytes=[0, 20])).tolist()
     [40, 60]
@@ -92,7 +92,7 @@ def bytes_while_running(graph: OpGraph, shared: bool = False) -> NDArray[np.int6
 
 
 def least_of_one_op(graph: OpGraph) -> int:
-    """Persistent bytes, and what the op that needs most reads, makes and uses meanwhile, as far as it shares no memory.
+    """Returns the persistent bytes plus the inputs, outputs and temporaries of the op that needs most, without shared ones.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[5, 0, 0])
     >>> least_of_one_op(graph), least_of_one_op(graph.replace(reuse=[0, 1, 0]))    # op 1 writes over what it reads

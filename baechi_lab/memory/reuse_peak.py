@@ -1,7 +1,7 @@
-"""The peak memory of one device that runs ops in a given order, where outputs may lie in inputs (`OpGraph.reuse`).
+"""Peak memory of one device that runs ops in a given order, where outputs may lie in inputs (`OpGraph.reuse`).
 
-The rules are those of docs/simulated-time.md, "Outputs that lie in inputs". The simulator follows them through the events of
-a finished timeline; with one device and one order there are neither transfers nor times.
+The rules are those of docs/simulated-time.md, "Outputs that lie in inputs". The simulator applies them to the events of
+a finished timeline. One device with one order needs neither transfers nor times.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from .buffers import END, START, apply_events, state_for, uses_of
 
 
 def reuse_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
-    """Peak bytes of running the ops of a graph with `reuse` in `order`, int64[n]. O(ops + edges).
+    """Returns the peak bytes of running the ops of a graph with `reuse` in `order`, int64[n]. O(ops + edges).
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 30)], reuse=[0, 1, 0])
     >>> reuse_peak(graph, graph.order)  # op 1 writes over what it reads
@@ -26,7 +26,7 @@ def reuse_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
 
 
 def live_bytes_per_op(graph: OpGraph, order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """int64[n]: bytes that one device holds while each op runs in `order`, without persistent ones that do not grow.
+    """Returns int64[n]: the live bytes while each op runs in `order`, without persistent bytes that do not grow.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], [(0, 1, 30), (1, 2, 20)], persistent_bytes=[9, 9, 0], reuse=[0, 3, 0])
     >>> live_bytes_per_op(graph, graph.order).tolist()  # the second op takes its persistent bytes when it starts

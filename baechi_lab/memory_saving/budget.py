@@ -3,9 +3,9 @@
 Candidates are plans for all budgets at once, so a smaller budget never gives less work. Graphs in code order are an exception:
 candidates that exceed the budget in that order are left out, and no others are searched for in their place. Candidates are:
 plans for chains of groups (`memory_saving.chain`), for several numbers of groups; sqrt(n) and other numbers of segments; and
-the step as it is. Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of few values
-in one order (`memory_saving.state_search`). What a candidate holds is what the simulator counts, in the order of readiness or
-in that of the plan, and with what `OpGraph.reuse` says.
+the step without recomputation. Graphs of a few ops are solved exactly over all orders (`memory_saving.order_search`), those of
+few values in one order (`memory_saving.state_search`). The peak of a candidate is that of the simulator, in the order of
+readiness or in that of the plan, with outputs that lie in inputs (`OpGraph.reuse`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from .training_graph import TrainingGraph
 Bools = NDArray[np.bool_]
 
 GROUPS = (200, 60, 20)
-"""Numbers of groups of the chains that are tried; above `MANY_OPS` ops only the smaller ones."""
+"""Numbers of groups into which chains are cut; above `MANY_OPS` ops only the smaller numbers."""
 MANY_OPS = 400
 MOST_LEVELS = 40
 """Levels of a chain's table whose plans are read first. Above 100 ops, reading a plan takes about 0.2 s."""
@@ -101,7 +101,7 @@ def _work(plan: OpSequence) -> float:
 
 @lru_cache(maxsize=4)
 def plans_for(graph: OpGraph, in_code_order: bool = False) -> RecomputePlans:
-    """The plans of a graph, cached for the next budget."""
+    """Returns the plans of a graph, cached for the next budget."""
     return RecomputePlans(graph, in_code_order)
 
 
@@ -124,12 +124,12 @@ class RecomputePlans:
 
     @cached_property
     def least_bytes_in_any_order(self) -> int | None:
-        """Least bytes of any plan in any order; None if there are too many ops or orders to try."""
+        """The least peak in bytes of all plans in all orders; None if there are too many ops or orders to try."""
         return None if self.orders is None else self.orders.least_bytes
 
     @cached_property
     def simple_plans(self) -> list[OpSequence]:
-        """The step as it is, and plans that repeat ops at most once: all subsets of few ops, else layers and segments."""
+        """The step without recomputation, and plans that repeat ops at most once: all subsets, or layers and segments."""
         repeatable = np.flatnonzero(self.training.may_repeat & (self.training.data_bytes > 0))
         plans = [OpSequence(self.training, self.training.ordered)]
         if len(repeatable) <= MOST_ENUMERATED:
@@ -145,11 +145,11 @@ class RecomputePlans:
         return plans
 
     def peak(self, plan: OpSequence) -> int:
-        """Simulated peak bytes of a plan, in the better of two orders."""
+        """Returns the simulated peak bytes of a plan, in the better of two orders."""
         return min(self._peaks(plan))
 
     def _peaks(self, plan: OpSequence) -> tuple[int, int]:
-        """Peaks in the order of readiness and in the order of the plan."""
+        """Returns the peaks in the order of readiness and in the order of the plan."""
         if plan not in self._peaks_of_plan:
             graph = graph_with_copies(plan)
             peak, peak_in_plan_order = readiness_peak(graph), order_peak(graph, plan.node)
@@ -173,13 +173,13 @@ class RecomputePlans:
     def best(self, budget: int, ordered: bool = False, time_limit: float | None = None) -> OpGraph | None:
         """Returns the graph of the best plan within the budget, or None."""
         plans = [plan for plan in self.simple_plans if self.peak(plan) <= budget]
-        if not plans or plans[0] is not self.simple_plans[0]:  # the step as it is would do
+        if not plans or plans[0] is not self.simple_plans[0]:  # the step fits without recomputation
             plans += self._sequences(budget, time_limit)
         best = min(plans, key=_work, default=None)
         return None if best is None else self._as_graph(best, budget, ordered)
 
     def _sequences(self, budget: int, time_limit: float | None) -> list[OpSequence]:
-        """The best plan of each kind within the budget; ops may run any number of times."""
+        """Returns the best plan of each kind within the budget; ops may run any number of times."""
         plans: list[OpSequence | None] = []
         if self.orders is not None:
             sequence = self.orders.sequence(budget)
@@ -195,7 +195,7 @@ class RecomputePlans:
         return [plan for plan in plans if plan is not None and self.peak(plan) <= budget]
 
     def _programs(self, budget: int, time_limit: float | None) -> list[OpSequence | None]:
-        """Plans of the integer program: without a time limit only if optima are proven soon, else of both its forms."""
+        """Returns plans of the integer program; without a time limit only for graphs whose optima are proven within seconds."""
         groups = self.groups
         if time_limit is None:
             is_used = (
@@ -217,19 +217,19 @@ class RecomputePlans:
 
     @cached_property
     def leanest_plan(self) -> OpSequence:
-        """The exact plan of least bytes; if outputs reuse memory, its peak may be below the one that the search counts."""
+        """Returns the plan of least bytes; if outputs reuse memory, its peak may be below the one that the search counts."""
         return OpSequence(self.training, StateSearch(self.states, int(StateSearch(self.states).best)).sequence())
 
     @cached_property
     def leanest_plan_in_any_order(self) -> OpSequence | None:
-        """The plan of least bytes in any order. It is a fallback, since a search for a larger budget may give up."""
+        """Returns the plan of least bytes in any order: a fallback, since a search for a larger budget may give up."""
         if self.orders is None or self.least_bytes_in_any_order is None:
             return None
         sequence = self.orders.sequence(self.least_bytes_in_any_order)
         return None if sequence is None else OpSequence(self.training, sequence)
 
     def _as_graph(self, plan: OpSequence, budget: int, ordered: bool) -> OpGraph:
-        """The graph of a plan. Control dependencies keep an order if needed or `ordered`: the plan's own, if it fits."""
+        """Returns the graph of a plan; if needed, or with `ordered`, control dependencies keep an order that fits."""
         readiness_peak_bytes, own_peak = self._peaks(plan)
         if readiness_peak_bytes <= budget and not ordered:
             return graph_with_copies(plan)
@@ -247,7 +247,7 @@ class RecomputePlans:
         return chain is None or (chain.count == len(chain.ops) and not chain.pinned.any())
 
     def best_of_chain(self, table: Table, budget: int) -> OpSequence | None:
-        """The plan of least work of a chain within the budget, among the levels that are read first and those just before."""
+        """Returns the plan of least work of a chain within the budget, among the first levels and those just before."""
         levels, first_levels = table.levels(), self._first_read(table)
         for k, before in zip(first_levels, [-1, *first_levels], strict=False):
             if self.peak(plan := self._read(table, levels[k])) <= budget:
@@ -256,7 +256,7 @@ class RecomputePlans:
         return None
 
     def _first_read(self, table: Table) -> list[int]:
-        """Positions of the levels that are read first: all, or `MOST_LEVELS` evenly spaced ones including the last."""
+        """Returns the positions of the first levels to read: all, or `MOST_LEVELS` evenly spaced ones and the last."""
         count = len(table.levels())
         if count > MOST_LEVELS and self.training.may_repeat.sum() > READ_ALL:
             return np.linspace(0, count - 1, MOST_LEVELS).astype(np.int64).tolist()
@@ -269,7 +269,7 @@ class RecomputePlans:
 
     @cached_property
     def least_bytes(self) -> int:
-        """Least peak of the plans that were found."""
+        """The least peak of the plans that were found."""
         plans = [
             *self.simple_plans,
             *([] if self.leanest_plan_in_any_order is None else [self.leanest_plan_in_any_order]),
@@ -288,7 +288,7 @@ class RecomputePlans:
 
     @cached_property
     def lower_bound(self) -> int:
-        """Bytes that every plan needs: from an exact search (without memory reuse, if in one order), else from the largest op."""
+        """A lower bound of the bytes of every plan: from an exact search where there is one, else from the largest op."""
         if self.least_bytes_in_any_order is not None:
             return self.least_bytes_in_any_order
         return self.least_bytes if self.states.are_few and self.graph.reuse is None else least_of_one_op(self.graph)

@@ -1,26 +1,26 @@
-"""The least work to repeat on a chain of groups, for every amount of memory at once: a dynamic program.
+"""Recomputation of a chain of groups with least repeated work, for every amount of memory: a dynamic program.
 
 The forward ops that may be repeated are cut into groups 0..m-1 in topological order. The backward ops follow from the last
 group to the first: those of stage j read outputs of group j, and perhaps of group j - 1. For a part i..j of the chain
 whose input is live anyway, with M bytes for all the rest,
 
-    C(i, j, M)   least microseconds of forward ops until the stages j, ..., i have run, nothing of the part being held
-    D(i, j, M)   the same where what stage j reads of group j is held, and counts in M
+    C(i, j, M)   least microseconds of forward ops until the stages j, ..., i have run, if no output of the part is held
+    D(i, j, M)   the same, if the outputs of group j that stage j reads are held; their bytes count in M
 
-    C(i, j, M) = min over k < j of  run(i..k) + C(k + 1, j, M - h(i, k)) + D(i, k, M)    hold what group k made
+    C(i, j, M) = min over k < j of  run(i..k) + C(k + 1, j, M - h(i, k)) + D(i, k, M)    hold the outputs of group k
                  or                 run(i..j) + D(i, j, M)
     D(i, j, M) = C(i, j - 1, M)                                                           stage j reads group j only
                  or min over k < j of  run(i..k) + D(k + 1, j, M - h(i, k)) + D(i, k, M)  it reads group j - 1 as well
 
-where h(i, k) are the bytes of groups i..k that later groups read, with those of group k that its stage reads, and a sum is
-only possible where M holds what runs: in the forward direction the outputs under way, in the backward one the
-stage's gradients and temporaries. For equal stages this is the recursion of Griewank and Walther 2000
-(doi:10.1145/347837.347846), whose optimum it meets; for other chains it is that of Beaumont et al. 2019 (arXiv:1911.13214),
-the best of plans that hold what they hold until it was read last. Ops may run any number of times.
+where h(i, k) are the bytes of groups i..k that later groups read, with those of group k that its stage reads. A sum is only
+possible if M bytes are enough while it runs: for live outputs in the forward direction, for the stage's gradients and
+temporaries in the backward direction. For equal stages this is the recursion of Griewank and Walther 2000
+(doi:10.1145/347837.347846), and reaches its optimum. For other chains it is that of Beaumont et al. 2019 (arXiv:1911.13214),
+the best of the plans that hold an output until its last reader. Ops may run any number of times.
 
-Memory is counted in units, of which there are at most `CELLS` for all parts together; sizes are rounded up to units. What a plan
-really needs is then counted by `OpSequence.peak`. A value that a stage reads from further down than the group before is
-held throughout. O(m^3 units) by array operations.
+Memory is counted in units, at most `CELLS` for all parts together; sizes are rounded up to units. `OpSequence.peak` then counts
+the exact bytes of a plan. A value that a stage reads from a group further back than the previous one is held throughout.
+O(m^3 units) by array operations.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ MOST_UNITS = 1000
 
 
 class Chain:
-    """The groups, the stages of backward ops, and what runs and is held, in bytes and microseconds.
+    """Groups of forward ops and stages of backward ops, with the bytes and microseconds of every run of groups.
 
-    With `pin=False` every op is a group and no value is held throughout for being read further down; there is a stage for every
-    backward op that reads one, instead of for every group, and there are no tables: then it is no chain. `able`, bool[n], are
-    the ops that may be dropped, by default all that may be repeated.
+    With `pin=False` it is no chain: every op is a group, no value is held throughout, every backward op that reads a group is a
+    stage, and there are no tables. `repeatable`, bool[n], are the ops that may be dropped, by default all that may be repeated.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Chain:
         self._stages()
 
     def _repeated_ops(self, repeatable: Bools) -> Ints:
-        """Ops of those `repeatable` to be repeated that lead to what a backward op reads, in topological order."""
+        """Returns the `repeatable` ops on which a value that a backward op reads depends, in topological order."""
         training = self.training
         leads = is_read_by_backward_op(training) & repeatable
         for op in training.ordered[::-1].tolist():
@@ -83,7 +82,7 @@ class Chain:
         return training.ordered[leads[training.ordered]]
 
     def _cuts(self, max_groups: int) -> Ints:
-        """Ends of the groups: after every op, or in each of `max_groups` equal windows where least is read across."""
+        """Returns the ends of the groups: after every op, or in each of `max_groups` windows where least is read across."""
         n = len(self.ops)
         if n <= max_groups:
             return np.arange(1, n + 1)
@@ -97,7 +96,7 @@ class Chain:
         return np.unique([*last_ops[:-1], n])
 
     def _stages(self) -> None:
-        """The stage of every backward op, the values that are held throughout, and the bytes of backward ops by stage."""
+        """Find the stage of every backward op and the values that are held throughout."""
         training, graph = self.training, self.training.graph
         self.backward_ops = training.ordered[training.is_backward[training.ordered]]
         pointer, tensors = graph.inputs
@@ -127,7 +126,7 @@ class Chain:
             self._tables()
 
     def _bytes_of_backward_ops(self) -> None:
-        """int64[m] each: bytes of backward outputs and of values held throughout when a stage is due, and at most in it."""
+        """Returns two int64[m]: bytes of backward outputs and of values held throughout, when each stage begins and at most."""
         training, graph = self.training, self.training.graph
         rank, count = training.rank, self.stages
         first_backward = graph.n - len(self.backward_ops)
@@ -169,7 +168,7 @@ class Chain:
                 self.backward[j] += int(self.backward_op_bytes[ranks - first_backward].max())
 
     def _undecided(self, t: int, until: Ints) -> None:
-        """Counts tensor `t`, which no plan drops: held for the backward ops that read it, and for groups until these run again.
+        """Count tensor `t`, which no plan drops: it is held for its backward readers, and for groups until they run again.
 
         `undecided` maps (least stage of its backward readers, or `stages` without one; groups that read it) to bytes.
         """
@@ -186,7 +185,7 @@ class Chain:
             self.undecided[key] = self.undecided.get(key, 0) + int(self.training.graph.tensor_bytes[t])
 
     def _tables(self) -> None:
-        """[i, k] for runs of groups i..k: bytes held after, bytes under way at most, microseconds; see `_run`."""
+        """Make tables [i, k] for runs of groups i..k: bytes held after the run, most bytes during it, microseconds."""
         m = self.count
         self.held, self.under_way = np.zeros((3, m, m), dtype=np.int64), np.zeros((3, m, m), dtype=np.int64)
         self.cost = np.zeros((3, m, m))
@@ -198,9 +197,9 @@ class Chain:
                 self._run(k, mode)
 
     def targets(self, k: int, mode: int) -> NDArray[np.bool_]:
-        """bool[ops up to the end of group k]: what a run up to group k leaves behind.
+        """Returns bool[ops up to the end of group k]: the outputs that are held after a run up to group k.
 
-        Mode 0: what later groups read; 1: that, and what the stage of group k reads of it; 2: only the latter.
+        Mode 0: those that later groups read. Mode 1: also those of group k that its stage reads. Mode 2: only the latter.
         """
         end = int(self.group_ends[k])
         crosses_end = self.reach[:end] >= end if mode < 2 else np.zeros(end, dtype=np.bool_)
@@ -209,12 +208,12 @@ class Chain:
         return crosses_end & ~self.pinned[:end]
 
     def needed(self, first: int, k: int, mode: int) -> NDArray[np.bool_]:
-        """bool[ops up to the end of group k]: which ops of groups first..k run for the targets."""
+        """Returns bool[ops up to the end of group k]: the ops of groups first..k that run for the targets."""
         is_needed = self.runs_by_mode[mode][k]
         return is_needed & (self.group[: len(is_needed)] >= first)
 
     def _run(self, k: int, mode: int) -> None:
-        """Fills the tables for runs that end with group k; ops are walked through from the last to the first."""
+        """Fill the tables for runs that end with group k, from the last op to the first."""
         end = int(self.group_ends[k])
         target = self.targets(k, mode).tolist()
         needed, pinned, readers, size = list(target), self._pinned, self._readers, self._size
@@ -242,11 +241,11 @@ class Chain:
 
 
 KEEP_BOUNDARY, KEEP_GROUP, KEEP_OWN = range(3)
-"""What a run leaves behind: `Chain.targets`."""
+"""Modes of a run, which say the outputs that are held after it: `Chain.targets`."""
 
 
 class Table:
-    """C and D of a chain for 0..units of memory; `most` bytes are enough to hold everything."""
+    """The tables C[j, i, M] and D[j, i, M] of a chain for M = 0..units; `most` bytes are enough to hold everything."""
 
     def __init__(self, chain: Chain):
         self.chain, m = chain, chain.count
@@ -263,83 +262,83 @@ class Table:
         self.own = self.held[KEEP_OWN].diagonal()
         self.memory = np.arange(self.units + 1)
         # [j, i, M], so that the parts that end at one j lie side by side
-        self.nothing = np.full((m, m, self.units + 1), np.inf)
-        self.owned = np.full((m, m, self.units + 1), np.inf)
+        self.C = np.full((m, m, self.units + 1), np.inf)
+        self.D = np.full((m, m, self.units + 1), np.inf)
         for j in range(m):
             for i in range(j, -1, -1):
-                self.owned[j, i] = self._least_cost(self.costs_with_own_held(i, j, self.memory))
-                self.nothing[j, i] = self._least_cost(self.costs_with_nothing_held(i, j, self.memory))
+                self.D[j, i] = self._least_cost(self.costs_with_own_held(i, j, self.memory))
+                self.C[j, i] = self._least_cost(self.costs_with_nothing_held(i, j, self.memory))
                 if j < m - 1:
-                    self.owned[j, i] = np.minimum(self.owned[j, i], self.nothing[j, i])
+                    self.D[j, i] = np.minimum(self.D[j, i], self.C[j, i])
         self.root = self._root() if m else np.zeros(0)
 
     def _least_cost(self, costs: list[tuple[int, Floats]]) -> Floats:
         return np.min([cost for _, cost in costs], axis=0)
 
     def _at(self, table: Floats, memory: Ints) -> Floats:
-        """What a table has for these amounts of memory; all of it where they are all."""
+        """Returns the entries of a table for these amounts of memory."""
         return table if memory is self.memory else table[..., memory]
 
     def _shifted(self, table: Floats, by: Ints, memory: Ints) -> Floats:
-        """table[k, memory - by[k]], infinite where there is not so much."""
+        """Returns table[k, memory - by[k]], infinite where this is below 0."""
         at = memory[None, :] - by[:, None]
         shifted = np.take_along_axis(table, np.maximum(at, 0), axis=1)
         return np.where(at >= 0, shifted, np.inf)
 
     def _root(self) -> Floats:
-        """float64[M]: the whole chain; where the first group is held throughout, what it alone reads is free."""
+        """Returns float64[M]: the cost of the whole chain; if the first group is held, values that only it reads are free."""
         m = self.chain.count
         if m == 1:
-            return self.nothing[0, 0]
+            return self.C[0, 0]
         shift = self.first_held
-        second_cost = self.nothing[m - 1, 1][np.clip(self.memory - shift, 0, self.units)]
+        second_cost = self.C[m - 1, 1][np.clip(self.memory - shift, 0, self.units)]
         self.from_second = np.where(self.memory >= shift, second_cost, np.inf)
-        return np.minimum(self.nothing[m - 1, 0], self.from_second)
+        return np.minimum(self.C[m - 1, 0], self.from_second)
 
     @property
     def first_held(self) -> int:
-        """Units that the first group takes when it is held throughout, less those that it reads."""
+        """Units of the first group if it is held throughout, less those of the values that only it reads."""
         return int(self.held[KEEP_GROUP, 0, 0]) - self.chain.start_bytes // self.unit
 
     def _split(
         self, i: int, j: int, mode: int, tables: tuple[Floats, Floats], extra_units: int, memory: Ints
     ) -> Floats:
-        """[k - i, M] for k in i..j-1: run i..k, go on from there by the first table, then by the second."""
+        """Returns float64[k - i, M] for k in i..j-1: run i..k, then k+1..j by the first table, then i..k by the second."""
         ks, (inner, outer) = slice(i, j), tables
         enough = memory[None, :] >= (self.under_way[mode, i, ks] + self.due[j] + extra_units)[:, None]
-        first = j == self.chain.count - 1 and inner is self.nothing  # the forward pass, which is no repeated work
+        first = j == self.chain.count - 1 and inner is self.C  # the forward pass, which is no repeated work
         total = self._shifted(inner[j, i + 1 : j + 1], self.held[mode, i, ks], memory) + self._at(outer[ks, i], memory)
         return np.where(enough, total + self.chain.cost[mode, i, ks][:, None] * (not first), np.inf)
 
     def costs_with_nothing_held(self, i: int, j: int, memory: Ints) -> list[tuple[int, Floats]]:
-        """(code, float64[memory]) of every way to do part i..j with nothing held; `_PlanReader` reads the codes."""
+        """Returns (code, float64[memory]) of every alternative in the equation of C(i, j); `_PlanReader` decodes them."""
         chain = self.chain
         cost = 0.0 if j == chain.count - 1 else float(chain.cost[KEEP_OWN, i, j])
         enough = memory >= self.under_way[KEEP_OWN, i, j] + self.due[j]
-        costs = [(self.RUN_FORWARD, np.where(enough, cost + self._at(self.owned[j, i], memory), np.inf))]
+        costs = [(self.RUN_FORWARD, np.where(enough, cost + self._at(self.D[j, i], memory), np.inf))]
         if j > i:
-            by_cut = self._split(i, j, KEEP_GROUP, (self.nothing, self.owned), 0, memory)
+            by_cut = self._split(i, j, KEEP_GROUP, (self.C, self.D), 0, memory)
             costs += [(2 * (i + d), row) for d, row in enumerate(by_cut)]
             lacking = chain.held[KEEP_GROUP, i, i:j] > chain.held[KEEP_BOUNDARY, i, i:j]
             if (bare := np.flatnonzero(lacking & ~chain.input_read[i + 1 : j + 1])).size:
-                rows = self._split(i, j, KEEP_BOUNDARY, (self.nothing, self.nothing), 0, memory)
+                rows = self._split(i, j, KEEP_BOUNDARY, (self.C, self.C), 0, memory)
                 costs += [(2 * (i + d) + 1, rows[d]) for d in bare.tolist()]
         return costs
 
     RUN_FORWARD, RUN_BACKWARD = -1, -2
 
     def costs_with_own_held(self, i: int, j: int, memory: Ints) -> list[tuple[int, Floats]]:
-        """(code, float64[memory]) of every way to do part i..j while what stage j reads of group j is held."""
+        """Returns (code, float64[memory]) of every alternative in the equation of D(i, j); `_PlanReader` decodes them."""
         backward_cost = np.where(memory >= self.own[j] + self.backward[j], 0.0, np.inf)
         if j == i:
             return [(self.RUN_BACKWARD, backward_cost)]
         if not self.chain.input_read[j]:
-            return [(self.RUN_BACKWARD, backward_cost + self._at(self.nothing[j - 1, i], memory))]
-        rows = self._split(i, j, KEEP_GROUP, (self.owned, self.owned), int(self.own[j]), memory)
+            return [(self.RUN_BACKWARD, backward_cost + self._at(self.C[j - 1, i], memory))]
+        rows = self._split(i, j, KEEP_GROUP, (self.D, self.D), int(self.own[j]), memory)
         return [(2 * (i + d), row) for d, row in enumerate(rows)]
 
     def levels(self) -> list[int]:
-        """Units of memory at which the work changes, from the most memory to the least that is enough."""
+        """Returns the units of memory at which the work changes, from the most memory to the least that is enough."""
         if self.chain.count == 0:
             return []
         cost = self.root
@@ -348,12 +347,12 @@ class Table:
         return changes[::-1]
 
     def plan(self, units: int) -> Ints:
-        """int64[runs]: the sequence of ops of the best plan within so many units."""
+        """Returns int64[runs]: the sequence of ops of the best plan within `units` of memory."""
         return _PlanReader(self).sequence(units)
 
 
 class _PlanReader:
-    """Reads a sequence of ops out of the table."""
+    """Reads the sequence of ops of a plan from the tables C and D."""
 
     def __init__(self, table: Table):
         self.table, self.chain = table, table.chain
@@ -364,49 +363,49 @@ class _PlanReader:
         is_backward = training.is_backward[training.ordered]
         self.sequences.append(training.ordered[~is_backward])
         last, table = self.chain.count - 1, self.table
-        todo = [("nothing", 0, last, units)]
-        if last and table.from_second[units] < table.nothing[last, 0, units]:
+        todo = [("C", 0, last, units)]
+        if last and table.from_second[units] < table.C[last, 0, units]:
             self._run(0, 0, KEEP_GROUP)
             inside = min(units - table.first_held, table.units)
-            todo = [("owned", 0, 0, units), ("nothing", 1, last, inside)]
+            todo = [("D", 0, 0, units), ("C", 1, last, inside)]
         while todo:
             kind, i, j, memory = todo.pop()
             if kind == "back":
                 self.sequences.append(self.chain.backward_ops[self.chain.stage == j])
-            elif kind == "nothing":
-                todo += self._nothing(i, j, memory)[::-1]
+            elif kind == "C":
+                todo += self._read_C(i, j, memory)[::-1]
             else:
-                todo += self._owned(i, j, memory)[::-1]
+                todo += self._read_D(i, j, memory)[::-1]
         return np.concatenate(self.sequences)
 
-    def _nothing(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
+    def _read_C(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
         table = self.table
-        # Among equals a part that is cut is shorter; one that runs for nothing and begins again would never end.
+        # Of equal costs a cut is taken: a part that runs as a whole, for 0 us, and begins again would never end.
         code, _ = min(
             table.costs_with_nothing_held(i, j, np.array([memory])),
             key=lambda choice: (choice[1][0], choice[0] == Table.RUN_FORWARD),
         )
         if code == Table.RUN_FORWARD:
             self._run(i, j, KEEP_OWN)
-            return [("owned", i, j, memory)]
+            return [("D", i, j, memory)]
         k, mode = code // 2, KEEP_BOUNDARY if code % 2 else KEEP_GROUP
         self._run(i, k, mode)
         inside = memory - int(table.held[mode, i, k])
-        return [("nothing", k + 1, j, inside), ("nothing" if code % 2 else "owned", i, k, memory)]
+        return [("C", k + 1, j, inside), ("C" if code % 2 else "D", i, k, memory)]
 
-    def _owned(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
+    def _read_D(self, i: int, j: int, memory: int) -> list[tuple[str, int, int, int]]:
         table = self.table
         code, cost = min(table.costs_with_own_held(i, j, np.array([memory])), key=lambda choice: choice[1][0])
-        if j < self.chain.count - 1 and table.nothing[j, i, memory] < cost[0]:
-            return [("nothing", i, j, memory)]
+        if j < self.chain.count - 1 and table.C[j, i, memory] < cost[0]:
+            return [("C", i, j, memory)]
         if code == Table.RUN_BACKWARD:
-            return [("back", j, j, 0), *([("nothing", i, j - 1, memory)] if j > i else [])]
+            return [("back", j, j, 0), *([("C", i, j - 1, memory)] if j > i else [])]
         k = code // 2
         self._run(i, k, KEEP_GROUP)
-        return [("owned", k + 1, j, memory - int(table.held[KEEP_GROUP, i, k])), ("owned", i, k, memory)]
+        return [("D", k + 1, j, memory - int(table.held[KEEP_GROUP, i, k])), ("D", i, k, memory)]
 
     def _run(self, i: int, k: int, mode: int) -> None:
-        """Copies of groups that ran before; what runs for the first time is in the forward pass."""
+        """Append copies of the ops that ran before; those that run for the first time are in the forward pass."""
         is_repeated = self.chain.needed(i, k, mode)
         is_repeated &= self.chain.group[: len(is_repeated)] <= self.reached
         self.sequences.append(self.chain.ops[: len(is_repeated)][is_repeated])

@@ -21,7 +21,7 @@ KEEP = ("all", "boundaries", "sqrt")
 def checkpoint_choices(
     training: TrainingGraph, keep: str | Iterable[str] | None, drop: Iterable[str] | None
 ) -> list[Bools]:
-    """Masks bool[n] of the ops whose outputs are kept: the first choice, then alternatives if it saves no memory.
+    """Returns masks bool[n] of the ops whose outputs are kept: a choice, then alternatives if it saves no memory.
 
     At most one of `keep` and `drop` is given. The default is "sqrt".
 
@@ -45,17 +45,17 @@ def checkpoint_choices(
 
 
 def boundaries(training: TrainingGraph) -> Bools:
-    """bool[n]: ops whose output another layer reads in the forward pass; `bl.recompute` defines layers."""
+    """Returns bool[n]: ops whose output another layer reads in the forward pass; `bl.recompute` defines layers."""
     return read_across(training, layers(training.graph))
 
 
 def square_root(training: TrainingGraph) -> int:
-    """Number of segments of Chen et al. 2016: the square root of the number of ops whose outputs the backward pass reads."""
+    """Returns the number of segments of Chen et al. 2016: the root of the number of ops that the backward pass reads."""
     return max(round(math.sqrt(np.count_nonzero(is_read_by_backward_op(training)))), 1)
 
 
 def segments(training: TrainingGraph, count: int) -> Bools:
-    """bool[n]: ops that another one of `count` segments of equal bytes reads, and all ops of the last segment.
+    """Returns bool[n]: ops that another of `count` segments of equal bytes reads, and all ops of the last segment.
 
     Chen et al. 2016, section 4.1: with n equal stages in sqrt(n) segments, sqrt(n) - 1 outputs are kept, and sqrt(n) are live
     at once. The backward pass of the last segment follows at once, so its outputs are not dropped.
@@ -68,7 +68,7 @@ def segments(training: TrainingGraph, count: int) -> Bools:
 
 
 def is_read_by_backward_op(training: TrainingGraph) -> Bools:
-    """bool[n]: ops that may be repeated and whose outputs a backward op reads."""
+    """Returns bool[n]: ops that may be repeated and whose outputs a backward op reads."""
     graph = training.graph
     is_read = np.zeros(graph.n, dtype=np.bool_)
     is_read[graph.edge_source[training.is_backward[graph.consumers]]] = True
@@ -76,7 +76,7 @@ def is_read_by_backward_op(training: TrainingGraph) -> Bools:
 
 
 def read_across(training: TrainingGraph, part_of_op: NDArray[np.int64]) -> Bools:
-    """bool[n]: ops that may be repeated and are read by such an op of another part; `part_of_op` int64[n]."""
+    """Returns bool[n]: ops that may be repeated and that such an op of another part reads; `part_of_op` int64[n]."""
     is_read_across = np.zeros(training.graph.n, dtype=np.bool_)
     for op in np.flatnonzero(training.may_repeat).tolist():
         readers = training.readers(op)
@@ -86,7 +86,7 @@ def read_across(training: TrainingGraph, part_of_op: NDArray[np.int64]) -> Bools
 
 
 def layers(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: the layer of each op: its colocation group, or the scope of its name, or the op alone.
+    """Returns int64[n]: the layer of each op, which is its colocation group, or the scope of its name, or the op alone.
 
     >>> graph = OpGraph.from_edges([1, 1, 1], names=["a/mul", "a/add", "b"])
     >>> layers(graph).tolist()

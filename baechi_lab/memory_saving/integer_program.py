@@ -1,29 +1,30 @@
-"""The least work to repeat on groups of ops of any shape: Checkmate's integer program (Jain et al. 2020, arXiv:1910.02653).
+"""Recomputation of any graph with least repeated work: Checkmate's integer program (Jain et al. 2020, arXiv:1910.02653).
 
-The groups and stages of `groups`. A *gap* of a group ends with a stage that reads it, and the next one begins after
-it; what follows the last of these stages is no gap, and only groups that run again read it there. For stage t and group i
+Groups and stages are those of `recompute_groups`. A *gap* of a group ends with a stage that reads the group, and the next gap
+begins after that stage. After the last of these stages there is no gap, and only groups that run again read the group. For
+stage t and group i
 
-    K[t, i]   held when stage t begins, and not by M                                       binary
-    M[t, i]   ran again in this gap by stage t, and is held to the end of the gap          binary, never falls in a gap
-    E[t, i]   runs again in stage t, and not for M                                         binary
-    R[t, i] = M[t, i] - M[t - 1, i] + E[t, i]     runs again in stage t
+    K[t, i]   i is held when stage t begins, and not by M                                  binary
+    M[t, i]   i ran again in this gap by stage t, and is held to the end of the gap        binary, never falls in a gap
+    E[t, i]   i runs again in stage t, and not for M                                       binary
+    R[t, i] = M[t, i] - M[t - 1, i] + E[t, i]     i runs again in stage t
 
     K[t + 1, i] <= K[t, i] + E[t, i]                                                                (1)
     K[t, i] + M[t, i] <= 1, = 1 in the stage that ends the gap                                      (2)
     R[t, j] <= K[t, i] + M[t, i] + E[t, i]    for every group i that j reads                        (3)
-    B[t, i, j] >= R[t, k] for readers k >= j of i, and what is held of i in the backward ops of t       (4)
+    B[t, i, j] >= R[t, k] for readers k >= j of i, and i as it is held in the backward ops of t        (4)
     H[t, x] >= H[t + 1, x], R[t, i] for groups i that read x, which no plan drops                   (5)
 
-and the repeated microseconds, those of M at the end of every gap and of E, are the least. While group j runs, and after it
-in the backward ops, the bytes of K + M before i has run, those of B after it, those of H and of what is there besides are at
-most the budget; so they are in the forward pass, which runs each group once, holds what it reads later on, and decides K of
-stage 0. S = K + M[t - 1] and R are the variables of the paper, so the program has the same plans: all that repeat nothing
-before the first backward op. Bytes come from below, by (4), instead of from what is freed, and what is held for good has
-variables of its own: that makes the relaxation tight.
+and the program minimizes the repeated microseconds: those of M at the end of every gap, and of E. While group j runs, and then
+in the backward ops, the budget bounds the bytes of K + M for each group i that has not run, of B for each that has, of H, and of
+all other live tensors. It bounds them in the forward pass, too, which runs each group once, holds the outputs that are read
+later, and decides K of stage 0. S = K + M[t - 1] and R are the variables of the paper, so both programs have the same plans: all
+that repeat nothing before the first backward op. The relaxation is tight for two reasons: (4) bounds bytes from below, instead
+of subtracting freed bytes, and a group that is held to the end of its gap has a variable of its own.
 
 The form `once` has only the plans in which a group runs at most once again per gap and is then held: K is the same throughout a
-gap, E is 0 there, and (3) is M[t, j] <= K[i] + M[t, i]. That is a small program, whose relaxation is nearly integral: HiGHS
-proves optima of hundreds of groups. Of single ops bytes are counted exactly, unless outputs lie in inputs.
+gap, E is 0 there, and (3) is M[t, j] <= K[i] + M[t, i]. This program is small and its relaxation nearly integral: HiGHS
+proves optima of hundreds of groups. If every group is one op, bytes are counted exactly, unless outputs lie in inputs.
 """
 
 from __future__ import annotations
@@ -42,16 +43,16 @@ from .rounding import round_plans
 Bools = NDArray[np.bool_]
 Floats = NDArray[np.float64]
 INFEASIBLE = "Infeasible"
-"""What HiGHS says of a program without a solution."""
+"""Status texts of HiGHS for a program without a solution."""
 ROUNDING = 0.25
-"""Of the time there is for a plan, what rounding the relaxation may take."""
+"""Share of the time limit that rounding the relaxation may take."""
 MARGINS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.5)
-"""Shares of the budget that are left free for what a rounded plan holds beyond its relaxation."""
+"""Shares of the budget that stay free, since a rounded plan holds more than its relaxation."""
 
 
 @dataclass(frozen=True, eq=False)
 class ProgramPlan:
-    """A plan, None where none was found; no plan of the program repeats less than `bound_us`; `status` as the solver has it."""
+    """A plan (None if none was found), the lower bound of the repeated microseconds, and the solver's status."""
 
     plan: OpSequence | None
     bound_us: float
@@ -61,7 +62,7 @@ class ProgramPlan:
 
 
 class Program(ProgramColumns):
-    """The program of the groups of a graph; `once` asks for that form.
+    """The integer program of the groups of a graph; `once` chooses its small form.
 
     >>> from baechi_lab import generators
     >>> from baechi_lab.memory_saving.recompute_groups import RecomputeGroups
@@ -85,7 +86,7 @@ class Program(ProgramColumns):
         return rows
 
     def _add_held_rows(self, rows: Rows, t: int, i: int) -> None:
-        """(1) and (2), and that M never falls."""
+        """Add rows (1), (2), and that M never falls in a gap."""
         within = self.in_gap(t, i)
         if within and t > self.gap_begin[i][t]:
             rows.add([(self.M[t, i], 1.0), (self.M[t - 1, i], -1.0)], 0.0)
@@ -99,7 +100,7 @@ class Program(ProgramColumns):
             rows.add([(self.K[t, i], 1.0), *extra, (self.K[t + 1, i], -1.0)], 0.0)
 
     def _add_read_rows(self, rows: Rows, t: int, i: int, j: int) -> None:
-        """(3) for group j that reads i; in the form `once` of all runs of j since the gaps of both began."""
+        """Add row (3) for group j that reads i; in the form `once` for all runs of j since the gaps of both began."""
         run = self.run_terms(t, j)
         if not run or self.ends_gap(t, i):
             return
@@ -114,10 +115,10 @@ class Program(ProgramColumns):
     # -- solving -------------------------------------------------------------------------------------
 
     def solve(self, budget: int, time_limit: float | None = None, start: ProgramPlan | None = None) -> ProgramPlan:
-        """The plan of least work that holds at most `budget` bytes on one device, persistent ones included.
+        """Find the plan of least work that holds at most `budget` bytes on one device, including persistent bytes.
 
-        `start` is what the form `once` found, to begin with. When most of `time_limit`, in seconds, is over without a plan, the
-        relaxation is rounded in what is left.
+        `start` is a plan of the form `once`, from which the solver starts. If most of `time_limit` seconds pass without a plan,
+        the relaxation is rounded in the remaining time.
         """
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         if self.groups.count == 0 or budget_without_persistent < 0:
@@ -149,15 +150,17 @@ class Program(ProgramColumns):
         }
 
     def _repeated_groups(self, values: Floats) -> Bools:
-        """bool[stages, groups]: which groups run again, by the values of the columns."""
+        """Returns bool[stages, groups]: the groups that run again, by the values of the columns."""
         is_repeated = np.zeros((self.groups.stages, self.groups.count), dtype=np.bool_)
         for t, i in {**self.M, **self.E}:
             is_repeated[t, i] = sum(value * values[column] for column, value in self.run_terms(t, i)) > 0.5
         return is_repeated
 
     def _solve_rounded(self, budget: int, answer: Answer, time_limit: float | None) -> ProgramPlan:
-        """A plan from the relaxation (section 5 of the paper), of budgets that leave something free: groups of which a share
-        runs again are dropped, and run when they are due. Half of the time is for the budget itself, which gives the bound."""
+        """Round the relaxation to a plan (section 5 of the paper), for budgets that leave some bytes free.
+
+        Groups whose share exceeds a threshold are dropped, and run again when they are due. Half of the time is for the whole
+        budget, which gives the bound."""
         bound, seconds = answer.bound, answer.seconds
         budget_without_persistent = budget - int(self.groups.training.graph.persistent_bytes.sum())
         for step, margin in enumerate(MARGINS):

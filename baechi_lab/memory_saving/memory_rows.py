@@ -1,7 +1,8 @@
-"""The rows of `integer_program` that keep what is held within a budget, (4) and (5) there.
+"""Rows of `integer_program` that keep the live bytes within a budget: its rows (4) and (5).
 
-Bytes are followed through every stage: a level when it begins, what each group adds when it runs again, what goes after its last
-reader. A row is only needed before something goes, where a group holds more while it runs, and at the end of each step.
+Live bytes are followed through every stage: a level when it begins, plus what each group adds when it runs again, minus what is
+freed after its last reader. A row is only needed before bytes are freed, where a group holds more while it runs, and at the end
+of each stage.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ from .program_columns import ProgramColumns
 from .program_rows import Rows, Terms, minus, times
 
 UNITS = 1e3
-"""Units in which all values together are counted, so that no coefficient is far from 1."""
+"""Bytes of all values together in the program's units of memory, so that no coefficient is far from 1."""
 
 
 class MemoryRows:
-    """Rows for a budget in bytes, persistent ones left out."""
+    """Adds the rows for a budget of bytes, without persistent bytes."""
 
     def __init__(self, program: ProgramColumns, rows: Rows, budget: float):
         groups = program.groups
@@ -29,14 +30,14 @@ class MemoryRows:
         }  # of each stage, H times bytes
 
     def add(self) -> None:
-        """All rows."""
+        """Add all rows."""
         self._add_undecided_rows()
         self._add_forward_rows()
         for t in range(self.groups.stages):
             self._add_backward_rows(t, self._add_repeat_rows(t))
 
     def _add_undecided_rows(self) -> None:
-        """(5): what no plan drops is held for groups that run again."""
+        """Add rows (5): values that no plan drops are held for groups that run again."""
         program, rows = self.program, self.rows
         for after, groups, count in self.groups.undecided:
             column = -1
@@ -50,7 +51,7 @@ class MemoryRows:
                 self.undecided_terms[t].append((column, count / self.unit))
 
     def _add_forward_rows(self) -> None:
-        """What the forward pass holds when each group runs: what is read later on, and what the first stage is to find."""
+        """Add a row per group for the bytes live in the forward pass: those read later in it, and K of stage 0."""
         readers = self.groups.readers
         for k in range(self.groups.count):
             finished = [i for i in range(k) if not readers[i] or readers[i][-1] < k]
@@ -59,7 +60,7 @@ class MemoryRows:
             self.rows.add(finished_terms, -np.inf, self.budget_units - live_size)
 
     def _add_repeat_rows(self, t: int) -> Terms:
-        """Rows while groups run again in stage t; the level at the end."""
+        """Add rows for the groups that run again in stage t; returns the level at its end."""
         program, stage_budget = self.program, self.budget_units - float(self.groups.due[t]) / self.unit
         level = self._level_column(
             [term for i in range(self.groups.count) for term in times(self.size[i], program.terms_before(t, i))]
@@ -77,7 +78,7 @@ class MemoryRows:
         return level
 
     def _level_change(self, t: int, k: int, freed_after: dict[int, Terms]) -> Terms:
-        """By what the level changes when group k runs again, or would; (4) of what goes after its readers."""
+        """Returns the change of the level when group k runs again, and adds rows (4) for the values that it frees."""
         program, size = self.program, self.size[k]
         if program.once and program.in_gap(t, k):
             return times(size, program.run_terms(t, k))
@@ -95,13 +96,13 @@ class MemoryRows:
         return times(size, [*shares[0], *minus(before)])
 
     def _level_column(self, terms: Terms) -> Terms:
-        """A column for a sum of terms, so that rows stay short."""
+        """Add a column equal to a sum of terms, so that rows stay short."""
         column = self.rows.column(upper=np.inf)
         self.rows.add([(column, 1.0), *minus(terms)], 0.0, 0.0)
         return [(column, 1.0)]
 
     def _add_backward_rows(self, t: int, level: Terms) -> None:
-        """What the backward ops of stage t hold: all groups that they read, until they have read them for the last time."""
+        """Add rows for the bytes live in the backward ops of stage t: each group that they read is held until its last read."""
         backward_budget = self.budget_units - float(self.groups.kept[t]) / self.unit
         for finished, other_bytes in self.groups.backward_levels(t):
             finished_size = sum(self.size[i] for i in finished)

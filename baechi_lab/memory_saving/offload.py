@@ -1,17 +1,17 @@
 """Offloading: outputs of forward ops, and optimizer state, wait on a device of kind `host` until they are read.
 
-An offloaded output is read by one more op, `name/offloaded`, which runs on the host, takes no time and makes the same bytes
-again; the backward ops read those. So the copy to the host is a transfer, the copy back is another, and the device is
-free of the bytes in between: simulator, checks and views know nothing new. The copy back must not come at once: the op on the
-host waits, by a control dependency, for an op that runs early enough before the first reader for the transfer to arrive.
+An offloaded output has one more reader, the op `name/offloaded`. It runs on the host, takes no time and makes the same bytes
+again, which the backward ops read. So the copy to the host and the copy back are two transfers, and in between the device does
+not hold the bytes; simulator, checks and views need no new rule. The copy back must not start at once. So the op on the host
+waits, by a control dependency, for an op that runs early enough before the first reader for the transfer to arrive.
 
-Optimizer state is what a variable keeps that only updates read, or what an update keeps itself. It lies on the host between
-steps (`name/state`), comes before its update and goes back after it (`name/stored`). Source of the idea: Rhu et al. 2016
-(vDNN, arXiv:1602.08124) for outputs, Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840) for state. In PyTorch's graphs, whose
-updates keep their state themselves, layers are updated one after another: state comes when the backward pass and the update
-before it are over, and lies on the device in the bytes in which it came; what an update holds goes with it.
+Optimizer state is the persistent bytes of a variable that only updates read, or those of the update itself. It lies on the host
+between steps (`name/state`), is copied to the device before its update, and back after it (`name/stored`). Sources: Rhu et al.
+2016 (vDNN, arXiv:1602.08124) for outputs, Ren et al. 2021 (ZeRO-Offload, arXiv:2101.06840) for state. In PyTorch's graphs an
+update holds its state itself, and layers are updated one after another. There a state is copied once the backward pass and the
+previous update have ended, and the update uses the received bytes.
 
-How long is early enough is estimated on one device that runs the ops one after the other. O((ops + edges) log).
+One device that runs all ops one after the other is simulated to find an op that is early enough. O((ops + edges) log).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Ints = NDArray[np.int64]
 OFFLOADED, STATE, STORED = "Offloaded", "State", "Stored"
 """Types of the ops on the host."""
 LAYER_UPDATE = "Update"
-"""Type of the op that updates a layer's parameters in PyTorch's graphs, and holds the optimizer's state itself."""
+"""Type of the op of PyTorch's graphs that updates a layer's parameters and holds the optimizer's state."""
 
 
 def offload(
@@ -53,29 +53,30 @@ def offload(
     host: str | None = None,
     lead: float = 2.0,
 ) -> OpGraph:
-    """The graph of a step that keeps outputs of forward ops on a host until the backward pass reads them.
+    """Rewrite the graph of a step so that outputs of forward ops wait on a host until the backward pass reads them.
 
     Args:
         graph: the profile of a training step, not coarsened.
         cluster: has at least one device of kind "host" (`Cluster.with_host`).
-        ops: names of the ops whose outputs are offloaded; None: those that would wait longer than two transfers take.
-        share: of the bytes that these hold, from those that wait longest; 0 offloads no outputs, more at least one.
-        state: optimizer state lies on the host between steps, too.
-        host: name of the device, needed where the cluster has several hosts.
-        lead: how early a copy back begins, in times that its transfer takes.
+        ops: names of the ops whose outputs are offloaded; None: outputs that wait longer than two transfers take.
+        share: which share of their bytes, from 0 to 1, is offloaded, those that wait longest first. 0 offloads no output, any
+            larger share at least one.
+        state: whether optimizer state lies on the host between steps, too.
+        host: name of the host; required if the cluster has several hosts.
+        lead: how early a copy back starts, as a multiple of the time of its transfer.
 
-    Both graphs are simulated on one device beside the host. Where the new one has the higher peak there, a warning says so; the
-    given graph is returned then, unless `ops` or `state` asked for the other. On several devices the peak depends on the
-    placement.
+    Both graphs are simulated on one device and the host. If offloading raises the peak there, a warning says so, and the given
+    graph is returned unless `ops` or `state` is set. On several devices the peak depends on the placement.
 
     Returns:
-        The new graph, whose ops on the host come last and are allowed there only; the given one where nothing waits, or where
-        the peak would rise.
+        The new graph. Its ops on the host come last and are allowed only there. The given graph is returned if no output
+        waits long enough, or if the peak would rise.
 
     Raises:
-        InvalidInput: a coarse graph; no device of kind "host", or no other one; a host that is none; a share outside 0 to 1; an
-            op in `ops` of which the backward pass reads nothing.
-        UnknownNameError: no device of that name. UnknownOpError: no op of that name.
+        InvalidInput: the graph is coarse; the cluster has no device of kind "host", or only such; `host` is of another kind;
+            `share` is outside 0 to 1; the backward pass reads no output of an op in `ops`.
+        UnknownNameError: no device has the name `host`.
+        UnknownOpError: no op has a name in `ops`.
 
     >>> graph = OpGraph.from_edges([1, 9, 9, 1], [(0, 1, 800), (1, 2, 8), (2, 3, 8), (0, 3, 800)], forward_of=[-1, -1, -1, 0])
     >>> cluster = Cluster.uniform(1, link=Link(1.0, 0.001)).with_host("1GB")
@@ -112,7 +113,7 @@ def offload(
 
 
 def _peaks_with_and_without(graph: OpGraph, offloaded: OpGraph, cluster: Cluster) -> tuple[int, int]:
-    """Simulated peak bytes of one device beside the host: for the graph as it is, and for `offloaded`."""
+    """Returns the simulated peak bytes of one device, with a host, for `graph` and for `offloaded`."""
     device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
     placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
     with_host = offloaded_placement(placement, offloaded, cluster)
@@ -128,7 +129,7 @@ def names_of(ops: Any) -> tuple[str, ...]:
 
 
 def host_of(cluster: Cluster, name: str | None = None) -> int:
-    """Index of the cluster's host, or of the one of that name."""
+    """Returns the index of the cluster's host, or of the host called `name`."""
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; it must be a Cluster")
     hosts = [k for k, device in enumerate(cluster.devices) if device.kind == HOST]
@@ -152,7 +153,7 @@ def host_of(cluster: Cluster, name: str | None = None) -> int:
 
 @dataclass(frozen=True)
 class Offload(Pass):
-    """Outputs of forward ops, or optimizer state, wait on a device of kind host until they are read."""
+    """Keep outputs of forward ops, or optimizer state, on a device of kind host until they are read."""
 
     name: ClassVar[str] = "offload"
     host: str = "host"
@@ -169,7 +170,7 @@ class Offload(Pass):
         Link(self.latency_us, self.us_per_byte)
 
     def check(self) -> None:
-        for key, high in (("share", 1.0), ("lead", np.inf)):  # before the types, whose refusal knows no range
+        for key, high in (("share", 1.0), ("lead", np.inf)):  # before the check of types, whose error names no range
             value = getattr(self, key)
             number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
             if not (number and 0 <= value <= high):
@@ -212,7 +213,7 @@ class _OffloadBuilder:
         return self._make_graph() if self.names else self.graph
 
     def _choose_tensors(self) -> list[int]:
-        """The tensors to offload, those that wait longest first."""
+        """Returns the tensors to offload, those that wait longest first."""
         graph, training = self.graph, self.training
         size = graph.tensor_bytes
         is_backward = training.is_backward[graph.consumers]
@@ -236,7 +237,7 @@ class _OffloadBuilder:
         return tensors[total_bytes <= max(limit, float(total_bytes[0]) if limit else 0.0)].tolist()
 
     def _ops_asked_for(self, may_offload: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """bool[n]: the ops in `ops`. Each must produce a tensor for which `may_offload` is set."""
+        """Returns bool[n]: the ops in `ops`. Each must produce a tensor for which `may_offload` is set."""
         graph, is_named = self.graph, np.zeros(self.graph.n, dtype=np.bool_)
         for name in self.params.ops or ():
             if not isinstance(name, str) or name not in graph.index:
@@ -256,7 +257,7 @@ class _OffloadBuilder:
         return self.params.latency_us + self.params.us_per_byte * size
 
     def _trigger(self, reader: int, size: int) -> int:
-        """The last op that ends `lead` transfers before `reader` begins."""
+        """Returns the last op that ends at least `lead` transfers before `reader` begins."""
         at = self.begin_us[self.training.rank[reader]] - self.params.lead * float(self._transfer_us(size))
         rank = min(int(np.searchsorted(self.end_us, at, side="right")) - 1, int(self.training.rank[reader]) - 1)
         return int(self.training.ordered[max(rank, 0)])
@@ -292,7 +293,7 @@ class _OffloadBuilder:
         self.dropped[edges] = True
 
     def _find_states(self) -> Iterator[tuple[int, NDArray[np.int32]]]:
-        """Ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
+        """Find the ops whose persistent bytes only updates read, and these updates; an update with its own state is both."""
         graph, training = self.graph, self.training
         pointer, successor = graph.successors
         for op in np.flatnonzero(graph.persistent_bytes > CONTROL_BYTES).tolist():
@@ -319,7 +320,7 @@ class _OffloadBuilder:
         self.moved_bytes[op] = size
 
     def _order_layer_update(self, op: int, state: int) -> None:
-        """Orders a layer's update: its state waits for the previous layer's update, that of the first for the update's inputs."""
+        """Make a layer's state wait for the previous layer's update; that of the first layer waits for the update's inputs."""
         graph = self.graph
         if self.layers:
             self._add_wait(self.layers[-1], state)
@@ -365,7 +366,7 @@ class _OffloadBuilder:
         )
 
     def _reuse(self) -> NDArray[np.int8] | None:
-        """Tensors that return from the host are views of what was sent there, or of the state that stays there."""
+        """Make tensors that return from the host views of the tensors sent there, or of the state that lies there."""
         if self.graph.reuse is None:
             return None
         reuse = np.concatenate([self.graph.reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
@@ -373,7 +374,7 @@ class _OffloadBuilder:
         return reuse
 
     def _edges(self) -> dict[str, Any]:
-        """Producer, bytes, names and readers of all tensors, ordered by producer."""
+        """Returns producer, bytes, names and readers of all tensors, ordered by producer."""
         graph = self.graph
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
         size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
@@ -385,7 +386,7 @@ class _OffloadBuilder:
 
 
 def sent_tensor(graph: OpGraph, op: int) -> int:
-    """The tensor that an op on the host receives; the tensors for which it only waits have no bytes.
+    """Returns the tensor that an op on the host receives; its control dependencies are tensors without bytes.
 
     >>> step = OpGraph.from_edges([1, 9, 1], [(0, 1, 800), (1, 2, 8), (0, 2, 800)], forward_of=[-1, -1, 0])
     >>> sent_tensor(offload(step, Cluster.uniform(1).with_host("1GB"), ["op0"]), 3)

@@ -1,8 +1,8 @@
-"""A plan of recomputation as the sequence in which one device runs the ops, those that run again included.
+"""A plan of recomputation: the sequence in which one device runs the ops, including those that run again.
 
-The first run of an op is the op, later ones are copies. A run reads what the latest earlier run of the producer made.
-Control dependencies are kept by first runs; copies come after those. What is held when follows from the sequence by the rules of
-docs/simulated-time.md: an output from the start of its run until the last run that reads it has ended.
+The first run of an op is the op itself, later runs are copies. A run reads the output of the producer's latest earlier run.
+First runs keep the control dependencies; copies run after them. By the rules of docs/simulated-time.md an output is live from
+the start of its run until the last run that reads it has ended.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NEVER = np.iinfo(np.int64).max
 
 
 class OpSequence:
-    """A sequence of ops, int64[runs]; every op of the graph is in it, and after what it reads.
+    """A sequence of ops, int64[runs], with every op of the graph at least once, after the producers of its inputs.
 
     - `first`: bool[runs], the first run of its op.
     - `node`: int64[runs], the op's index for first runs; copies are numbered from n on, as `copies` lists them.
@@ -45,7 +45,7 @@ class OpSequence:
         self.node[self.copies] = self.graph.n + np.arange(len(self.copies))
 
     def _copies(self) -> Ints:
-        """Positions of the runs that are copies: the second runs of all ops, then the third ones, each in topological order."""
+        """Returns the positions of copies: the second runs of all ops, then the third ones, each in topological order."""
         by_op = np.argsort(self.ops, kind="stable")
         same = np.searchsorted(self.ops[by_op], self.ops[by_op])  # where the runs of the op begin
         run_number = np.empty(len(by_op), dtype=np.int64)
@@ -55,7 +55,7 @@ class OpSequence:
 
     @cached_property
     def reads(self) -> tuple[Ints, Ints, Ints]:
-        """Tensor, position of the run that made it, position of the run that reads it; one entry per read."""
+        """Returns per read: the tensor, the position of the run that made it, the position of the run that reads it."""
         graph, total = self.graph, len(self.ops)
         pointer, tensors = graph.inputs
         count = np.diff(pointer)[self.ops]
@@ -72,7 +72,7 @@ class OpSequence:
 
     @cached_property
     def peak(self) -> int:
-        """Most bytes held at once when one device runs the sequence, persistent ones included."""
+        """The peak bytes of one device that runs the sequence, including persistent bytes."""
         graph, total = self.graph, len(self.ops)
         if total == 0:
             return 0
@@ -97,27 +97,27 @@ class OpSequence:
 
     @cached_property
     def due(self) -> Ints:
-        """int64[runs]: the op that a copy runs for, which is the next one in the sequence that runs for the first time."""
+        """Returns int64[runs]: the op for which a copy runs, which is the next first run in the sequence."""
         place = np.where(self.first, np.arange(len(self.ops)), NEVER)
         following = np.minimum.accumulate(place[::-1])[::-1]
         return self.ops[np.minimum(following, len(self.ops) - 1)]
 
     def trigger(self, reader: int) -> int:
-        """The op after which the copies run that the op `reader` is waiting for.
+        """Returns the op after which the copies for the op `reader` run.
 
-        It is the last gradient that the reader reads; without one, at the start of the backward pass, its last input.
+        It is the producer of the last gradient that the reader reads; without one, the producer of its last input.
         """
         pointer, predecessor = self.graph.predecessors
         before = predecessor[pointer[reader] : pointer[reader + 1]]
         backward_inputs = before[self.training.is_backward[before]]
         candidates = backward_inputs if len(backward_inputs) else before
-        if not len(candidates):  # it reads nothing: what ran before it
+        if not len(candidates):  # without inputs: the op that ran before it
             return int(self.ops[np.flatnonzero(self.first[: self.start[reader]])[-1]])
         return int(candidates[self.start[candidates].argmax()])
 
 
 def delay_updates(training: TrainingGraph, ops: Ints) -> Ints:
-    """`ops` where an update of a variable that a later copy reads, and all that follows from it, comes last."""
+    """Move each update of a variable that a later copy reads, and all ops that depend on it, to the end of `ops`."""
     graph = training.graph
     start = np.full(graph.n, len(ops), dtype=np.int64)
     np.minimum.at(start, ops, np.arange(len(ops)))
@@ -137,7 +137,7 @@ def delay_updates(training: TrainingGraph, ops: Ints) -> Ints:
 
 
 def recompute_sequence(training: TrainingGraph, is_kept: Bools) -> OpSequence:
-    """The sequence in which every op that is not kept runs at most once again, right before the first backward op that needs it.
+    """Returns the sequence in which each op that is not kept runs again before the first backward op that needs it.
 
     `is_kept` is bool[n]; ops that may not be repeated are kept in any case.
     """
@@ -149,7 +149,7 @@ def recompute_sequence(training: TrainingGraph, is_kept: Bools) -> OpSequence:
 
 
 def first_backward_rank(training: TrainingGraph, dropped: Bools) -> Ints:
-    """int64[n]: rank of the first backward op that needs a dropped op's copy, `NEVER` where none does or it is kept."""
+    """Returns int64[n]: the rank of the first backward op that needs a copy of each dropped op, else `NEVER`."""
     due = np.full(training.graph.n, NEVER)
     for op in training.ordered[::-1].tolist():
         if dropped[op]:

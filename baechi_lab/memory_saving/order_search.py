@@ -1,10 +1,10 @@
-"""The least work to repeat in graphs of a few ops, over all orders of the ops and all ways to run them again.
+"""Recomputation with least repeated work in graphs of a few ops, over all orders of the ops and of their copies.
 
-A plan is a path through states: which ops have run, and which tensors are held in which buffers. A step runs one op, for the
-first time or again, and drops before it as little as memory asks for. What is held on the way is what
-the simulator counts on one device, with outputs that lie in inputs (`OpGraph.reuse`); where one of several inputs of one size
-has to be taken, each is tried. Dijkstra's algorithm finds the path of least work within a budget, or of least bytes. There may
-be exponentially many states, so the search ends without an answer after `MOST_TRIED` ways to drop tensors.
+A plan is a path through states: the ops that have run, and the buffers with the tensors in them. A step of the path runs one
+op, for the first time or again, and before that drops as few tensors as the memory requires. Live bytes are those of the
+simulator on one device, with outputs that lie in inputs (`OpGraph.reuse`); if an output may lie in one of several inputs of its
+size, each is tried. Dijkstra's algorithm finds the path of least work within a budget, or of least bytes. There may
+be exponentially many states, so the search ends without an answer after `MOST_TRIED` sets of dropped tensors.
 """
 
 from __future__ import annotations
@@ -24,39 +24,39 @@ from ..memory.peak import least_of_one_op
 from .training_graph import TrainingGraph
 
 MOST_OPS = 12
-"""Ops of the graphs that are small enough for it."""
+"""Most ops of a graph that is searched."""
 MOST_TRIED = 5_000_000
-"""Sets of tensors to drop that one search compares with each other."""
+"""Most sets of tensors to drop that one search compares."""
 
 Set = frozenset[int]
 Buffer = tuple[int, Set]
-"""Bytes of a buffer, and the tensors that lie in it; views of persistent bytes lie in one of 0 bytes."""
+"""Bytes of a buffer, and the tensors that lie in it; views of persistent bytes lie in a buffer of 0 bytes."""
 Cost = tuple[int, float, int]
-"""The peak where the least is looked for, else 0; microseconds that are repeated; runs."""
+"""The peak bytes in a search for the least peak, else 0; the repeated microseconds; the number of runs."""
 
 
-class State(NamedTuple):
-    """The ops that have run, and the buffers that are held."""
+class PlanState(NamedTuple):
+    """The ops that have run, and the live buffers."""
 
     executed: Set = frozenset()
     buffers: frozenset[Buffer] = frozenset()
 
 
 class Run(NamedTuple):
-    """A run of an op in a state: what is held meanwhile in bytes, and the state after it."""
+    """A run of an op in a state, with the live bytes during the run and the state after it."""
 
     op: int
     need: int
     us: float
-    after: State
+    after: PlanState
 
 
-Waiting = tuple[Cost, int, State, tuple[State, Run] | None]
-"""A state in the queue: what it costs, a number, itself, and the run that led there."""
+Waiting = tuple[Cost, int, PlanState, tuple[PlanState, Run] | None]
+"""An entry of the queue: cost, a number that breaks ties, the state, and the run that led to it."""
 
 
 class OrderSearch:
-    """All plans of a graph; `least` and `sequence` are None where there are too many to look at."""
+    """Searches all plans of a graph; `least_bytes` and `sequence` are None if there are too many plans."""
 
     def __init__(self, training: TrainingGraph):
         self.graph = graph = training.graph
@@ -82,22 +82,22 @@ class OrderSearch:
 
     @cached_property
     def least_bytes(self) -> int | None:
-        """Least peak of any plan in bytes."""
+        """The least peak of all plans, in bytes."""
         path = self._path(None)
         return None if path is None else max((run.need for run in path), default=0)
 
     def sequence(self, budget: int) -> NDArray[np.int64] | None:
-        """int64[runs]: the ops of a plan of least work whose peak is at most `budget` bytes, None if there is none."""
+        """Returns int64[runs]: a plan of least work whose peak is at most `budget` bytes; None if there is none."""
         path = self._path(budget) or []
         return np.array([run.op for run in path], dtype=np.int64) if path or not self.graph.n else None
 
     def _path(self, budget: int | None) -> list[Run] | None:
-        """The runs of the best plan; none where there is no plan. None where too much would have to be tried."""
+        """Returns the runs of the best plan, an empty list if there is no plan, None if there are too many to try."""
         self._tries_left = MOST_TRIED
         end = frozenset(range(self.graph.n))
-        previous: dict[State, tuple[State, Run] | None] = {}
+        previous: dict[PlanState, tuple[PlanState, Run] | None] = {}
         number = count()
-        queue: list[Waiting] = [((0 if budget is not None else self.floor, 0.0, 0), next(number), State(), None)]
+        queue: list[Waiting] = [((0 if budget is not None else self.floor, 0.0, 0), next(number), PlanState(), None)]
         while queue:
             (peak, us, run_count), _, state, by = heappop(queue)
             if state in previous:
@@ -113,8 +113,8 @@ class OrderSearch:
                 return None
         return []
 
-    def _next_runs(self, state: State, enough: int) -> Iterator[Run]:
-        """What may run next, each dropping as little as holds at most `enough` bytes, or less than with fewer drops."""
+    def _next_runs(self, state: PlanState, enough: int) -> Iterator[Run]:
+        """Yields the runs that may follow, each with the fewest drops that hold at most `enough` bytes, or fewer bytes."""
         live_tensors = frozenset[int]().union(*(tensors for _, tensors in state.buffers))
         for op in range(self.graph.n):
             if (
@@ -129,17 +129,17 @@ class OrderSearch:
                 and live_tensors.issuperset(self.reads[1][op])
                 and live_tensors.isdisjoint(self.makes[1][op])
             ):
-                if self.updates[op].isdisjoint(state.executed):  # it must see the variable as it was
+                if self.updates[op].isdisjoint(state.executed):  # it must read the variable before its update
                     yield from self._runs_of_op(state, live_tensors, op, True, enough)
 
-    def _runs_of_op(self, state: State, live_tensors: Set, op: int, is_copy: bool, enough: int) -> Iterator[Run]:
-        """The ways to run an op, by what is dropped before it, or with it where the op may write over it."""
+    def _runs_of_op(self, state: PlanState, live_tensors: Set, op: int, is_copy: bool, enough: int) -> Iterator[Run]:
+        """Yields the runs of an op, by the tensors that are dropped before it or that it overwrites."""
         read, outputs, executed = self.reads[is_copy][op], self.makes[is_copy][op], state.executed | {op}
         finished = {t for t in (*read, *outputs) if self.readers[t] <= executed and t not in self.read_again}
         not_droppable = finished if self.reuse[op] == OVERWRITES else finished.union(read)
         may = [t for t in sorted(live_tensors - not_droppable) if self.readers[t] <= executed or t in self.made_again]
         other_bytes = self.persistent + sum(self.grows[k] for k in executed) + self.temporary[op]
-        tried: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, what is dropped for that
+        tried: list[tuple[int, set[int]]] = []  # bytes beyond `enough`, dropped tensors
         for dropped in chain.from_iterable(combinations(may, k) for k in range(len(may) + 1)):
             self._tries_left -= 1 + len(tried)
             if self._tries_left <= 0:
@@ -153,13 +153,13 @@ class OrderSearch:
                 excess = max(need - enough, 0)
                 if all(excess < least for least, before in tried if before < set(dropped)):
                     tried.append((excess, set(dropped)))
-                    after = State(executed, frozenset(_drop_tensors(with_made, last)))
+                    after = PlanState(executed, frozenset(_drop_tensors(with_made, last)))
                     yield Run(op, need, self.us[op] if is_copy else 0.0, after)
 
     def _place_outputs(
         self, buffers: set[Buffer], op: int, read: list[int], outputs: list[int], last: set[int]
     ) -> list[set[Buffer]]:
-        """What may be held with what an op makes, by the rules of `memory.reuse_peak`."""
+        """Yields the possible buffers after an op has made its outputs, by the rules of `memory.reuse_peak`."""
         buffer_sets = [buffers]
         for tensor in outputs:
             buffer_sets = [
@@ -172,7 +172,7 @@ class OrderSearch:
     def _possible_buffers(
         self, buffers: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
     ) -> list[tuple[Buffer | None, Buffer]]:
-        """The buffers that an output may lie in, as they were and as they are with it; it may be a new one."""
+        """Yields the buffers in which an output may lie, before and after it does; the last is a new buffer."""
         size, added = self.size[tensor], frozenset((tensor,))
         inputs = [(self.size[t], buffer) for t in read for buffer in buffers if t in buffer[1]]
         candidates: list[Buffer] = []
@@ -192,8 +192,8 @@ def _drop_tensors(buffers: Iterable[Buffer], tensors: set[int]) -> set[Buffer]:
     return {(size, remaining) for size, tensors_inside in buffers if (remaining := tensors_inside - tensors)}
 
 
-def _path_to(previous: dict[State, tuple[State, Run] | None], state: State) -> list[Run]:
-    """The runs that led to a state."""
+def _path_to(previous: dict[PlanState, tuple[PlanState, Run] | None], state: PlanState) -> list[Run]:
+    """Returns the runs that led to a state."""
     path: list[Run] = []
     while (at := previous[state]) is not None:
         path.append(at[1])

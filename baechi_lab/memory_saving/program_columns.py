@@ -1,4 +1,4 @@
-"""The columns of the integer program of recomputation (`integer_program`): what is held and what runs, by stage and group."""
+"""Columns of `integer_program`: whether each group is held, and whether it runs again, by stage."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from .program_rows import Rows, Terms
 from .recompute_groups import RecomputeGroups
 
 Columns = dict[tuple[int, int], int]
-"""By stage and group."""
+"""Columns by (stage, group)."""
 
 
 class ProgramColumns:
-    """The columns K, M and E of the program of some groups; `once` asks for the form in which a group runs once per gap."""
+    """The columns K, M and E of the program of `groups`; with `once` a group runs at most once per gap."""
 
     def __init__(self, groups: RecomputeGroups, once: bool = False):
         self.groups, self.once, m = groups, once, groups.count
@@ -34,11 +34,11 @@ class ProgramColumns:
         return self.in_gap(t, i) and t == self.gap_end[i][t]
 
     def in_gap(self, stage: int, i: int) -> bool:
-        """Whether a stage from this one on reads the group."""
+        """Whether this stage or a later one reads the group."""
         return stage <= self.last[i]
 
     def add_columns(self) -> Rows:
-        """Rows without a row yet, and their columns."""
+        """Create the program with its columns, without rows."""
         rows, self.K, self.M, self.E = Rows(), {}, {}, {}  # type: Rows, Columns, Columns, Columns
         for i, us in enumerate(self.groups.us.tolist()):
             useful = max((self.until[j] for j in self.groups.readers[i]), default=-1)
@@ -56,7 +56,7 @@ class ProgramColumns:
         return rows
 
     def run_terms(self, t: int, i: int) -> Terms:
-        """R[t, i], empty where the group cannot run."""
+        """Returns the terms of R[t, i], none where the group cannot run."""
         terms = [(self.E[t, i], 1.0)] if (t, i) in self.E else []
         if (t, i) in self.M:
             terms.append((self.M[t, i], 1.0))
@@ -65,13 +65,13 @@ class ProgramColumns:
         return terms
 
     def terms_before(self, t: int, i: int) -> Terms:
-        """What is held of the group when stage t begins."""
+        """Returns the terms of group i that are held when stage t begins."""
         terms = [(self.K[t, i], 1.0)] if (t, i) in self.K else []
         if (t, i) in self.M and t > self.gap_begin[i][t]:
             terms.append((self.M[t - 1, i], 1.0))
         return terms
 
     def terms_after(self, t: int, i: int) -> Terms:
-        """What is held of the group in the backward ops of stage t, if it is not one of those that the stage reads."""
+        """Returns the terms of group i that are held in the backward ops of stage t, if the stage does not read i."""
         terms = [(self.K[t + 1, i], 1.0)] if (t + 1, i) in self.K else []
         return [*terms, (self.M[t, i], 1.0)] if (t, i) in self.M else terms

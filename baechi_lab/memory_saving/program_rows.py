@@ -12,24 +12,24 @@ from numpy.typing import NDArray
 from ..highs import silent_highs
 
 Terms = list[tuple[int, float]]
-"""Columns with their coefficients; a column may be there several times."""
+"""Columns with their coefficients; a column may occur several times."""
 FEASIBLE, OPTIMAL = 2, "Optimal"
-"""HiGHS's number for a solution that keeps all rows, and its word for one that is the best."""
+"""HiGHS's status number of a feasible solution, and its status text of an optimal one."""
 
 
 def minus(terms: Terms) -> Terms:
-    """The terms with opposite signs."""
+    """Returns the terms with opposite signs."""
     return [(column, -value) for column, value in terms]
 
 
 def times(factor: float, terms: Terms) -> Terms:
-    """The terms with their coefficients multiplied."""
+    """Returns the terms with their coefficients multiplied by `factor`."""
     return [(column, factor * value) for column, value in terms]
 
 
 @dataclass(frozen=True, eq=False)
 class Answer:
-    """Values of all columns, None where no solution was found; the proven bound; what the solver says; seconds."""
+    """The values of all columns (None if no solution was found), the proven bound, the solver's status, and seconds."""
 
     values: NDArray[np.float64] | None
     bound: float
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Rows:
-    """The least sum of cost times columns, which lie between 0 and their upper bounds.
+    """A program that minimizes the sum of cost times column; columns lie between 0 and their upper bounds.
 
     >>> rows = Rows()
     >>> a, b = rows.integer(2.0), rows.integer(3.0)
@@ -56,18 +56,18 @@ class Rows:
         self.start, self.index, self.value = [0], [], []  # type: list[int], list[int], list[float]
 
     def column(self, cost: float = 0.0, upper: float = 1.0) -> int:
-        """A new continuous variable."""
+        """Add a continuous variable; returns its column."""
         self.cost.append(cost)
         self.upper.append(upper)
         return len(self.cost) - 1
 
     def integer(self, cost: float = 0.0) -> int:
-        """A new variable that is 0 or 1."""
+        """Add a variable that is 0 or 1; returns its column."""
         self.integers.append(self.column(cost))
         return self.integers[-1]
 
     def add(self, terms: Terms, low: float, high: float = np.inf) -> None:
-        """low <= sum of the terms <= high."""
+        """Add the row low <= sum of the terms <= high."""
         total: dict[int, float] = {}
         for column, value in terms:
             total[column] = total.get(column, 0.0) + value
@@ -80,7 +80,7 @@ class Rows:
     def solve(
         self, time_limit: float | None, *, integer: bool = True, start: Mapping[int, float] | None = None
     ) -> Answer:
-        """The optimum, or what is known when `time_limit` seconds are over; `start` has values of columns to begin with."""
+        """Solve the program, for at most `time_limit` seconds; `start` has values of columns from which to start."""
         import highspy
 
         limit = {} if time_limit is None else {"time_limit": float(time_limit)}
@@ -97,7 +97,7 @@ class Rows:
         solver.run()
         status, info = solver.modelStatusToString(solver.getModelStatus()), solver.getInfo()
         seconds, solved = float(solver.getRunTime()), info.primal_solution_status == FEASIBLE
-        relaxed = info.objective_function_value if status == OPTIMAL else 0.0  # on the way to it, it is no bound
+        relaxed = info.objective_function_value if status == OPTIMAL else 0.0  # before it is optimal, it is no bound
         bound = float(info.mip_dual_bound if integer else relaxed)
         values = np.array(solver.getSolution().col_value) if solved else None
         return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)

@@ -41,55 +41,54 @@ def recompute(
     ordered: bool = False,
     time_limit: float | None = None,
 ) -> OpGraph:
-    """The graph of a step that computes dropped outputs of forward ops again before the backward pass reads them.
+    """Rewrite the graph of a step so that dropped outputs of forward ops are computed again before the backward pass reads them.
 
-    Never repeated, hence always kept: variables, constants and reads of them, sources, random ops (the backward pass
-    must see the same mask), batch statistics, ops with side effects, and what an update reads. Copies are named `name/again`,
-    share their original's colocation group, hold no persistent bytes, and have it as their `forward_of`; copies of an
-    op that keeps bytes get a group with it. An unrolled graph stays one, so a placement of its micro-batch holds for
-    the copies too. An op that reads a variable itself is computed again before that variable's update.
-    What a choice saves is checked on one device that runs ops in the order of readiness: "sqrt" tries other numbers of
-    segments where its own saves nothing, and a choice that saves nothing is a warning. Where "sqrt" or "boundaries" would raise
-    the peak, the graph is returned as it was. O((ops + edges) log) besides a budget.
+    Some outputs are always kept: those of variables, constants and reads of them, sources, random ops (the backward pass
+    needs the same mask), batch statistics, ops with side effects, and ops that an update reads. A copy is named `name/again`,
+    has its original as `forward_of`, shares its colocation group, and holds no persistent bytes. A copy of an op with
+    persistent bytes forms a group with it. An unrolled graph stays unrolled, so a placement of its micro-batch also places
+    the copies. An op that reads a variable itself runs again before that variable's update.
+
+    The peak is compared on one device that runs ops in the order of readiness. If "sqrt" saves no memory, other numbers of
+    segments are tried. A choice that saves no memory gives a warning, and if "sqrt" or "boundaries" would raise the peak, the
+    given graph is returned. O((ops + edges) log) without a budget.
 
     Args:
         graph: the profile of a training step, not coarsened.
-        keep: which forward ops keep their outputs; give one of `keep`, `drop` and `budget`.
+        keep: the forward ops that keep their outputs. At most one of `keep`, `drop` and `budget` may be set.
 
             - `"all"`: nothing is recomputed.
             - `"boundaries"`: ops whose output another layer reads in the forward pass. A layer is a colocation group;
               for ops without one, the ops whose names agree up to the last `/`; an op without either is one itself.
-            - `"sqrt"` (the default): the forward ops in topological order are cut into about sqrt(n) segments of
-              equal bytes, n ops being read by the backward pass. Kept are the last segment and what one segment reads of
-              another (Chen et al. 2016, section 4.1, arXiv:1604.06174).
+            - `"sqrt"` (the default): the forward ops in topological order are cut into about sqrt(n) segments of equal
+              bytes, where n is the number of ops that the backward pass reads. The last segment is kept, and outputs that
+              another segment reads (Chen et al. 2016, section 4.1, arXiv:1604.06174).
             - names: these ops.
         drop: names of the ops whose outputs are dropped; all others are kept.
-        budget: most bytes on one device, a number or a text such as "3GB", as simulated: parameters, outputs, gradients
-            and temporaries. The least work that must be repeated is found, ops being computed again as often as that
-            takes: exactly in graphs of up to 12 ops, over all orders of them (`memory_saving.order_search`; where these are too
-            many, as in larger ones), of up to 12 values of forward ops, for one order (`memory_saving.state_search`), on
-            chains (`memory_saving.chain`), and, of plans in which an op runs again at most once between two backward ops
-            that read it, of up to 40 ops by an integer program (`memory_saving.integer_program`); else in groups. Where the order
-            of readiness would take more, control dependencies keep the order of the plan.
-            What is held counts as `bl.simulate` has it, with what `graph.reuse` says. A smaller budget never gives less work,
-            except of a PyTorch profile: there, plans that keep to the budget in the order of the code too come first, and
-            where only others keep to it, a warning says what PyTorch may need. So a smaller budget may allow another kind of
-            plan, and a plan of less work may exceed a larger budget in the order of the code.
-        ordered: control dependencies keep one device to the order of the plan, whatever its scheduler: TensorFlow's executor
-            promises no order, and may run copies earlier than they are due. For steps on one device.
-        time_limit: seconds for the integer program on larger graphs too, and up to 80 ops over all plans; its plan is taken
-            where it repeats less within the budget. Then a smaller budget may give less work, and a slower machine
+        budget: most bytes on one device, a number or a text such as "3GB", as `bl.simulate` counts them with `graph.reuse`:
+            parameters, outputs, gradients and temporaries. The plan repeats the least work; ops may run again several times.
+            It is optimal over all orders in graphs of up to 12 ops (`memory_saving.order_search`, unless there are too many
+            orders), and for one order with up to 12 values of forward ops (`memory_saving.state_search`) and on chains
+            (`memory_saving.chain`). With up to 40 ops it is optimal among plans in which an op runs again at most once between
+            two backward ops that read it (`memory_saving.integer_program`). Larger graphs are planned in groups. If the order
+            of readiness exceeds the budget, control dependencies keep the order of the plan.
+            A smaller budget never gives less work, except for a PyTorch profile. There, plans that also fit the budget in the
+            order of the code are preferred, and if none does, a warning says what PyTorch may need.
+        ordered: add control dependencies, so that one device runs the plan in its order under any scheduler. TensorFlow's
+            executor promises no order, and may otherwise run copies earlier than they are due. For steps on one device.
+        time_limit: seconds for the integer program, which is then also solved for larger graphs, and over all plans up to 80
+            ops. Its plan is used where it repeats less. Then a smaller budget may give less work, and a slower machine
             another plan.
 
     Returns:
-        The new graph; the given one when nothing is computed again, or when a choice by name would raise the peak.
+        The new graph; the given one if no op is computed again, or if a choice by name would raise the peak.
 
     Raises:
-        UnknownNameError: no choice of that name.
-        UnknownOpError: no op of that name.
-        InvalidInput: a coarse graph; an op in `drop` that cannot be repeated; several choices.
-        InfeasiblePlacement: `budget` is below the least that a plan needs, which is in `needed_bytes`; the message says
-            what is proven.
+        UnknownNameError: `keep` is no known choice.
+        UnknownOpError: no op has a name in `keep` or `drop`.
+        InvalidInput: the graph is coarse; an op in `drop` cannot be repeated; several of keep, drop and budget are set.
+        InfeasiblePlacement: `budget` is below the least peak of all plans, which is in `needed_bytes`; the message says
+            whether that is proven.
 
     >>> graph = OpGraph.from_edges([1, 1, 1, 1, 2, 2],
     ...     [(0, 1, 8), (1, 2, 80), (2, 3, 80), (3, 4, 8), (4, 5, 8), (1, 5, 80), (2, 4, 80)], temp_bytes=[0, 0, 0, 80, 0, 0],
@@ -118,7 +117,7 @@ CHOICES = {"keep": f", or one of {', '.join(map(repr, KEEP))}", "drop": ""}
 
 @dataclass(frozen=True)
 class Recompute(Pass):
-    """Outputs of forward ops are dropped and computed again before the backward pass reads them."""
+    """Drop outputs of forward ops and compute them again before the backward pass reads them."""
 
     name: ClassVar[str] = "recompute"
     keep: str | tuple[str, ...] | None = None

@@ -1,10 +1,9 @@
-"""Groups of forward ops that run again together, and in which stages of the backward pass what they make is read.
+"""Groups of forward ops that run again together, and the stages of the backward pass that read their outputs.
 
-Up to `MOST` ops each is a group. In larger graphs there are up to `MOST_MERGED`: an op whose output one group alone reads,
-and no backward op, runs again with that group; and where there are still too many, the groups of least bytes hold what they make
-throughout. Views (`OpGraph.reuse`) belong to the op whose memory they lie in. Then what groups hold while they run is counted
-from above, and what a plan really holds is counted by who asks for it. A stage is a backward op that reads groups, and what
-follows up to the next such op.
+Up to `MOST` ops, each op is a group. Larger graphs have up to `MOST_MERGED` groups: an op whose output only one group reads,
+and no backward op, joins that group; if there are still too many groups, those of least bytes are held throughout. Views
+(`OpGraph.reuse`) belong to the op in whose memory they lie. Then the bytes of running groups are upper bounds, and the caller
+counts the exact bytes of a plan. A stage is a backward op that reads groups, with all ops up to the next such op.
 """
 
 from __future__ import annotations
@@ -24,20 +23,20 @@ Ints = NDArray[np.int64]
 Bools = NDArray[np.bool_]
 
 MOST_SINGLE_OPS = 300
-"""Ops up to which each is a group."""
+"""Most ops of a graph in which each op is a group."""
 MOST_MERGED = 60
-"""Groups at most where ops are merged, as they are in larger graphs and in those with views."""
+"""Most groups where ops are merged: in larger graphs, and in those with views."""
 
 
 class RecomputeGroups:
     """`count` groups in topological order, `stages` in the order in which they run; bytes and microseconds as in the graph.
 
-    - `us`, `bytes`, `inner`: of each group, its time, what others read of it, and what it holds besides while it runs.
-    - `reads`, `readers`: of each group, the groups that it reads and those that read it, ascending.
-    - `needs`: of each stage, the groups that it reads, ascending.
-    - `due`, `kept`: of each stage, bytes held besides groups' while groups run, and of forward values in its backward ops.
+    - `us`, `bytes`, `inner`: per group, its time, the bytes that others read of it, and its other bytes while it runs.
+    - `reads`, `readers`: per group, the groups that it reads and those that read it, ascending.
+    - `needs`: per stage, the groups that it reads, ascending.
+    - `due`, `kept`: per stage, the bytes of other tensors while groups run, and those of forward values in its backward ops.
     - `undecided`: forward values that no plan drops, as (the last stage that reads them, -1 for none; groups that read
-      them; bytes): after that stage they are held only for those groups.
+      them; bytes). After that stage they are held only for those groups.
 
     >>> from baechi_lab import generators
     >>> groups = RecomputeGroups(TrainingGraph(generators.with_backward(generators.chain(4, size_bytes=(80, 80)))))
@@ -62,7 +61,7 @@ class RecomputeGroups:
         self._set_stages()
 
     def _without_least(self, repeatable: Bools, max_groups: int) -> Bools:
-        """`repeatable` without the ops of the groups of least bytes, as many as there are too many."""
+        """Returns `repeatable` without the ops of the smallest groups, so that at most `max_groups` groups remain."""
         least = np.argsort(self.bytes, kind="stable")[: self.count - max_groups]
         fewer = repeatable.copy()
         fewer[self.chain.ops[np.isin(self.group, least)]] = False
@@ -99,7 +98,7 @@ class RecomputeGroups:
     def _set_stages(self) -> None:
         chain, last = self.chain, self.stages - 1
         self.needs: list[list[int]] = [[] for _ in range(self.stages)]
-        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # places of backward ops
+        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # positions of backward ops
         for k, (stage, positions) in enumerate(zip(chain.stage.tolist(), chain.read, strict=True)):
             if self.stages:
                 self.ops[last - stage].append(k)
@@ -112,7 +111,7 @@ class RecomputeGroups:
         ]
 
     def backward_levels(self, stage: int) -> list[tuple[list[int], int]]:
-        """Groups that the stage's backward ops have read for the last time, and the most other live bytes from then on."""
+        """Yields the groups that the stage's backward ops have read for the last time, and the most other live bytes then."""
         last = {int(self.group[p]): k for k in self.ops[stage] for p in self.chain.read[k]}
         most_bytes: dict[tuple[int, ...], int] = {}
         for k in self.ops[stage]:
@@ -122,7 +121,7 @@ class RecomputeGroups:
 
     @cached_property
     def peak_without_recompute(self) -> int:
-        """Bytes that the backward pass holds at most, as they are counted here, when nothing runs again."""
+        """Returns the peak bytes of the backward pass if no group runs again, as they are counted here."""
         last = np.full(self.count, -1, dtype=np.int64)
         for stage, needed in enumerate(self.needs):
             last[needed] = stage
@@ -137,11 +136,11 @@ class RecomputeGroups:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether every group is an op, so that bytes are counted exactly where outputs have bytes of their own."""
+        """Whether every group is one op; then bytes are exact unless outputs share memory."""
         return self.count == len(self.chain.ops)
 
     def sequence(self, is_repeated: Bools) -> OpSequence:
-        """The plan in which groups run again in stages as `is_repeated`, bool[stages, groups], says."""
+        """Returns the plan in which the groups of `is_repeated`, bool[stages, groups], run again in these stages."""
         training, chain = self.training, self.chain
         members = [chain.ops[self.group == g] for g in range(self.count)]
         ops = [training.ordered[~training.is_backward[training.ordered]]]
@@ -152,7 +151,7 @@ class RecomputeGroups:
 
 
 def _viewed_ops(chain: Chain) -> Ints:
-    """int64[ops]: position of the op in whose memory the output of each lies, -1 for none that may run again."""
+    """Returns int64[ops]: the position of the op in whose memory each output lies, -1 if none that may run again."""
     graph, viewed = chain.training.graph, np.full(len(chain.ops), -1, dtype=np.int64)
     if graph.reuse is None:
         return viewed
@@ -163,7 +162,7 @@ def _viewed_ops(chain: Chain) -> Ints:
 
 
 def _contract_ops(chain: Chain, max_groups: int) -> Ints:
-    """int64[ops]: the group of every op, numbered by where the op stands that others read."""
+    """Returns int64[ops]: the group of every op, numbered by the position of the op that other groups read."""
     n, base = len(chain.ops), np.arange(len(chain.ops))
     for p, lies_in in enumerate(_viewed_ops(chain).tolist()):
         if lies_in >= 0:
@@ -184,7 +183,7 @@ def _contract_ops(chain: Chain, max_groups: int) -> Ints:
 
 
 def without_unread_copies(plan: OpSequence) -> OpSequence:
-    """The sequence without runs of copies that nobody reads."""
+    """Returns the sequence without copies that no run reads."""
     while True:
         read = np.zeros(len(plan.ops), dtype=np.bool_)
         read[plan.reads[1]] = True

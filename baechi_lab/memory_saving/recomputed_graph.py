@@ -36,7 +36,7 @@ class _CopyLayout:
         )  # of each tensor that copies make: origin, copy
 
     def data(self) -> tuple[Ints, Ints]:
-        """(tensor row, reader) of all reads; the rows of what copies make follow those of the graph."""
+        """Returns (tensor row, reader) of all reads; rows of tensors that copies make follow those of the graph."""
         plan, graph = self.plan, self.graph
         tensor, source_run, reader = plan.reads
         row = tensor.copy()
@@ -47,7 +47,7 @@ class _CopyLayout:
         return row, plan.node[reader]
 
     def waits(self) -> list[tuple[int, int]]:
-        """(op, op) of the control dependencies: copies after their trigger, updates after copies that read the variable."""
+        """Returns (op, op) per control dependency: copies after their trigger, updates after copies that read the variable."""
         plan, dependencies = self.plan, set()
         _, source_run, reader = plan.reads
         reads: dict[int, set[int]] = {}
@@ -109,7 +109,7 @@ def _names(graph: OpGraph, copied: Ints) -> tuple[str, ...]:
 
 
 def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
-    """Copies in the group of their original; those of an op that keeps bytes need one, since the bytes are there once."""
+    """Put copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once."""
     lone = np.unique(copied[(graph.colocation[copied] < 0) & (graph.persistent_bytes[copied] > 0)])
     group = graph.colocation.copy()
     group[lone] = len(graph.colocation_names) + np.arange(len(lone))
@@ -120,7 +120,7 @@ def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
 
 
 def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:
-    """Producer, bytes, names and readers of all tensors, ordered by producer; a wait is a tensor without bytes."""
+    """Returns producer, bytes, names and readers of all tensors, by producer; a control dependency has no bytes."""
     waits = np.array(at.waits(), dtype=np.int64).reshape(-1, 2)
     waited_op, wait_number = np.unique(waits[:, 0], return_inverse=True)
     rows, readers = at.data()
@@ -135,7 +135,7 @@ def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:
 
 
 def _free_label(graph: OpGraph, op: int) -> str:
-    """A tensor name for a control dependency that no tensor of the op has."""
+    """Returns a tensor name for a control dependency that no other tensor of the op has."""
     label, used_names = "control", {graph.tensor_names[t] for t in graph.outputs(op)}
     while label in used_names:
         label += "'"

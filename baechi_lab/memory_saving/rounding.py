@@ -1,4 +1,4 @@
-"""Plans from the relaxation of `integer_program`: what is held is rounded, what runs again follows (section 5 of its paper)."""
+"""Rounding the relaxation of `integer_program`: held groups are rounded, repeated groups follow (section 5 of the paper)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from .op_sequence import OpSequence
 from .program_columns import ProgramColumns
 
 ROUNDED = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9)
-"""Shares of a group above which rounding drops all of it."""
+"""Thresholds of rounding: a group of which a larger share is dropped is dropped as a whole."""
 
 
 def round_plans(program: ProgramColumns, values: NDArray[np.float64]) -> list[OpSequence]:
-    """A plan per share in `ROUNDED` for the values of the relaxed program's columns; they may exceed the budget."""
+    """Yields a plan per threshold in `ROUNDED` for the column values of the relaxation; it may exceed the budget."""
     share = {key: float(values[column]) for key, column in program.M.items() if program.ends_gap(*key)}
     dropped = [{key for key in share if share[key] > least} for least in ROUNDED]
     return [program.groups.sequence(repeated_when_due(program, keys)) for keys in dropped]
 
 
 def repeated_when_due(program: ProgramColumns, dropped: set[tuple[int, int]]) -> NDArray[np.bool_]:
-    """bool[stages, groups]: what runs again when it is due, if groups are not held in the gaps `dropped`, (last stage, group)."""
+    """Returns bool[stages, groups]: the groups that run again if they are not held in the gaps `dropped` (last stage, group)."""
     groups = program.groups
     is_repeated = np.zeros((groups.stages, groups.count), dtype=np.bool_)
     live_groups = {i for i in range(groups.count) if program.in_gap(0, i) and (program.gap_end[i][0], i) not in dropped}

@@ -1,10 +1,10 @@
-"""The least work to repeat in small graphs, by going through all states of memory.
+"""Recomputation with least repeated work in small graphs, by a search through all states of memory.
 
 The ops run for the first time in one order, the forward ones before the backward ones. Between two of them, values of forward
 ops may be dropped and ops that may be repeated may run again, any number of times. A state is the set of values that are
-held; `cost[state]` is the least work repeated so far. What is found is the optimum over all such sequences (Checkmate,
-Jain et al. 2020, arXiv:1910.02653, poses the same as an integer program), and the least budget is proven. O(runs v^2 2^v) for v
-values, by array operations on all states at once.
+held; `cost[state]` is the least work repeated so far. The result is the optimum over all such sequences (Checkmate,
+Jain et al. 2020, arXiv:1910.02653, states the same problem as an integer program), and the least budget is proven.
+O(runs v^2 2^v) for v values, by array operations on all states at once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_VALUES = 12
 
 
 class MemoryStates:
-    """The values of a graph that a plan decides on, and what all others hold besides them."""
+    """The values of a graph that a plan may drop, and the bytes of all others."""
 
     def __init__(self, training: TrainingGraph):
         self.training, graph = training, training.graph
@@ -43,17 +43,17 @@ class MemoryStates:
         decided_bytes = np.array(
             [sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op) if t in self.bit) for op in range(graph.n)]
         )
-        self.transient = graph.temp_bytes + outputs - decided_bytes  # of every run, besides the values that it makes
+        self.transient = graph.temp_bytes + outputs - decided_bytes  # of every run, without the values that it makes
         self._count_undecided()
         self.repeatable_ops = [int(op) for op in np.flatnonzero(training.may_repeat) if self.makes[op]]
 
     @property
     def are_few(self) -> bool:
-        """Few enough values to go through all states."""
+        """Whether the values are few enough to search all states."""
         return len(self.values) <= MOST_VALUES
 
     def _count_undecided(self) -> None:
-        """int64[steps]: persistent bytes and all other tensors that are held when each step begins."""
+        """Returns int64[steps]: persistent bytes, and those of tensors that no plan drops, when each step begins."""
         graph, rank = self.training.graph, self.training.rank
         last = rank[graph.tensor_producer].copy()
         np.maximum.at(last, graph.edge_tensor, rank[graph.consumers])
@@ -67,13 +67,13 @@ class MemoryStates:
 
 
 class StateSearch:
-    """Least work for every state after every step within a budget; without a budget, least bytes in place of work."""
+    """The least work for every state after every step within a budget; without a budget, the least peak bytes."""
 
     def __init__(self, states: MemoryStates, budget: int | None = None):
         self.states, self.budget, graph = states, budget, states.training.graph
         self.masks = np.arange(1 << len(states.values))
         self.bytes = ((self.masks[:, None] >> np.arange(len(states.values))) & 1) @ states.size
-        # Work of 0 us is work as well: without it a path back could run in a circle.
+        # A run of 0 us costs a little, since a path of free runs could return to its start.
         us = graph.duration_us
         self.us = us + max(float(us.max(initial=0.0)), 1.0) * 1e-9
         cost = np.full(len(self.masks), np.inf)
@@ -90,7 +90,7 @@ class StateSearch:
         self.last = int(cost.argmin()) if np.isfinite(self.best) else -1
 
     def _run(self, k: int, op: int, cost: Floats, us: float) -> tuple[Ints, Floats]:
-        """States in which the op can run before step k, and what they then cost; none that hold what it makes."""
+        """Returns the states, without the op's outputs, in which the op can run before step k, and their costs."""
         s = self.states
         state_sets = self.masks[((self.masks & s.reads[op]) == s.reads[op]) & ((self.masks & s.makes[op]) == 0)]
         state_sets = state_sets[np.isfinite(cost[state_sets])]
@@ -101,7 +101,7 @@ class StateSearch:
         return state_sets, cost[state_sets] + us
 
     def _settle(self, k: int, cost: Floats) -> Floats:
-        """Drop and run again before step k until nothing gets cheaper."""
+        """Drop values and repeat ops before step k until no state gets cheaper."""
         while True:
             before = cost.copy()
             for bit in self.states.bit.values():
@@ -115,11 +115,11 @@ class StateSearch:
                 return cost
 
     def _earlier(self, k: int) -> list[int]:
-        """Ops that may run again before step k."""
+        """Returns the ops that may run again before step k."""
         return [op for op in self.states.repeatable_ops if self.states.training.rank[op] < k]
 
     def sequence(self) -> Ints:
-        """int64[runs]: the sequence of ops with the least work."""
+        """Returns int64[runs]: the sequence of ops with the least work."""
         ops: list[int] = []
         state = self.last
         for k in range(len(self.states.steps) - 1, -1, -1):
@@ -132,7 +132,7 @@ class StateSearch:
         return np.array(ops[::-1], dtype=np.int64)
 
     def _undo_step(self, k: int, state: int, cost: Floats, ops: list[int]) -> int:
-        """The state before the last drop or run that led to `state`."""
+        """Returns the state before the last drop or run that led to `state`."""
         for op in self._earlier(k):
             before = state & ~self.states.makes[op]
             if before != state and state & self.states.makes[op] == self.states.makes[op]:

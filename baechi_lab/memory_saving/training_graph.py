@@ -1,4 +1,4 @@
-"""A training graph as a forward and a backward pass, and which forward ops may be computed again."""
+"""A training graph as a forward and a backward pass, and the forward ops that may be computed again."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _INPLACE = re.compile(r"[^_]_$|^__i(add|sub|mul|truediv|pow|and|or|xor|matmul)__
 
 
 class TrainingGraph:
-    """A training graph seen as a forward and a backward pass.
+    """A training graph divided into a forward and a backward pass.
 
-    - `is_backward`: bool[n], the ops with a `forward_of` and their descendants. What only they read is forward all the same.
+    - `is_backward`: bool[n], the ops with a `forward_of` and their descendants; all others are forward ops.
     - `rank`: int64[n], a topological order that puts backward ops last; `ordered` is its inverse. It follows `position`,
-      int64[n], where each op stands in a topological order, by default that of the graph; but updates come as soon as they
-      can, so that the step does not end with all gradients in memory.
-    - `setup`, `update`: bool[n], as `passes.roles` has them.
+      int64[n], the positions in a topological order, by default that of the graph. Updates run as early as possible, so that
+      the step does not end with all gradients in memory.
+    - `setup`, `update`: bool[n], as defined in `passes.roles`.
 
     >>> graph = OpGraph.from_edges([0, 5, 9], [(0, 1, 8), (1, 2, 8)], forward_of=[-1, -1, 1],
     ...                            op_types=["Data", "MatMul", "MatMulGrad"])
@@ -54,7 +54,7 @@ class TrainingGraph:
         self.rank: Ints = inverse(self.ordered)
 
     def _places_with_early_updates(self, place: Ints) -> Ints:
-        """int64[n]: the place of each backward op. An update has that of the last backward op, no update, that it waits for."""
+        """Returns int64[n]: the position of each op; an update gets that of the last other backward op that it waits for."""
         new_place = np.where(self.is_backward, place, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
         update = self.update & self.is_backward
@@ -76,7 +76,7 @@ class TrainingGraph:
         return repeatable
 
     def obstacle(self, op: int) -> str:
-        """The reason why an op may not be computed again, as the end of a sentence; empty if it may."""
+        """Returns the reason why an op may not be computed again, as the end of a sentence; empty if it may."""
         op_type, read = self.graph.op_types[op], self.graph.inputs[0]
         if self.is_backward[op] or self.setup[op] or self.update[op]:
             return "it is no forward op"
@@ -93,7 +93,7 @@ class TrainingGraph:
         return ""
 
     def readers(self, op: int) -> NDArray[np.int32]:
-        """Ops that read a data tensor of `op`, once per read; control dependencies do not count."""
+        """Returns the ops that read a data tensor of `op`, once per read, without control dependencies."""
         graph = self.graph
         first, end = graph.output_ptr[op], graph.output_ptr[op + 1]
         first_edge, end_edge = graph.consumer_ptr[first], graph.consumer_ptr[end]
@@ -102,7 +102,7 @@ class TrainingGraph:
 
     @cached_property
     def updates_read(self) -> dict[int, tuple[int, ...]]:
-        """Op -> updates that read the same variable as the op, or the same value computed from variables alone."""
+        """The updates that read the same variable as each op, or the same value computed only from variables."""
         graph, updates_of_op = self.graph, {}  # type: OpGraph, dict[int, set[int]]
         shared = np.flatnonzero(self.setup[graph.tensor_producer])
         for tensor in shared.tolist():
@@ -122,7 +122,7 @@ class TrainingGraph:
 
 
 def _obstacle_of_type(op_type: str) -> str:
-    """The reason why ops of this type may not be computed again; empty if they may."""
+    """Returns the reason why ops of this type may not be computed again; empty if they may."""
     if _RANDOM.search(op_type):
         return f"its type {op_type!r} is random, and the backward pass must see the same numbers"
     if _STATISTICS.search(op_type):
