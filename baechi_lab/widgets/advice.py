@@ -1,4 +1,4 @@
-"""Advice: changes of a setting that were simulated, each with the step before and after it; and what makes a setting fit."""
+"""Advice: simulated changes of a setting with the step before and after each, and the smallest change that makes it fit."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from .compute import Outcome, Report, Subject, compute, is_torch_step, laid_out,
 from .setting import Setting, resized
 
 QUICK = ("single", "m-topo", "m-etf", "contiguous")
-"""Whom `auto` asks when it is only tried whether anything fits, or is faster."""
+"""Placers that `auto` runs when advice only tries whether a setting fits or is faster."""
 SECONDS, BETTER = 2.0, 0.995
 """A setting that took less is tried in its finer form by the same placer. Steps that are hardly shorter are no advice."""
 MOST_GROUPS, MOST_COPIES = 5000, 60_000
-"""Ops or groups that are placed once more just for advice, and ops of a step in micro-batches."""
+"""Most ops or groups that are placed again for advice, and most ops of a step in micro-batches."""
 MICRO_BATCHES = 8
 ONE_AT_A_TIME = 1.1
-"""Devices that work on average, up to which one works at a time."""
+"""Mean number of busy devices up to which devices are said to work one at a time."""
 MOST_ADVICE = 2
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A change of the setting, in words, with the words of the button that applies it.
+    """A change of the setting in words, with the text of the button that applies it.
 
-    `before_us` and `after_us` are simulated steps; NaN where a setting is mended for which there was none.
+    `before_us` and `after_us` are simulated steps; NaN where the previous setting had no placement.
     """
 
     cause: str
@@ -54,7 +54,7 @@ class Advice:
 
     @property
     def sentence(self) -> str:
-        """The advice in words, with both steps.
+        """The advice in words, with the step before and after.
 
         >>> Advice("same placement, order pct", "Use pct", {}, 422_800.0, 351_800.0).sentence
         'same placement, order pct: 422.8 -> 351.8 ms'
@@ -68,11 +68,11 @@ STAGES = Advice(
     "Place stages",
     {"placer": "contiguous", "params": {}, "passes": (), "moves": ()},
 )
-"""Where a schedule needs stages, and a placement has none; groups of ops need not have any either."""
+"""Remedy if a schedule needs pipeline stages and the placement has none, since groups of ops need not form stages."""
 
 
 def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
-    """What takes hardly longer than a simulation: another order; of an outcome that does not fit, with which passes it does."""
+    """Returns the advice that is quick to find: another order; if the outcome does not fit, the passes with which it does."""
     setting = outcome.setting
     if not outcome.timeline.feasible:
         fitting = fitting_passes(setting, outcome.graph, memo, report)
@@ -81,7 +81,7 @@ def quick_advice(outcome: Outcome, memo: Memo, report: Report = silent) -> tuple
 
 
 def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report = silent) -> tuple[Advice, ...]:
-    """What is faster than an outcome, the most first: another order, other groups, other placers, micro-batches.
+    """Returns changes that make the step shorter, largest gain first: another order, groups, placer, micro-batches.
 
     Raises:
         what `report` raises.
@@ -96,19 +96,19 @@ def all_advice(outcome: Outcome, subject: Subject | None, memo: Memo, report: Re
             *_other_placement(outcome, memo, report),
         ]
     candidates += _micro_batches_of_step(outcome, subject, memo, report)
-    # Several steps are other work: behind what makes this one faster.
+    # Several steps do other work than one, so this advice comes last.
     several_steps = best_advice([*_micro_batches_of_graph(outcome, memo, report)])
     return (*best_advice(candidates), *several_steps)[:MOST_ADVICE]
 
 
 def best_advice(candidates: list[Advice]) -> tuple[Advice, ...]:
-    """Those with the largest gain."""
+    """Returns the advice with the largest gains."""
     faster = [a for a in candidates if a.after_us < BETTER * a.before_us]
     return tuple(sorted(faster, key=lambda a: a.after_us / a.before_us)[:MOST_ADVICE])
 
 
 def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
-    """The same placement under the scheduler that makes its step the shortest."""
+    """Returns the advice to run the same placement under the scheduler with the shortest step."""
     setting, before = outcome.setting, outcome.timeline.makespan_us
     if setting.schedule is not None:
         return
@@ -126,7 +126,7 @@ def _other_order(outcome: Outcome, memo: Memo) -> Iterator[Advice]:
 
 
 def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
-    """The step of the outcome's placement under another setting; infinite where it does not fit."""
+    """Returns the step of the outcome's placement under another setting; infinite if it does not fit."""
     try:
         timeline = simulated(setting, outcome.graph, outcome.placement, memo)
     except BaechiLabError:
@@ -135,9 +135,9 @@ def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
 
 
 def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """The most passes that leave something to divide and whose step is shorter.
+    """Returns the advice to leave out the fewest passes with which the step is shorter, where groups can be divided.
 
-    What took long is not asked twice: `QUICK` placers stand in.
+    If the placer took long, the `QUICK` placers are tried instead.
     """
     setting, before = outcome.setting, outcome.timeline.makespan_us
     divided = before <= WELL_DIVIDED * outcome.one_device_us
@@ -160,7 +160,7 @@ def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advi
 
 
 def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Of a rule's placement: groups of ops where single ones were placed, and what the quick placers find."""
+    """Returns the advice to place groups instead of single ops, or to use a quick placer, if the placer is a rule."""
     setting, before = outcome.setting, outcome.timeline.makespan_us
     ask_all = setting.placer != Auto.name and not placer_class(setting.placer).anytime
     if not ask_all or setting.moves or setting.pipeline or setting.cluster.n == 1:
@@ -177,13 +177,13 @@ def _other_placement(outcome: Outcome, memo: Memo, report: Report) -> Iterator[A
 
 
 def works_one_at_a_time(outcome: Outcome) -> bool:
-    """Whether hardly ever two devices work at once, though there are several."""
+    """Whether the placement uses several devices and hardly ever two of them at once."""
     timeline = outcome.timeline
     return outcome.setting.cluster.n > 1 and float(timeline.busy_us.sum()) <= ONE_AT_A_TIME * timeline.makespan_us
 
 
 def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Of a graph alone, whose smaller batches nobody knows: several steps of it behind each other."""
+    """Returns the advice to pipeline several whole steps, for a graph that cannot be built for a smaller batch."""
     setting = outcome.setting
     if outcome.step is not None or setting.pipeline or setting.cluster.n == 1 or not works_one_at_a_time(outcome):
         return
@@ -198,9 +198,9 @@ def _micro_batches_of_graph(outcome: Outcome, memo: Memo, report: Report) -> Ite
 
 
 def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo, report: Report) -> Iterator[Advice]:
-    """Of a model that can be built for a smaller batch: the same batch in micro-batches. Building takes seconds."""
+    """Returns the advice to cut the batch into micro-batches, for a model that can be built again. Building takes seconds."""
     setting, step = outcome.setting, outcome.step
-    is_torch = is_torch_step(step)  # its batch is cut
+    is_torch = is_torch_step(step)  # its batch can be cut
     batch = outcome.samples if is_torch else setting.batch_size
     rebuilt = is_torch or (isinstance(step, Step) and "model" in step.info)
     if not rebuilt or setting.profile != "estimated" or batch is None or setting.pipeline:
@@ -220,19 +220,19 @@ def _micro_batches_of_step(outcome: Outcome, subject: Subject | None, memo: Memo
 
 
 def _pipelined(count: int) -> dict[str, Any]:
-    """The changes that make a step one of `count` micro-batches in stages."""
+    """Returns the changes of a setting that divide the step into `count` micro-batches in pipeline stages."""
     stages: dict[str, Any] = {"placer": "contiguous", "params": {}, "passes": (), "moves": (), "scheduler": None}
     return {**stages, "micro_batches": count, "schedule": "1f1b"}
 
 
 def _asking_quick_placers(setting: Setting) -> dict[str, Any]:
-    """The changes that make `auto` ask the quick placers; parameters that it has already stay."""
+    """Returns the changes of a setting that make `auto` run the quick placers; its other parameters stay."""
     own_params = setting.params if setting.placer == Auto.name else {}
     return {"placer": Auto.name, "params": {**own_params, "placers": QUICK}}
 
 
 def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
-    """The simulated step under another setting of the same graph; infinite where it does not fit."""
+    """Returns the simulated step under another setting of the same graph; infinite if it does not fit."""
     try:
         base = placed(setting, optimized(setting, outcome.graph, memo), memo)
         line = simulated(setting, outcome.graph, laid_out(setting, outcome.graph, base), memo)
@@ -242,13 +242,13 @@ def _step_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
 
 
 def _without(passes: tuple[str, ...], kept_passes: tuple[str, ...]) -> str:
-    """Which passes are left out: `without fusion`, or without passes at all."""
+    """Names the passes that are left out: `without fusion`, or all passes."""
     left_out = " and ".join(name for name in passes if name not in kept_passes)
     return f"without {left_out if kept_passes else 'passes'}"
 
 
 def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> Advice | None:
-    """The most passes under which the placer's answer fits; None where there are none, or it never fits."""
+    """Returns the most passes under which the placer's placement fits; None if no subset of the passes does."""
     quick = _asking_quick_placers(setting) if setting.placer == Auto.name else {}
     for passes in finer(setting.passes):
         changes = {"passes": passes, "moves": (), **quick}
@@ -267,14 +267,14 @@ def fitting_passes(setting: Setting, graph: OpGraph, memo: Memo, report: Report 
 
 @dataclass(frozen=True, eq=False)
 class Fitted:
-    """A setting that fits in place of one that does not: its outcome, and which field was changed."""
+    """A changed setting that fits, in place of one that does not: its outcome, and the field that was changed."""
 
     outcome: Outcome
     changed: str
 
 
 def fitted(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Fitted | None:
-    """The smallest change that makes a setting fit: passes, then the placer, then more devices; None where none does."""
+    """Find the smallest change that makes a setting fit: passes, then the placer, then more devices; None if none does."""
     for changed, changes in _fitting_changes(setting):
         try:
             outcome = compute(setting.replace(**changes), subject, memo, report)

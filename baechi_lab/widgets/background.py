@@ -1,4 +1,4 @@
-"""Work beside the interface: the newest request wins, a cancelled one is dropped, results arrive on its loop."""
+"""Background jobs: one at a time in a thread; a newer job cancels the running one, and results arrive on the event loop."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from .guard import Guard, Problem
 
 
 class Cancelled(BaseException):
-    """The work was cancelled, or a newer request took its place.
+    """Raised in a job that was cancelled or replaced by a newer one.
 
-    Not an `Exception`: what keeps an error as a row of a table, or tries the next rule, must let this one through.
+    It is no `Exception`, so that code which records errors in a table, or tries the next rule, does not catch it.
     """
 
 
 class Ticket:
-    """What a job gets: a way to say how far it is, and to learn that nobody waits for it any more."""
+    """The argument of a job, through which it reports progress and learns that it was cancelled."""
 
     def __init__(self, tell: Callable[[str, float], None]):
         self.cancelled, self.enough = threading.Event(), threading.Event()
@@ -28,9 +28,9 @@ class Ticket:
         self._tell = tell
 
     def report(self, text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> bool:
-        """Say what is being done and, where known, which share is done (0..1), and a point of the curve of the best so far.
+        """Report the progress as a text, the share that is done (0..1) and a point of the best step over time, if known.
 
-        Returns True when what there is so far is enough. Raises `Cancelled` when nobody waits any more.
+        Returns True if the job should end with its best result so far. Raises `Cancelled` if the job was cancelled.
         """
         self.check()
         if point is not None:
@@ -39,13 +39,13 @@ class Ticket:
         return self.enough.is_set()
 
     def check(self) -> None:
-        """Raise `Cancelled` when nobody waits for the result."""
+        """Raise `Cancelled` if the job was cancelled."""
         if self.cancelled.is_set():
             raise Cancelled("cancelled")
 
 
 class Later:
-    """Calls a function some seconds after it was asked to for the last time; without an asyncio loop, at once.
+    """Delays calls: only the last function of several calls runs, some seconds later; without an asyncio loop, at once.
 
     >>> Later(1.0).call(lambda: print("now"))
     now
@@ -56,7 +56,7 @@ class Later:
         self._timer: asyncio.TimerHandle | None = None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Call `function` when nothing newer has been asked for."""
+        """Call `function` after the delay, unless `call` is called again before."""
         if self._timer is not None:
             self._timer.cancel()
         try:
@@ -69,11 +69,11 @@ Work = Callable[[Ticket], Any]
 
 
 class Background:
-    """Runs one job at a time in a thread of its own; submitting another cancels the one before.
+    """Runs one job at a time in a thread; submitting another job cancels the previous one.
 
-    `deliver` calls a function where widgets may be touched: on the asyncio loop that runs when the object is made (the
-    kernel's), or, without a loop, at once in the worker's thread. A job that cannot be interrupted in the middle goes
-    on until its next `report` or its end, and its result is dropped.
+    `deliver` calls a function on the thread that may change widgets: on the asyncio loop that runs when the object is made
+    (the kernel's), or, without a loop, at once in the job's thread. A cancelled job runs until its next `report` or its
+    end, and its result is dropped.
     """
 
     def __init__(self, show: Callable[[Problem], None], tell: Callable[[str, float], None], delay: float = 0.0):
@@ -89,17 +89,17 @@ class Background:
 
     @property
     def busy(self) -> bool:
-        """A job is waiting or running."""
+        """Whether a job is waiting or running."""
         return self._ticket is not None
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """The best so far of the running job over its seconds, where it tells."""
+        """The best result of the running job over its seconds, if it reports any."""
         ticket = self._ticket
         return [] if ticket is None else list(ticket.points)
 
     def enough(self) -> None:
-        """Ask the running job to end with the best it has; one that cannot goes on."""
+        """Ask the running job to end with its best result so far; a job that cannot continues."""
         ticket = self._ticket
         if ticket is not None:
             ticket.enough.set()
@@ -112,9 +112,9 @@ class Background:
             self._loop.call_soon_threadsafe(call)
 
     def submit(self, work: Work, on_result: Callable[[Any], None], ended: Callable[[], None] | None = None) -> None:
-        """Run `work(ticket)` after the delay, unless something newer is submitted; then `done(result)`.
+        """Run `work(ticket)` after the delay, unless a newer job is submitted; then call `on_result(result)`.
 
-        `ended` is called in any case once the job is over and nothing newer has taken its place.
+        `ended` is called when the job has ended, with or without a result, unless a newer job has replaced it.
         """
         with self._lock:
             if self._ticket is not None:
@@ -125,7 +125,7 @@ class Background:
         self._thread.start()
 
     def cancel(self) -> bool:
-        """Drop the running job; False when there is none."""
+        """Cancel the running job; returns False if there is none."""
         with self._lock:
             ticket, self._ticket = self._ticket, None
         if ticket is not None:
@@ -133,7 +133,7 @@ class Background:
         return ticket is not None
 
     def wait(self, seconds: float = 60.0) -> bool:
-        """Wait for the newest job's thread (in tests and scripts; results still arrive on the loop)."""
+        """Wait for the newest job's thread, in tests and scripts; its result still arrives on the loop."""
         thread = self._thread
         if thread is not None:
             thread.join(seconds)
@@ -179,7 +179,7 @@ _BACKGROUNDS: weakref.WeakSet[Background] = weakref.WeakSet()
 
 @atexit.register
 def _end_jobs() -> None:
-    """Cancels all jobs. A solver that is interrupted by the end of the process may abort it, so each has two seconds to end."""
+    """Cancel all jobs, and wait up to two seconds for each: a solver may abort the process if it runs at exit."""
     for background in list(_BACKGROUNDS):
         background.cancel()
         background.wait(2.0)

@@ -1,4 +1,4 @@
-"""The timeline view's lanes and bars, from one simulated timeline and those below it: measured, or of another placement."""
+"""Lanes and bars of the timeline view, from a simulated timeline and the timelines below it: measured, or another placement."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ Lane = dict[str, Any]
 class Bars:
     """Bars sorted by lane, then start: `pointer[k]:pointer[k+1]` are those of lane `k`.
 
-    `op` is the op of the graph (-1: not in it), `label` its position in `names`; `peer` of a transfer is the target
-    device of a send, or `-1 - source` of a receive; `color` the device whose colour a bar has; `elsewhere` is 0, or one
-    more than the device that the op has in the timeline held against this one.
+    `op` is the op of the graph (-1: not in it), `label` its position in `names`. `peer` of a transfer is the target
+    device of a send, or `-1 - source` of a receive. `color` is the device whose colour a bar has. `elsewhere` is 0, or one
+    more than the op's device in the compared timeline, if that is another device.
     """
 
     lanes: tuple[Lane, ...]
@@ -53,12 +53,12 @@ def build_bars(
     against: int = -1,
     groups: Sequence[str] = (),
 ) -> Bars:
-    """Lanes of each timeline in turn: per device one for compute, one for collectives where there are any, and one for transfers.
+    """Make the lanes of all timelines: per device a lane for compute, one for collectives if there are any, one for transfers.
 
-    Transfers are in both devices' lanes: sends coloured as where they go, receives as where they come from. `chain`
-    marks the critical bars of the first timeline; `titles` name the timelines, by default by their origin; timeline
-    `against` is of another placement: what is elsewhere there is marked in it and in the first. `groups` name the
-    machine or replica of each device (`lane_groups`). O(rows log rows).
+    Transfers are in both devices' lanes: a send has the colour of its target, a receive that of its source. `chain` marks the
+    critical bars of the first timeline. `titles` name the timelines, by default by their origin. Timeline `against` belongs to
+    another placement: ops on other devices are marked in it and in the first. `groups` name the machine or replica of each
+    device (`lane_groups`). O(rows log rows).
     """
     names, tables, lanes, pointer = list(graph.names), [], [], [0]
     index_of = {name: i for i, name in enumerate(names)}
@@ -123,15 +123,16 @@ def build_bars(
 
 
 def _heading(title: str, device: int, groups: Sequence[str]) -> str:
-    """What stands above a device's lanes: the timeline's title above the first, and a group where it begins."""
+    """Returns the text above a device's lanes: the timeline's title above the first device, and a group's name at its start."""
     group = groups[device] if device < len(groups) and (device == 0 or groups[device] != groups[device - 1]) else ""
     return ", ".join(filter(None, (title if device == 0 else "", group)))
 
 
 def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
-    """The replica of each device, or else its machine; empty where there is one, and where neighbours are apart.
+    """Returns the name of each device's replica, or else of its machine; no names if there is only one.
 
-    Devices of one machine are those that links faster than the slowest ones of the cluster connect.
+    Devices are on one machine if a link between them is faster than the slowest links of the cluster. There are no names if
+    the devices of a machine do not follow each other.
 
     >>> from baechi_lab import Link
     >>> lane_groups(Cluster.machines(4, 2, link=Link(1.0, 1e-4), network=Link(5.0, 1e-2)))
@@ -152,7 +153,7 @@ def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
 
 
 def idle_folds(timeline: Timeline) -> list[str | None]:
-    """Per device None, or the label of the neighbours without op and transfer that it begins ("" for those that follow).
+    """Returns per device: None, or a label if it begins a run of idle neighbours, and "" for the others of the run.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> idle_folds(simulate(OpGraph.from_edges([5.0]), Cluster.uniform(4), Placement(device=[1])))
@@ -175,10 +176,10 @@ def idle_folds(timeline: Timeline) -> list[str | None]:
 def _elsewhere(
     timelines: Sequence[Timeline], labels: Sequence[NDArray[np.int64]], against: int, count: int
 ) -> dict[int, NDArray[np.int64]]:
-    """For the first timeline and number `against`: per label, one more than the device in the other one, 0 for the same.
+    """Returns, for the first timeline and `against`, per label one more than the device in the other one, 0 if it is equal.
 
-    Devices are the same where their names are; an op that only one of the two has is nowhere else. Where equal devices have just
-    changed their names, nothing is elsewhere.
+    Devices with the same name are the same. Ops that only one of the timelines has get 0, and so do all ops if the placements
+    differ only by the names of equal devices.
     """
     if against < 1:
         return {}
@@ -197,7 +198,7 @@ def _elsewhere(
 
 
 def only_renamed(first: NDArray[np.integer[Any]], second: NDArray[np.integer[Any]]) -> bool:
-    """Whether two placements differ by the names of devices alone: what shares a device in one does so in the other.
+    """Whether two placements differ only by the names of devices: ops share a device in one exactly if they do in the other.
 
     >>> only_renamed(np.array([0, 0, 1]), np.array([2, 2, 0])), only_renamed(np.array([0, 0]), np.array([0, 1]))
     (True, False)
@@ -207,7 +208,7 @@ def only_renamed(first: NDArray[np.integer[Any]], second: NDArray[np.integer[Any
 
 
 def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]], count: int) -> bool:
-    """Whether every op takes as long on its device of one timeline as on that of the other, with as much memory."""
+    """Whether every op has devices of equal speed and memory in both timelines."""
     columns = []
     for timeline, label in zip(pair, labels, strict=True):
         column = np.full((count, 2), np.nan)
@@ -219,7 +220,7 @@ def _equal_devices(pair: Sequence[Timeline], labels: Sequence[NDArray[np.int64]]
 
 
 def short_device(name: str) -> str:
-    """`/job:localhost/replica:0/task:0/device:CPU:0` -> `cpu:0`, with its task on other machines; other names stay.
+    """Shorten a TensorFlow device name to `cpu:0`, with the task for other machines; other names stay.
 
     >>> short_device("/device:GPU:1"), short_device("gpu:1"), short_device("/job:worker/replica:0/task:3/device:GPU:0")
     ('gpu:1', 'gpu:1', 'worker:3/gpu:0')
@@ -246,7 +247,7 @@ _ROW = np.dtype(
 
 
 def _labels(timeline: Timeline, names: list[str], index_of: dict[str, int]) -> NDArray[np.int64]:
-    """Position in `names` of each op of the timeline; ops that the graph does not have are appended."""
+    """Returns the position in `names` of each op of the timeline; ops that the graph does not have are appended."""
     if timeline.op_names == tuple(names[: len(timeline.op_names)]):
         return np.arange(len(timeline.op_names))
     for name in timeline.op_names:
@@ -276,7 +277,7 @@ def _op_rows(
 
 
 def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
-    """Transfers that leave `device` (for the time the send lasts) and that arrive at it."""
+    """Returns the transfers that leave `device`, for the duration of the send, and those that arrive at it."""
     transfers = timeline.transfers
     out, into = np.flatnonzero(transfers.source == device), np.flatnonzero(transfers.target == device)
     selected = np.concatenate([out, into])
@@ -294,7 +295,7 @@ def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], ch
 
 
 def bar_columns(bars: Bars) -> Columns:
-    """Bars as bytes for the view; `longest` is the longest bar of each lane, for its search by time."""
+    """Returns the bars as bytes for the view; `longest` is the longest bar of each lane, for its search by time."""
     length = bars.end_us - bars.start_us
     longest = [float(length[a:b].max(initial=0.0)) for a, b in zip(bars.pointer[:-1], bars.pointer[1:], strict=True)]
     return pack(

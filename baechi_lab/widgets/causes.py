@@ -1,4 +1,4 @@
-"""Why an op started when it did: its device was busy, a tensor was not there, or a link had a queue."""
+"""The cause of an op's start time: its device was busy, an input was missing, or a link had a queue."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SLACK = 1e-9
 
 @dataclass(frozen=True)
 class Cause:
-    """What an op waited for last.
+    """The last event for which an op waited.
 
-    `kind` is `start` (nothing), `device` (another op ran there), `tensor` (an input was made late), `transfer` (an input
-    was under way), `queue` (an input had to wait for a link that was taken) or `idle` (nothing that the timeline shows).
-    `op` is what it waited for, -1 for none, `transfer` the row of the transfer, -1 for none, `behind` in a queue the row of
-    the transfer before it; `waited_us` is how long the other half of what it needs had been there.
+    `kind` is `start` (it did not wait), `device` (another op ran there), `tensor` (an input was made late), `transfer` (an input
+    was under way), `queue` (an input waited for a busy link) or `idle` (the timeline shows no cause). `op` is the op for which
+    it waited, `transfer` the row of the transfer, and `behind` the row of the transfer before it in a queue; -1 for none.
+    `waited_us` is how long the device, or else the inputs, were ready before the start.
     """
 
     kind: str
@@ -35,9 +35,9 @@ class Cause:
 
 
 def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
-    """Why `op` of `graph` did not start earlier in `timeline`; None where it did not run. O(rows log rows + inputs).
+    """Returns the cause for which `op` of `graph` did not start earlier in `timeline`; None if it did not run.
 
-    On a tie of device and input the input is named, as `critical_chain` follows it.
+    If device and input were ready at one time, the input is the cause, as in `critical_chain`. O(rows log rows + inputs).
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
@@ -74,14 +74,14 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
 
 
 def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
-    """When the last input was there, who made it, and the transfer that brought it; -1 for none."""
+    """Returns the arrival time of the last input, its producer, and the transfer that brought it; -1 for none."""
     last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
     arrival_us, producer = float(last.there_us[0]), int(last.producer[0])
     return (arrival_us, producer, int(last.transfer[0])) if producer >= 0 and arrival_us >= 0 else (-1.0, -1, -1)
 
 
 def _busy_until(timeline: Timeline, row: int, near: float, computes: NDArray[np.bool_]) -> tuple[float, int]:
-    """When the last op before this one in its lane of the device ended, and which it was; -1 for none."""
+    """Returns the end of the previous op in the lane of the device, and that op; -1 for none."""
     same = (
         (timeline.device == timeline.device[row])
         & (computes == computes[row])
@@ -96,7 +96,7 @@ def _busy_until(timeline: Timeline, row: int, near: float, computes: NDArray[np.
 
 
 def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, sentence: str, free: str) -> Cause:
-    """The cause that is a transfer: under way, or before that in a queue at one of its ends."""
+    """Returns the cause `transfer`, or `queue` if the transfer waited at one of its ends."""
     transfers, near = timeline.transfers, SLACK * max(timeline.makespan_us, 1.0)
     tensor = int(transfers.tensor[row])
     producer = int(graph.tensor_producer[tensor])
@@ -120,7 +120,7 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, se
 
 
 def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
-    """The transfer at one of the two devices that ended when this one began; -1 if none did."""
+    """Returns the transfer at one of the two devices that ended when this one began; -1 if there is none."""
     transfers = timeline.transfers
     end_devices = (transfers.source[row], transfers.target[row])
     shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
@@ -131,7 +131,7 @@ def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
 
 
 def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:
-    """Who made the inputs of `op`, and who reads its outputs, ascending.
+    """Returns the producers of the inputs of `op`, and the readers of its outputs, ascending.
 
     >>> neighbours(OpGraph.from_edges([1, 1, 1], [(0, 1, 8), (1, 2, 8)]), 1)
     ([0], [2])

@@ -1,4 +1,4 @@
-"""The charts of the panels, as what `ChartView` draws."""
+"""Charts of the panels, as specifications that `ChartView` draws."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LIMIT, FAINT = "var(--bl-danger)", "var(--bl-faint)"
 
 
 def times_chart(table: pandas.DataFrame) -> Any:
-    """Step time by placer: simulated (hollow where it does not fit), measured beside it, the lower bound as a line."""
+    """Makes a chart of the step by placer: simulated (hollow if it does not fit), measured, and the lower bound as a line."""
     factor, unit = scale(_largest(table["makespan_us"], table["measured_us"]), UNITS)
     hollow = [not ok for ok in table["feasible"].astype(bool)]
     series_list = [
@@ -50,7 +50,7 @@ def _largest(*columns: pandas.Series) -> float:
 
 
 def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: Any) -> Any:
-    """Peak memory by placer, one bar per device in the device's colour, limits as a line."""
+    """Makes a chart of peak memory by placer: one bar per device in the device's colour, limits as a line."""
     rows_with_peaks = table[table["device_peak_bytes"].notna()]
     rows = list(rows_with_peaks["device_peak_bytes"])
     largest = max((max(row) for row in rows), default=0)
@@ -69,7 +69,7 @@ def peaks_chart(table: pandas.DataFrame, device_names: tuple[str, ...], limits: 
 
 
 def run_chart(live: LiveRun) -> Any:
-    """Measured step times in the order in which they came, their median with its interval, and the simulated time."""
+    """Makes a chart of measured step times in order, with their median, its interval, and the simulated time."""
     times = np.array(live.seconds) * 1e6
     factor, unit = scale(max(float(times.max(initial=0.0)), live.simulated_seconds * 1e6), UNITS)
     count = len(times)
@@ -86,7 +86,7 @@ def run_chart(live: LiveRun) -> Any:
 
 
 def progress_chart(points: list[tuple[float, float]], limit_seconds: float | None) -> Any:
-    """Best step time so far over the seconds of a search, as `(seconds, microseconds)`, up to its limit."""
+    """Makes a chart of the best step over the seconds of a search, from `(seconds, microseconds)`, up to its limit."""
     finite_points = [(s, us) for s, us in points if np.isfinite(us)]
     factor, unit = scale(max((us for _, us in finite_points), default=0.0), UNITS)
     best_series = series(
@@ -101,7 +101,7 @@ def progress_chart(points: list[tuple[float, float]], limit_seconds: float | Non
 
 
 def fit_chart(answer: Fit) -> Any:
-    """The ways of `bl.fit` as in `viz.fit_options`: a point each, whose id is its position in `answer.options`."""
+    """Makes a chart of the options of `bl.fit`, as `viz.fit_options`: a point's id is its position in `answer.options`."""
     from ..fitting.record import fullest_device_bytes
 
     tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
@@ -150,18 +150,18 @@ WORDS = ("placer", "schedule")
 
 
 def varied_axes(table: pandas.DataFrame) -> list[str]:
-    """The names of the axes along which a sweep has more than one value, in the order of `AXES`."""
+    """Returns the names of the axes along which a sweep has more than one value, in the order of `AXES`."""
     return [name for name, column in AXES.items() if table[column].nunique(dropna=False) > 1]
 
 
 def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple[Any, str]:
-    """A sweep as a heat map: a column for each value of `axis`, a row for each value of `by` (empty: one row).
+    """Makes a heat map of a sweep: a column for each value of `axis`, a row for each value of `by` (empty: one row).
 
-    A cell is the row of the sweep with the best `measure` of those that fit; its id is the position of that row in `table`.
-    The better it is, the stronger is its colour. What is on the Pareto front is marked.
+    A cell shows the row of the sweep with the best `measure` of those that fit; its id is the position of that row in `table`.
+    Better cells have a stronger colour. Rows on the Pareto front are marked.
 
     Returns:
-        the chart, and sentences on what it shows.
+        The chart, and sentences that describe it.
     """
     column, along, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
     factor, unit = _scale_of(table, column)
@@ -193,7 +193,7 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
 
 
 def plain_number(value: float) -> str:
-    """A number in about four digits, or whole.
+    """Formats a number with about four digits, or as a whole number.
 
     >>> plain_number(1_326_912.7), plain_number(913.44), plain_number(0.5)
     ('1,326,913', '913.4', '0.5')
@@ -202,15 +202,15 @@ def plain_number(value: float) -> str:
 
 
 def _values(table: pandas.DataFrame, column: str) -> list[str]:
-    """The values of an axis in words: numbers in their order, words in that of the rows; none given stands last."""
+    """Returns the values of an axis as texts: numbers ascending, words in the order of the rows; a missing value is last."""
     values = table[column].drop_duplicates()
     return [_word(column, v) for v in (values if column in WORDS else values.sort_values(na_position="last"))]
 
 
 def pareto_front(table: pandas.DataFrame) -> list[int]:
-    """Positions of the rows that fit and that no other one beats in both step time and peak memory, the fastest first.
+    """Returns the positions of the rows that fit and that no other row beats in both step and peak memory, fastest first.
 
-    Where batch sizes differ, the time is that of a sample.
+    If batch sizes differ, rows are compared by their time per sample.
     """
     times = _front_times(table)
     fits = table["feasible"].astype(bool) & times.notna() & table["peak_bytes"].notna()
@@ -233,9 +233,9 @@ def _front_times(table: pandas.DataFrame) -> pandas.Series:
 
 
 def pareto_chart(table: pandas.DataFrame) -> Any:
-    """Step time against the peak of the fullest device: a point for each row of a sweep, whose id is its position.
+    """Makes a chart of the step against the peak of the fullest device: a point per row of a sweep, its position as id.
 
-    The line joins those that no other one beats.
+    The line joins the rows of the Pareto front.
     """
     times, peaks = _front_times(table), table["peak_bytes"].astype(float)
     (factor, unit), (size, bytes_unit) = scale(_largest(times), UNITS), scale(_largest(peaks), BYTES)
@@ -256,7 +256,7 @@ def pareto_chart(table: pandas.DataFrame) -> Any:
 
 
 def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
-    """What values of a column are multiplied with, and their unit in brackets: the one that suits the largest."""
+    """Returns the factor for the values of a column and the unit in brackets that suit the largest value."""
     units = {"makespan_us": UNITS, "peak_bytes": BYTES, "memory_bytes": BYTES}.get(column)
     if units is None:
         return 1.0, ""
@@ -265,12 +265,12 @@ def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
 
 
 def _better(column: str) -> float:
-    """The sign that makes the better value of a measure the smaller."""
+    """Returns the sign by which a measure is multiplied so that smaller is better."""
     return -1.0 if column == "samples_per_second" else 1.0
 
 
 def _best_rows(table: pandas.DataFrame, along: str, by_column: str, column: str) -> pandas.DataFrame:
-    """One row for each value of the axes: of those that fit, the best. Its index is the position in `table`."""
+    """Returns, for each value of the axes, the best row of those that fit; its index is the position in `table`."""
     rows = table.reset_index(drop=True).assign(
         _broken=~table["feasible"].astype(bool).to_numpy(),
         _cost=(table[column].astype(float) * _better(column)).to_numpy(),
@@ -280,7 +280,7 @@ def _best_rows(table: pandas.DataFrame, along: str, by_column: str, column: str)
 
 
 def _tip(row: Any, column: str) -> str:
-    """A row of a sweep in words: its setting, its value, and why it does not fit."""
+    """Describes a row of a sweep: its setting, its value, and the reason why it does not fit."""
     setting = ", ".join(_word(c, row[c]) for c in AXES.values() if _is_known(row[c]))
     words: Any = {"makespan_us": format_us, "peak_bytes": format_bytes}.get(column, lambda v: f"{v:.4g}")
     value = f": {words(float(row[column]))}" if _is_known(row[column]) else ""
@@ -293,7 +293,7 @@ def _is_known(value: object) -> bool:
 
 
 def _word(column: str, value: object) -> str:
-    """A value of an axis in words; empty for the values that are not given."""
+    """Returns a value of an axis as text; empty for a missing value."""
     if not column or not _is_known(value):
         return "" if not column else f"no {column.replace('_', ' ')}"
     plural = "" if value == 1 else "s"

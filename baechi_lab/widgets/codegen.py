@@ -1,4 +1,4 @@
-"""A setting as the lines of library code that do the same, and back. Reading parses literals; nothing is executed."""
+"""Prints a setting as lines of library code, and reads such code back by parsing literals; nothing is executed."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def to_code(
     is_torch: bool = False,
     export: str = "",
 ) -> str:
-    """The library code of a setting, one stage per line, which runs as it is where the library knows how to make the source.
+    """Returns the library code of a setting, one stage per line; it runs as it is if the library can make the source.
 
-    Else a comment says what the variable `variable` ("graph" or "step") must hold. `built` is what a given step was built of;
-    `is_torch` says that it is PyTorch's, whose batch is cut into micro-batches. `export` adds the line that writes the training
-    script to that folder.
+    Otherwise a comment says what the variable `variable` ("graph" or "step") must hold. `built` is the model of a given step;
+    `is_torch` says that the step is PyTorch's, whose batch is cut into micro-batches. `export` is a folder, for which a line is
+    added that writes the training script.
 
     >>> print(to_code(Setting(Cluster.uniform(2, memory_bytes=4), source="file:a.json")))
     import baechi_lab as bl
@@ -67,7 +67,7 @@ def to_code(
 
 
 def _placing_lines(setting: Setting, placed: str, devices: str) -> list[str]:
-    """Place and move; before that, what the placer starts from."""
+    """Returns the lines that place and move, after those of the placement from which the placer starts."""
     lines = [] if setting.start is None else _placing_lines(setting.start, placed, devices)
     start = "" if setting.start is None else ", start=placed"
     lines.append(f"placed = bl.place({placed}, {devices}, {setting.placer!r}{_keywords(setting.placer_params)}{start})")
@@ -77,7 +77,7 @@ def _placing_lines(setting: Setting, placed: str, devices: str) -> list[str]:
 
 
 def torch_names(cluster: Cluster) -> list[str]:
-    """The torch device of each device, attached or not: GPUs in their order, and CPUs.
+    """Returns torch's name of each device, attached or not: GPUs in their order, and CPUs.
 
     >>> torch_names(Cluster.uniform(2)), torch_names(Cluster.uniform(2, kind="cpu"))
     (['cuda:0', 'cuda:1'], ['cpu', 'cpu'])
@@ -108,7 +108,7 @@ def _keywords(values: Mapping[str, object]) -> str:
 
 
 def cluster_code(cluster: Cluster) -> str:
-    """A cluster as code: `Cluster.uniform` where its devices are equal and named as there, else all devices."""
+    """Returns the code of a cluster: `Cluster.uniform` if its devices are equal and have its names, else all devices."""
     first, link = cluster.devices[0], _link_code(cluster.link)
     like = Cluster.uniform(
         cluster.n, memory_bytes=first.memory_bytes, link=Link(0.0, 0.0), kind=first.kind, speed=first.speed
@@ -133,10 +133,10 @@ def _link_code(link: Link | Sequence[Sequence[Link]]) -> str:
 
 
 def from_code(text: str) -> Setting:
-    """The setting that `to_code` wrote (edited by hand, if still in that form).
+    """Reads the setting from code of `to_code`, which may be edited by hand in the same form.
 
     Raises:
-        InvalidInput: anything but the calls that the workbench writes, naming the line.
+        InvalidInput: the code has another call than those of the workbench; the message names the line.
     """
     fields: dict[str, Any] = {}
     try:
@@ -164,7 +164,7 @@ def from_code(text: str) -> Setting:
 
 
 def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
-    """The fields of one `bl.place`, without parameters that follow from micro-batches."""
+    """Returns the fields of one `bl.place`, without parameters that follow from micro-batches."""
     pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
     implied = pipeline_parameters(placing["placer"], pipeline)
     params = {key: value for key, value in placing["params"].items() if key not in implied or implied[key] != value}
@@ -172,7 +172,7 @@ def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -
 
 
 def _of_the_whole_batch(fields: dict[str, Any]) -> None:
-    """From the lines of one micro-batch and of one replica to the setting of all."""
+    """Returns the fields of the setting of all micro-batches and replicas, from those of the lines for one of them."""
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
     if (profiled := fields.pop("profiled_micro_batches", None)) not in (None, fields.get("micro_batches")):
         raise InvalidInput(
@@ -211,7 +211,7 @@ def _read(line: ast.stmt, fields: dict[str, Any]) -> None:
 
 
 _CUT = re.compile(r"step\.micro_batches\((\d+)\)\[0\]")
-"""The micro-batch of a PyTorch step that is profiled."""
+"""The code of the micro-batch of a PyTorch step that is profiled."""
 
 
 def _called(call: ast.Call) -> str:
@@ -220,7 +220,7 @@ def _called(call: ast.Call) -> str:
 
 
 def _value(node: ast.expr) -> object:
-    """A literal, or one of the records that a cluster is made of."""
+    """Returns the value of a literal, or of a record that is part of a cluster."""
     if isinstance(node, ast.Call):
         name = _called(node)
         makers: dict[str, Any] = {
@@ -252,7 +252,7 @@ def _first(args: list[Any], line: int, meaning: str) -> Any:
 
 
 CALLS = ("load_graph", "models.build", "profile", "optimize", "place", "move", "simulate", "export")
-"""What the workbench writes beside the cluster and the replicas, of `bl`."""
+"""Functions of `bl` in the code of the workbench, besides those of the cluster and the replicas."""
 
 
 def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict[str, Any], line: int) -> None:
@@ -272,7 +272,7 @@ def _read_call(name: str, fields: dict[str, Any], args: list[Any], options: dict
             fields["passes"] = options.get("passes", PASSES)
             fields["forward_only"] = options.get("forward_only", "auto")
         case "place":
-            if "placer" in fields:  # what this one starts from
+            if "placer" in fields:  # the placement from which this placer starts
                 earlier = {key: fields.pop(key) for key in ("placer", "params", "moves") if key in fields}
                 fields.setdefault("starts", []).append(earlier)
             fields["placer"] = _first(args, line, "the placer")

@@ -1,4 +1,4 @@
-"""What bars of the timeline are coloured by: classes of ops with a legend. Colours of devices mean devices only."""
+"""Colours of the timeline's bars: classes of ops with a legend. The colours of devices are used for devices only."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .bars import short_device
 
 DEVICE, TYPE, SCOPE, PASS, CRITICAL, BATCH = "device", "op type", "scope", "pass", "critical path", "micro-batch"
 MOST_CLASSES = len(CLASSES)
-"""Classes beyond the largest ones are drawn as one, in grey."""
+"""Most classes with a colour of their own; all others are one class, in grey."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +33,7 @@ class Coloring:
 
 
 def choices(graph: OpGraph, timeline: Timeline | None = None) -> tuple[str, ...]:
-    """What ops of this graph can be coloured by; micro-batches only where it has some."""
+    """Returns the properties by which ops of this graph can be coloured; micro-batches only if it has some."""
     batched = _batches(graph, timeline) is not None
     return (DEVICE, TYPE, SCOPE, PASS, CRITICAL, *((BATCH,) if batched else ()))
 
@@ -41,10 +41,10 @@ def choices(graph: OpGraph, timeline: Timeline | None = None) -> tuple[str, ...]
 def coloring(
     graph: OpGraph, by: str, critical: Sequence[int] | NDArray[np.int64] = (), timeline: Timeline | None = None
 ) -> Coloring:
-    """The classes of all ops by their type, outermost scope, part in the step, micro-batch, or the critical path.
+    """Returns the classes of all ops by their type, outermost scope, part in the step, micro-batch, or the critical path.
 
     Raises:
-        InvalidInput: `by` is none of `choices`, or a device: which device runs an op is the timeline's matter.
+        InvalidInput: `by` is none of `choices`, or "device", by which only the timeline can colour.
 
     >>> made = coloring(OpGraph.from_edges([1, 2], op_types=("Add", "MatMul")), "op type")
     >>> made.labels, made.kind.tolist()
@@ -67,7 +67,7 @@ def coloring(
 
 
 def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, Any]]:
-    """The devices and how long each computes in the first timeline."""
+    """Returns the legend of devices, with the time for which each computes in the first timeline."""
     if not timelines:
         return []
     rows = zip(timelines[0].device_names, colors, timelines[0].busy_us.tolist(), strict=False)
@@ -75,7 +75,7 @@ def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[
 
 
 def phase_legend(timeline: Timeline) -> list[dict[str, Any]]:
-    """The phases of a pipeline in grey, and how long all devices compute in each; `hatched` for gradients of weights."""
+    """Returns the legend of a pipeline's phases, with the time of each on all devices; gradients of weights are `hatched`."""
     phases = pipeline_phases(timeline)
     if phases is None:
         return []
@@ -89,7 +89,7 @@ def phase_legend(timeline: Timeline) -> list[dict[str, Any]]:
 
 
 def batches(graph: OpGraph, timeline: Timeline | None = None) -> NDArray[np.int64]:
-    """int64[n]: the micro-batch of every op, -1 for what is done once or where there are none."""
+    """Returns int64[n]: the micro-batch of every op, -1 for ops that run once or if there are no micro-batches."""
     batch_coloring = _batches(graph, timeline)
     return np.full(graph.n, -1, dtype=np.int64) if batch_coloring is None else batch_coloring
 
@@ -114,7 +114,7 @@ def _of_parts(graph: OpGraph) -> Coloring:
 
 
 def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
-    """A colour per micro-batch, beginning anew after the last; what is done once is grey."""
+    """Colours ops by micro-batch; colours repeat after the last one, and ops that run once are grey."""
     count = min(int(batch.max(initial=-1)) + 1, MOST_CLASSES)
     kind = np.where(batch < 0, count, batch % max(count, 1))
     many = int(batch.max(initial=-1)) + 1
@@ -124,7 +124,7 @@ def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
 
 
 def _scopes(graph: OpGraph) -> NDArray[np.object_]:
-    """The box of each op in the graph's first picture, as far as there are few enough of them."""
+    """Colours ops by their box in the graph's first picture; small boxes share one class."""
     tree = build_tree(graph)
     shown = tree.visible(tree.open_until(MOST_CLASSES))
     label = np.array([_forward_label(tree, int(node)) for node in shown] or [""], dtype=object)
@@ -132,13 +132,13 @@ def _scopes(graph: OpGraph) -> NDArray[np.object_]:
 
 
 def _forward_label(tree: Tree, node: int) -> str:
-    """A backward box has the colour of the forward box beside it."""
+    """Returns the label of a box; a backward box has that of its forward box."""
     twin = int(tree.twin[node]) if tree.parent[node] == ROOT else -1
     return tree.labels[twin if twin >= 0 else node] or "graph"
 
 
 def _largest(graph: OpGraph, label: NDArray[np.object_]) -> Coloring:
-    """Classes by label, those with the most time first; all beyond the last colour are one."""
+    """Makes classes by label, those with the most time first; all beyond the last colour are one class."""
     names, inverse = np.unique(label.astype(str), return_inverse=True)
     time = np.bincount(inverse, graph.duration_us, minlength=len(names))
     order = np.argsort(-time, kind="stable")

@@ -1,4 +1,4 @@
-"""Columns as bytes: what the canvas views receive instead of JSON, one buffer per column."""
+"""Columns as bytes, one buffer per column: the canvas views receive them instead of JSON."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ TYPES: dict[str, str] = {"f8": "<f8", "f4": "<f4", "i4": "<i4", "u2": "<u2", "u1
 
 
 def pack(**columns: tuple[str, object]) -> Columns:
-    """Bytes per column from `name=(type, values)`; types are the keys of `TYPES`.
+    """Returns the bytes of each column, given as `name=(type, values)`; types are the keys of `TYPES`.
 
     >>> pack(x=("u2", [1, 2]))
     {'x': b'\\x01\\x00\\x02\\x00'}
@@ -24,7 +24,7 @@ def pack(**columns: tuple[str, object]) -> Columns:
 
 
 def unpack(columns: Columns, name: str, kind: str) -> NDArray[Any]:
-    """One column back as an array; the inverse of `pack`, used by tests and static pictures.
+    """Returns one column as an array: the inverse of `pack`, for tests and static pictures.
 
     >>> unpack(pack(x=("u2", [1, 2])), "x", "u2").tolist()
     [1, 2]
@@ -33,5 +33,5 @@ def unpack(columns: Columns, name: str, kind: str) -> NDArray[Any]:
 
 
 def pack_texts(texts: Iterable[str]) -> bytes:
-    """Texts as UTF-8, one per line (a line break inside a text becomes a space)."""
+    """Returns texts as UTF-8, one per line; a line break inside a text becomes a space."""
     return "\n".join(t.replace("\n", " ") for t in texts).encode()

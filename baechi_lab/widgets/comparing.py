@@ -1,4 +1,4 @@
-"""Placers side by side, and what differs between two placements."""
+"""Comparison of placers in a table, and the differences between two placements."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ def compare_placers(
     report: Report = silent,
     on_rows: Callable[[pandas.DataFrame], None] = lambda table: None,
 ) -> pandas.DataFrame:
-    """As `bl.compare` on the outcome's graph, cluster, passes and scheduler, but remembering every stage.
+    """Compares placers like `bl.compare`, on the outcome's graph, cluster, passes and scheduler; stages are cached.
 
-    The current setting's placer keeps its parameters; a placement changed by hand has a row of its own, "current".
-    `on_rows` is called with the rows so far as each of them ends. The column `busy_shares` has what `busy_shares` returns.
+    The current setting's placer keeps its parameters. A placement changed by hand has its own row, "current". `on_rows` is
+    called with the finished rows after each row. The column `busy_shares` has the arrays of `busy_shares`.
     """
     names = list(placers)
     rows: list[dict[str, Any]] = []
@@ -88,13 +88,13 @@ def _elapsed(instants: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArr
 
 
 def name_of(outcome: Outcome) -> str:
-    """What placed it: the placer, and how many moves by hand came after."""
+    """Returns the name of an outcome: its placer, and the number of moves by hand."""
     moves = len(outcome.setting.moves)
     return outcome.setting.placer + (f" + {moves} move{'s' if moves > 1 else ''}" if moves else "")
 
 
 def best_first(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The rows that fit, fastest first, then those that do not fit, then those without a placement."""
+    """Sorts rows: those that fit, fastest first, then those that do not fit, then those without a placement."""
     keys = table.assign(broken=~table["feasible"].astype(bool))
     order = keys.sort_values(["broken", "makespan_us"], kind="stable", na_position="last").index
     return table.loc[order].reset_index(drop=True)
@@ -122,7 +122,7 @@ def _row(outcome: Outcome, memo: Memo, placer: str, report: Report) -> dict[str,
 
 @dataclass(frozen=True, eq=False)
 class Difference:
-    """What two placements of one graph disagree about: the groups (of the first's coarse graph) that moved.
+    """The difference of two placements of one graph: the groups (of the first's coarse graph) on other devices.
 
     `groups` are ops of the coarse graph, `ops` of the graph; `before` and `after` name the devices of each group.
     """
@@ -137,7 +137,7 @@ class Difference:
 
 
 def difference(first: Outcome, second: Outcome) -> Difference | None:
-    """From `first` to `second`; None when they are of different graphs or devices."""
+    """Returns the difference from `first` to `second`; None if their graphs or devices differ."""
     names = first.setting.cluster.names
     if first.graph.key != second.graph.key or names != second.setting.cluster.names:
         return None

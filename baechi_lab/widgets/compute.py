@@ -1,4 +1,4 @@
-"""From a setting to what the views show: the stages in turn, each remembered by the content of what it depends on."""
+"""Computes the outcome of a setting: runs the stages one after the other, each cached by the content of its inputs."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ if TYPE_CHECKING:
 TrainingStep: TypeAlias = "Step | TorchStep"
 Subject: TypeAlias = "Step | TorchStep | OpGraph"
 Report = Callable[..., object]
-"""`report(text, share, point)`: what is being done, the share that is done, `(seconds, best so far in us)`."""
+"""`report(text, share, point)`: the current work in words, its share that is done, `(seconds, best so far in us)`."""
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """Everything that one setting gives: `base` is the placer's placement, `placement` the one after moves.
+    """All results of one setting: `base` is the placer's placement, `placement` the one after moves by hand.
 
-    `ran` is the graph whose ops the timeline has: `graph`, or with micro-batches the unrolled one. `once` is the timeline
-    of `graph` itself, one micro-batch: where its ops are and what moves between them. `as_groups_us` is the step that an
-    anytime placer told of, with every group as one op; NaN where there are none.
+    `ran` is the graph whose ops the timeline has: `graph`, or with micro-batches the unrolled graph. `once` is the timeline
+    of `graph` itself, one micro-batch, with its devices and transfers. `as_groups_us` is the step that an anytime placer
+    optimized, with every group as one op; NaN if there are no groups.
     """
 
     setting: Setting
@@ -60,12 +60,12 @@ class Outcome:
 
     @property
     def one_device_us(self) -> float:
-        """The step of one device alone, whether or not it fits there; NaN if there is none."""
+        """The step of the whole graph on one device, whether or not it fits there; NaN if no device may run all ops."""
         return float("nan") if self.one_device is None else self.one_device.makespan_us
 
     @property
     def samples(self) -> int | None:
-        """Samples of a step, where that is known."""
+        """The number of samples of a step, if it is known."""
         if self.setting.batch_size is not None:
             return self.setting.batch_size
         if is_torch_step(self.step):
@@ -76,27 +76,27 @@ class Outcome:
 
     @property
     def bubble(self) -> float:
-        """Idle share of all devices, NaN for a step of no length."""
+        """The idle share of all devices; NaN for a step of 0 us."""
         span = self.timeline.makespan_us * self.setting.cluster.n
         return 1.0 - float(self.timeline.busy_us.sum()) / span if span > 0 else float("nan")
 
     def originals(self, ran_ops: object) -> NDArray[np.int64]:
-        """Ops of `graph`, ascending, for ops of the timeline."""
+        """Returns the ops of `graph`, ascending, whose copies are the given ops of the timeline."""
         return np.unique(self.original_of(np.asarray(ran_ops, dtype=np.int64)))
 
     @property
     def critical(self) -> NDArray[np.int64]:
-        """Ops of `graph` on the critical path of the timeline, in order of time."""
+        """The ops of `graph` on the critical path of the timeline, in order of time."""
         return self.original_of(self.chain.ops)
 
     def original_of(self, ops: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The op of `graph` of which each op of the timeline is a copy."""
+        """Returns the op of `graph` of which each op of the timeline is a copy."""
         return (
             ops if self.executed_graph is self.graph else np.asarray(self.executed_graph.copy_of, dtype=np.int64)[ops]
         )
 
     def copies(self, ops: object) -> NDArray[np.int64]:
-        """Ops of the timeline for ops of `graph`: those of every micro-batch."""
+        """Returns the copies, in every micro-batch, of ops of `graph`: ops of the timeline."""
         if self.executed_graph is self.graph:
             return np.asarray(ops, dtype=np.int64)
         return np.flatnonzero(np.isin(np.asarray(self.executed_graph.copy_of), np.asarray(ops, dtype=np.int64)))
@@ -108,34 +108,35 @@ class Outcome:
 
     @property
     def gap(self) -> float:
-        """How far the makespan is above the best lower bound (0.25: 25%), NaN if unknown."""
+        """The share by which the makespan exceeds the best lower bound (0.25: 25%); NaN if unknown."""
         best = self.lower_bound_us
         return self.timeline.makespan_us / best - 1.0 if best > 0 else float("nan")
 
 
 _CHAINS: WeakKeyDictionary[Timeline, Chain] = WeakKeyDictionary()
-"""The chain of every timeline that somebody still holds: cheaper than remembering it by the timeline's content."""
+"""The critical chain of every living timeline: a cache by identity, which is cheaper than one by content."""
 
 
 def silent(text: str, share: float = -1.0, point: tuple[float, float] | None = None) -> None:
-    """A report that nobody reads."""
+    """A report that does nothing."""
 
 
 def is_torch_step(subject: object) -> TypeGuard[TorchStep]:
-    """Whether it is a `bl.torch.TorchStep`; PyTorch is not imported."""
+    """Whether `subject` is a `bl.torch.TorchStep`, without importing PyTorch."""
     return getattr(type(subject), "framework", "") == "torch"
 
 
 def is_step(subject: object) -> TypeGuard[TrainingStep]:
-    """Whether it is a training step of TensorFlow or PyTorch."""
+    """Whether `subject` is a training step of TensorFlow or PyTorch."""
     return isinstance(subject, Step) or is_torch_step(subject)
 
 
 def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> Outcome:
-    """Run the stages that are not remembered. `report` is told each of them, and may raise to stop.
+    """Run the stages that are not cached. `report` is called before each stage, and may raise to stop.
 
     Raises:
-        what the stages raise; InvalidInput when the setting needs a given graph and there is none.
+        BaechiLabError: as the stages raise it.
+        InvalidInput: the setting needs a given graph and there is none.
     """
     began = time.perf_counter()
     step, graph = source(setting, subject, memo, report)
@@ -175,7 +176,7 @@ def compute(setting: Setting, subject: Subject | None, memo: Memo, report: Repor
 
 
 def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
-    """A placer's placement after the moves of the setting, and side by side for each replica."""
+    """Returns the placer's placement after the moves of the setting, repeated on the devices of each replica."""
     moved_placement = move(base, graph, setting.share, setting.moves)
     return (
         moved_placement if setting.replicas == 1 else side_by_side(moved_placement, setting.share.n, setting.replicas)
@@ -183,7 +184,7 @@ def laid_out(setting: Setting, graph: OpGraph, base: Placement) -> Placement:
 
 
 def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> OpGraph:
-    """The graph whose ops the timeline has."""
+    """Returns the graph whose ops the timeline has: unrolled, if there are micro-batches."""
     if not setting.pipeline:
         return graph
     return memo.recall("unroll", unroll, graph, setting.micro_batches or 1, placement)[0]  # type: ignore[no-any-return]
@@ -192,7 +193,7 @@ def unrolled(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo)
 def source(
     setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent
 ) -> tuple[TrainingStep | None, OpGraph]:
-    """The step, where there is one, and its graph; of a PyTorch step in micro-batches, the graph of one of them."""
+    """Returns the step, if there is one, and its graph; for a PyTorch step in micro-batches the graph of one of them."""
     if setting.path:
         report(f"reading {setting.path}", 0.1)
         return None, memo.recall("load", _load, setting.path, _modified(setting.path))[0]
@@ -202,7 +203,7 @@ def source(
             raise InvalidInput("no graph yet: choose a model or a stored graph, or open the workbench with one")
         return None, subject
     report(f"profiling {step.name} ({setting.profile})", 0.25)
-    # What is measured here is the same whatever hardware was estimated before.
+    # A measured profile does not depend on the hardware of an earlier estimate.
     hardware: dict[str, Any] = {"hardware": setting.hardware} if setting.profile == "estimated" else {}
     stage = Profile(mode=setting.profile, **hardware)
     if is_torch_step(step):
@@ -214,7 +215,7 @@ def source(
 class TorchProfile:
     """Profiles one micro-batch of a PyTorch step, or the whole step.
 
-    A model's code need not have a digest, so that the result is remembered by the step's `id`: the step is no field.
+    The cache has the step's `id` as key and not the step, because a model's code may have no digest: the step is no field.
     """
 
     stage: Profile
@@ -235,12 +236,12 @@ def _modified(path: str) -> float:
 
 
 def _load(path: str, modified: float) -> OpGraph:
-    """The stored graph; a file that was modified since is another one to the memory of results."""
+    """Load a stored graph; `modified` makes the cache read a changed file again."""
     return load_graph(path)
 
 
 def given_step(setting: Setting, subject: Subject | None, memo: Memo, report: Report = silent) -> TrainingStep | None:
-    """The step of the setting: built for a model or another batch size, or the given one."""
+    """Returns the step of the setting: a model that is built, perhaps with another batch size, or the given step."""
     name, params = setting.model, dict(setting.model_params)
     if not name and is_torch_step(subject):
         if setting.batch_size not in (None, subject.batch_size):
@@ -273,7 +274,7 @@ def _build(name: str, params: Mapping[str, object]) -> Step:
 
 
 def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = silent) -> OpGraph:
-    """The coarse graph, or the graph itself when there are no passes."""
+    """Returns the coarse graph, or the graph itself if there are no passes."""
     if not setting.passes:
         return graph
     report(f"optimizing {graph.n} ops", 0.4)
@@ -283,9 +284,9 @@ def optimized(setting: Setting, graph: OpGraph, memo: Memo, report: Report = sil
 
 @dataclass(frozen=True)
 class Placing:
-    """A `Place` whose slow placers tell `report` how far they are, which may raise to stop them in the middle.
+    """A `Place` whose slow placers call `report` with their progress; `report` may raise to stop them.
 
-    `report` is no field: it does not count in what the result is remembered by.
+    `report` is no field, so that it is no part of the cache's key.
     """
 
     stage: Place
@@ -298,12 +299,12 @@ class Placing:
         name, params = str(self.stage.placer), dict(self.stage.params)
         if "callback" in placer_class(name).__dataclass_fields__:
             params["callback"] = self._tell
-        if limit := time_limit(name, self.stage.params):  # networks are built before the first answer is there
+        if limit := time_limit(name, self.stage.params):  # networks are built before the first placement is found
             self._report(f"{name}: 0 of {limit:g} s, no answer yet", 0.0)
         return Place(name, **params)(graph, cluster)
 
     def _tell(self, *progress: Any) -> bool:
-        """Tell how far the placer is; True when its best so far is enough."""
+        """Report the progress of the placer; returns True if it should end with its best placement."""
         if len(progress) == 2:
             message, share, point = f"{progress[0]} of {progress[1]} answers", progress[0] / max(progress[1], 1), None
         else:
@@ -320,14 +321,14 @@ class Placing:
 
 
 def best_us(progress: Any) -> float:
-    """The best step so far of what an anytime placer tells, in microseconds; infinite before the first."""
+    """Returns the best step in the progress of an anytime placer, in microseconds; infinite before the first."""
     if hasattr(progress, "makespan_us"):
         return float(progress.makespan_us)
     return float(progress.best_seconds) * 1e6
 
 
 def time_limit(placer: str, params: Mapping[str, object]) -> float | None:
-    """Seconds after which an anytime placer ends by itself; None where nothing says so.
+    """Returns the seconds after which an anytime placer ends; None without such a limit.
 
     >>> time_limit("search", {}), time_limit("search", {"time_limit": 3}), time_limit("m-etf", {})
     (10.0, 3.0, None)
@@ -339,7 +340,7 @@ def time_limit(placer: str, params: Mapping[str, object]) -> float | None:
 
 
 def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silent) -> Placement:
-    """The placer's placement of the coarse graph, from that of the setting's start where it has one."""
+    """Returns the placer's placement of the coarse graph, starting from that of the setting's `start` if it has one."""
     params = setting.placer_params
     if setting.start is not None:
         try:
@@ -348,7 +349,7 @@ def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silen
             if moves:
                 start = move(start, coarse.original or coarse, setting.share, moves)
             params = {**params, "start": start}
-        except (InfeasiblePlacement, UnknownOpError):  # not of these groups
+        except (InfeasiblePlacement, UnknownOpError):  # the start does not place these groups
             pass
     stage = Placing(Place(setting.placer, **params), report)
     return memo.recall("place", stage, coarse, setting.share)[0]  # type: ignore[no-any-return]
@@ -357,7 +358,7 @@ def placed(setting: Setting, coarse: OpGraph, memo: Memo, report: Report = silen
 def placed_in_groups(
     setting: Setting, graph: OpGraph, coarse: OpGraph, memo: Memo, report: Report = silent
 ) -> tuple[OpGraph, Placement]:
-    """The graph that was placed, and its placement: `coarse`, or smaller groups where no placement of those fits."""
+    """Returns the placed graph and its placement: `coarse`, or smaller groups if no placement of `coarse` fits."""
     return place_in_groups(
         graph,
         coarse,
@@ -369,13 +370,13 @@ def placed_in_groups(
 
 
 def simulated(setting: Setting, graph: OpGraph, placement: Placement, memo: Memo) -> Timeline:
-    """The timeline of a placement on the full graph."""
+    """Returns the timeline of a placement on the full graph."""
     stage = Simulate(setting.scheduler, **setting.pipeline)
     return memo.recall("simulate", stage, graph, setting.cluster, placement)[0]  # type: ignore[no-any-return]
 
 
 def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement, memo: Memo) -> float:
-    """The step in us that an anytime placer worked on: groups run as one op, their ops one by one; NaN where it is the same."""
+    """Returns the step in us that an anytime placer optimized, with every group as one op; NaN if there are no groups."""
     if coarse is graph or setting.pipeline or not placer_class(setting.placer).anytime:
         return float("nan")
     stage = Simulate(setting.scheduler)
@@ -383,7 +384,7 @@ def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement
 
 
 def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:
-    """The named lower bounds, none where no device may run some op."""
+    """Returns the named lower bounds; none if no device may run some op."""
     replicated = (
         placement if placement is not None and placement.replicas else None
     )  # other bounds are for one device per op
@@ -402,7 +403,7 @@ def _bounds(
 
 
 def _alone(graph: OpGraph, cluster: Cluster, pipeline: Mapping[str, object]) -> Timeline | None:
-    """The step of one device in the schedule's order; without it, where one device alone cannot follow it."""
+    """Returns the step of one device in the schedule's order, or without a schedule if one device cannot follow it."""
     scheduled = one_device(graph, cluster, **pipeline)
     if scheduled is not None or "schedule" not in pipeline:
         return scheduled

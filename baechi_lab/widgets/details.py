@@ -1,4 +1,4 @@
-"""What is known of one op of a result: its type, memory, times, reason to start, neighbours, and its cost on every device."""
+"""Details of one op of an outcome: type, memory, times, cause of its start, neighbours, and its cost on every device."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from .causes import cause
 from .compute import Outcome
 
 MOST_TENSORS, MOST_OPS = 12, 20
-"""Tensors listed on each side of an op, and ops listed of a selection."""
+"""Most tensors listed on each side of an op, and most ops listed of a selection."""
 
 
 @dataclass(frozen=True)
 class TensorEnd:
-    """A tensor that an op reads or makes: the op at its other end (-1: none), its size, and the device of that op."""
+    """A tensor that an op reads or produces: the op at its other end (-1: none), its size, and the device of that op."""
 
     op: int
     name: str
@@ -27,7 +27,7 @@ class TensorEnd:
 
 @dataclass(frozen=True)
 class DeviceCost:
-    """How long an op takes on a device; NaN where it may not run there. `chosen`: it runs there."""
+    """The duration of an op on a device; NaN if it may not run there. `chosen`: the op runs there."""
 
     device: str
     duration_us: float
@@ -75,9 +75,9 @@ class SelectionDetails:
 
 
 def op_details(outcome: Outcome, op: int) -> OpDetails:
-    """What is known of `op` of the executed graph. O(n devices + rows log rows).
+    """Returns the details of `op` of the executed graph. O(n devices + rows log rows).
 
-    Times are those of the simulated timeline, costs those of `durations`; start and end are NaN where it does not run.
+    Times are those of the simulated timeline, costs those of `durations`; start and end are NaN if it does not run.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.widgets.compute import compute
@@ -136,7 +136,7 @@ def op_details(outcome: Outcome, op: int) -> OpDetails:
 
 
 def selection_details(outcome: Outcome, ops: Iterable[int]) -> SelectionDetails:
-    """Sums over ops of the graph, and the longest of them.
+    """Returns sums over ops of the graph, and the longest of them.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.widgets.compute import compute

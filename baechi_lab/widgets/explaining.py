@@ -1,7 +1,7 @@
-"""The decision log of a placement, step by step: what could start, what was ruled out and why, what was chosen.
+"""The decision log of a placement, step by step: the candidates, those that were ruled out and why, and the chosen one.
 
-Placers with a parameter `explain` tell their own decisions. Any other placement, and a graph too large for such a log, is
-replayed: op by op in the order of its schedule, with where each could have started (`placers/replay.py`).
+Placers with a parameter `explain` log their own decisions. Any other placement, and a graph too large for such a log, is
+replayed op by op in the order of its schedule, with the starts that each op could have had (`placers/replay.py`).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ..stages import Place
 from .compute import Outcome
 
 MOST_OPS = 3000
-"""A list scheduler's own log is made by its readable twin, whose cost grows with the square of the ops."""
+"""Most ops for a list scheduler's own log: its readable twin makes the log, in time that grows with their square."""
 MOST_SHOWN, MOST_LOOKED = 40, 400
 
 
 @dataclass(frozen=True, eq=False)
 class Log:
-    """Decisions of one placement of `coarse`; step `k` placed group `order[k]`. `logged_by_placer`: not replayed."""
+    """Decisions of one placement of `coarse`; step `k` placed group `order[k]`. `logged_by_placer` is False for a replay."""
 
     placement: Placement
     coarse: OpGraph
@@ -42,22 +42,22 @@ class Log:
         return len(self.order)
 
     def ops(self, step: int) -> NDArray[np.int64]:
-        """The graph's ops that step `step` placed."""
+        """Returns the graph's ops that step `step` placed."""
         return self.coarse.members[self.order[step]]
 
     def decided(self, step: int) -> NDArray[np.int64]:
-        """The graph's ops that are placed once step `step` is done."""
+        """Returns the graph's ops that are placed after step `step`."""
         members = self.coarse.members
         member_ops = [members[i] for i in self.order[: step + 1].tolist()]
         return np.concatenate(member_ops) if member_ops else np.zeros(0, dtype=np.int64)
 
     def step_of(self, op: int) -> int:
-        """The step that placed an op of the graph."""
+        """Returns the step that placed an op of the graph."""
         group = op if self.coarse.group_of is None else int(self.coarse.group_of[op])
         return int(np.flatnonzero(self.order == group)[0])
 
     def sentence(self, step: int) -> str:
-        """What was chosen, and why."""
+        """Describes the chosen candidate of a step and the reason for the choice."""
         d = self.decisions[step]
         name, device = self.coarse.names[d.chosen.op], self.device_names[d.chosen.device]
         start = "" if math.isnan(d.chosen.start_us) else f", starting at {format_us(d.chosen.start_us)}"
@@ -66,7 +66,7 @@ class Log:
         return f"step {step + 1} of {len(self)}: {name} goes to {device}{start}{why}"
 
     def tied(self, step: int) -> str:
-        """Candidates that could have started when the chosen one does, and what decided among them; empty for none."""
+        """Describes other candidates with the same start, and the rule that decided among them; empty if there are none."""
         d = self.decisions[step]
         same = [c for c in d.candidates if not c.excluded and c.start_us == d.chosen.start_us]
         tied_count = len({(c.op, c.device) for c in same} - {(d.chosen.op, d.chosen.device)})
@@ -79,7 +79,7 @@ class Log:
         return f"A tie: {tied_count:,} other {pairs} of op and device could start then too; {by}."
 
     def interesting(self, step: int) -> str:
-        """What makes a step worth a look: a device ruled out, memory refused, a favourite followed; empty for nothing."""
+        """Says why a step is interesting: a device was ruled out, memory lacked, a favourite child followed; else empty."""
         d = self.decisions[step]
         why = [c.excluded for c in d.candidates if c.excluded and c.op == d.chosen.op]
         if any("memory" in text or "bytes" in text for text in why):
@@ -89,13 +89,13 @@ class Log:
         return "a device excluded" if why else ""
 
     def next_interesting(self, step: int) -> int:
-        """The next step worth a look, from the first again after the last; `step` itself if there is no other."""
+        """Returns the next interesting step, continuing at the first after the last; `step` itself if there is no other."""
         order = [*range(step + 1, len(self)), *range(step)]
-        looked = order if self.logged_by_placer else order[:MOST_LOOKED]  # a replay works each step out
+        looked = order if self.logged_by_placer else order[:MOST_LOOKED]  # a replay computes each step on access
         return next((k for k in looked if self.interesting(k)), step)
 
     def against_timeline(self, step: int, timeline: Timeline) -> str:
-        """Why the start of a decision is not that of the timeline; empty where it is."""
+        """Says why the start of a decision differs from the timeline's; empty if it does not."""
         start, ops = self.decisions[step].chosen.start_us, self.ops(step)
         rows = np.isin(timeline.op, ops)
         if math.isnan(start) or not rows.any():
@@ -111,9 +111,9 @@ class Log:
         return f"On the timeline it starts at {format_us(shown)}: {why}."
 
     def rows(self, step: int, limit: int = MOST_SHOWN) -> list[list[str]]:
-        """Candidates of a step: the chosen one, then the earliest, then those ruled out; op, device, start, and why.
+        """Returns the candidates of a step: the chosen one, then the earliest, then those ruled out.
 
-        The other devices of the chosen op are always listed.
+        Each has op, device, start and reason. The other devices of the chosen op are always listed.
         """
         d = self.decisions[step]
         same_op = [c for c in d.candidates if c.op == d.chosen.op and c.device != d.chosen.device]
@@ -128,18 +128,18 @@ class Log:
 
 
 def tells(placer: str) -> bool:
-    """The placer can tell its own decisions at once; one that goes on improving would have to be run again."""
+    """Whether the placer logs its decisions; an anytime placer does not, since it would have to run again."""
     placer_cls = placer_class(placer)
     return "explain" in placer_cls.__dataclass_fields__ and not placer_cls.anytime
 
 
 def explain(outcome: Outcome) -> Log:
-    """The decision log of the outcome's placement, before moves by hand: the placer's own if it has one, else a replay."""
+    """Returns the decision log of the outcome's placement before moves by hand: the placer's own log, or a replay."""
     setting, coarse = outcome.setting, outcome.coarse
     if tells(setting.placer) and coarse.n <= MOST_OPS:
         placement = Place(setting.placer, **{**setting.placer_params, "explain": True})(coarse, setting.share)
         decisions = placement.info.get("decisions", ())
-        # A plan that was repaired to fit memory is not what its decisions led to.
+        # A plan that was repaired to fit memory differs from its decisions.
         if len(decisions) == coarse.n and np.array_equal(placement.device, outcome.base.device):
             order = np.array([d.chosen.op for d in decisions], dtype=np.int64)
             return Log(placement, coarse, decisions, order, setting.share.names)
@@ -149,7 +149,7 @@ def explain(outcome: Outcome) -> Log:
 
 
 def schedule_order(outcome: Outcome) -> NDArray[np.int64]:
-    """int64[n]: groups in the order in which they start when the placement of the coarse graph is simulated."""
+    """Returns int64[n]: the groups in the order in which they start when the coarse graph's placement is simulated."""
     coarse = outcome.coarse
     timeline = simulate(coarse, outcome.setting.share, outcome.base, outcome.setting.scheduler)
     rows = np.lexsort((coarse.position[timeline.op], timeline.end_us, timeline.start_us))

@@ -1,4 +1,4 @@
-"""The ways of `bl.fit` as points; a click on one shows its timeline below."""
+"""The options of `bl.fit` as points; a click on one shows its timeline below."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from .views.chart_view import ChartView
 
 
 class FitView(ipywidgets.VBox):
-    """Time against memory of every way; click a point for its timeline and the code that gives it.
+    """Time against memory of every option; a click on a point shows its timeline and its code.
 
     Args:
-        answer: what `bl.fit` returned.
+        answer: the `Fit` that `bl.fit` returned.
 
     >>> from baechi_lab import Cluster, OpGraph, fit
     >>> view = FitView(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1)))
@@ -42,7 +42,7 @@ class FitView(ipywidgets.VBox):
         self.add_class("bl-panel")
 
     def show(self, number: int) -> None:
-        """The timeline of `answer.options[number]`."""
+        """Show the timeline of `answer.options[number]`."""
         option = self.answer.options[number]
         self.shown = option
         say(self.words, f"{option.kind}, {option.choice}: {option.command or option.error}")
@@ -52,6 +52,6 @@ class FitView(ipywidgets.VBox):
 
 
 def _simulated_graph(option: FitOption, graph: OpGraph) -> OpGraph:
-    """The graph whose ops the timeline has: of several micro-batches the unrolled one."""
+    """Returns the graph whose ops the timeline has: the unrolled graph if there are micro-batches."""
     micro_batch = None if option.timeline is None else option.timeline.info.get("micro_batch")
     return graph if micro_batch is None else unroll(graph, int(np.max(micro_batch)) + 1, option.placement)

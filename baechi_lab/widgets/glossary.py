@@ -1,5 +1,4 @@
-"""The words of the field as they are used here: tooltips of the workbench, and docs/glossary.md, which is printed by
-`python -m baechi_lab.widgets.glossary`."""
+"""The glossary: tooltips of the workbench, and docs/glossary.md, which `python -m baechi_lab.widgets.glossary` prints."""
 
 from __future__ import annotations
 
@@ -312,12 +311,12 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "schedulers?": "Scheduler",
     }
 )
-"""What is marked in the texts of the workbench: a pattern of letters, and its term."""
+"""Patterns that are marked in the texts of the workbench, and their terms."""
 _MARK = re.compile(r"(?<![\w/.-])(?:" + "|".join(sorted(WORDS, key=len, reverse=True)) + r")(?![\w/-])", re.IGNORECASE)
 
 
 def meaning(term: str) -> str:
-    """What a term means, as plain text.
+    """Returns the meaning of a term as plain text.
 
     >>> meaning("Bubble")
     'Idle time of a device between two of its ops. With micro-batches, the share of the step in which devices wait.'
@@ -327,7 +326,7 @@ def meaning(term: str) -> str:
 
 
 def tip(word: str) -> str:
-    """The meaning of a word as it is used in a text; empty of words that everybody knows.
+    """Returns the meaning of a word in a text; empty if the glossary has no term for it.
 
     >>> tip("lower bound")[:40], tip("blue")
     ('A step time that no placement and no sch', '')
@@ -339,7 +338,7 @@ def tip(word: str) -> str:
 
 
 def explained(text: str) -> str:
-    """A plain text as HTML in which the first use of every term says what it means.
+    """Returns a plain text as HTML in which the first use of every term has its meaning as tooltip.
 
     >>> explained("<the makespan>")
     '&lt;the <abbr title="The time from the start of a step to the end of its last op: the step time.">makespan</abbr>&gt;'
@@ -357,7 +356,7 @@ def explained(text: str) -> str:
 
 
 def page() -> str:
-    """The page docs/glossary.md."""
+    """Returns the page docs/glossary.md."""
     head = "# Glossary\n\nNames of records and functions are those of the [reference](api/index.md).\n"
     fold: dict[str, Any] = {
         "width": 118,

@@ -1,4 +1,4 @@
-"""Errors of callbacks: shown in one sentence with details to unfold, never swallowed."""
+"""Errors of callbacks, shown as one sentence with details to unfold; none is swallowed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..errors import BaechiLabError
 
 @dataclass(frozen=True)
 class Problem:
-    """What went wrong: one sentence, the traceback for whoever wants it, and a change that mends it, where one is known."""
+    """An error to show: one sentence, the traceback, and a change of the setting that repairs it, if one is known."""
 
     sentence: str
     details: str
@@ -22,7 +22,7 @@ class Problem:
 
     @classmethod
     def of(cls, error: BaseException) -> Problem:
-        """Our own errors speak for themselves; others are introduced by their kind."""
+        """Make the problem of an error; the sentence begins with the error's type unless it is a `BaechiLabError`."""
         text = " ".join(str(error).split())
         if not isinstance(error, BaechiLabError):
             text = f"{type(error).__name__}: {text}" if text else type(error).__name__
@@ -30,7 +30,7 @@ class Problem:
 
 
 def refused(show: Callable[[Problem], None]) -> Guard:
-    """A guard around a change of the setting, which an error leaves as it was: that is said with it.
+    """Guard a change of the setting; the sentence of an error adds that the setting stays as it was.
 
     >>> seen = []
     >>> with refused(seen.append):
@@ -42,7 +42,7 @@ def refused(show: Callable[[Problem], None]) -> Guard:
 
 
 class Guard(ContextDecorator):
-    """Run a block or a function; any error inside becomes a `Problem` handed to `show`.
+    """Runs a block or a function, and calls `show` with the `Problem` of any error in it.
 
     Interrupts and exits pass through. `failed` says whether the last use ended in an error.
 

@@ -1,4 +1,4 @@
-"""Heat of a graph's ops: what each costs or causes in a step, to be summed over boxes and drawn as a colour's strength."""
+"""Heat of a graph's ops: a cost of each op in a step, which the graph view sums over boxes and draws as colour strength."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ MEANINGS = {
 
 
 def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
-    """float64[n]: heat of every op of the graph, summed over its copies in a step. O(rows log rows + edges).
+    """Returns float64[n]: the heat of every op of the graph, summed over its copies in a step. O(rows log rows + edges).
 
     Microseconds for `time` and `idle caused`, bytes for `memory` and `bytes moved`, a share of the step for `critical share`.
-    Idle time has the op as its cause whose tensor was missing (`waiting.py`); a device with nothing left waits for none.
+    The cause of idle time is the op whose tensor was missing (`waiting.py`); a device that has run all its ops has no cause.
 
     Raises:
         InvalidInput: `by` is none of `HEATS`.
@@ -44,7 +44,7 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
         raise InvalidInput(f"heat is {by!r:.60}; it must be one of {', '.join(HEATS)}")
     graph, timeline = outcome.executed_graph, outcome.timeline
     if by == MEMORY:
-        graph = outcome.graph  # what is kept is kept once for all micro-batches
+        graph = outcome.graph  # persistent bytes exist once for all micro-batches
         made = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n)
         return np.asarray(graph.persistent_bytes + made, dtype=np.float64)
     heat = np.zeros(graph.n)
@@ -65,9 +65,9 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
 
 
 def _add_critical_shares(outcome: Outcome, heat: NDArray[np.float64]) -> None:
-    """Add each op's part of the step on the critical path; transfers count for the op whose tensor they carry.
+    """Add each op's part of the step on the critical path; a transfer counts for the producer of its tensor.
 
-    Stretches that two neighbours of the path share, as a transfer that begins before its producer's row ends, count once.
+    If two neighbours of the path overlap, as a transfer that begins before its producer's row ends, their overlap counts once.
     """
     timeline, chain = outcome.timeline, outcome.chain
     if timeline.makespan_us <= 0:
@@ -85,7 +85,7 @@ def _add_critical_shares(outcome: Outcome, heat: NDArray[np.float64]) -> None:
 
 
 def format_heat(by: str, value: float) -> str:
-    """A heat with its unit.
+    """Returns a heat as text with its unit.
 
     >>> format_heat("critical share", 0.25), format_heat("bytes moved", 8)
     ('25.0 %', '8 B')
@@ -96,4 +96,4 @@ def format_heat(by: str, value: float) -> str:
 
 
 HeatSource = Callable[[str], NDArray[np.float64]]
-"""Gives the heat of every op of the graph that is shown, by one of `HEATS`."""
+"""A function that returns the heat of every op of the shown graph, by one of `HEATS`."""

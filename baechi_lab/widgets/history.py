@@ -8,7 +8,7 @@ LONGEST = 200
 
 
 class History:
-    """The settings that were in force, oldest first; pushing after an undo forgets what was undone."""
+    """The current and previous settings, oldest first; `push` after an undo forgets the undone settings."""
 
     def __init__(self, first: Setting):
         self._past: list[Setting] = []
@@ -29,7 +29,7 @@ class History:
         return bool(self._future)
 
     def undo(self) -> bool:
-        """Back by one; False at the beginning."""
+        """Go back by one setting; returns False at the first."""
         if not self._past:
             return False
         self._future.append(self.now)
@@ -37,7 +37,7 @@ class History:
         return True
 
     def redo(self) -> bool:
-        """Forward by one; False at the end."""
+        """Go forward by one setting; returns False at the last."""
         if not self._future:
             return False
         self._past.append(self.now)

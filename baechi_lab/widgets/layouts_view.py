@@ -17,18 +17,18 @@ from .views.base import Pictured
 from .views.table_view import PERCENT, Column, TableView, quantity
 
 MOST_ROWS = 200
-"""Rows of the table; the record has all of them."""
+"""Most rows of the table; the record has all rows."""
 SHOW = "Show"
 
 
 class LayoutsView(Pictured, ipywidgets.VBox):
-    """Layouts with step time, memory, exposed communication and bubbles, and the timeline of one: at first of the best.
+    """A table of layouts with step, memory, exposed communication and bubbles, and the timeline of one, at first the best.
 
-    `row` is the chosen row. Its timeline has lanes for what each group of equal ranks computes, for its collectives and for
-    what it sends between pipeline stages; idle time that waits for a collective is exposed communication.
+    `row` is the chosen row. Each group of equal ranks has lanes for its computation, its collectives and its transfers
+    between pipeline stages. Idle time that waits for a collective is exposed communication.
 
     Args:
-        answer: what `bl.layouts` returned.
+        answer: the record that `bl.layouts` returned.
 
     >>> from baechi_lab import Cluster, layouts
     >>> gpt = {"model_type": "gpt2", "n_embd": 1024, "n_layer": 24, "n_head": 16, "vocab_size": 50257, "n_positions": 1024}
@@ -100,7 +100,7 @@ class LayoutsView(Pictured, ipywidgets.VBox):
 
 
 def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
-    """The columns of the table: each has one unit."""
+    """Returns the columns of the table, each with one unit."""
     peaks = quantity("memory", [row.peak_bytes for row in rows], BYTES, "of the fullest device; ✗: more than it has")
     marked = [text if row.fits else f"✗ {text}" for text, row in zip(peaks.texts, rows, strict=True)]
     shares = [None if row.waiting_us is None or not row.step_us else row.waiting_us / row.step_us for row in rows]
@@ -127,5 +127,5 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
 
 
 def _short(row: LayoutRow) -> str:
-    """The layout without its class's name: what differs from the defaults."""
+    """Returns the fields of the layout that differ from the defaults, without the class's name."""
     return repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device"

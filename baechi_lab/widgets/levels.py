@@ -1,4 +1,4 @@
-"""The memory view's steps: bytes held per device, category and time, and where each peak comes from."""
+"""Data of the memory view: live bytes per device, category and time, and the parts of each peak."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..graph import MEMORY_CATEGORIES, Timeline
 from .columns import Columns, pack
 
 MOST_ROWS = 30_000
-"""Rows sent per device; where a log is longer, each stretch of time keeps its fullest and its last row."""
+"""Most rows sent per device; of a longer log, each interval of time keeps its fullest and its last row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,9 +28,9 @@ class Row:
 
 
 def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
-    """Device by device, a row per timeline, so that simulated and measured lie beside each other.
+    """Returns the rows device by device, one per timeline, so that simulated and measured memory are neighbours.
 
-    The first timeline always has rows, a further one only where it says anything about memory.
+    The first timeline always has rows, a further one only if it has a memory log.
     """
     shown = [t for k, t in enumerate(timelines) if k == 0 or len(t.memory) or t.peak_bytes.any()]
     count = max((len(t.device_names) for t in shown), default=0)
@@ -39,10 +39,10 @@ def memory_rows(timelines: Sequence[Timeline]) -> tuple[Row, ...]:
 
 @dataclass(frozen=True)
 class Peak:
-    """The most that a device held: when, and the op that took the last byte of it (-1 if nothing was held).
+    """The peak of a device: its bytes, its time, and the op of the last allocation (-1 for an empty device).
 
-    `parts` are the bytes held then, by category. A simulated peak knows the measured one of its device and its parts; 0 and
-    none where the step was not measured.
+    `parts` are the live bytes at that time, by category. A simulated peak has the measured peak of its device and its parts,
+    too; 0 and none if the step was not measured.
     """
 
     device: int
@@ -56,7 +56,7 @@ class Peak:
 
 
 def peaks(rows: Sequence[Row]) -> tuple[Peak, ...]:
-    """The peak of every row; `op` is an op of the first row's timeline, -1 where that does not have it."""
+    """Returns the peak of every row; `op` is an op of the first row's timeline, -1 if that lacks the op."""
     index = {name: op for op, name in enumerate(rows[0].timeline.op_names)} if rows else {}
     peak_list = [_peak(row.timeline, row.device, index) for row in rows]
     measured = {
@@ -83,7 +83,7 @@ def _peak(timeline: Timeline, device: int, index: dict[str, int]) -> Peak:
 
 @dataclass(frozen=True)
 class LiveBytes:
-    """Bytes of one category that an op has on a device at an instant; `op` is an op of the timeline."""
+    """Bytes of one category that an op of the timeline holds on a device at one time."""
 
     op: int
     name: str
@@ -92,9 +92,9 @@ class LiveBytes:
 
 
 def live_bytes(timeline: Timeline, device: int, time_us: float) -> tuple[LiveBytes, ...]:
-    """What `device` holds after the last change at or before `time_us`, the largest first. O(log).
+    """Returns the live bytes of `device` after the last change at or before `time_us`, largest first. O(log).
 
-    Together they are the level that the view draws then.
+    Their sum is the level that the view draws at that time.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -117,11 +117,11 @@ def live_bytes(timeline: Timeline, device: int, time_us: float) -> tuple[LiveByt
 
 
 def steps(timeline: Timeline, device: int, limit: int = MOST_ROWS) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Times float64[k] and bytes int64[k, 4] per category, `k` at most about `2 * most`; no peak is lost."""
+    """Returns times float64[k] and bytes int64[k, 4] per category, with `k` at most about `2 * limit`; no peak is lost."""
     time, levels = timeline.memory.levels(device)
     if len(time) <= limit:
         return time, levels
-    # The log is in order of events, so equal stretches of rows are stretches of time.
+    # The log is in order of events, so equal numbers of rows are intervals of time.
     stretch = np.arange(len(time)) * limit // len(time)
     total = levels.sum(axis=1)
     last = np.flatnonzero(np.r_[stretch[1:] != stretch[:-1], True])
@@ -132,7 +132,7 @@ def steps(timeline: Timeline, device: int, limit: int = MOST_ROWS) -> tuple[NDAr
 
 
 def level_columns(rows: Sequence[Row]) -> Columns:
-    """Steps of all rows as bytes for the view."""
+    """Returns the levels of all rows as bytes for the view."""
     step_pairs = [steps(row.timeline, row.device) for row in rows]
     pointer = np.concatenate([[0], np.cumsum([len(t) for t, _ in step_pairs])])
     time = np.concatenate([t for t, _ in step_pairs]) if step_pairs else np.zeros(0)

@@ -1,18 +1,18 @@
-"""The workbench without widgets: a setting with undo and redo, the newest result, a selection, and what is under way.
+"""The workbench without widgets: a setting with undo and redo, the newest outcome, a selection, and the running work.
 
-Views subscribe with `on(event, call)` and are told what changed:
+Views subscribe with `on(event, call)`; `call` gets the event's argument:
 
 | event | argument |
 |---|---|
 | `setting` | the new Setting |
 | `outcome` | the new Outcome |
-| `previews` | what moving the selection would change, MovePreview by device name |
-| `advice` | what would be better than the outcome that comes next, a tuple of Advice |
-| `fitted` | what was changed so that the first result fits; empty when that is undone |
-| `stale` | True while the outcome shown is older than the setting |
-| `progress` | `(text, share)`; an empty text when nothing is under way |
-| `waiting` | why an anytime placer has not started yet |
-| `problem` | a Problem, or None when it is gone |
+| `previews` | the effect of moving the selection, MovePreview by device name |
+| `advice` | improvements of the outcome that comes next, a tuple of Advice |
+| `fitted` | the change that made the first outcome fit, in words; empty when it is undone |
+| `stale` | True while the shown outcome is older than the setting |
+| `progress` | `(text, share)`; an empty text if nothing runs |
+| `waiting` | the reason why an anytime placer has not started yet |
+| `problem` | a Problem, or None when it is over |
 | `selection` | the selected ops of the graph, ascending |
 | `history` | `(can undo, can redo)` |
 | `task`, `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written` | see `tasks.py` |
@@ -45,11 +45,12 @@ DELAY = 0.25
 
 
 class WorkbenchModel:
-    """State and commands; knows no widget.
+    """State and commands of the workbench, without widgets.
 
     Args:
         subject: a Step, a TorchStep, an OpGraph, or None to start from a model or file.
-        setting: what to start with; `inline` computes at once instead of in the background (tests, scripts).
+        setting: the first setting.
+        inline: compute at once instead of in the background, for tests and scripts.
 
     >>> model = WorkbenchModel(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Setting(Cluster.uniform(2)), inline=True)
     >>> model.compute_now().timeline.makespan_us
@@ -86,7 +87,7 @@ class WorkbenchModel:
         self._listeners[event].append(call)
 
     def emit(self, event: str, argument: Any = None) -> None:
-        """Tell the listeners; an error in one is shown and does not keep the others from being told."""
+        """Call the listeners of `event`; an error in one is shown, and the others are still called."""
         for call in list(self._listeners[event]):
             with Guard(self.fail if event != "problem" else lambda problem: None):
                 call(argument)
@@ -96,7 +97,7 @@ class WorkbenchModel:
         self.emit("problem", problem)
 
     def clear_problem(self) -> None:
-        """The problem is gone, or was read."""
+        """Remove the shown problem."""
         if self.problem is not None:
             self.problem = None
             self.emit("problem", None)
@@ -111,9 +112,9 @@ class WorkbenchModel:
         return self.history.now
 
     def change(self, **changes: Any) -> None:
-        """Change fields of the setting; what depends on them is computed again, the rest is remembered.
+        """Change fields of the setting; stages that depend on them are computed again, the others are cached.
 
-        A placer that can start from a placement starts from the one that is shown.
+        A placer that can start from a placement starts from the shown one.
         """
         setting = self.setting.replace(**changes)
         if setting.placer != self.setting.placer and self._can_start(setting):
@@ -122,19 +123,19 @@ class WorkbenchModel:
         self.enter(setting)
 
     def _can_start(self, setting: Setting) -> bool:
-        """Whether the placer can start from what is shown, and is not told another start."""
+        """Whether the placer can start from the shown placement, and its parameters name no other start."""
         shown = self.outcome
         fits = shown is not None and shown.setting == self.setting and shown.timeline.feasible
         return fits and "start" in placer_class(setting.placer).__dataclass_fields__ and "start" not in setting.params
 
     def enter(self, setting: Setting) -> None:
-        """Put a whole setting in force.
+        """Replace the whole setting. If it raises, the previous setting stays.
 
         Raises:
-            what reading its file raises, and what the placer says of its parameters; the setting before stays.
+            BaechiLabError: the file of the setting cannot be read, or a parameter of the placer is invalid.
         """
         if setting == self.setting:
-            self.clear_problem()  # what was refused before is not wanted any more
+            self.clear_problem()  # it belongs to an earlier change
             return
         make_placer(setting.placer, **setting.placer_params)
         if setting.path and setting.path != self.setting.path:
@@ -144,7 +145,7 @@ class WorkbenchModel:
         self._changed()
 
     def _check_moves(self, setting: Setting) -> None:
-        """Refuse moves of what the graph does not have; one that is not made yet is asked when it is."""
+        """Raise for moves of ops that the graph does not have, if the graph exists; a later graph is checked when it is built."""
         shown = self.outcome
         if shown is not None and setting.same_graph(shown.setting):
             for op_name, device in setting.moves:
@@ -152,11 +153,11 @@ class WorkbenchModel:
                 setting.share.index(device)
 
     def undo(self) -> bool:
-        """Back to the setting before; False when there is none."""
+        """Go back to the previous setting; returns False if there is none."""
         return self._step(self.history.undo())
 
     def redo(self) -> bool:
-        """Forward again; False when there is nothing to redo."""
+        """Go forward to the undone setting; returns False if there is none."""
         return self._step(self.history.redo())
 
     def _step(self, by_move: bool) -> bool:
@@ -177,13 +178,13 @@ class WorkbenchModel:
             self.refresh()
 
     def _asks_first(self) -> bool:
-        """An anytime placer takes as long as its limit says: that is shown before it starts."""
+        """Whether the placer is an anytime placer, whose time limit is shown before it starts."""
         setting = self.setting
         agreed = (setting.placer, setting.params) == self._agreed
         return not (self.inline or agreed) and placer_class(setting.placer).anytime
 
     def _wait(self) -> None:
-        """Leave the setting uncomputed until `refresh`."""
+        """Do not compute the setting before `refresh` is called."""
         self.worker.cancel()
         self._set_stale(self.outcome is not None)
         self._progress("", -1.0)
@@ -192,13 +193,13 @@ class WorkbenchModel:
         self.emit("waiting", f"{self.setting.placer} works {until}: set its limits, then press Compute")
 
     def enough(self) -> None:
-        """End the placer that is at work with the best it has found."""
+        """End the running placer with its best placement so far."""
         self.worker.enough()
 
     # -- computing -------------------------------------------------------------------------------------
 
     def refresh(self) -> None:
-        """Compute the outcome of the setting; until it is there, the last one stays and counts as stale."""
+        """Compute the outcome of the setting; until it arrives, the last outcome stays and is stale."""
         self._agreed = (self.setting.placer, self.setting.params)
         self._set_stale(self.outcome is not None)
         if self.inline:
@@ -209,16 +210,17 @@ class WorkbenchModel:
         self.worker.submit(lambda ticket: self._compute(setting, ticket), self._arrived, self._idle)
 
     def compute_now(self) -> Outcome:
-        """Compute here and now; raises what the stages raise."""
+        """Compute the outcome in this thread and return it; errors of the stages are raised."""
         outcome, advice = self._compute(self.setting, None)
         self._arrived((outcome, advice))
         return outcome
 
     def open(self) -> Outcome:
-        """Compute the first outcome; where it does not fit, the smallest change that fits is made, and `fitted` says which.
+        """Compute the first outcome; if it does not fit, make the smallest change that fits, and emit it as `fitted`.
 
         Raises:
-            InfeasiblePlacement: nothing that was tried fits; and what the stages raise.
+            InfeasiblePlacement: no change that was tried fits.
+            BaechiLabError: as the stages raise it.
         """
         refusal: InfeasiblePlacement | None = None
         try:
@@ -273,7 +275,7 @@ class WorkbenchModel:
         self._advise_further(outcome)
 
     def _advise_further(self, outcome: Outcome) -> None:
-        """Look for advice that takes longer beside the interface; a change of the setting ends that."""
+        """Search for slower advice in the background; a change of the setting ends the search."""
         if self.inline or not outcome.timeline.feasible:
             return
         subject, memo = self.subject, self.memo
@@ -297,7 +299,7 @@ class WorkbenchModel:
             self.emit("stale", stale)
 
     def cancel(self) -> None:
-        """Stop waiting for the computation; the last result stays and counts as stale."""
+        """Cancel the computation; the last outcome stays and is stale."""
         if self.worker.cancel():
             self._idle()
 
@@ -310,7 +312,7 @@ class WorkbenchModel:
             self.emit("selection", selected)
 
     def preview_moves(self, ops: Sequence[int]) -> None:
-        """Emit `previews`: what moving `ops` would change, by device name. Nothing until it is known."""
+        """Emit `previews`, the effect of moving `ops` by device name: first none, then those that were simulated."""
         outcome, memo = self.outcome, self.memo
         self.previewer.cancel()
         self.emit("previews", {})
@@ -325,11 +327,11 @@ class WorkbenchModel:
             )
 
     def move(self, ops: Iterable[int], device: int, scope: str = "") -> None:
-        """Move ops (and what is colocated with them) to a device; `scope` is a name that stands for just these ops.
+        """Move ops, with those of their colocation groups, to a device; `scope` is a name for exactly these ops.
 
         Raises:
-            InvalidInput: no result yet, or nothing selected.
-            InfeasiblePlacement: why the ops may not run there.
+            InvalidInput: there is no outcome yet, or no op is selected.
+            InfeasiblePlacement: the ops may not run on the device.
         """
         outcome, indices = self.outcome, [int(i) for i in ops]
         if outcome is None or not indices:
@@ -343,7 +345,7 @@ class WorkbenchModel:
         names = shortest_names(outcome.graph, indices, scope, outcome.base.group_of)
         other_moves = tuple(m for m in self.setting.moves if m[0] not in names)
         moves = (*other_moves, *((name, target) for name in names))
-        # Refused moves must not enter the history: try them before.
+        # An invalid move must not enter the history, so it is tried first.
         move(outcome.base, outcome.graph, share, moves)
         self.change(moves=moves)
 
@@ -351,12 +353,12 @@ class WorkbenchModel:
 
     @property
     def subject_variable(self) -> str:
-        """The name that code uses for what the workbench was opened with."""
+        """The variable that code uses for the subject of the workbench: "graph" or "step"."""
         return "step" if is_step(self.subject) else "graph"
 
     @cached_property
     def built(self) -> Built | None:
-        """What a given step was built of; None for one that was traced, and for a graph."""
+        """The model and parameters from which a given step was built; None for a traced step and for a graph."""
         info = self.subject.info if isinstance(self.subject, Step) else {}
         if "model" not in info:
             return None
@@ -366,7 +368,7 @@ class WorkbenchModel:
         return info["model"], {key: x for key, x in info["params"].items() if key not in usual or usual[key] != x}
 
     def code(self, export: str = "") -> str:
-        """The setting as library code; where its groups did not fit, with the passes of those that were placed."""
+        """Returns the setting as library code; if its groups did not fit, with the passes of the placed groups."""
         setting, outcome = self.setting, self.outcome
         if outcome is not None and outcome.setting == setting and "finer_groups" in outcome.base.info:
             setting = setting.replace(passes=outcome.base.info["passes"], forward_only=False)
@@ -374,7 +376,7 @@ class WorkbenchModel:
         return to_code(setting, variable=self.subject_variable, built=self.built, is_torch=is_torch, export=export)
 
     def load_code(self, text: str) -> None:
-        """Take over the setting that the code describes; the model that the given step was built of means that step."""
+        """Replace the setting by that of the code; the model from which the given step was built means that step."""
         read = from_code(text)
         name, params = self.built or ("", {})
         model_params = {key: x for key, x in params.items() if key != "batch_size"}
@@ -389,7 +391,7 @@ class WorkbenchModel:
 
 
 def first_setting(subject: Subject | None, cluster: Cluster | None, fields: dict[str, Any]) -> Setting:
-    """The setting that a workbench opens with: every placer is asked, unless one is named."""
+    """Returns the first setting of a workbench: placer `auto`, unless `fields` name another."""
     fields.setdefault("placer", "auto")
     if isinstance(subject, Step) and "batch_size" in subject.info.get("params", {}):
         fields.setdefault("batch_size", subject.info["params"]["batch_size"])

@@ -1,4 +1,4 @@
-"""What a move of the selection would change, simulated before the click: the step for every device, or why not."""
+"""Previews of moving the selection: the simulated step for every device, or the reason why the ops may not run there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from .compute import Outcome, laid_out, simulated
 from .moves import move
 
 SECONDS = 4.0
-"""Devices that are not simulated by then have no preview."""
+"""Seconds for all previews; devices that are not simulated by then have none."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MovePreview:
 def preview_moves(
     outcome: Outcome, ops: Sequence[int], memo: Memo, check: Callable[[], None] = lambda: None
 ) -> dict[str, MovePreview]:
-    """By device name, what moving `ops` there would change. Devices that hold all of them already have no entry.
+    """Returns the effect of moving `ops` to each device, by name. Devices that hold all of them already have no entry.
 
     `check` is called before each simulation, and may raise to stop.
 

@@ -1,4 +1,4 @@
-"""Moving ops by hand: a placement and a few names become another placement, or a sentence that says why not."""
+"""Moves of ops by hand: from a placement and names of ops to a new placement, or to a sentence that says why not."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ from ..viz.nested.tree import Tree
 def move(
     placement: Placement, graph: OpGraph, cluster: Cluster, moves: Mapping[str, str] | Iterable[tuple[str, str]]
 ) -> Placement:
-    """`placement` read for `graph`, with ops moved to other devices; ops of one colocation group move together.
+    """Returns `placement` for `graph` with ops moved to other devices; ops of one colocation group move together.
 
     Args:
-        placement: where everything is; the planned order stays.
-        graph, cluster: what it was made for.
-        moves: device name by what moves there, later ones win: an op's name; a scope's name with "/" at its end, for
-            all ops below it; or "@" and an op's name, for all ops in its group (of the coarse graph that was placed).
+        placement: the placement to change; its planned order stays.
+        graph, cluster: the graph and the cluster of the placement.
+        moves: device names by the ops that move there; a later entry overrides an earlier one. A key is an op's name; a
+            scope's name with "/" at its end, for all ops in it; or "@" and an op's name, for all ops of its group (of the
+            coarse graph that was placed).
 
     Returns:
-        A new placement. Memory is not checked here: simulate the result and look at its violations.
+        A new placement. Memory is not checked: simulate the placement and read its violations.
 
     Raises:
-        UnknownOpError, UnknownNameError: an op, scope or device that does not exist.
-        InfeasiblePlacement: the op, or one that is colocated with it, may not run on that device.
+        UnknownOpError, UnknownNameError: an op, scope or device does not exist.
+        InfeasiblePlacement: the op, or another of its colocation group, may not run on that device.
 
     >>> g = OpGraph.from_edges([1, 2], [(0, 1, 4)], names=["a/x", "a/y"])
     >>> move(Placement(device=[0, 0]), g, Cluster.uniform(2), {"a/y": "gpu:1"}).device.tolist()
@@ -56,7 +57,7 @@ def move(
 
 
 def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
-    """The ops that a name stands for, see `move`; without `group_of` every op is a group of its own."""
+    """Returns the ops of a key of `move`'s argument `moves`; without `group_of` every op is a group of its own."""
     text("the op of a move", name)
     if name in graph.index:
         return np.array([graph.index[name]])
@@ -70,14 +71,14 @@ def named_ops(graph: OpGraph, name: str, group_of: NDArray[np.int32] | None = No
 
 
 def together(graph: OpGraph, ops: NDArray[np.int64]) -> NDArray[np.int64]:
-    """`ops` and all that are colocated with any of them, ascending."""
+    """Returns `ops` and all ops of their colocation groups, ascending."""
     groups = np.unique(graph.colocation[ops])
     mates = np.flatnonzero(np.isin(graph.colocation, groups[groups >= 0]))
     return np.union1d(ops, mates)
 
 
 def moving(graph: OpGraph, ops: Iterable[int], group_of: NDArray[np.int32] | None = None) -> NDArray[np.int64]:
-    """`ops` and all that move along with them: their groups of the coarse graph (`group_of`), and what is colocated.
+    """Returns `ops` and all ops that move with them: those of their groups in the coarse graph, and colocated ones.
 
     >>> g = OpGraph.from_edges([1] * 4, [])
     >>> moving(g, [1], np.array([0, 0, 1, 2])).tolist()
@@ -100,7 +101,7 @@ def in_words(
     moved_ops: NDArray[np.int64],
     group_of: NDArray[np.int32] | None = None,
 ) -> str:
-    """What moves when `asked_ops` is moved, in words: `MatMul and its group of 279 ops (colocation kernel)`."""
+    """Describes the ops that move with `asked_ops`: `MatMul and its group of 279 ops (colocation kernel)`."""
     if not len(asked_ops):
         return ""
     one = len(asked_ops) == 1
@@ -121,7 +122,7 @@ def in_words(
 
 
 def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:
-    """The scope or level that holds just `ops`, with their number; empty if none does."""
+    """Returns the scope or level that holds exactly `ops`, with their number; empty if there is none."""
     node = int(tree.leaf_of[ops[0]])
     for box in reversed(tree.path(node)[1:]):
         if tree.high[box] - tree.low[box] == len(ops) and np.array_equal(np.sort(tree.members(box)), ops):
@@ -130,7 +131,7 @@ def _box_of(tree: Tree, ops: NDArray[np.int64]) -> str:
 
 
 def why_not(graph: OpGraph, cluster: Cluster, name: str, op: int, target: int, allowed: NDArray[np.bool_]) -> str:
-    """One sentence: why `op`, which moves with `name`, may not run on device `target`."""
+    """Returns a sentence that says why `op`, which moves with `name`, may not run on device `target`."""
     free = ", ".join(cluster.names[d] for d in np.flatnonzero(allowed[op]).tolist())
     mate = f" is colocated with {graph.names[op]!r}, which" if graph.names[op] != name else ""
     return f"{name!r} cannot move to {cluster.names[target]}: it{mate} may run only on {free}"
@@ -139,7 +140,7 @@ def why_not(graph: OpGraph, cluster: Cluster, name: str, op: int, target: int, a
 def shortest_names(
     graph: OpGraph, ops: Iterable[int], scope: str = "", group_of: NDArray[np.int32] | None = None
 ) -> tuple[str, ...]:
-    """Few names that stand for exactly `ops`: the scope where it holds just them, whole groups, single ops."""
+    """Returns few keys of `moves` for exactly `ops`: their scope if it holds no others, else whole groups and single ops."""
     indices = [int(i) for i in ops]
     if scope and scope + "/" not in graph.index:
         below = {i for i, op in enumerate(graph.names) if op.startswith(scope + "/")}

@@ -1,1 +1,1 @@
-"""The workbench's parts, one panel each: controls over the model, no state of their own."""
+"""The panels of the workbench: controls of the model, without state of their own."""
