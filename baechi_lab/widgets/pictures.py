@@ -1,4 +1,4 @@
-"""Static pictures (SVG) of the three views: what a saved notebook, nbconvert and a page without scripts show."""
+"""Static pictures (SVG) of the three views, for saved notebooks, nbconvert and pages without scripts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ GUTTER = 110
 
 
 def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
-    """One SVG out of `(title, body, height)` parts, below one another; `words` are read where it is not seen."""
+    """Makes one SVG of `(title, body, height)` parts, one below the other; `words` describe it to screen readers."""
     y, body = 0.0, []
     for title, picture, height in pictures:
         if title:
@@ -38,13 +38,13 @@ def page(pictures: Sequence[tuple[str, str, float]], words: str = "") -> str:
 
 
 def text_picture(text: str, width: int = 150) -> tuple[str, float]:
-    """A text in lines of at most `width` letters."""
+    """Makes a picture of a text in lines of at most `width` letters."""
     lines = textwrap.wrap(text, width)
     return "".join(_text(4, 12 + 15 * k, line, size=11) for k, line in enumerate(lines)), 15.0 * len(lines)
 
 
 def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], height: float = 420) -> tuple[str, float]:
-    """The scene as nested boxes, as large as fits the page, and the devices' colours."""
+    """Draws the scene as nested boxes, as large as the page, with the devices' colours."""
     if len(scene) == 0:
         return _text(4, 14, "the graph is empty"), 20
     colors = device_colors(device_names)
@@ -56,7 +56,7 @@ def graph_picture(scene: Scene, paint: Paint, device_names: Sequence[str], heigh
 
 
 def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, float]:
-    """One lane per device for ops and one for transfers; bars closer than half a pixel are joined."""
+    """Draws one lane per device for ops and one for transfers; bars closer than half a pixel are joined."""
     colors = device_colors(device_names)
     scale = (WIDTH - GUTTER - 8) / max(bars.span_us, 1e-12)
     y, body = 4.0, []
@@ -88,7 +88,7 @@ def _joined(bars: Bars, lane: int, scale: float) -> list[tuple[int, float, float
 
 
 def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:
-    """Bytes over time per device and timeline, stacked by category, with the limit where it is on the scale."""
+    """Draws bytes over time per device and timeline, stacked by category, with the limit if it is on the scale."""
     rows = memory_rows(timelines)
     peak_list, span = peaks(rows), max((t.makespan_us for t in timelines), default=0.0)
     top = max([p.bytes for p in peak_list], default=1) * 1.15 or 1.0

@@ -1,4 +1,4 @@
-"""Running the current placement on real devices, live: step times as they come, and the measured timeline."""
+"""Runs the current placement on real devices, with live step times and the measured timeline."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .setting import link_name
 
 @dataclass
 class LiveRun:
-    """Step times so far, in seconds, and the Run once it is over; `simulated_seconds` is what was promised.
+    """Step times so far, in seconds, and the `Run` after its end; `simulated_seconds` is the simulated step.
 
-    `costs` names other hardware or another link that the promise was made for; empty if it was measured here. `planned` is how
-    many steps are to be measured.
+    `costs` names the other hardware or link for which the step was simulated; empty if its costs were measured here. `planned`
+    is the number of steps to measure.
     """
 
     simulated_seconds: float
@@ -35,24 +35,24 @@ class LiveRun:
 
     @classmethod
     def of(cls, outcome: Outcome, run: Run) -> LiveRun:
-        """A run that is over, beside what `outcome` promises."""
+        """Make the record of a finished run of `outcome`."""
         seconds = [float(x) for x in run.step_seconds]
         return cls(outcome.timeline.makespan_us / 1e6, seconds, "done", run, _other_costs(outcome), len(seconds))
 
     def add(self, step: Any) -> None:
-        """Take in a step's result; only measured steps count."""
+        """Add the result of a step; only measured steps count."""
         self.phase = step.phase
         if step.phase == "measured":
             self.seconds.append(float(step.seconds))
 
     @property
     def native(self) -> tuple[NativeRun, ...]:
-        """The undivided step as its framework ran it, where that was asked for."""
+        """The run of the undivided step by its framework, if it was requested."""
         return tuple(self.run.native.values()) if self.run is not None else ()
 
     @property
     def median(self) -> float:
-        """Median of the measured steps, NaN before the first."""
+        """The median of the measured steps; NaN before the first."""
         return float(np.median(self.seconds)) if self.seconds else float("nan")
 
     def interval(self) -> tuple[float, float]:
@@ -72,10 +72,9 @@ def _other_costs(outcome: Outcome) -> str:
 
 
 def assumed_link(outcome: Outcome) -> str:
-    """The preset that transfers of the step are simulated for; empty where it has none, or a link of its own, as measured here.
+    """Returns the preset with which transfers of the step are simulated; empty without transfers, or for another link.
 
-    What somebody typed, and what was measured here, is taken as it is; so is a free link for PyTorch on CPU devices, which share
-    memory.
+    Typed and measured links are no presets. Neither is a free link for PyTorch on CPU devices, which share memory.
     """
     if copies_nothing(outcome) and outcome.setting.cluster.link == FREE:
         return ""
@@ -92,12 +91,12 @@ def copies_nothing(outcome: Outcome) -> bool:
 
 
 PAUSE_SECONDS = 0.25
-"""Between two pictures of a run. Steps that come faster would keep the interface so busy that Stop is not heard, and take the
-time of the processor that they measure."""
+"""Least seconds between two pictures of a run. Faster drawing would keep the interface from handling a click on Stop, and use
+processor time that the run measures."""
 
 
 class Runner:
-    """Runs an outcome beside the interface; `changed(live)` is called on the interface's thread, at most every `pause` s."""
+    """Runs an outcome in the background; `changed(live)` is called on the interface's thread, at most every `pause` s."""
 
     def __init__(self, worker: Background, changed: Callable[[LiveRun], None], pause: float = PAUSE_SECONDS):
         self.worker, self.changed, self.pause = worker, changed, pause
@@ -159,9 +158,9 @@ class Runner:
 
     @property
     def stopping(self) -> bool:
-        """The run was asked to end."""
+        """Whether the run was asked to end."""
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """End the run; what was measured so far is kept."""
+        """End the run; its measured steps are kept."""
         self._stop.set()

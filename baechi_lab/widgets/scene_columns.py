@@ -1,4 +1,4 @@
-"""A scene of nested boxes, and how devices paint it, as bytes for the canvas."""
+"""A scene of nested boxes and its colours by device, as bytes for the canvas."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .columns import Columns, pack, pack_texts
 
 
 def scene_columns(graph: OpGraph, scene: Scene) -> Columns:
-    """Boxes, frames and arrows, a column each; nodes by their ids in the tree."""
+    """Returns the columns of boxes, frames and arrows as bytes; nodes are ids in the tree."""
     tree, nodes, frames, arrows = scene.tree, scene.nodes, scene.frames, scene.arrows
     single = np.where(tree.kind[nodes] == OP, tree.ops[np.minimum(tree.low[nodes], len(tree.ops) - 1)], -1)
     forward = np.where(single >= 0, graph.forward_of[single], -1)
@@ -53,7 +53,7 @@ def scene_columns(graph: OpGraph, scene: Scene) -> Columns:
 
 
 def paint_columns(paint: Paint) -> Columns:
-    """Paint as bytes; boxes on several devices also carry their shares."""
+    """Returns the colours of boxes as bytes, with the shares of devices for boxes on several devices."""
     mixed = np.flatnonzero(paint.share.max(axis=1, initial=0.0) < 0.995)
     return pack(
         device=("u1", paint.main),

@@ -1,4 +1,4 @@
-"""What the timeline view says about a schedule: the chain that determines its end, idle time and bubbles."""
+"""Analysis of a schedule for the timeline view: the critical chain, idle time and bubbles."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Chain:
 
 
 def critical_chain(graph: OpGraph, timeline: Timeline) -> Chain:
-    """Ops and transfers that, one waiting for the other, end at the makespan.
+    """Returns the chain of ops and transfers that ends at the makespan, each of which waited for the previous one.
 
-    Walks back from the op that ends last: each op started when an input arrived, or when its device's previous op
-    ended; the one that was latest is taken (inputs first on a tie). O(ops log ops + chain x inputs).
+    It is followed back from the op that ends last. Each op started when an input arrived, or when its device's previous op
+    ended; the later of both is the previous one (an input if both are equal). O(ops log ops + chain x inputs).
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0, 5.0], [(0, 1, 8), (0, 2, 8)])
@@ -64,7 +64,7 @@ class _Walk:
         self.seen = np.zeros(len(order), dtype=bool)
 
     def cause(self, row: int) -> tuple[int, int]:
-        """The row that `row` waited for, and the transfer between them; -1 for none."""
+        """Returns the row for which `row` waited, and the transfer between them; -1 for none."""
         self.seen[row] = True
         graph, timeline = self.graph, self.timeline
         pointer, tensors = graph.inputs
@@ -96,7 +96,7 @@ class Idle:
 
 
 def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
-    """bool[rows of the timeline]: ops that a device computes; the others are collectives, which run beside them.
+    """Returns bool[rows]: the ops of the timeline that a device computes; the others are collectives, which run beside them.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], op_types=["MatMul", "all_reduce"])
@@ -110,7 +110,7 @@ def computing(graph: OpGraph, timeline: Timeline) -> NDArray[np.bool_]:
 
 
 def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """float64[devices]: time in which a device's collectives run while it computes nothing. O(rows log rows)."""
+    """Returns float64[devices]: the time in which a device runs collectives and computes nothing. O(rows log rows)."""
     exposed = np.zeros(len(timeline.device_names))
     for d in range(len(exposed)):
         on_device = timeline.device == d
@@ -121,9 +121,9 @@ def exposed_us(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.fl
 
 
 def idle(timeline: Timeline, computes: NDArray[np.bool_]) -> tuple[Idle, ...]:
-    """Idle time and bubbles per device between the rows that it computes.
+    """Returns the idle time and the bubbles of each device between the rows that it computes.
 
-    Waiting before its first and after its last op is idle, but no bubble.
+    The time before its first and after its last op is idle, but no bubble.
     """
     return tuple(_idle_of(timeline, (timeline.device == d) & computes) for d in range(len(timeline.device_names)))
 

@@ -1,4 +1,4 @@
-"""Setting: everything that the workbench's controls say, as one frozen record."""
+"""The setting: the values of all controls of the workbench, as one frozen record."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ one without cost."""
 
 @dataclass(frozen=True)
 class HardwarePreset:
-    """So many machines of so many devices each, of one `hardware` (`graph.hardware`); links as in `Cluster.machines`."""
+    """A number of machines with equal devices of one `hardware` (`graph.hardware`); links as in `Cluster.machines`."""
 
     hardware: str
     devices: int
@@ -47,7 +47,7 @@ class HardwarePreset:
 
     @property
     def cluster(self) -> Cluster:
-        """The devices with the memory of their data sheet; between machines every pair has the link of the network."""
+        """The cluster, with the memory of the data sheet; every pair of devices on two machines has the network's link."""
         memory_bytes = int(HARDWARE[self.hardware].memory_bytes)
         if self.machines == 1:
             return Cluster.uniform(self.devices, memory_bytes=memory_bytes, link=self.link, comm="duplex")
@@ -65,11 +65,11 @@ HARDWARE_PRESETS: Mapping[str, HardwarePreset] = MappingProxyType(
         "2 machines of 4 x RTX 4090, Ethernet": HardwarePreset("rtx4090", 4, "pcie4", 2, "ethernet-25g"),
     }
 )
-"""Clusters that many have, by the words of the control."""
+"""Common clusters, by the text of the control."""
 
 
 def preset_name(cluster: Cluster) -> str:
-    """The preset that a cluster is; empty for any other.
+    """Returns the name of the preset with this cluster; empty if there is none.
 
     >>> preset_name(HARDWARE_PRESETS["4 x RTX 4090, PCIe"].cluster), preset_name(Cluster.uniform(3))
     ('4 x RTX 4090, PCIe', '')
@@ -79,7 +79,7 @@ def preset_name(cluster: Cluster) -> str:
 
 @dataclass(frozen=True)
 class Setting:
-    """What is placed, on what, and how.
+    """The values of all controls: the graph or model, the cluster, the passes, the placer and the schedule.
 
     Args:
         source: "given", "model:NAME" (a benchmark model) or "file:PATH" (a stored graph).
@@ -90,10 +90,10 @@ class Setting:
         placer, params: see `bl.place`.
         scheduler: see `bl.simulate`.
         micro_batches, schedule: see `bl.simulate`; a model is then built with the batch of one micro-batch.
-        replicas: so many copies of the placement side by side, each on its share of the devices, as in `bl.sweep`.
-        moves: `(what, device name)` pairs: changes made by hand, in order, see `bl.move`.
-        start: the setting whose placement a placer with the parameter `start` goes on from; it differs in `placer`, `params`,
-            `moves` and `start` alone.
+        replicas: the number of copies of the placement, each on its share of the devices, as in `bl.sweep`.
+        moves: `(name, device name)` pairs: moves by hand, in order, see `bl.move`.
+        start: the setting whose placement a placer with the parameter `start` starts from; it differs only in `placer`,
+            `params`, `moves` and `start`.
     """
 
     cluster: Cluster
@@ -125,7 +125,7 @@ class Setting:
         self._check_pipeline()
 
     def _check_names(self) -> None:
-        """Refuse a model, costs and a scheduler that do not exist before anything is computed with them."""
+        """Raise for an unknown model, costs or scheduler before anything is computed."""
         from ..models.registry import make_model
         from ..simulator.schedulers import make_scheduler
 
@@ -137,7 +137,7 @@ class Setting:
         make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
 
     def _check_pipeline(self) -> None:
-        """Refuse a schedule that does not exist, a batch that does not divide, and devices that cannot be shared out."""
+        """Raise for an unknown schedule, and for a batch or devices that cannot be divided."""
         from ..simulator.pipelined_graph import pipeline_options
         from ..sweeps.grid import replica_error
 
@@ -158,18 +158,18 @@ class Setting:
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """What is given of `micro_batches` and `schedule`, for `bl.simulate`."""
+        """The arguments `micro_batches` and `schedule` of `bl.simulate`, as far as they are set."""
         values = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {key: value for key, value in values.items() if value is not None}
 
     @property
     def once(self) -> Setting:
-        """The same for one micro-batch alone."""
+        """The same setting for a single micro-batch."""
         return replace(self, batch_size=None, micro_batches=None, schedule=None, replicas=1)
 
     @property
     def share(self) -> Cluster:
-        """The devices of one replica: what is placed on."""
+        """The devices of one replica, on which the graph is placed."""
         from ..sweeps.grid import equal_devices
 
         if self.replicas == 1:
@@ -178,7 +178,7 @@ class Setting:
 
     @property
     def placer_params(self) -> dict[str, Any]:
-        """The placer's parameters; with micro-batches, one that can be told so places for a step of them."""
+        """The placer's parameters, with the micro-batches and the objective "step" if the placer takes them."""
         from ..placers.registry import pipeline_parameters
 
         return {**pipeline_parameters(self.placer, self.pipeline), **self.params}
@@ -194,20 +194,20 @@ class Setting:
         return self.source.partition(":")[2] if self.source.startswith("file:") else ""
 
     def same_graph(self, setting: Setting) -> bool:
-        """Whether both are about the same ops."""
+        """Whether both settings have the same ops."""
         return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
 
     def _changed_start(self, changes: Mapping[str, object]) -> Setting | None:
-        """Where to start from after changes: another placer starts anew, anything else is changed there as well."""
+        """Returns `start` after changes: none for another placer, otherwise with the same changes."""
         if self.start is None or changes.get("placer", self.placer) != self.placer:
             return None
         return self.start.replace(**{key: value for key, value in changes.items() if key not in OWN})
 
     def replace(self, **changes: Any) -> Setting:
-        """The setting with some fields changed.
+        """Returns the setting with some fields changed.
 
-        Moves belong to the placement that they changed: another source, placer or pass drops them, and so does a
-        cluster that lacks the device.
+        Moves belong to a placement: a change of the source, the placer or the passes drops them, and so does a cluster that
+        lacks their device.
         """
         changed = replace(self, **{"start": self._changed_start(changes), **changes})
         if "moves" in changes or not changed.moves:
@@ -220,11 +220,11 @@ class Setting:
 
 
 OWN = ("placer", "params", "moves", "start")
-"""What a setting need not share with the one that it starts from."""
+"""Fields in which a setting may differ from its `start`."""
 
 
 def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
-    """What moves, and to which device, as pairs of names."""
+    """Returns moves as pairs of names: of the ops, and of the device."""
     try:
         return tuple((str(op_name), str(device)) for op_name, device in moves)
     except (TypeError, ValueError):
@@ -232,7 +232,7 @@ def _pairs(moves: Any) -> tuple[tuple[str, str], ...]:
 
 
 def resized(cluster: Cluster, count: int) -> Cluster:
-    """The cluster with `count` devices: the first ones kept, further ones like the last; a matrix becomes one link.
+    """Returns the cluster with `count` devices: the first ones stay, further ones are like the last; a matrix becomes one link.
 
     >>> resized(Cluster.uniform(2), 3).names
     ('gpu:0', 'gpu:1', 'gpu:2')
@@ -245,9 +245,9 @@ def resized(cluster: Cluster, count: int) -> Cluster:
 
 
 def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:
-    """The cluster with the memory and the link of hardware `after`, where it had those of `before` or of no hardware.
+    """Returns the cluster with the memory and the link of hardware `after`, if it had those of `before` or the defaults.
 
-    Memory and links that were chosen otherwise stay.
+    Other memory sizes and links stay.
 
     >>> with_hardware(Cluster.uniform(2), "rtx2080", "h100").link == LINKS["nvlink4"]
     True
@@ -262,7 +262,7 @@ def with_hardware(cluster: Cluster, before: str, after: str) -> Cluster:
 
 
 def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
-    """The cluster with one speed for all devices, or one each."""
+    """Returns the cluster with one speed for all devices, or one each."""
     if len(speeds) not in (1, cluster.n):
         raise InvalidInput(f"speeds has {len(speeds)} numbers; give one, or one for each of the {cluster.n} devices")
     each = speeds * cluster.n if len(speeds) == 1 else speeds
@@ -271,12 +271,12 @@ def with_speeds(cluster: Cluster, speeds: list[float]) -> Cluster:
 
 
 def link_name(cluster: Cluster) -> str:
-    """The preset that the cluster uses; empty for another link or a matrix."""
+    """Returns the name of the cluster's link preset; empty for another link or a matrix."""
     return next((name for name, link in LINKS.items() if cluster.link == link), "")
 
 
 def stored_graphs(start: Path | None = None) -> list[str]:
-    """Graph files in `data/` of this folder, of the one above, or of the checkout, as paths to read them by."""
+    """Returns the paths of graph files in `data/` of the current folder, its parent, or the checkout."""
     try:
         folder_path = Path.cwd() if start is None else start
     except FileNotFoundError:  # the current folder was deleted

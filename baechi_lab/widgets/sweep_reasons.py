@@ -1,4 +1,4 @@
-"""What a sweep must not be read without: answers that get worse where there is more to choose from."""
+"""Explanations of surprising rows of a sweep: settings with more memory and a longer step."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     import pandas
 
 NOISE = 1e-6
-"""Relative difference of two step times below which they are the same."""
+"""Relative difference below which two steps count as equal."""
 MOST_SETTINGS = 3
 OTHER_AXES = ["batch_size", "micro_batches", "schedule", "replicas", "devices", "placer"]
 
 
 def surprises(table: pandas.DataFrame, limit: int = MOST_SETTINGS) -> list[str]:
-    """A sentence for each reason why a setting has more memory than another and a longer step, the worst first.
+    """Returns a sentence per reason why a setting has more memory than another and a longer step, the worst first.
 
-    A placement that fits less memory fits more of it as well: what is found there is at hand.
+    A placement that fits less memory also fits more memory, so a longer step needs an explanation.
     """
     settings_by_reason = defaultdict(list)
     fits = table[table["feasible"].astype(bool)]
@@ -44,7 +44,7 @@ def _listed(settings: list[str], limit: int) -> str:
 
 
 def _reason(row: pandas.Series, faster_row: pandas.Series) -> str:
-    """Where the passes made other groups, they are the reason; else the rule itself."""
+    """Returns the reason: the passes, if they made other groups, or else the placer."""
     if row["groups"] != faster_row["groups"]:
         return (
             f"with more memory every device could hold the whole model, so the passes placed {int(row['groups']):,} groups of "

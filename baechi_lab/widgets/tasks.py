@@ -1,4 +1,4 @@
-"""Longer work of the workbench beside the refresh: compare placers, run for real, explain, sweep, export."""
+"""Tasks of the workbench that run in the background: compare placers, run on devices, explain, sweep, export."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 
 RUN, SWEEP, COMPARISON = "the run", "the sweep", "the comparison"
 ROW = "row:"
-"""Begins the keys of `Tasks.comparable_outcomes` that are rows of Compare."""
+"""Prefix of the keys of `Tasks.comparable_outcomes` that are rows of Compare."""
 
 
 class Tasks:
-    """One task at a time; events `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written`,
-    `task` are emitted by the model.
+    """Runs one task at a time. The model emits its events: `table`, `held`, `live`, `run`, `log`, `sweep`, `script`, `written`,
+    `task`.
 
-    `task` says `(text, share)` of what is under way, an empty text when nothing is.
+    The argument of `task` is the `(text, share)` of the running task; an empty text if none runs.
     """
 
     def __init__(self, model: WorkbenchModel):
@@ -55,7 +55,7 @@ class Tasks:
         self.job = self._refusal = ""
 
     def _begin_job(self, job: str) -> None:
-        """Note what is under way; a second task must not push the first aside unseen."""
+        """Record the running task; raises while another task runs, so that none is replaced without a message."""
         if self.worker.busy:
             self._refusal = f"{self.job} is still under way: wait for it, or cancel it"
             raise InvalidInput(self._refusal)
@@ -63,7 +63,7 @@ class Tasks:
         self.model.clear_problem()
 
     def start(self, job: str, work: Callable[..., Any], on_result: Callable[[Any], None]) -> None:
-        """Do `work(ticket)` in the background and hand the result to `on_result`; refused while another task is under way."""
+        """Run `work(ticket)` in the background and call `on_result` with its result; raises while another task runs."""
         self._begin_job(job)
         if self.model.inline:
             on_result(work(Ticket(lambda text, share: None)))
@@ -71,15 +71,15 @@ class Tasks:
             self.worker.submit(work, on_result, self._end_job)
 
     def cancel(self) -> None:
-        """End what is under way; what it has so far is kept where it can be."""
+        """End the running task; runs and sweeps keep their results so far."""
         self.runner.stop()
         self._stop_sweep.set()
-        # Runs and sweeps end by themselves and give what they have; anything else is dropped.
+        # Runs and sweeps end by themselves with their results so far; any other task is dropped.
         if self.job not in (RUN, SWEEP) and self.worker.cancel():
             self._end_job()
 
     def _end_job(self) -> None:
-        """Nothing is under way any more, and what was refused for that reason may be asked for again."""
+        """Record that no task runs, and remove the problem that a task was rejected meanwhile."""
         self.model.emit("task", ("", -1.0))
         problem = self.model.problem
         if problem is not None and problem.sentence == self._refusal:
@@ -87,11 +87,11 @@ class Tasks:
 
     @property
     def running(self) -> bool:
-        """A real run is under way."""
+        """Whether a run on devices is in progress."""
         return self.worker.busy and self.job == RUN
 
     def outcome(self) -> Outcome:
-        """The current outcome; refuses while the setting is ahead of it."""
+        """The current outcome; raises while the outcome of the setting is not computed."""
         if self.model.outcome is None or self.model.stale:
             raise InvalidInput("the result is not there yet: wait until it is computed")
         return self.model.outcome
@@ -99,7 +99,7 @@ class Tasks:
     # -- comparing -------------------------------------------------------------------------------------
 
     def compare(self, placers: Iterable[str]) -> None:
-        """Place with each placer; `table` is emitted with the rows so far as each one ends, and with all of them."""
+        """Place with each placer; `table` is emitted with the finished rows after each placer, and at the end."""
         outcome, names = self.outcome(), list(placers)
         if not names:
             raise InvalidInput("choose at least one placer to compare")
@@ -126,23 +126,23 @@ class Tasks:
         self.model.emit("table", table)
 
     def use(self, placer: str) -> None:
-        """Make a row of the table current."""
+        """Make the placer of a row of the table the current one."""
         if placer != self.model.setting.placer:
             self.model.change(placer=placer, params={})
             if not self.model.worker.busy and self.model.stale:
-                self.model.refresh()  # an anytime placer that has answered already is not asked twice
+                self.model.refresh()  # the placement of an anytime placer is cached
         elif self.model.setting.moves:
             self.model.change(moves=())
 
     def hold(self, placer: str | None = None) -> None:
-        """Keep an outcome to compare with: the current one, or that of another placer under the same setting."""
+        """Keep an outcome for comparison: the current one, or that of another placer under the same setting."""
         outcome = self.outcome()
         if placer is None or (placer == outcome.setting.placer and not outcome.setting.moves):
             return self._hold(outcome)
         return self._placed_by(placer, outcome, self._hold)
 
     def _placed_by(self, placer: str, outcome: Outcome, on_result: Callable[[Outcome], None]) -> None:
-        """Hand the outcome of another placer under the same setting to `on_result`; what is remembered comes at once."""
+        """Call `on_result` with the outcome of another placer under the same setting; at once if it is cached."""
         setting = outcome.setting.replace(placer=placer, params={}, moves=())
         subject, memo = self.model.subject, self.model.memo
 
@@ -154,9 +154,9 @@ class Tasks:
     # -- beside the current placement ------------------------------------------------------------------
 
     def comparable_outcomes(self) -> dict[str, tuple[str, float]]:
-        """What can lie below the current timeline on its axis, by key: the setting before, the held one, rows of Compare.
+        """Returns name and step in us, by key, of the outcomes whose timeline can be shown below the current one.
 
-        Each with its name and its step in microseconds.
+        They are those of the previous setting, of the kept outcome, and of the rows of Compare.
         """
         current = self.model.outcome
         if current is None:
@@ -177,7 +177,7 @@ class Tasks:
         return choices
 
     def bring(self, key: str) -> None:
-        """Make the outcome behind a key of `comparable_outcomes` ready; `beside` is emitted when it is there."""
+        """Compute the outcome of a key of `comparable_outcomes`, and then emit `beside`."""
         if not key.startswith(ROW) or self.comparable_outcome(key) is not None:
             return self.model.emit("beside", key)
         return self._placed_by(key.removeprefix(ROW), self.outcome(), lambda outcome: self._brought(key, outcome))
@@ -187,7 +187,7 @@ class Tasks:
         self.model.emit("beside", key)
 
     def comparable_outcome(self, key: str) -> Outcome | None:
-        """The outcome behind a key of `comparable_outcomes`, as far as it is there."""
+        """Returns the outcome of a key of `comparable_outcomes`; None if it is not computed."""
         if key in ("before", "held"):
             return self.model.before if key == "before" else self.pinned
         current, (had, row_outcome) = self.model.outcome, self._row
@@ -208,8 +208,9 @@ class Tasks:
     # -- running ---------------------------------------------------------------------------------------
 
     def run(self, steps: int, warmup: int = 3, kind: str = "auto", native: bool = False) -> None:
-        """Run the current placement for real, and the step undivided with `native`; `live` is emitted as steps come,
-        `run` at the end.
+        """Run the current placement on devices and, with `native`, the undivided step.
+
+        `live` is emitted after steps, `run` at the end.
         """
         outcome = self.outcome()
         setting = outcome.setting
@@ -237,13 +238,13 @@ class Tasks:
         self._end_job()
 
     def run_of(self, outcome: Outcome | None) -> Run | None:
-        """The newest run of this placement, also after the setting went elsewhere and came back."""
+        """Returns the newest run of this placement, also if the setting has changed in between."""
         if outcome is None:
             return None
         return next((run for measured, run in reversed(self.measured_runs) if same_placement(measured, outcome)), None)
 
     def measure_link(self) -> None:
-        """Time transfers between two TensorFlow devices here and take the fitted link over."""
+        """Measure transfers between two TensorFlow devices of this machine, and set the fitted link."""
 
         def work(ticket: Ticket) -> Any:
             from ..executors import measure_link
@@ -260,7 +261,7 @@ class Tasks:
     # -- explaining ------------------------------------------------------------------------------------
 
     def explain(self) -> None:
-        """Make the decision log of the current placer; `log` is emitted."""
+        """Make the decision log of the current placement, and emit `log`."""
         outcome = self.outcome()
 
         def work(ticket: Ticket) -> Log:
@@ -294,7 +295,7 @@ class Tasks:
         self._with_step("the training script", text, lambda text: self.model.emit("script", text))
 
     def _with_step(self, job: str, call: Callable[..., object], on_result: Callable[[Any], None]) -> None:
-        """Start `call(step, outcome, options)`, with the options of `bl.export` that the setting says."""
+        """Start `call(step, outcome, options)` with the arguments of `bl.export` for the setting."""
         outcome = self.outcome()
         step, setting = outcome.step, outcome.setting
         if step is None:
@@ -322,7 +323,7 @@ class Tasks:
         if setting.source == GIVEN_SUBJECT and is_torch_step(subject):
             batch = subject.batch_size
             if batch is None:
-                subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises where it cannot be cut
+                subject.micro_batches(max(grid.get("micro_batches", [1])))  # raises if the batch cannot be cut
             else:
                 grid = {**grid, "batch_size": [batch]}
                 whole = setting.replace(micro_batches=None, schedule=None, replicas=1)
@@ -379,13 +380,13 @@ class Tasks:
 
 
 def _alike(first: Outcome, second: Outcome) -> bool:
-    """Of one setting, but for the placer and what was moved by hand."""
+    """Whether two settings differ only in the placer, its start and the moves by hand."""
     a, b = (o.setting.replace(placer="", params={}, moves=()) for o in (first, second))
     return a == b and first.graph is second.graph
 
 
 def same_placement(first: Outcome, second: Outcome) -> bool:
-    """The same ops of the same graph on the same devices, in the same planned order and the same micro-batches."""
+    """Whether two outcomes have the same graph, devices of ops, planned order and micro-batches."""
     if first is second:
         return True
     if first.setting.pipeline != second.setting.pipeline:

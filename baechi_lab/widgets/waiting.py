@@ -1,4 +1,4 @@
-"""Idle time explained: what each device waited for in every gap between its ops, and sums over a stretch of time."""
+"""Reasons of idle time: the input or op for which each device waited in every gap between its ops, and sums over an interval."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ from .schedule import computing
 
 TRANSFER, QUEUE, OP, ORDER, NOTHING, COLLECTIVE = range(6)
 KINDS = ("transfer", "queue", "op", "order", "nothing", "collective")
-"""Of the input that came last for the op after the gap: it was under way; it stood in the queue of a link; the op that
-makes it had not ended. Then: nothing was missing (a planned order, or what a real runtime does besides), and the device
-had no more ops in this step. Last: as `op`, and the op is a collective, also one that ends the step."""
+"""Kinds of idle time. The first three describe the last input of the op after the gap: its transfer was under way, the transfer
+waited in the queue of a link, or its producer had not ended. Then: no input was missing (a planned order, or other work of a
+real runtime), and the device had no more ops in this step. The last: as `op`, for a producer that is a collective, also one that
+ends the step."""
 
 _ROW = np.dtype([("device", "i8"), ("start", "f8"), ("end", "f8"), ("kind", "i8"), ("op", "i8"), ("source", "i8")])
 
 
 @dataclass(frozen=True, eq=False)
 class Waits:
-    """Gaps cut by reason, by device and time: `op` starts after the gap and waits for `source` (ops of the graph, -1: none)."""
+    """Idle intervals with their kind, by device and time: `op` starts after the gap and waits for `source` (-1: none)."""
 
     device: NDArray[np.int64]
     start_us: NDArray[np.float64]
@@ -37,16 +38,16 @@ class Waits:
         return len(self.device)
 
     def sums(self, count: int, first: float, last: float) -> NDArray[np.float64]:
-        """float64[count, kinds]: microseconds of each device and kind between two times."""
+        """Returns float64[count, kinds]: the microseconds of each device and kind between two times."""
         overlap_us = np.clip(np.minimum(self.end_us, last) - np.maximum(self.start_us, first), 0.0, None)
         flat = np.bincount(self.device * len(KINDS) + self.kind, overlap_us, minlength=count * len(KINDS))
         return np.asarray(flat, dtype=np.float64).reshape(count, len(KINDS))
 
 
 def waits(graph: OpGraph, timeline: Timeline) -> Waits:
-    """All idle time of `timeline`, from 0 to its makespan, with its reasons. O(rows log rows + edges).
+    """Returns all idle time of `timeline`, from 0 to its makespan, with its reasons. O(rows log rows + edges).
 
-    Ops are matched by name, so that a measured timeline may hold others as well; those wait for nothing that is known.
+    Ops are matched by name, since a measured timeline may have other ops, too; for those no reason is known.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
@@ -77,14 +78,14 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
 
 
 def _near(timeline: Timeline) -> float:
-    """Shorter gaps are the rounding of sums of durations."""
+    """Returns the length below which a gap is a rounding error of sums of durations."""
     return 1e-9 * max(timeline.makespan_us, 1.0)
 
 
 def _await_collectives(
     graph: OpGraph, timeline: Timeline, computes: NDArray[np.bool_], gaps: NDArray[np.void], last: LastInputs
 ) -> None:
-    """After its last op a device waits for its last collective: writes it into `last`."""
+    """Write into `last`, for each device, the last collective, for which it waits after its last op."""
     number_of = _graph_numbers(graph, timeline)
     for k in np.flatnonzero(gaps["op"] < 0):
         rows = np.flatnonzero(~computes & (timeline.device == gaps["device"][k]))
@@ -94,7 +95,7 @@ def _await_collectives(
 
 
 def _gaps(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.void]:
-    """Where a device computes nothing: device, start, end, and the op (of the timeline) that follows, -1 at the end."""
+    """Returns the gaps in which a device computes nothing: device, start, end, and the next op of the timeline (-1: none)."""
     tables = []
     for d in range(len(timeline.device_names)):
         rows = np.flatnonzero((timeline.device == d) & computes)
@@ -109,14 +110,14 @@ def _gaps(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.void]:
 
 
 def _graph_numbers(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
-    """int64[ops of the timeline]: their numbers in the graph, -1 for those that it does not have."""
+    """Returns int64[ops of the timeline]: their indices in the graph, -1 for ops that it does not have."""
     if timeline.op_names == graph.names:
         return np.arange(graph.n)
     return np.array([graph.index.get(name, -1) for name in timeline.op_names], dtype=np.int64)
 
 
 class LastInputs(NamedTuple):
-    """Of each op's last input to arrive: when it was there, when its transfer began and when it was made (0: no input),
+    """The input of each op that arrived last: times of its arrival, its transfer's start and its producer's end (0: no input),
     its producer and the row of its transfer (-1: none)."""
 
     there_us: NDArray[np.float64]
@@ -127,7 +128,7 @@ class LastInputs(NamedTuple):
 
 
 def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], device: NDArray[np.int64]) -> LastInputs:
-    """The last inputs of ops (of the graph, -1: none) on devices. O(rows log rows + inputs).
+    """Returns the inputs that arrived last for ops (of the graph, -1: none) on devices. O(rows log rows + inputs).
 
     >>> from baechi_lab import Cluster, Link, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
@@ -168,7 +169,7 @@ def _transfers(
     producer: NDArray[np.signedinteger],
     target: NDArray[np.signedinteger],
 ) -> NDArray[np.int64]:
-    """The row that brought each tensor to a device, -1 for none; by producer where a measurement numbers tensors anew."""
+    """Returns the transfer of each tensor to a device (-1: none), found by producer if a measurement has other tensor numbers."""
     transfers = timeline.transfers
     same = np.array_equal(timeline.tensor_producer, graph.tensor_producer) and timeline.op_names == graph.names
     asked_ids, had = (
@@ -189,9 +190,9 @@ def _transfers(
 
 @dataclass(frozen=True)
 class Statistics:
-    """What one device did in a stretch of time, in microseconds; `waited` has the kinds of idle time (`KINDS`).
+    """Busy and idle time of one device in an interval, in microseconds; `waited` has the kinds of idle time (`KINDS`).
 
-    `ops` ran at least partly in it, most of the time ops of the type `most`, for `most_us`.
+    `ops` is the number of ops that ran in it; `most` is the op type that ran longest, for `most_us`.
     """
 
     busy_us: float
@@ -205,7 +206,7 @@ class Statistics:
 def statistics(
     graph: OpGraph, timeline: Timeline, lane_waits: Waits, first: float, last: float
 ) -> tuple[Statistics, ...]:
-    """Busy and idle time of every device between two times; `lane_waits` are the timeline's `waits`.
+    """Returns busy and idle time of every device between two times; `lane_waits` are the timeline's `waits`.
 
     >>> from baechi_lab import Cluster, Placement, simulate
     >>> g = OpGraph.from_edges([5.0, 10.0], [(0, 1, 8)])
@@ -241,9 +242,9 @@ def statistics(
 
 
 def lane_columns(waits_by_lane: Sequence[Waits], timelines: Sequence[Timeline], kinds: Sequence[str]) -> Columns:
-    """Waits of several timelines as bytes for the view; `pointer` is the first of each lane, whose `kinds` are given.
+    """Returns the waits of several timelines as bytes for the view; `pointer` is the first of each lane of the given `kinds`.
 
-    Only lanes of ops have any.
+    Only lanes of ops have waits.
     """
     of_devices = iter(
         np.concatenate(

@@ -1,4 +1,4 @@
-"""`bl.Workbench`: the parts put together, and the selection that runs through all views."""
+"""`bl.Workbench`: combines the views and panels, and keeps one selection in all of them."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ TABS = {
     "Export": "the training script, and this state as code",
 }
 PICTURE_SECONDS = 1.0
-"""After the last change, before the picture of a saved notebook is drawn anew."""
+"""Seconds after the last change until the picture for a saved notebook is drawn again."""
 STYLE = (Path(__file__).parent / "panels" / "style.css").read_text(encoding="utf-8")
 
 
 class Workbench(Pictured, ipywidgets.VBox):
-    """See a placement as graph, timeline and memory; change anything, and see at once what it did.
+    """A widget that shows a placement as graph, timeline and memory, and simulates every change of its controls.
 
     Args:
         subject: a `Step` (bl.trace, bl.models.build), a `bl.torch.TorchStep`, an `OpGraph`, or None with
@@ -65,8 +65,9 @@ class Workbench(Pictured, ipywidgets.VBox):
     without widgets, `outcome` the newest result, `code` the library code of the current state.
 
     Raises:
-        InvalidInput: no graph, or an unknown setting; and what the stages raise for the first result, except that a
-            setting for which no placement fits opens with the reason shown.
+        InvalidInput: there is no graph, or a setting is unknown.
+        BaechiLabError: as the stages raise it for the first result; but if no placement fits, the workbench opens and shows
+            the reason.
 
     >>> from baechi_lab import OpGraph
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -94,7 +95,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.add_class("bl-workbench")
 
     def _open(self) -> None:
-        """The first result. Where no placement fits, the interface opens all the same: with the reason, to change it."""
+        """Compute the first outcome; if no placement fits, show the reason instead."""
         try:
             self.model.open()
         except InfeasiblePlacement as error:
@@ -103,7 +104,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             self.model.fail(Problem.of(error))
 
     def _body(self) -> ipywidgets.HBox:
-        """The setting, and beside it what the tab of the header shows: views, panels, or a panel beside views."""
+        """Arrange the setting and, beside it, the views and panels of the chosen tab."""
         graph = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
         memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
         panes = {
@@ -121,13 +122,13 @@ class Workbench(Pictured, ipywidgets.VBox):
         for name, pane in zip(panes, boxes, strict=True):
             for mark in ("bl-pane", f"bl-pane-{name}"):
                 pane.add_class(mark)
-        # The graph's height matters where the timeline is shown below it.
+        # The graph has a fixed height because the timeline is shown below it.
         self.graph.add_class("bl-sized-graph")
         boxes[0].children = (*graph, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
         self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
-        # The setting stands to the left, but comes after the views for whoever goes through the page with Tab.
+        # The setting is on the left, but the Tab key reaches it after the views.
         pane = ipywidgets.VBox([self.details])
         for mark in ("bl-details-pane", "bl-sized-details"):
             pane.add_class(mark)
@@ -148,7 +149,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     # -- wiring ----------------------------------------------------------------------------------------
 
     def _zoom(self, start_us: float, end_us: float) -> None:
-        """Show a stretch of the timeline, with the critical path marked."""
+        """Zoom the timeline to an interval, with the critical path marked."""
         margin = 0.15 * (end_us - start_us)
         self.tabs.choose("Timeline")
         self.timeline.critical = True
@@ -182,7 +183,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.graph.show_timeline(outcome.once, outcome.critical)
         self.graph.show_heat(partial(op_heat, outcome))
         if not outcome.setting.moves:
-            self.graph.status = ""  # what it said of a move no longer holds
+            self.graph.status = ""  # its text on an earlier move is outdated
         self._offer()
         other_outcome = self.tasks.comparable_outcome(self.timeline.against)
         if other_outcome is None:
@@ -203,27 +204,27 @@ class Workbench(Pictured, ipywidgets.VBox):
         self._later.call(self.renew_picture)
 
     def timelines(self) -> list[Any]:
-        """What the timeline view shows: the simulated one, and the measured one below it."""
+        """The timelines of the view: the simulated one, and the measured one below it."""
         outcome = self.model.outcome
         run = self.tasks.run_of(outcome)
         measured = [run.timeline] if run is not None and run.timeline is not None else []
         return [] if outcome is None else [outcome.timeline, *measured]
 
     def _offer(self) -> None:
-        """What the timeline can be held against; the choice goes when its placement does."""
+        """Update the placements with which the timeline can be compared, and drop a choice that no longer exists."""
         offered = self.tasks.comparable_outcomes()
         self.timeline.choices = [[key, f"{name}, {format_us(step)}"] for key, (name, step) in offered.items()]
         if self.timeline.against not in offered:
             self.timeline.against = ""
 
     def _set_against(self, key: str) -> None:
-        """Another placement was chosen to lie below the current one."""
+        """Show the timeline of the chosen placement below the current one."""
         if self._listening:
             with Guard(self.model.fail):
                 self.tasks.bring(key)
 
     def _go_to_op(self, op: int) -> None:
-        """A link of the details: select its op in every view, and bring it into the graph's picture."""
+        """Select the op of a link in the details in every view, and make it visible in the graph."""
         outcome = self.model.outcome
         if outcome is not None:
             with Guard(self.model.fail):
@@ -233,7 +234,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 self._describe()
 
     def _describe(self) -> None:
-        """Details of the op that was clicked, whatever is selected along with it; else of the selection."""
+        """Show the details of the clicked op, or else of the selection."""
         outcome, ops = self.model.outcome, self.model.selection
         if outcome is None or not ops:
             self.details.clear()
@@ -247,7 +248,7 @@ class Workbench(Pictured, ipywidgets.VBox):
             self.details.show_selection(outcome, ops)
 
     def _select(self, origin: object, ops: Any) -> None:
-        """A view selected ops: what moves along with them is selected as well, everywhere."""
+        """Select, in all views, the ops that were selected in view `origin` and those that move with them."""
         if self._listening and self.graph.graph is not None:
             with Guard(self.model.fail):
                 indices = [int(op) for op in ops()]
@@ -262,7 +263,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 self._origin = None
 
     def _focus_clicked_op(self, outcome: Outcome) -> None:
-        """Explain the op that was clicked in the graph; the timeline may explain a certain copy of it already."""
+        """Explain the start of the op that was clicked in the graph, unless the timeline already explains one of its copies."""
         clicked = self.graph.clicked_ops
         copies = outcome.copies(clicked).tolist() if len(clicked) == 1 else [-1]
         if self.timeline.focus not in copies:
@@ -271,7 +272,7 @@ class Workbench(Pictured, ipywidgets.VBox):
     _origin: object = None
 
     def _selected(self, ops: tuple[int, ...]) -> None:
-        """Show the selection everywhere but where it was made."""
+        """Show the selection in all views except the one where it was made."""
         self._listening = False
         if self.graph.selected_ops != list(ops):
             self.graph.select_ops(ops)
@@ -285,7 +286,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.model.preview_moves(ops)
 
     def _command(self, name: str, content: dict[str, Any]) -> None:
-        """Commands of the graph view: move, undo, redo."""
+        """Execute a command of the graph view: move, undo, redo."""
         with Guard(self.model.fail):
             if name == "undo":
                 self.model.undo()
@@ -305,7 +306,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.graph.status = f"{count} moved to {name}: {description}. Undo takes it back."
 
     def _show_decision(self, log: Log, step: int) -> None:
-        """One step of the decision log: what is placed so far is lit, what is placed now is selected."""
+        """Show a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""
         decided = log.decided(step)
         self.graph.dim_all_but(decided)
         outcome = self.model.outcome
@@ -321,22 +322,22 @@ class Workbench(Pictured, ipywidgets.VBox):
 
     @property
     def outcome(self) -> Outcome | None:
-        """The newest result."""
+        """The newest outcome."""
         return self.model.outcome
 
     @property
     def code(self) -> str:
-        """The library code that gives the current state."""
+        """The library code of the current setting."""
         return self.model.code()
 
     def load_code(self, text: str) -> None:
-        """Take over the state that the code describes."""
+        """Replace the setting by that of the code."""
         self.model.load_code(text)
 
     def picture(self) -> str:
-        """Graph, timeline and memory as one SVG text."""
+        """Returns graph, timeline and memory as one SVG text."""
         outcome = self.model.outcome
-        if outcome is None:  # nothing fits: the reason stays, where else there would be a broken widget
+        if outcome is None:  # nothing fits: the reason is shown in place of a broken widget
             problem = self.model.problem
             sentence = problem.sentence if problem else "no result yet"
             return page([("", *text_picture(sentence))], sentence)
@@ -354,7 +355,7 @@ class Workbench(Pictured, ipywidgets.VBox):
         )
 
     def in_words(self) -> str:
-        """What is open, in one line."""
+        """Describes the graph and its placement in one line."""
         outcome = self.model.outcome
         if outcome is None:
             return "<Workbench: no placement fits>"
@@ -368,5 +369,5 @@ class Workbench(Pictured, ipywidgets.VBox):
 
 
 def fold(body: ipywidgets.Box, mark: str, folder: Folder) -> None:
-    """Put the class `mark`, under which a part is hidden, on `body` while the part's folder is folded."""
+    """Put the class `mark`, which hides a part, on `body` while the part's folder is folded."""
     body.remove_class(mark) if folder.unfolded else body.add_class(mark)

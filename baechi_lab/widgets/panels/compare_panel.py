@@ -1,4 +1,4 @@
-"""Part 5, Compare: placers as a table and charts; one becomes current, two can be held side by side."""
+"""Part 5, Compare: placers as a table and charts. One can become current, and two can be compared side by side."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ MOST_GROUPS = 60
 
 
 class ComparePanel:
-    """Choose placers, compare them, make one current, hold one to see what differs."""
+    """Chooses placers, compares them, makes one current, and keeps one for comparison."""
 
     def __init__(self, tasks: Tasks):
         from ...placers import placer_names
@@ -87,7 +87,7 @@ class ComparePanel:
 
     def _compare(self) -> None:
         with Guard(self.model.fail):
-            self.placers.fold()  # the table and the charts shall be whole on one screen
+            self.placers.fold()  # so that the table and the charts fit on one screen
             self.tasks.compare([name for name, box in self.boxes.items() if box.value])
 
     def _act(self, row: int, action: str) -> None:
@@ -125,7 +125,7 @@ class ComparePanel:
         self._refresh()
 
     def _show_rows(self, compared: pandas.DataFrame, outcome: Outcome) -> None:
-        """The table: numbers, a picture of the devices, and the buttons of every row."""
+        """Show the table: numbers, a picture of the devices, and the buttons of every row."""
         names, longest = outcome.setting.cluster.names, float(compared["makespan_us"].max())
         colors, extras = device_colors(names), []
         for k, values in compared.iterrows():
@@ -144,7 +144,7 @@ class ComparePanel:
         self.rows.show(compared_columns(compared), extras)
 
     def _refresh(self) -> None:
-        """Say whether the table still belongs to the setting."""
+        """Show whether the table still belongs to the setting."""
         outcome, of = self.model.outcome, self.tasks.table_of
         if outcome is None or of is None:
             return
@@ -177,7 +177,7 @@ class ComparePanel:
 
 
 def compared_columns(table: pandas.DataFrame) -> list[Column]:
-    """The columns of the table: each has one unit."""
+    """Returns the columns of the table, each with one unit."""
     one_device = table["one_device_us"].where(table["one_device_us"] > 0)
     peaks = quantity("peak", table["peak_bytes"].tolist(), BYTES, "the most that any device holds; ✗: more than it has")
     fits = table["feasible"].astype(bool)
@@ -208,7 +208,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
 
 
 def busy_in_words(shares: NDArray[np.float64], names: Sequence[str]) -> str:
-    """How busy each device is, for those who do not see the picture.
+    """Describes how busy each device is, for screen readers.
 
     >>> busy_in_words(np.array([[1.0, 0.5], [0.0, 0.0]]), ["gpu:0", "gpu:1"])
     'busy: gpu:0 75%, gpu:1 0%'
@@ -224,7 +224,7 @@ def _actions(placer: str) -> list[dict[str, str]]:
 
 
 def _notes(values: Any, best: bool) -> list[dict[str, Any]]:
-    """What stands behind the name of a row: whose answer `auto` took, that it is the best, or that it has no placement."""
+    """Returns the notes behind the name of a row: the placer whose placement `auto` took, "best", or "no placement"."""
     notes: list[dict[str, Any]] = []
     if values["winner"]:
         winner = str(values["winner"])
@@ -237,7 +237,7 @@ def _notes(values: Any, best: bool) -> list[dict[str, Any]]:
 
 
 def same_in_words(pinned: Outcome, current: Outcome) -> str:
-    """Two placements with every op on the same device, which need not take the same time."""
+    """Describes two placements with every op on the same device, whose steps may still differ."""
     if pinned.timeline.makespan_us == current.timeline.makespan_us:
         return "the two placements are the same"
     before, after = scheduled(pinned), scheduled(current)
@@ -249,7 +249,7 @@ def same_in_words(pinned: Outcome, current: Outcome) -> str:
 
 
 def scheduled(outcome: Outcome) -> str:
-    """What orders the ops of a device."""
+    """Names the scheduler or schedule that orders the ops of a device."""
     setting = outcome.setting
     if setting.schedule:
         return f"schedule {setting.schedule}"
@@ -259,7 +259,7 @@ def scheduled(outcome: Outcome) -> str:
 
 
 def side_by_side(pinned: Outcome, current: Outcome) -> list[list[str]]:
-    """The main numbers of two outcomes."""
+    """Returns a table of the main numbers of two outcomes."""
 
     def column(o: Outcome) -> list[str]:
         line = o.timeline

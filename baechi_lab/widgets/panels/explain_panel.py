@@ -1,4 +1,4 @@
-"""Part 8, Explain: the decision log of the current placer, step by step, on graph and timeline at once."""
+"""Part 8, Explain: the decision log of the current placer, step by step, in the graph and the timeline."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ REPLAYED = (
     "where it could have started, and where it went."
 )
 SMOOTH = 3000
-"""Steps up to which the views follow the slider while it is dragged."""
+"""Most steps of a log for which the views follow the slider while it is dragged."""
 
 
 class ExplainPanel:
@@ -61,7 +61,7 @@ class ExplainPanel:
             self._go(self.log.step_of(self.model.selection[0]))
 
     def attend(self, attended: bool) -> None:
-        """Mark the step in the views only while somebody looks at it."""
+        """Mark the step in the views while the panel is shown, and end that otherwise."""
         if self.log is not None:
             self._shown(self.slider.value - 1) if attended else self.clear()
 
@@ -74,7 +74,7 @@ class ExplainPanel:
         say(self.sentence, INTRODUCTION if tells(self.model.setting.placer) else REPLAYED)
 
     def show(self, log: Log) -> None:
-        """Start at the first step."""
+        """Show a log from its first step."""
         self.log = log
         self.steps.layout.display = "flex"
         self.slider.max = max(len(log), 1)

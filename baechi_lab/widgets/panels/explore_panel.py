@@ -1,4 +1,4 @@
-"""Part 7, Explore: sweeps over batch size, micro-batches, devices, memory, placer and schedule, one question at a time."""
+"""Part 7, Explore: sweeps over batch size, micro-batches, devices, memory, placer and schedule."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ MEASURED_ANEW = (
 
 
 class ExplorePanel:
-    """Lists of values to combine, a heat map and a table that fill row by row; every setting of them can be opened."""
+    """Lists of values to combine, and a heat map and a table that fill row by row; a click on a row opens its setting."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
@@ -110,11 +110,11 @@ class ExplorePanel:
         self._ready()
 
     def _ready(self) -> None:
-        """Batch sizes can only be swept where there is a model to build; memory is offered as the setting has it, and half."""
+        """Enable batch sizes if there is a model to build, and fill in memory: that of the setting, and half of it."""
         setting, subject = self.model.setting, self.model.subject
         if self.table is None:
             say(self.state, f"{HINT}{MEASURED_ANEW}" if setting.profile == "measured" else HINT)
-        if self.memory.value == self.offered:  # else somebody wrote it
+        if self.memory.value == self.offered:  # otherwise the user has typed it
             largest_memory = int(setting.cluster.memory_bytes.max())
             self.memory.value = self.offered = f"{exact_bytes(largest_memory // 2)}, {exact_bytes(largest_memory)}"
         step = setting.source == "given" and isinstance(subject, Step) and "model" in subject.info
@@ -124,7 +124,7 @@ class ExplorePanel:
                 self.measure.value = TIME
 
     def grid(self) -> dict[str, Any]:
-        """What the texts say, as arguments of `bl.sweep`."""
+        """Returns the typed values as arguments of `bl.sweep`."""
         arguments: dict[str, Any] = {
             "devices": [
                 count_up_to("devices", count, max(MOST_DEVICES, self.model.setting.cluster.n))
@@ -149,7 +149,7 @@ class ExplorePanel:
             self.fresh = True
 
     def _show_progress(self, progress: tuple[str, float]) -> None:
-        """How far the sweep is; where it ended without a row, nothing is under way and nothing was found."""
+        """Show the progress of the sweep, or that it ended without a row."""
         if self.tasks.job == SWEEP and (progress[0] or self.progress_shown):
             say(self.state, progress[0] or HINT)
             self.progress_shown = bool(progress[0])
@@ -178,13 +178,13 @@ class ExplorePanel:
             self.take.layout.display = "none"
 
     def _keep_question(self) -> None:
-        """Somebody asks another question: it stays."""
+        """Keep the axes that the user chose for further rows."""
         if not self.quiet.active:
             self.fresh = False
             self._draw()
 
     def _ask(self, rows: pandas.DataFrame) -> None:
-        """Until somebody asks otherwise: along the first thing that varies, with a row for each value of the last."""
+        """Choose the axes of the heat map, unless the user did: the first axis that varies, and the last one as rows."""
         varied = varied_axes(rows)
         if self.fresh and varied:
             with self.quiet:
@@ -224,7 +224,7 @@ class ExplorePanel:
 
 
 def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
-    """The changes of a setting that make it that of a sweep's row."""
+    """Returns the changes that turn a setting into that of a sweep's row."""
     cluster = resized(setting.cluster, int(row["devices"]))
     changes: dict[str, Any] = {
         "cluster": cluster.with_memory(int(row["memory_bytes"])),
@@ -241,7 +241,7 @@ def setting_changes(row: Any, setting: Any) -> dict[str, Any]:
 
 
 def described(values: Any) -> str:
-    """A row of a sweep in a sentence."""
+    """Describes a row of a sweep in a sentence."""
     size, rate, count = values["batch_size"], values["samples_per_second"], int(values["devices"])
     batch = f"batch size {int(size)}, " if _is_present(size) else ""
     micro, order, copies = values.get("micro_batches"), values.get("schedule"), values.get("replicas")
@@ -275,7 +275,7 @@ FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faste
 
 
 def sweep_columns(table: pandas.DataFrame) -> list[Column]:
-    """The columns of a sweep's table that say anything, each in one unit."""
+    """Returns the columns of a sweep's table that are not empty, each in one unit."""
 
     def words(name: str, texts: list[str]) -> Column:
         return Column(name, texts, hint=tip(name))

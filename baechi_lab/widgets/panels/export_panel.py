@@ -1,4 +1,4 @@
-"""Part 9, Export: the training script, plans for other runtimes, and the library code of the state, which is read back."""
+"""Part 9, Export: the training script, plans for other runtimes, and the library code of the setting, which can be edited."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .plan_form import PlanForm
 
 
 class ExportPanel:
-    """Code of the state (edit it and take it over), preview of the script, and a button that writes it."""
+    """The editable code of the setting, a preview of the training script, and a button that writes the script."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
@@ -71,7 +71,7 @@ class ExportPanel:
             say(self.state, "")
 
     def _show_script(self, text: str) -> None:
-        """The script of the placement that is shown; empty for another one."""
+        """Show the script of the current placement; an empty text removes that of another placement."""
         self.script.value = text and f'<div class="bl-scroll bl-code">{html.escape(text)}</div>'
 
     def _written(self, path: Path) -> None:

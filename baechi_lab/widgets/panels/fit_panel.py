@@ -1,6 +1,7 @@
-"""Beside the memory view: will it fit, and the ways to make it fit, for the graph and devices of the current setting.
+"""The panel beside the memory view: whether the step fits, and the options to make it fit.
 
-Of the setting, not of its result: where nothing fits there is none. A result that is there counts as one of the tries.
+It asks `bl.fit` for the graph and the devices of the current setting, which may have no outcome if nothing fits. The placement
+of an outcome is one of those that are tried.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from .parts import WIDE, button, for_people, note, row, say, table
 
 
 class FitPanel:
-    """A button, the answer in one sentence, and a point and a row per way."""
+    """A button, the answer in one sentence, and a point and a row per option."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
@@ -53,7 +54,7 @@ class FitPanel:
             self.tasks.start("the search for ways to fit", work, lambda answer: self.show(answer, shown))
 
     def show(self, answer: Fit, shown: Outcome | None = None) -> None:
-        """The answer, its ways as points, and their table; `shown` is what the header said when it was asked."""
+        """Show the answer, its options as points, and their table; `shown` is the outcome in the header at the question."""
         self.answer = answer
         say(
             self.state,
@@ -67,7 +68,7 @@ class FitPanel:
 
 
 def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | None, OpGraph]]) -> Subject:
-    """The graph of a setting, as `build` gives it, in one batch; with an estimated model also those of other batches."""
+    """Returns the argument of `bl.fit`: the graph of the whole batch, or a function of the batch for an estimated model."""
     undivided = replace(setting, micro_batches=None, schedule=None, replicas=1)
     step, graph = build(setting)
     if is_torch_step(step):
@@ -82,7 +83,7 @@ def fitted(setting: Setting, build: Callable[[Setting], tuple[TrainingStep | Non
 
 
 def unlike(answer: Fit, shown: Outcome | None) -> str:
-    """Why the step as it is differs from the header's; empty where it does not, or there is none."""
+    """Says why the step as it is differs from the header's; empty if it does not, or if there is none."""
     first = answer.options[0]
     if shown is None or first.timeline is None:
         return ""

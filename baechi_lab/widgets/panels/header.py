@@ -1,4 +1,4 @@
-"""The line above everything: what the current placement costs, progress, undo and redo, and the last problem."""
+"""The header of the workbench: the numbers of the current placement, advice, progress, undo and redo, and the last problem."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .parts import WIDE, button, row, say
 
 
 class AdviceRow:
-    """One advice in a neutral colour: a click applies it, and after that a click undoes it."""
+    """One advice in a neutral colour: the first click applies it, the next one undoes it."""
 
     def __init__(self, apply: Callable[[Advice], None], undo: Callable[[], object]):
         self.sentence = ipywidgets.HTML()
@@ -41,7 +41,7 @@ class AdviceRow:
             self._apply(self.advice)
 
     def show(self, advice: Advice | None, applied: bool = False) -> None:
-        """Show an advice, or none; `applied` where it is in force."""
+        """Show an advice, or none; `applied` says whether it is in force."""
         self.advice, self.applied = advice, applied
         self.widget.layout.display = "none" if advice is None else "flex"
         words = "" if advice is None else f"Applied: {advice.sentence}" if applied else advice.sentence
@@ -54,7 +54,7 @@ GOALS = ("makespan_us", "step_us", "period_us")
 
 
 class Header:
-    """Facts of the outcome, and problems that unfold; `buttons` for the history, and progress with cancel, stand elsewhere."""
+    """Facts of the outcome, and problems that unfold. The workbench places `buttons` (history) and `progress` elsewhere."""
 
     def __init__(self, model: WorkbenchModel, tasks: Tasks):
         self.model, self.tasks = model, tasks
@@ -115,7 +115,7 @@ class Header:
         self.tasks.cancel()
 
     def show(self, outcome: Outcome) -> None:
-        """The numbers of an outcome. Those of the one before go first: whatever fails here leaves none beside a new timeline."""
+        """Show the numbers of an outcome. The previous numbers are removed first, so that an error leaves no wrong ones."""
         self.text = self.facts.value = ""
         self.verdict.clear()
         line, fits = outcome.timeline, outcome.timeline.feasible
@@ -136,7 +136,7 @@ class Header:
         self._stale(self.model.stale)
 
     def _advise(self, advice: Sequence[Advice]) -> None:
-        """One row per advice; the one that was applied stays, to be undone, as long as its setting is in force."""
+        """Show one row per advice; an applied advice stays, so that it can be undone, while its setting is in force."""
         applied = self._applied
         shown: list[tuple[Advice, bool]] = []
         if applied is not None and applied[1] == self.model.setting:
@@ -165,7 +165,7 @@ class Header:
     def _progress(self, progress: tuple[str, float]) -> None:
         text, share = progress
         if text:
-            self._stale(self.model.stale)  # what was said before it started is over
+            self._stale(self.model.stale)  # the text from before the start is removed
         self.progress.layout.visibility = "visible" if text else "hidden"
         self.bar.value = max(share, 0.0)
         self.keep.layout.display = "inline-flex" if text and self.model.worker.points else "none"
@@ -189,7 +189,7 @@ class Header:
 
 
 def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str, str]]:
-    """What an outcome costs and where it comes from, as names and texts; `before` is what was shown before it."""
+    """Returns the facts of an outcome as names and texts; `before` is the previous outcome, with which it is compared."""
     line, setting = outcome.timeline, outcome.setting
     moves = len(setting.moves)
     placed_by = setting.placer + (f" + {moves} move{'' if moves == 1 else 's'} by hand" if moves else "")
@@ -219,7 +219,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
 
 
 def same_work(first: Outcome, second: Outcome) -> bool:
-    """Whether the steps of two outcomes do the same: one model or graph, and as many samples."""
+    """Whether the steps of two outcomes do the same work: the same model or graph, and as many samples."""
     a, b = first.setting, second.setting
     return (
         first.graph.name == second.graph.name
@@ -229,7 +229,7 @@ def same_work(first: Outcome, second: Outcome) -> bool:
 
 
 def costs_in_words(graph: OpGraph) -> str:
-    """Where the times of ops come from; empty where the graph does not say.
+    """Says whether the durations are measured or estimated, and for which hardware; empty if the graph does not say.
 
     >>> costs_in_words(OpGraph.from_edges([1.0])), costs_in_words(OpGraph.from_edges([1.0], info={"measured": {}}))
     ('', 'measured here')
@@ -245,7 +245,7 @@ def costs_in_words(graph: OpGraph) -> str:
 
 
 def _rate(per_second: float) -> str:
-    """As a person would round it.
+    """Formats a rate, rounded to about four digits.
 
     >>> _rate(1044567.1), _rate(47140.3), _rate(12.345)
     ('1,045,000 samples/s', '47,140 samples/s', '12.3 samples/s')
@@ -259,7 +259,7 @@ def _with_memory(text: str, outcome: Outcome) -> str:
 
 
 def mood(outcome: Outcome) -> str:
-    """`good`, `bad` or `note`: that a step fits is no good news where one device alone is faster."""
+    """Returns the kind of the note: `bad` if the step does not fit, `note` if one device alone is faster, else `good`."""
     if not outcome.timeline.feasible:
         return "bad"
     alone = outcome.one_device
@@ -268,7 +268,7 @@ def mood(outcome: Outcome) -> str:
 
 
 def why_other(outcome: Outcome) -> str:
-    """Why the step is not the best that an anytime placer told while it worked; empty where it is, or nearly."""
+    """Says why the step differs from the best that an anytime placer reported; empty if it hardly does."""
     groups_us, step = outcome.as_groups_us, outcome.timeline.makespan_us
     if outcome.setting.moves or not abs(step - groups_us) > 0.005 * groups_us:
         return ""
@@ -279,11 +279,11 @@ def why_other(outcome: Outcome) -> str:
 
 
 def why_won(outcome: Outcome) -> str:
-    """Whose answer `auto` took, and how far behind the next placer's is; empty of other placers."""
+    """Names the placer whose placement `auto` took, and the distance of the next one; empty for other placers."""
     winner, table = outcome.base.info.get("winner", ""), outcome.base.info.get("table", ())
     if not winner:
         return ""
-    winner = winner.replace(" on the given graph", "")  # the only one that was asked about
+    winner = winner.replace(" on the given graph", "")  # only the given graph was placed
     if not any(row["feasible"] for row in table):
         return f"auto took the answer of {winner}: no placer's answer fits"
     goal = next(key for key in GOALS if key in table[0])

@@ -1,4 +1,4 @@
-"""Controls for the fields of any parameter object: made from the dataclass, so a new placer needs no code here."""
+"""Controls for the fields of a parameter object, made from its dataclass, so that a new placer needs no code here."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ HIDDEN = (
     *("explain", "callback", "step", "checkpoint", "checkpoint_every", "resume", "executor", "give_up"),
     *("micro_batches", "schedule"),  # those of the setting
 )
-"""Parameters that have a place of their own in the workbench, or that nobody can type."""
+"""Parameters without a control here: they have one elsewhere in the workbench, or cannot be typed."""
 NARROW = {"description_width": "96px"}
 PLAIN = {
     "caps": "how much more than an even share of the work one device may get; 1 is even, and each number is tried",
     "lp_ops": "graphs with more ops than this do without the linear program of SCT, which would take longer than all else",
     "sum": "a device computes or transfers, never both at once: the two times are added up",
 }
-"""Parameters whose docstring is for those who know the algorithm."""
+"""Hints for parameters whose docstring requires knowledge of the algorithm."""
 COMMON = {
     "seed": "of the random choices; the same one gives the same placement",
     "objective": "what is to be short: the step (latency), the period of endless micro-batches, or a step of some",
@@ -35,11 +35,11 @@ COMMON = {
     "sum": "count computing and transfers of a device one after the other instead of side by side",
     "error": "how far times may be off, for the objective p90; 0.2: 20 % up or down",
 }
-"""Parameters that many placers have, where their own docstring says nothing."""
+"""Hints for parameters of many placers, where the placer's docstring has none."""
 
 
 class ParamsForm:
-    """One control per field of a `Params` class with a default; `changed()` is told that one has another value."""
+    """One control per field with a default of a `Params` class; `changed()` is called when a value changes."""
 
     def __init__(self, changed: Callable[[], None]):
         self.changed = changed
@@ -47,7 +47,7 @@ class ParamsForm:
         self._fields: dict[str, tuple[Field, Any]] = {}
 
     def show(self, cls: type, values: Any) -> None:
-        """Controls for `cls`, set to `values` where given."""
+        """Show the controls for `cls`, set to `values` where given."""
         self._fields = {
             f.name: (f, control(f)) for f in fields(cls) if f.name not in HIDDEN and default_of(f) is not MISSING
         }
@@ -63,17 +63,17 @@ class ParamsForm:
         self.widget.children = [widget for _, widget in self._fields.values()]
 
     def values(self) -> dict[str, object]:
-        """The parameters that differ from their defaults.
+        """Returns the parameters that differ from their defaults.
 
         Raises:
-            InvalidInput: a text that is no number where one is needed.
+            InvalidInput: a text is no number where one is required.
         """
         read = {name: parse(field, widget.value) for name, (field, widget) in self._fields.items()}
         return {name: value for name, value in read.items() if value != default_of(self._fields[name][0])}
 
 
 def hints(cls: type) -> dict[str, str]:
-    """What a class's docstring says of each parameter (under `Args`, or as "`name`: ..."), else what its name means.
+    """Returns a hint per parameter, from the class's docstring (under `Args`, or as "`name`: ...") or from its name.
 
     >>> from baechi_lab.placers.m_sct import MSCT
     >>> hints(MSCT)["solver"]
@@ -92,12 +92,12 @@ def hints(cls: type) -> dict[str, str]:
 
 
 def default_of(field: Field) -> object:
-    """A field's default, or MISSING."""
+    """Returns the default of a field, or MISSING."""
     return field.default_factory() if field.default_factory is not MISSING else field.default
 
 
 def control(field: Field) -> object:
-    """A switch for a truth value, a text for anything else (parsed by the type of the default)."""
+    """Returns a switch for a bool, and a text for any other type, which is parsed by the type of the default."""
     label = field.name.replace("_", " ")
     if isinstance(default_of(field), bool):
         return switch(label, label)
@@ -105,14 +105,14 @@ def control(field: Field) -> object:
 
 
 def shown(value: object, widget: object) -> object:
-    """A value as its control shows it."""
+    """Returns a value as its control shows it."""
     if isinstance(widget, ipywidgets.ToggleButton):
         return bool(value)
     return "" if value is None else str(value)
 
 
 def parse(field: Field, value: object) -> object:
-    """What a control says, in the type of the field's default; an empty text is None where that is the default."""
+    """Returns the value of a control in the type of the field's default; an empty text is None if that is the default."""
     default = default_of(field)
     if isinstance(default, bool) or not isinstance(value, str):
         return value
@@ -135,7 +135,7 @@ def parse(field: Field, value: object) -> object:
 
 
 def _listed(value: object) -> tuple[object, ...]:
-    """Several values, or one, of a parameter that takes several.
+    """Returns a tuple of the values of a parameter that takes several.
 
     >>> _listed("m-etf, m-topo"), _listed(1.5)
     (('m-etf', 'm-topo'), (1.5,))

@@ -14,35 +14,35 @@ from ..glossary import explained
 from ..views.folder import Folder
 
 WIDE = {"width": "100%", "margin": "1px 0"}
-"""A dict, not a Layout: every widget makes its own of it."""
+"""A dict, from which every widget makes a Layout of its own."""
 MOST_DEVICES = 64
-"""Devices that can be typed; a cluster that is given may have more."""
+"""Most devices that can be typed; a given cluster may have more."""
 KEYWORDS = re.compile(r" \([^()]*(?:=|--)[^()]*\)")
-"""What notes say to those who write code."""
+"""Parts of notes that are only for those who write code."""
 UNIT = re.compile(r"(?<=\d) (?=(?:[kMGT]i?)?B\b|[mun]?s\b)")
-"""Between a number and its unit no line may break."""
+"""A number and its unit, between which no line may break."""
 
 
 def heading(text: str, hint: str = "") -> ipywidgets.HTML:
-    """A part's title, with a grey hint behind it."""
+    """Makes the title of a part, with a grey hint behind it."""
     shown = f' <span class="bl-note">{explained(hint)}</span>' if hint else ""
     return ipywidgets.HTML(f'<div class="bl-heading">{html.escape(text)}{shown}</div>', layout=WIDE)
 
 
 def note(text: str = "") -> ipywidgets.HTML:
-    """A line of small grey text; set with `say`."""
+    """Makes a line of small grey text, which `say` sets."""
     widget = ipywidgets.HTML(layout=WIDE)
     say(widget, text)
     return widget
 
 
 def say(target: ipywidgets.HTML, text: str, kind: str = "note") -> None:
-    """Put plain text into a note, its terms explained; `kind` is `note`, `good` or `bad`."""
+    """Set the text of a note, with tooltips for its terms; `kind` is `note`, `good` or `bad`."""
     target.value = f'<div class="bl-{kind}">{explained(text)}</div>' if text else ""
 
 
 def for_people(note: str) -> str:
-    """A note of the library without what it says to those who write code.
+    """Returns a note of the library without the parts for those who write code.
 
     >>> for_people("rules found it (time_limit= searches on)")
     'rules found it'
@@ -53,7 +53,7 @@ def for_people(note: str) -> str:
 def button(
     text: str, tooltip: str, call: Callable[[], object], width: str = "auto", style: str = ""
 ) -> ipywidgets.Button:
-    """A button with an explanation; `call` takes no argument."""
+    """Makes a button with a tooltip; a click calls `call` without arguments."""
     widget = ipywidgets.Button(
         description=text,
         tooltip=tooltip,
@@ -65,7 +65,7 @@ def button(
 
 
 def switch(text: str, tooltip: str, value: bool = False) -> ipywidgets.ToggleButton:
-    """A button that stays pressed, with a tick; unlike a checkbox, it shows its tooltip as text.
+    """Makes a button that stays pressed, with a tick; unlike a checkbox, it has a tooltip.
 
     >>> switch("fusion", "merges neighbours", True).icon
     'check'
@@ -84,7 +84,7 @@ def switch(text: str, tooltip: str, value: bool = False) -> ipywidgets.ToggleBut
 
 
 def hinted(control: Any, hint: str) -> Any:
-    """The control, explained where its name is pointed at: what has a name shows no tooltip of its own.
+    """Adds a tooltip to the name of a control, since controls with a name show no tooltip of their own.
 
     >>> hinted(ipywidgets.Text(description="link"), "a latency").description
     '<span title="a latency">link</span>'
@@ -96,13 +96,13 @@ def hinted(control: Any, hint: str) -> Any:
 
 
 def row(*children: object, wrap: bool = True) -> ipywidgets.HBox:
-    """Children in a line."""
+    """Makes a row of its children."""
     flow = "row wrap" if wrap else "row nowrap"
     return ipywidgets.HBox(children, layout=ipywidgets.Layout(flex_flow=flow, align_items="center", width="100%"))
 
 
 def count_up_to(label: str, value: object, limit: int) -> int:
-    """A whole number from 1 to `limit`, or the text of one.
+    """Reads a whole number from 1 to `limit` from a number or a text.
 
     >>> count_up_to("devices", " 4", 64)
     4
@@ -114,7 +114,7 @@ def count_up_to(label: str, value: object, limit: int) -> int:
 
 
 def shortened(text: str, limit: int = 36) -> str:
-    """A text of at most `limit` letters: what is left out of a longer one is in its middle, since paths differ at their ends.
+    """Shortens a text to `limit` letters by leaving out its middle, since paths differ at their ends.
 
     >>> shortened("data/a-very-long-folder/graph.json.gz", 20)
     'data/a…graph.json.gz'
@@ -126,7 +126,7 @@ def shortened(text: str, limit: int = 36) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, empty: str = "") -> str:
-    """An HTML table of texts; the row `marked` is bold. The terms of its head are explained."""
+    """Makes an HTML table of texts, with tooltips for the terms of its head; the row `marked` is bold."""
     if not rows:
         return f'<div class="bl-note">{html.escape(empty)}</div>'
     top = "".join(f"<th>{explained(h)}</th>" for h in head)
@@ -140,7 +140,7 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]], marked: int = -1, 
 
 
 class Fold(ipywidgets.VBox):
-    """Children below a title that folds them away and back.
+    """Children below a title; a click on the title hides or shows them.
 
     >>> part = Fold("Cluster", [ipywidgets.HTML()])
     >>> part.title.click()
@@ -168,7 +168,7 @@ class Fold(ipywidgets.VBox):
 
 
 class Quiet:
-    """Set widgets from the model without their observers answering back."""
+    """A context in which widgets are set from the model, and their observers do nothing."""
 
     def __init__(self) -> None:
         self.active = False

@@ -1,4 +1,4 @@
-"""Export, second part: the placement in the format of another runtime, and what that format cannot express."""
+"""Export, second part: the placement in the format of another runtime, and the properties that the format cannot express."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ RUNTIMES = {
     "vllm": "VLLM_PP_LAYER_PARTITION",
 }
 MOST_SHOWN = 20_000
-"""Letters of a plan that are shown; it is copied and saved whole."""
+"""Most letters of a plan that are shown; copies and files have the whole plan."""
 
 
 def plan_of(outcome: Outcome, name: str, onnx_file: str = "") -> WrittenPlan:
-    """The outcome's placement in the format `name`; "chakra" with the times of the simulated step, "device_map" with the model
-    of a PyTorch step, "onnx" with that of a file.
+    """Writes the outcome's placement in the format `name`.
+
+    "chakra" has the times of the simulated step, "device_map" needs the model of a PyTorch step, "onnx" that of a file.
 
     Raises:
-        InvalidInput: the format needs a model, or layers that the graph does not have; and what `write_plan` raises.
+        InvalidInput: the format needs a model, or layers that the graph does not have; or as `write_plan` raises it.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.memo import Memo
@@ -54,7 +55,7 @@ def plan_of(outcome: Outcome, name: str, onnx_file: str = "") -> WrittenPlan:
 
 
 class PlanForm:
-    """Choose a runtime; the plan, or why there is none, is shown, copied and saved."""
+    """Chooses a runtime, and shows, copies and saves its plan, or shows why there is none."""
 
     def __init__(self, model: WorkbenchModel):
         self.model = model
@@ -87,7 +88,7 @@ class PlanForm:
         self._clear()
 
     def _clear(self) -> None:
-        """No plan of another placement or format."""
+        """Remove the plan of another placement or format."""
         self.plan = None
         self.onnx_file.layout.display = "" if self.format.value == "onnx" else "none"
         self.copy.text = self.text.value = self.unsupported.value = ""

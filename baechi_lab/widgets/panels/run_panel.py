@@ -1,4 +1,4 @@
-"""Part 6, Run: the current placement on real devices, step times live beside the simulated one."""
+"""Part 6, Run: the current placement on real devices, with live step times beside the simulated one."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ KINDS = [("attached: GPUs, else CPU", "auto"), ("GPUs", "gpu"), ("CPU (logical d
 
 
 class RunPanel:
-    """Choose devices and steps, start, watch, stop."""
+    """Chooses devices and steps, starts and stops a run, and shows its step times."""
 
     def __init__(self, tasks: Tasks):
         self.tasks, self.model = tasks, tasks.model
@@ -101,13 +101,13 @@ class RunPanel:
             self._clear()
 
     def _clear(self) -> None:
-        """No numbers of another placement beside this one."""
+        """Remove the numbers of another placement."""
         self.numbers.value = ""
         say(self.progress_note, "")
         self.chart.show(None)
 
     def _counted(self, change: Any) -> None:
-        """What is no number of steps is taken back, and said."""
+        """Check a typed number of steps; an invalid one is replaced by the previous one, with a note."""
         with refused(self.model.fail) as guard:
             count_up_to("steps", change["new"], MOST_STEPS)
         if guard.failed:
@@ -174,7 +174,7 @@ class RunPanel:
 
 
 def undercut(outcome: Outcome, run: Run) -> str:
-    """Why the run is shorter than the lower bound in the header; empty where it is not, or was measured for other hardware."""
+    """Says why the run is shorter than the lower bound; empty if it is not, or if the bound is for other hardware."""
     if foreign(outcome):
         return ""
     reason = below_bound(run.median_seconds * 1e6, outcome.lower_bound_us, outcome.graph)
@@ -182,7 +182,7 @@ def undercut(outcome: Outcome, run: Run) -> str:
 
 
 def foreign(outcome: Outcome) -> str:
-    """Why the simulated step is not what a run here measures; empty if it is."""
+    """Says why a run on this machine measures another step than the simulated one; empty if it does not."""
     if outcome.setting.profile == "measured":
         link = assumed_link(outcome)
         if not link:
@@ -199,7 +199,7 @@ def foreign(outcome: Outcome) -> str:
 
 
 def traced_in_words(live: LiveRun) -> str:
-    """That the timeline shows one step of its own, run under a trace; empty until there is one."""
+    """Says that the timeline shows a separate step that was run under a trace; empty without such a step."""
     timeline = None if live.run is None else live.run.timeline
     if timeline is None or not live.seconds:
         return ""

@@ -35,7 +35,7 @@ from .parts import MOST_DEVICES, WIDE, Fold, Quiet, button, count_up_to, hinted,
 STYLE = {"description_width": "96px"}
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 96, 128, 192, 256, 384, 512)
 SLIDER_DEVICES = 16
-"""Devices that the slider reaches; more can be typed beside it."""
+"""Most devices of the slider; more can be typed beside it."""
 OWN_CLUSTER = "as given below"
 PLANNED, FREE = "as planned", "what is ready first"
 PASS_HINTS = {
@@ -104,7 +104,7 @@ class SettingPanel:
         )
         hint = "how many; further ones are like the last"
         self.devices = slider(ipywidgets.IntSlider, "devices", hint, min=1, max=SLIDER_DEVICES, readout=False)
-        # The slider's own readout takes any number and changes it without a word.
+        # The slider's own readout changes a number that is out of range without a message.
         self.count = ipywidgets.Text(continuous_update=False, layout={"width": "52px", "flex": "0 0 auto"})
         self.count.tooltip = "how many devices, as a number"
         self.memory = text(
@@ -236,7 +236,7 @@ class SettingPanel:
         before = self.model.setting
         with refused(self.model.fail):
             self.model.change(**make())
-        if self.model.setting is before:  # refused, or the same in other words: the control says what is in force
+        if self.model.setting is before:  # rejected, or equal: the control shows the setting that is in force
             self.show(before)
 
     def _typed(self, text: str) -> int:
@@ -257,11 +257,11 @@ class SettingPanel:
         return {"cluster": preset.cluster, **costs}
 
     def _stepless(self, setting: Setting) -> bool:
-        """Whether ops have the times that are stored with them."""
+        """Whether the setting has a stored graph, whose ops have stored durations, and no step."""
         return not setting.model and not (setting.source == GIVEN_SUBJECT and is_step(self.model.subject))
 
     def _batch_for(self, source: str) -> int | None:
-        """The batch size that a newly chosen model starts with."""
+        """Returns the first batch size of a newly chosen model."""
         if source.startswith("model:"):
             from ...models.registry import make_model
 
@@ -321,7 +321,7 @@ class SettingPanel:
         say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
 
     def _progressed(self) -> None:
-        """The curve of the best so far, which stays until something else is computed."""
+        """Show the curve of the best step so far, which stays until the next computation."""
         setting, points = self.model.setting, self.model.worker.points
         if points:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
@@ -342,7 +342,7 @@ class SettingPanel:
 
 
 def other_link(cluster: Cluster) -> str:
-    """What a link that is no preset is called."""
+    """Returns the label of a link that is no preset."""
     link = cluster.link
     return (
         f"{link.latency_us:.4g} us + {link.us_per_byte:.4g} us/B"
@@ -366,7 +366,7 @@ def _numbers(value: str) -> list[float]:
 
 
 def _count(label: str, value: str) -> int | None:
-    """A whole number; None of an empty text."""
+    """Reads a whole number; None for an empty text."""
     if not value.strip():
         return None
     try:

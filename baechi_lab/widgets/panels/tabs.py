@@ -1,4 +1,4 @@
-"""A strip of tabs: one class at a time on what they show, and `style.css` says what is seen under it."""
+"""A strip of tabs. The chosen tab puts a class on its target, and `style.css` shows or hides the parts under that class."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from ..views.base import source
 
 
 class Tabs(anywidget.AnyWidget):
-    """Tabs by name with their tooltips; the chosen one puts `bl-at-NAME` on `target`, in small letters.
+    """Tabs by name with their tooltips; the chosen one puts the class `bl-at-NAME`, in small letters, on `target`.
 
-    `changed` is called with the name of the chosen one.
-
-    Nothing is taken from the page and put back: views keep their zoom, and whatever is hidden learns its size when shown.
+    `changed` is called with the name of the chosen tab. No part is removed from the page, so views keep their zoom.
 
     >>> tabs = Tabs({"Graph": "", "Run": ""}, ipywidgets.VBox())
     >>> tabs.choose("Run")

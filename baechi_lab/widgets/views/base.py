@@ -1,4 +1,4 @@
-"""What the three canvas views share: their files, sizes, and a static picture beside the live widget."""
+"""Base class of the three canvas views: their files, sizes, and a static picture beside the live widget."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ STRAY = (
     '<style class="bl-stray">.jp-OutputArea-child:not(:has(> .jp-OutputArea-output > *)):has(+ * > .jp-RenderedSVG), '
     ".jp-OutputArea-child:has(.bl-stray) { display: none; }</style>"
 )
-"""Hides a widget without a model, which is nothing but the text of an error, above its picture."""
+"""A style that hides a widget without a model, which shows only the text of an error, above its picture."""
 
 
 def picture_rule(key: str) -> str:
-    """A style that hides the picture `key` while its widget lives, wherever a front end puts the two.
+    """Returns a style that hides the picture `key` while its widget is live, in any front end.
 
-    It names no class of a front end. The picture is in the page itself (VS Code, Colab, nbclassic, marimo) or in an image
+    It uses no class of a front end. The picture is in the page itself (VS Code, Colab, nbclassic, marimo) or in an image
     whose address holds its text (JupyterLab).
     """
     pictured = f'svg.bl-picture-{key}, img[src*="bl-picture-{key}"]'
@@ -29,24 +29,24 @@ def picture_rule(key: str) -> str:
 
 
 def source(suffix: str, *names: str) -> str:
-    """The view's own files behind the common one: one plain module, no bundler."""
+    """Returns the common file followed by the view's own, as one plain module without a bundler."""
     return "\n".join((VIEWS_FOLDER / f"{name}.{suffix}").read_text(encoding="utf-8") for name in ("common", *names))
 
 
 class Pictured(ipywidgets.DOMWidget):
-    """A widget that is displayed as two outputs: itself, and behind it a picture that stays when its kernel is gone.
+    """A widget with two outputs: the widget, and a static picture that stays without a kernel.
 
-    Readers prefer a widget to a picture in one output, and show nothing where they cannot run it: nbconvert without the
-    network, JupyterLab without the kernel. So the picture is an output of its own; where the widget lives, `picture_rule`
-    hides it (and in JupyterLab a rule in `common.css` its row), and where it does not, `STRAY` hides what is left of the widget.
+    If one output has a widget and a picture, front ends show the widget, or nothing if they cannot run it (nbconvert without
+    network, JupyterLab without kernel). So the picture is a separate output. While the widget is live, `picture_rule` hides
+    the picture (and in JupyterLab a rule in `common.css` hides its row); otherwise `STRAY` hides the dead widget.
     """
 
     def picture(self) -> str:
-        """The view as an SVG text; empty while it shows nothing."""
+        """Returns the view as an SVG text; empty if the view is empty."""
         raise NotImplementedError
 
     def in_words(self) -> str:
-        """One line for readers that show neither widgets nor pictures."""
+        """Returns one line of text for front ends that show neither widgets nor pictures."""
         return f"<{type(self).__name__}>"
 
     def _ipython_display_(self, **_: object) -> None:
@@ -68,13 +68,13 @@ class Pictured(ipywidgets.DOMWidget):
         return {PICTURE: marked, "text/plain": self.in_words()}
 
     def renew_picture(self) -> None:
-        """Draw the picture behind the widget anew, where there is one: a saved notebook shows what was seen last."""
+        """Draw the picture again, if there is one, so that a saved notebook shows the last state."""
         if self._shown_picture is not None and (drawn := self.picture()):
             self._shown_picture.update(self._picture_output(drawn), raw=True)
 
 
 class CanvasView(Pictured, anywidget.AnyWidget):
-    """A thin view over records. Subclasses give `_esm` and `_css`, traits, and `picture()`."""
+    """A view of records on a canvas. Subclasses define `_esm`, `_css`, traits, and `picture()`."""
 
     devices = traitlets.List(traitlets.Unicode()).tag(sync=True)
     colors = traitlets.List(traitlets.Unicode()).tag(sync=True)

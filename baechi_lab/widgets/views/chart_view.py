@@ -13,10 +13,10 @@ from .base import source
 
 
 class ChartView(anywidget.AnyWidget):
-    """Draws what `bars`, `curves`, `points` or `heat` made as SVG, as wide as its place, in the colours of the page.
+    """Draws a specification of `bars`, `curves`, `points` or `heat` as SVG, in the colours of the page.
 
-    `show(None)` empties it. A chart in a part that is not shown is drawn as soon as it is. `clicked` is the last mark that was
-    clicked, one of the `ids` of a series or the `id` of a cell.
+    `show(None)` removes the chart. A chart in a hidden part is drawn when the part is shown. `clicked` is the mark that was
+    clicked last: one of the `ids` of a series, or the `id` of a cell.
     """
 
     _esm = source("js", "chart_view")
@@ -31,12 +31,12 @@ class ChartView(anywidget.AnyWidget):
 
 
 def rule(y: float, text: str = "", color: str = "currentColor", dash: bool = True, to: float | None = None) -> Any:
-    """A horizontal line at `y` with a text, or a band from `y` to `to`."""
+    """Makes a horizontal line at `y` with a text, or a band from `y` to `to`."""
     return {"y": y, "text": text, "color": color, "dash": dash, **({} if to is None else {"to": to})}
 
 
 def limit(x: float, text: str, color: str) -> Any:
-    """An upright line at `x` with a text."""
+    """Makes a vertical line at `x` with a text."""
     return {**rule(0.0, text, color), "x": x}
 
 
@@ -50,9 +50,9 @@ def series(
     ids: Sequence[int] = (),
     dash: bool = False,
 ) -> dict[str, Any]:
-    """One kind of bars, or one curve. Unknown values (None, NaN) are left out; an empty colour is the text's.
+    """Makes one kind of bars, or one curve, without unknown values (None, NaN). An empty colour is that of the text.
 
-    Marks with `ids` can be clicked; in a chart of points a `dash` line joins its values, and has no marks.
+    Marks with `ids` can be clicked. In a chart of points, a series with `dash` is a line without marks.
 
     >>> series([1.0, float("nan")])["y"]
     [1.0, None]
@@ -73,7 +73,7 @@ def series(
 def bars(
     labels: Iterable[str], y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = ""
 ) -> Any:
-    """Bars side by side at every label; hollow ones mark what does not fit."""
+    """Makes a chart of bars, side by side at every label; hollow bars do not fit."""
     shown = {"kind": "bars", "labels": [str(label) for label in labels], "x": "", "y": y, "title": title}
     return {**shown, "series": list(series_list), "rules": list(rules)}
 
@@ -87,19 +87,20 @@ def curves(
     steps: bool = False,
     **axis_range: object,
 ) -> Any:
-    """Curves named at their ends; crosses mark what does not fit. `axis_range`: `from`, `to` and `ticks` of the x axis."""
+    """Makes a chart of curves with their names at the ends. `axis_range`: `from`, `to` and `ticks` of the x axis."""
     shown = {"kind": "lines", "labels": [], "x": x, "y": y, "title": title, "steps": steps, **axis_range}
     return {**shown, "series": list(series_list), "rules": list(rules)}
 
 
 def points(x: str, y: str, series_list: Iterable[object], rules: Iterable[object] = (), title: str = "") -> Any:
-    """Points named beside them; hollow ones mark what does not fit."""
+    """Makes a chart of points with their names; hollow points do not fit."""
     return {**curves(x, y, series_list, rules, title), "kind": "points", "from": 0.0}
 
 
 def heat(columns: Sequence[str], rows: Sequence[str], title: str, cells: Sequence[Mapping[str, object]]) -> Any:
-    """A heat map. `cells` have `x` and `y` (positions of their column and row), `text`, `tip`, `id`, `fits`, `front` and
-    `good` (from 0 to 1, how strong the colour is). Every cell can be clicked.
+    """Makes a heat map, whose cells can be clicked.
+
+    `cells` have `x`, `y` (their column and row), `text`, `tip`, `id`, `fits`, `front` and `good` (0 to 1: colour strength).
     """
     shown = {"kind": "heat", "labels": list(columns), "rows": list(rows), "x": "", "y": "", "title": title}
     return {**shown, "cells": [dict(cell) for cell in cells], "series": [], "rules": []}

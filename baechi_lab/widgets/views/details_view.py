@@ -1,4 +1,4 @@
-"""The details pane: what is known of the selected op, with its neighbours as links; or of several, with the longest ones."""
+"""The details pane: the selected op with its neighbours as links, or several selected ops with the longest ones."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class DetailsView(anywidget.AnyWidget):
             self.facts, self.sections = selection_facts(details), selection_sections(details)
 
     def clear(self) -> None:
-        """Say what will stand here."""
+        """Show a text that says what the pane is for."""
         with self.hold_sync():
             self.heading, self.hint, self.facts, self.sections = "", HINT, [], []
 
@@ -63,7 +63,7 @@ class DetailsView(anywidget.AnyWidget):
 
 
 def op_facts(details: OpDetails) -> list[list[str]]:
-    """Name and value of what is said of one op; values that are nothing are left out."""
+    """Returns names and values of the facts of one op, without empty values."""
     runs = details.start_us == details.start_us
     facts = [
         ("type", details.op_type),
@@ -81,7 +81,7 @@ def op_facts(details: OpDetails) -> list[list[str]]:
 
 
 def op_sections(details: OpDetails) -> list[dict[str, Any]]:
-    """Inputs, outputs, readers and costs of one op."""
+    """Returns the sections of one op: inputs, outputs, readers and costs."""
     made = [
         {"op": -1, "name": f"tensor {name}", "text": format_bytes(size), "marked": False}
         for name, size in details.output_sizes
@@ -109,7 +109,7 @@ def _link(end: TensorEnd) -> dict[str, Any]:
 
 
 def selection_facts(details: SelectionDetails) -> list[list[str]]:
-    """Sums over the selected ops."""
+    """Returns names and values of sums over the selected ops."""
     facts = [("time together", format_us(details.duration_us))]
     if details.persistent_bytes:
         facts.append(("keep", format_bytes(details.persistent_bytes)))
@@ -117,6 +117,6 @@ def selection_facts(details: SelectionDetails) -> list[list[str]]:
 
 
 def selection_sections(details: SelectionDetails) -> list[dict[str, Any]]:
-    """The longest of the selected ops as links."""
+    """Returns the longest of the selected ops as links."""
     rows = [{"op": op, "name": name, "text": format_us(us), "marked": False} for op, name, us in details.longest]
     return [{"title": "The longest", "rows": rows, "more": details.count - len(rows)}]

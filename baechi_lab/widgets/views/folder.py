@@ -1,4 +1,4 @@
-"""A button that folds something away and back, with the state of a disclosure."""
+"""A button that hides and shows a part, with the state of a disclosure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from .base import source
 
 
 class Folder(anywidget.AnyWidget):
-    """`unfolded` follows the clicks on a button with this `title`; `hint` is its tooltip.
+    """A button with `title` and the tooltip `hint`; each click inverts `unfolded`.
 
     >>> folder = Folder("Cluster")
     >>> folder.click()

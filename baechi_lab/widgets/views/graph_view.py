@@ -21,19 +21,19 @@ from ..scene_columns import paint_columns, scene_columns
 from .base import CanvasView, source
 
 FIRST_NODES, MOST_NODES = 24, 300
-"""Boxes in the first picture at most, and at any time."""
+"""Most boxes of the first picture, and of any picture."""
 MOST_HITS = 200
-"""Names listed of a search."""
+"""Most names that a search lists."""
 
 
 class GraphView(CanvasView):
-    """Draws an `OpGraph` under a `Timeline`; boxes open inside a frame, at most `MOST_NODES` are drawn.
+    """Draws an `OpGraph` coloured by the devices of a `Timeline`. A box opens as a frame with the boxes in it.
 
-    `selected` holds the boxes with selected ops, `selected_ops` those ops of the original graph: what is clicked
-    (`clicked_ops`), and with it what moves along (its group of the coarse graph, its colocation group). `said` tells in
-    words what a move would move, and `chosen_us` how long these ops take.
-    `heat_by` chooses one of `heats`, by which boxes are coloured: `heat` has each box's share of the hottest one.
-    Moves and history commands arrive as messages and are passed to `on_command(name, content)`.
+    `selected` holds the boxes with selected ops, `selected_ops` these ops of the original graph: the clicked ones
+    (`clicked_ops`), and those that move with them (groups of the coarse graph, colocation groups). `said` describes in
+    words the ops that a move would move, and `chosen_us` is their duration. `heat_by` is the one of `heats` by which boxes are
+    coloured; `heat` is each box's share of the hottest one. Moves and history commands arrive as messages and are passed to
+    `on_command(name, content)`. At most `MOST_NODES` boxes are drawn.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -86,7 +86,7 @@ class GraphView(CanvasView):
     # -- records in ----------------------------------------------------------------------------------
 
     def show_graph(self, graph: OpGraph, coarse: OpGraph | None = None) -> None:
-        """Draw another graph: its first picture, nothing selected. Groups of `coarse` are selected and moved as one."""
+        """Draw the first picture of another graph, without a selection. Groups of `coarse` are selected and moved as one."""
         self.graph, self.tree = graph, build_tree(graph)
         self.group_of = None if coarse is None else coarse.group_of
         self._timeline = self._paint = self._lit = self.scene = self._heat_source = self._op_heat = None
@@ -106,16 +106,16 @@ class GraphView(CanvasView):
             self._repaint()
 
     def show_heat(self, heat_source: HeatSource) -> None:
-        """Offer heats of the ops; the one that is chosen (`heat_by`) is summed over boxes and drawn."""
+        """Set the source of heats; the chosen heat (`heat_by`) is summed over boxes and drawn."""
         self._heat_source, self.heats = heat_source, list(HEATS)
         self._heat(anew=True)
 
     def show_previews(self, previews: Mapping[str, MovePreview]) -> None:
-        """Say on the button of each device what moving the selection there would change."""
+        """Show on the button of each device the effect of moving the selection there."""
         self.previews = {name: [preview.change, preview.sentence] for name, preview in previews.items()}
 
     def _heat(self, anew: bool = False) -> None:
-        """The heat of each box beside that of the hottest; none while none is chosen."""
+        """Set the heat of each box as a share of the hottest; none if no heat is chosen."""
         if self.scene is None or self._heat_source is None or self.heat_by not in HEATS:
             self.heat, self._op_heat = {}, None
             return
@@ -132,7 +132,7 @@ class GraphView(CanvasView):
         }
 
     def open_nodes(self, expanded: Iterable[int]) -> None:
-        """Draw with these tree nodes open, the newest last; the oldest are closed where too many boxes would be drawn."""
+        """Draw with these tree nodes open, the newest last; the oldest are closed if there would be too many boxes."""
         if self.graph is None:
             return
         self.expanded = self._within_limit(tuple(dict.fromkeys(int(n) for n in expanded)))
@@ -175,9 +175,9 @@ class GraphView(CanvasView):
         return self._ops.tolist()  # type: ignore[no-any-return]
 
     def _clicked(self, change: Any) -> None:
-        """The browser selected boxes: their ops, and what moves along with them, are selected.
+        """Select the ops of boxes that were selected in the browser, and the ops that move with them.
 
-        Where boxes are added or taken away, the others keep what was selected of them.
+        If boxes are added or removed, the other boxes keep their selected ops.
         """
         if self.graph is None or self.scene is None:
             return
@@ -192,7 +192,7 @@ class GraphView(CanvasView):
             self.choose(np.concatenate([kept_ops, *(self.tree.members(node) for node in clicked_boxes - kept_boxes)]))
 
     def choose(self, ops: Iterable[int]) -> None:
-        """Select ops and what moves along with them, and say so."""
+        """Select ops and those that move with them, and describe these."""
         if self.graph is not None:
             self._set_ops(moving(self.graph, ops, self.group_of), ops)
 
@@ -213,7 +213,7 @@ class GraphView(CanvasView):
             self._mark()
 
     def _mark(self) -> None:
-        """How many selected ops, and how many found ones, each box holds."""
+        """Count the selected ops and the found ops of each box."""
         if self.scene is None:
             return
         count, owner = len(self.scene), self.scene.owner
@@ -222,20 +222,20 @@ class GraphView(CanvasView):
         self.marks = pack(chosen=("i4", selected_counts), hits=("i4", hits))
 
     def reveal(self, ops: Iterable[int]) -> None:
-        """Select ops, with what moves along, and bring them into the picture: the boxes around the first are opened."""
+        """Select ops, with those that move with them, and open the boxes around the first, so that it is visible."""
         op_list = list(ops)
         if self.graph is None or not op_list:
             return
         leaf = int(self.tree.leaf_of[op_list[0]])
         self.open_nodes((*self.expanded, *self.tree.path(leaf)[1:]))
         self.choose(op_list)
-        self.focus = []  # the same op again is brought back, too
+        self.focus = []  # so that the same op can be revealed again
         self.focus = covering(self.scene, op_list) if self.scene is not None else []
 
     def search(self, text: str, following: bool = False) -> list[int]:
-        """Ops whose name contains `text` (case does not matter): listed and marked, not selected.
+        """List and mark the ops whose name contains `text`, in any case; they are not selected.
 
-        With `following`, each in turn is revealed.
+        With `following`, each call reveals the next of them.
         """
         if self.graph is None:
             return []
@@ -265,7 +265,7 @@ class GraphView(CanvasView):
             self.command(content)
 
     def command(self, content: dict[str, Any]) -> None:
-        """Carry out one message of the view."""
+        """Execute one message of the view."""
         kind = content["type"]
         if kind == "search":
             self.search(str(content["text"]), bool(content.get("next")))
@@ -297,7 +297,7 @@ class GraphView(CanvasView):
             self.status = f"at most {MOST_NODES} boxes are drawn: {closed} {boxes} closed"
 
     def _next_level(self) -> list[int]:
-        """Visible boxes to open, the largest first, that leave no more than `MOST_NODES`."""
+        """Returns the visible boxes to open, largest first, so that there are at most `MOST_NODES` boxes."""
         shown = self.tree.visible(set(self.expanded))
         count, opened = len(shown), []
         for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
@@ -308,7 +308,7 @@ class GraphView(CanvasView):
         return opened
 
     def fold(self, nodes: list[int]) -> None:
-        """Close the frame around each box, or a frame itself."""
+        """Close each frame, or the frame around each box."""
         around = {n if n in self.expanded else int(self.tree.parent[n]) for n in nodes} - {ROOT, -1}
         inside = {e for e in self.expanded for a in around if a in (e, *self.tree.path(e))}
         if around:
@@ -316,7 +316,7 @@ class GraphView(CanvasView):
 
     @property
     def nodes_shown(self) -> list[int]:
-        """Tree ids of the boxes that are drawn."""
+        """The tree ids of the boxes that are drawn."""
         return [] if self.scene is None else self.scene.nodes.tolist()
 
     def picture(self) -> str:

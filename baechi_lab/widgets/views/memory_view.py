@@ -1,4 +1,4 @@
-"""The memory view: what each device holds over time, against its limit."""
+"""The memory view: the live bytes of each device over time, with its limit."""
 
 from __future__ import annotations
 
@@ -17,18 +17,16 @@ from ..pictures import memory_picture, page
 from .base import CanvasView, source
 
 MOST_LIVE = 12
-"""Live tensors that are listed at an instant."""
+"""Most live tensors that are listed at a time."""
 LIMIT_IN_VIEW = 3.0
-"""A limit up to this many times the largest peak is on the scale; beyond, the chart would be a flat line."""
+"""A limit is on the scale up to this multiple of the largest peak; a larger one would make the chart a flat line."""
 
 
 class MemoryView(CanvasView):
     """Draws the memory logs of a simulated and perhaps a measured `Timeline`; a click on a peak selects its op.
 
-    A click lists what is live then (`live`).
-
-    A row per device and timeline, all traits that are lists have one item per row. A simulated row has a dotted line at its
-    device's measured peak.
+    A click elsewhere lists the live tensors at that time (`live`). There is a row per device and timeline, and all traits that
+    are lists have one item per row. A simulated row has a dotted line at its device's measured peak.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -83,7 +81,7 @@ class MemoryView(CanvasView):
             self.live = {}
 
     def show_live(self, row: int, time_us: float) -> None:
-        """List the largest of what a row's device holds at an instant: op, name, category, bytes."""
+        """List the largest live tensors of a row's device at a time: op, name, category, bytes."""
         if not 0 <= row < len(self.rows):
             self.live = {}
             return

@@ -1,4 +1,4 @@
-"""A bar between two parts of the workbench that changes how much room one of them has."""
+"""A bar between two parts of the workbench that changes the size of one of them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from .base import source
 
 
 class Splitter(anywidget.AnyWidget):
-    """Sets the CSS variable `--bl-PART` of the workbench to `size` pixels: by a drag, by arrow keys, Home and End.
+    """Sets the CSS variable `--bl-PART` of the workbench to `size` pixels, by dragging, arrow keys, Home and End.
 
-    `part` is named in `style.css`, where the variable is read. A size of 0 means the default of the style; a double-click
-    or Escape returns to it. `growth` is +1 where the part grows to the right or down, -1 where it grows to the left.
+    `style.css` reads the variable of `part`. A size of 0 means the default of the style; a double-click or Escape returns to
+    it. `growth` is +1 if the part grows to the right or down, -1 if it grows to the left.
 
     >>> Splitter("setting", "width of the setting", size=300).size
     300

@@ -1,4 +1,4 @@
-"""A table whose columns sort, with one unit per column, and a small picture of the devices in every row."""
+"""A table with sortable columns, one unit per column, and a small picture of the devices in every row."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MOST_DECIMALS = 4
 
 @dataclass(frozen=True)
 class Column:
-    """A column: what its head says, the text of every row, and the values that it sorts by (None sorts last)."""
+    """A column: its head, the text of every row, and the values by which it sorts (None sorts last)."""
 
     name: str
     texts: Sequence[str]
@@ -34,7 +34,7 @@ class Column:
 def quantity(
     name: str, values: Sequence[Any], units: tuple[tuple[float, str], ...] = ((1.0, ""),), hint: str = ""
 ) -> Column:
-    """A column of numbers in the one unit that suits the largest of them; None and NaN are empty.
+    """Makes a column of numbers in the unit that suits the largest of them; None and NaN are empty.
 
     >>> column = quantity("step", [1500.0, 20.0, None], ((1e3, "ms"), (1.0, "us")))
     >>> column.name, column.texts
@@ -52,7 +52,7 @@ def quantity(
 
 
 def _decimal(value: float, decimals: int) -> str:
-    """A number with so many decimals; what would be shown as zero, but is not, says that it is smaller.
+    """Formats a number with `decimals` decimals; a positive number that would be shown as zero is shown as "<".
 
     >>> _decimal(1234.5, 1), _decimal(0.00001, 4), _decimal(-1e-16, 2)
     ('1,234.5', '<0.0001', '0.00')
@@ -62,7 +62,7 @@ def _decimal(value: float, decimals: int) -> str:
 
 
 def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[str, str]]:
-    """A path for each device, one unit high, below one another: in every bin as high as the device is busy.
+    """Makes an SVG path per device, one unit high and one below the other; its height in a bin is the busy share.
 
     Args:
         shares: float64[devices, bins], the busy share of every bin, from 0 to 1.
@@ -82,13 +82,13 @@ def busy_lanes(shares: NDArray[np.float64], colors: Sequence[str]) -> list[dict[
 
 
 class TableView(anywidget.AnyWidget):
-    """Rows that sort by a click on the head of a column, or by its keys.
+    """A table that sorts by a click, or a key, on the head of a column.
 
-    `on_action(row, action)` is called for a button of a row, with the position of the row as it was given.
+    `on_action(row, action)` is called for a button of a row, with the original position of the row.
 
-    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, `keys` (what a column sorts by), `marked`,
-    `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`) and a picture `lanes` that fills the
-    share `span` of its place and is called `label`.
+    `head` has `name`, `hint` and `number` of every column. `rows` have `cells`, `keys` (by which columns sort), `marked`,
+    `notes` (`text`, `hint`, `good`, behind the first cell), `actions` (`name`, `hint`) and a picture `lanes`, which fills the
+    share `span` of its cell and has the name `label`.
 
     >>> view = TableView()
     >>> view.show([Column("placer", ["single"], ["single"]), quantity("groups", [7])])
@@ -108,7 +108,7 @@ class TableView(anywidget.AnyWidget):
         self.on_msg(self._clicked)
 
     def show(self, columns: Sequence[Column], extras: Sequence[dict[str, Any]] = ()) -> None:
-        """Show the columns in place of what is there; `extras` are further fields of the rows, one dict each."""
+        """Replace the shown columns; `extras` are further fields of the rows, one dict each."""
         count = len(columns[0].texts) if columns else 0
         plain: dict[str, Any] = {"marked": False, "notes": [], "actions": [], "lanes": [], "span": 0.0, "label": ""}
         with self.hold_sync():

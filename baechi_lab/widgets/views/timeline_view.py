@@ -1,4 +1,4 @@
-"""The timeline view: what each device computes and moves, simulated above measured."""
+"""The timeline view: the ops and transfers of each device over time, simulated above measured."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from .base import CanvasView, source
 
 
 class TimelineView(CanvasView):
-    """Draws a simulated `Timeline`, and below it others: measured, or of another placement; `selected` holds ops.
+    """Draws a simulated `Timeline`, and others below it: measured, or of another placement; `selected` holds ops.
 
-    `window` is the visible stretch of time in microseconds, empty for all of it, and `range` one that was marked. Of
-    `focus`, the op that was clicked, or else of a single selected one, `why` says what it waited for, `blamed` is the op
-    that made it wait, and arrows come from `inputs` and go to `outputs`, ops of the graph. `color_by` is one of
-    `colorings`, whose classes `legend` names. While `measuring`, `statistics` has a row per device about the range, or
-    else about the window. While `fold_idle`, neighbours that do nothing are one line. `lane_scale` stretches lanes; at 0 their
-    height follows their number. `against` is one of the keys of `choices`, pairs of a key and what it says.
+    `window` is the visible interval in microseconds, empty for the whole step; `range` is a marked interval. `focus` is the
+    clicked op, or else a single selected one: `why` says for what it waited, `blamed` is the op for which it waited, and arrows
+    come from `inputs` and go to `outputs`, ops of the graph. `color_by` is one of `colorings`, and `legend` names its classes.
+    While `measuring`, `statistics` has a row per device for the range, or else for the window. With `fold_idle`, idle
+    neighbours are one line. `lane_scale` scales the height of lanes; at 0 it depends on their number. `against` is one of the
+    keys of `choices`, which are pairs of key and text.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> g = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -120,7 +120,7 @@ class TimelineView(CanvasView):
             self._measure()
 
     def _explain(self) -> None:
-        """Why the clicked op, or the only selected one, started when it did, and its neighbours."""
+        """Set the cause of the start of the clicked op, or of the only selected one, and its neighbours."""
         op = self.focus if self.focus in self.selected else self.selected[0] if len(self.selected) == 1 else -1
         in_graph = self.graph is not None and self.timelines and 0 <= op < self.graph.n
         start_cause = cause(self.graph, self.timelines[0], op) if in_graph and self.graph is not None else None
@@ -130,7 +130,7 @@ class TimelineView(CanvasView):
             self.inputs, self.outputs = neighbours(self.graph, op) if in_graph and self.graph is not None else ([], [])
 
     def _batch(self) -> None:
-        """Which micro-batch every op belongs to, and what there is to colour by."""
+        """Set the micro-batch of every op, and the properties by which ops can be coloured."""
         if self.graph is None:
             return
         first = self.timelines[0] if self.timelines else None
@@ -144,7 +144,7 @@ class TimelineView(CanvasView):
             self.color_by = DEVICE
 
     def _color(self) -> None:
-        """The classes of ops, and the legend."""
+        """Set the classes of ops, and the legend."""
         if self.graph is None or self.drawn is None:
             return
         with self.hold_sync():
@@ -161,7 +161,7 @@ class TimelineView(CanvasView):
             self.legend = [{"label": a, "color": b, "time": c if c == c else 0.0} for a, b, c in rows]
 
     def _measure(self) -> None:
-        """Statistics of the marked range, or else of what is seen."""
+        """Set the statistics of the marked range, or else of the visible interval."""
         if not self.measuring or self.graph is None:
             self.statistics = []
             return
@@ -183,7 +183,7 @@ class TimelineView(CanvasView):
         self.dim = dark.tobytes()
 
     def chrome_trace(self) -> bytes:
-        """The first timeline as a Chrome trace, in bytes."""
+        """Returns the first timeline as a Chrome trace, in bytes."""
         if not self.timelines:
             return b""
         with tempfile.TemporaryDirectory() as folder:

@@ -1,4 +1,4 @@
-"""The verdict: the step from 0 to its end as one bar of what its critical path does, with the lower bound as a tick."""
+"""The verdict: one bar from 0 to the end of the step with the parts of its critical path, and the lower bound as a tick."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ MEANINGS = {
 
 
 class VerdictView(anywidget.AnyWidget):
-    """One stacked bar; `on_zoom(start_us, end_us)` is called with the longest stretch of the part that was clicked.
+    """One stacked bar; `on_zoom(start_us, end_us)` is called with the longest interval of a clicked part.
 
-    `parts` say what is drawn: `label`, `color` (empty for what is no device), `ink`, `share` of the step, `text`, `kind`.
-    `said` is announced to screen readers whenever it changes.
+    `parts` are the parts of the bar: `label`, `color` (empty for parts without a device), `ink`, `share` of the step, `text`,
+    `kind`. Screen readers announce `said` when it changes.
     """
 
     _esm = source("js", "verdict_view")
