@@ -1,4 +1,4 @@
-"""Exercises of `11_batch_size.ipynb`: which batch fits, and which one trains fastest."""
+"""Exercises of `11_batch_size.ipynb`: the batch sizes that fit, and the one that trains fastest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .exercise import function, number
 
 
 def best_batch(rows: list[tuple[int, float, float]], memory_bytes: float) -> int:
-    """The batch size that trains the most samples per second among those that fit; rows are (batch, seconds, peak bytes).
+    """Returns the batch size with the most samples per second of those that fit; rows are (batch, seconds, peak bytes).
 
     >>> best_batch([(64, 0.2, 2e9), (128, 0.3, 4e9), (256, 0.5, 8e9)], 4e9)
     128

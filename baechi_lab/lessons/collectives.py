@@ -1,4 +1,4 @@
-"""Exercises of `35_collectives.ipynb`: what collectives cost, by hand."""
+"""Exercises of `35_collectives.ipynb`: the cost of collectives, by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def _ring(devices: int, size_bytes: float, latency_us: float, us_per_byte: float
 
 
 def ring_function() -> Check:
-    """Checks a function of (devices, size_bytes, latency_us, us_per_byte) -> microseconds of a ring all-reduce."""
+    """Makes the check of a function (devices, size_bytes, latency_us, us_per_byte) -> microseconds of a ring all-reduce."""
 
     def check(answer: object) -> str:
         if not callable(answer):

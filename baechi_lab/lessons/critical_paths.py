@@ -1,4 +1,4 @@
-"""Exercises of `07_critical_path.ipynb`."""
+"""Exercises of `07_critical_path.ipynb`: the critical path and upward ranks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TWO = Cluster((Device("slow", "cpu", 1000, 1.0), Device("fast", "gpu", 1000, 2.0
 
 
 def upward_rank(durations: list[float], edges: list[tuple[int, int]]) -> list[float]:
-    """The longest path in computation from each op to the end, itself included; edges lead from lower to higher positions.
+    """Returns the longest path from each op to the end, including the op, without transfers; edges go from low to high index.
 
     >>> upward_rank([2, 4, 6, 3], [(0, 1), (0, 2), (1, 3)])
     [9, 7, 6, 3]

@@ -1,7 +1,7 @@
-"""What an exercise asks for, and what is said about an answer: what is wrong with it, never what would be right.
+"""Checks of the answers to exercises. A check says what is wrong with an answer, never what the right answer is.
 
-A check takes an answer and returns a complaint, or an empty text where the answer is right. An answer may be a number, names of
-ops, a placement, or a function that is tried on small cases.
+A check takes an answer and returns a complaint, or an empty text if the answer is right. An answer may be a number, names of
+ops, a placement, or a function that is called with small cases.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ EMPTY = "the function returns nothing yet"
 
 @dataclass(frozen=True)
 class Verdict:
-    """`right` is None where nothing was answered; true only where the answer is right."""
+    """The verdict on an answer: `right` is None without an answer. It counts as true only if the answer is right."""
 
     exercise: int
     right: bool | None
@@ -43,16 +43,16 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Lesson:
-    """The checks of one notebook by number."""
+    """The checks of one notebook, by the number of the exercise."""
 
     name: str
     checks: Mapping[int, Check]
 
     def __call__(self, exercise: int, answer: object) -> Verdict:
-        """What there is to say about an answer; `...` stands for none yet.
+        """Check an answer; `...` means that there is none yet.
 
         Raises:
-            InvalidInput: the lesson has no such exercise.
+            InvalidInput: the lesson has no exercise of this number.
         """
         if not isinstance(exercise, int) or exercise not in self.checks:
             raise InvalidInput(f"exercise is {exercise!r}; the lesson {self.name!r} has {sorted(self.checks)}")
@@ -67,10 +67,10 @@ class Lesson:
         return Verdict(exercise, not complaint, f"not yet: {complaint}" if complaint else "right")
 
     def solution(self, exercise: int, answer: object) -> Verdict:
-        """The same for an answer that must be right.
+        """Check an answer that must be right.
 
         Raises:
-            InvalidInput: it is not.
+            InvalidInput: the answer is wrong.
         """
         verdict = self(exercise, answer)
         if not verdict:
@@ -79,7 +79,7 @@ class Lesson:
 
 
 def number(right: float, unit: str, mistakes: Mapping[float, str] | None = None, within: float = 0.005) -> Check:
-    """A number to be right within the share `within`; `mistakes` says what to tell about numbers that are easily got.
+    """Makes the check of a number, with the relative tolerance `within`; `mistakes` has complaints for likely wrong numbers.
 
     >>> check = number(14.0, "us", {13.0: "is the device free then?"})
     >>> check(13), check(20), check(14), check("14")
@@ -108,7 +108,7 @@ def _near(answer: float, right: float, within: float) -> bool:
 
 
 def names(right: Collection[str], op_names: Sequence[str]) -> Check:
-    """Names of ops, in any order.
+    """Makes the check of names of ops, in any order.
 
     >>> check = names({"a", "c"}, ["a", "b", "c"])
     >>> check(["a", "b"]), check("a"), check(["a", "x"]), check(["c", "a"])
@@ -131,7 +131,7 @@ def names(right: Collection[str], op_names: Sequence[str]) -> Check:
 
 
 def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None, scheduler: str | None = None) -> Check:
-    """A device per op, by position or by name, with a step of at most so many microseconds (None: the least there is)."""
+    """Makes the check of a placement, with a step of at most `at_most_us` (None: the optimum)."""
 
     def check(answer: object) -> str:
         devices = devices_of(answer, graph, cluster)
@@ -150,7 +150,7 @@ def placement(graph: OpGraph, cluster: Cluster, at_most_us: float | None = None,
 
 
 def devices_of(answer: object, graph: OpGraph, cluster: Cluster) -> list[int] | str:
-    """The device of every op, in the order of the ops; a complaint, as text, where the answer does not say it.
+    """Returns the device of every op, in the order of the ops; a complaint, as text, if the answer has none.
 
     >>> devices_of({"a": 1, "b": 0}, OpGraph.from_edges([1, 1], names=["a", "b"]), Cluster.uniform(2))
     [1, 0]
@@ -170,7 +170,7 @@ def devices_of(answer: object, graph: OpGraph, cluster: Cluster) -> list[int] | 
 
 
 def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> float:
-    """The shortest step among all placements, each simulated: devices to the power of ops.
+    """Returns the shortest simulated step of all placements, of which there are devices to the power of ops.
 
     >>> best_us(OpGraph.from_edges([3.0, 2.0, 1.0]), Cluster.uniform(2))
     3.0
@@ -180,7 +180,7 @@ def best_us(graph: OpGraph, cluster: Cluster, scheduler: str | None = None) -> f
 
 
 def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[object, ...]]]) -> Check:
-    """A function that returns what `right` does, tried on `cases`; of the first one that differs, its arguments are told.
+    """Makes the check of a function that must return the same as `right` for `cases`; it names the first case that differs.
 
     >>> check = function(max, lambda: [(1, 2), (5, 3)])
     >>> check(max), check(lambda a, b: b), check(3)
@@ -222,16 +222,16 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
 
 
 SECONDS = 5
-"""Processor time that a learner's function may take for one case; the right ones take milliseconds."""
+"""Most seconds of processor time of a learner's function for one case; the right functions take milliseconds."""
 
 
 class TooLong(BaseException):
-    """Raised inside a function that does not end; no `except Exception` of its own catches it."""
+    """Raised in a function that exceeds its time; no `except Exception` in the function catches it."""
 
 
 @contextmanager
 def limited(seconds: float) -> Iterator[None]:
-    """End what computes for longer, where the system can interrupt it: in the main thread, not on Windows."""
+    """Interrupt code that computes for longer, if the system allows it: in the main thread, not on Windows."""
     if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -249,7 +249,7 @@ def limited(seconds: float) -> Iterator[None]:
 
 
 def _wrong_parameters(answer: Callable[..., object], right: Callable[..., object], case: tuple[object, ...]) -> str:
-    """What to say of a function that cannot be called with these arguments."""
+    """Returns the complaint about a function that cannot be called with these arguments; empty if it can."""
     try:
         inspect.signature(answer).bind(*case)
     except ValueError:  # some built-in functions have no signature
@@ -264,7 +264,7 @@ def _wrong_parameters(answer: Callable[..., object], right: Callable[..., object
 
 
 def _as_numbers(value: object) -> np.ndarray | None:
-    """Real numbers as an array; None for anything else."""
+    """Returns real numbers as an array; None for anything else."""
     try:
         array = np.asarray(value)
         return array.astype(np.float64) if array.dtype.kind in "iufb" else None

@@ -1,7 +1,7 @@
-"""Grades notebooks: each runs in a process of its own, with a time limit and without a network, and is judged here.
+"""Grades notebooks. Each runs in a process of its own, with a time limit and without network; this process checks its answers.
 
-Exercises count as right answers; homework counts as the gap of its simulated step to the bound of its instance, which some
-placement reaches (`bl.generators.homework`). What cannot be graded gets one sentence.
+The grade of exercises is the number of right answers. The grade of homework is the gap between its simulated step and the bound
+of its instance, which some placement reaches (`bl.generators.homework`). A notebook that cannot be graded gets one sentence.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ PARAMETER_KINDS = (
 
 @dataclass(frozen=True)
 class Grade:
-    """What one notebook is worth.
+    """The grade of one notebook.
 
-    - `right`, `exercises`: of a lesson's exercises; 0 of 0 for homework.
-    - `student`: of homework, as `step_us`, `bound_us` and `gap` (a share, 0 at the optimum) are; None for none.
-    - `remarks`: one sentence each: what is missing, wrong, or was tampered with.
+    - `right`, `exercises`: the number of right answers and of exercises of a lesson; 0 and 0 for homework.
+    - `student`, `step_us`, `bound_us`, `gap` (a share, 0 at the optimum): of homework, else None.
+    - `remarks`: sentences on missing or wrong answers, and on tampering.
     """
 
     file: str
@@ -70,19 +70,19 @@ class Grade:
     remarks: tuple[str, ...] = ()
 
     def remark(self, *sentences: str) -> Grade:
-        """The same with further remarks."""
+        """Returns the grade with further remarks."""
         return replace(self, remarks=(*self.remarks, *sentences))
 
 
 def grade_folder(folder: str | os.PathLike[str], seconds: float = 300.0) -> list[Grade]:
-    """The grades of all notebooks of a folder, in the order of their names.
+    """Grades all notebooks of a folder, in the order of their names.
 
     Args:
-        folder: holds the submitted notebooks (`*.ipynb`), also in folders of their own.
-        seconds: how long each may run.
+        folder: the folder of the submitted notebooks (`*.ipynb`), which may be in subfolders.
+        seconds: the time limit of each notebook.
 
     Raises:
-        FormatError: there is no such folder, or no notebook in it.
+        FormatError: the folder does not exist, or has no notebook.
         InvalidInput: `seconds` is not above 0.
     """
     if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
@@ -97,7 +97,7 @@ def grade_folder(folder: str | os.PathLike[str], seconds: float = 300.0) -> list
 
 
 def with_duplicates(grades: list[Grade]) -> list[Grade]:
-    """Adds a remark where several notebooks name the same student."""
+    """Adds a remark if several notebooks name the same student."""
     files: dict[int, list[str]] = {}
     for grade in grades:
         if grade.student is not None:
@@ -111,7 +111,7 @@ def with_duplicates(grades: list[Grade]) -> list[Grade]:
 
 
 def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) -> Grade:
-    """The grade of one notebook."""
+    """Grades one notebook."""
     grade = Grade(name or path.name)
     try:
         submission = read_submission(path)
@@ -130,7 +130,12 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
                 judged = _with_exercises(judged, lesson(submission.lesson), submission, values, run)
             if submission.is_homework:
                 judged = _with_homework(judged, values.get("student", {}), values.get("placement", {}))
-        except (AttributeError, LookupError, TypeError, ValueError):  # only who writes into our pipe gets here
+        except (
+            AttributeError,
+            LookupError,
+            TypeError,
+            ValueError,
+        ):  # a notebook wrote into the pipe
             return grade.remark("what its process sent is no answer")
         return replace(judged, remarks=(*grade.remarks, *run.remarks, *judged.remarks[len(grade.remarks) :]))
 
@@ -185,7 +190,7 @@ def _simulated(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int
 
 
 def _answer(value: Mapping[str, Any], run: NotebookRun) -> object:
-    """The answer as a check takes it."""
+    """Returns the answer in the form that a check takes."""
     if value.get("missing"):
         return ...
     if "placement" in value:
@@ -198,7 +203,7 @@ def _answer(value: Mapping[str, Any], run: NotebookRun) -> object:
 
 
 class NotebookRun:
-    """A notebook's process, which `seconds` end; a context manager that ends it anyway."""
+    """The process of a notebook; it is killed at the deadline, and at the end of the context."""
 
     def __init__(self, folder: str, deadline: float) -> None:
         self.deadline, self.remarks = deadline, []  # type: tuple[float, list[str]]
@@ -206,7 +211,7 @@ class NotebookRun:
         self._process = self._start(CREATE_NETWORK)
         if (
             self._read(min(START_SECONDS, self._remaining())) is None
-        ):  # this system gives no process a network of its own
+        ):  # the system cannot start a process without network
             self.close()
             self._process = self._start(None)
             self._read(min(START_SECONDS, self._remaining()))
@@ -225,7 +230,7 @@ class NotebookRun:
         )
 
     def values(self, submission: Submission) -> dict[str, Any]:
-        """Runs all cells; returns the answers by exercise, and `student` and `placement` of homework."""
+        """Run all cells; returns the answers by exercise, and `student` and `placement` of homework."""
         values: dict[str, object] = {}
         errors = []
         homework_names = {"student": "student", "placement": "placement"} if submission.is_homework else {}
@@ -249,7 +254,7 @@ class NotebookRun:
         )
 
     def function(self, number: int, parameters: list[tuple[str, int, bool]] | None) -> Callable[..., object]:
-        """A function that calls that of the notebook, in the notebook's process."""
+        """Returns a function that calls a function of the notebook in the notebook's process."""
 
         def call(*arguments: object) -> object:
             packed = base64.b64encode(pickle.dumps(arguments)).decode()
@@ -265,7 +270,7 @@ class NotebookRun:
         return call
 
     def ask(self, request: Mapping[str, object], seconds: float = math.inf) -> dict[str, Any] | None:
-        """The reply to a request; None where the process has ended or takes too long, which ends it."""
+        """Returns the reply to a request; None if the process has ended, or takes too long and is killed."""
         if self._process.stdin is None or self._process.poll() is not None:
             return None
         try:
@@ -282,7 +287,7 @@ class NotebookRun:
         return self.deadline - time.monotonic()
 
     def _read(self, seconds: float) -> dict[str, object] | None:
-        """The next line of the process; None where there is none in time, or it is no reply."""
+        """Returns the next reply of the process; None if none comes in time, or the line is no reply."""
         end = time.monotonic() + seconds
         stream: Any = self._process.stdout
         with selectors.DefaultSelector() as selector:
@@ -306,7 +311,7 @@ class NotebookRun:
         self._process.wait()
 
     def close(self) -> None:
-        """End the process and all that it started."""
+        """End the process and all processes that it started."""
         self._kill()
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -321,7 +326,7 @@ class NotebookRun:
 
 
 class NotebookError(Exception):
-    """What a student's function raised."""
+    """Raised for an error in a student's function."""
 
 
 def _signature(parameters: list[tuple[str, int, bool]]) -> inspect.Signature:
@@ -334,7 +339,7 @@ def _signature(parameters: list[tuple[str, int, bool]]) -> inspect.Signature:
 
 
 def _folder_with_data(folder: str) -> str:
-    """A folder in which paths such as `../data/graph.json.gz` lead to the files of a checkout, where there is one."""
+    """Makes a folder in which paths such as `../data/graph.json.gz` are the files of a checkout, if there is one."""
     checkout = Path(__file__).resolve().parents[2]
     for name in ("data", "studies"):
         if (checkout / name).is_dir():

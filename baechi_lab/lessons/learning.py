@@ -10,7 +10,7 @@ from .exercise import function, number
 
 
 def softmax(logits: list[float]) -> list[float]:
-    """Probabilities in proportion to `exp(logit)`.
+    """Returns probabilities in proportion to `exp(logit)`.
 
     >>> [round(p, 3) for p in softmax([1.0, 0.0])]
     [0.731, 0.269]
@@ -20,7 +20,7 @@ def softmax(logits: list[float]) -> list[float]:
 
 
 def reinforce(logits: list[float], action: int, advantage: float, rate: float) -> list[float]:
-    """One step of REINFORCE: along the gradient of the log-probability of what was chosen, as far as it was better.
+    """Returns the logits after one step of REINFORCE: rate * advantage along the gradient of the action's log-probability.
 
     >>> [round(x, 3) for x in reinforce([0.0, 0.0], 1, 0.5, 1.0)]
     [-0.25, 0.25]

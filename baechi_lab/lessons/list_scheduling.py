@@ -1,4 +1,4 @@
-"""Exercises of `30_list_scheduling.ipynb`."""
+"""Exercises of `30_list_scheduling.ipynb`: earliest starts and list schedules."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ THREE = Cluster.uniform(3, memory_bytes=1000, link=Link(0.0, 1.0), comm="paralle
 
 
 def earliest_start(device: int, free: float, inputs: list[tuple[int, float, float]]) -> float:
-    """When an op can start on `device`, which is free at `free`; per input: where it ended, when, and its transfer time.
+    """Returns the earliest start on `device`, which is free at `free`; an input is (device, end, transfer time).
 
     >>> earliest_start(1, 14.0, [(0, 12.0, 1.0), (1, 10.0, 2.0)])
     14.0

@@ -1,4 +1,4 @@
-"""Exercises of `34_it_does_not_fit.ipynb`: what each way to fit costs."""
+"""Exercises of `34_it_does_not_fit.ipynb`: the cost of each option that makes a step fit."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .exercise import function, number
 
 
 def step_us(forward_us: list[float], kept: list[bool]) -> float:
-    """A training step on one device: backward takes twice forward, and a stage that is not kept runs forward again.
+    """Returns a training step on one device: backward takes twice forward, and a stage that is not kept runs forward again.
 
     >>> step_us([1.0, 2.0, 3.0], [True, False, True])
     20.0

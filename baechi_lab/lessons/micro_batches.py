@@ -1,4 +1,4 @@
-"""Exercises of `33_micro_batches.ipynb`: how many micro-batches are best, and how many fit."""
+"""Exercises of `33_micro_batches.ipynb`: the best number of micro-batches, and the number that fits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from .exercise import function, number
 
 
 def step_ms(sequences: int, stages: int, micro_batches: int, fixed_ms: float, sequence_ms: float) -> float:
-    """The step of a pipeline of equal stages: a micro-batch of b sequences takes `fixed_ms + sequence_ms b` on each.
+    """Returns the step of a pipeline of equal stages: a micro-batch of b sequences takes `fixed_ms + sequence_ms b` on each.
 
     >>> step_ms(64, 8, 16, 2.0, 5.0)
     506.0

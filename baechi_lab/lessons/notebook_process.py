@@ -1,8 +1,8 @@
-"""The process in which a student's notebook runs: cells are executed here, and answers leave as plain data.
+"""The process that runs a student's notebook: it executes the cells and returns the answers as plain data.
 
-The grader judges them in its own process, so nothing that a notebook replaces here changes a verdict. One line of JSON per
-request on stdin and per answer on stdout; functions stay here and are called by their number. Arguments of such calls come
-pickled from the grader; nothing pickled ever goes back.
+The grader checks the answers in its own process, so nothing that a notebook replaces here changes a verdict. Requests on stdin
+and replies on stdout are one line of JSON each. Functions stay here and are called by their number. The grader pickles the
+arguments of such calls; the grader never reads a pickle.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from .exercise import SECONDS, TooLong, limited
 from .worst_cases import Instance
 
 Plain = dict[str, Any]
-"""`{"value": ...}` for plain data, else one key that says what it is: `missing`, `placement`, `instance`, `function`, `kind`."""
+"""`{"value": ...}` for plain data, else one key with the kind: `missing`, `placement`, `instance`, `function`, `kind`."""
 
 
 class Notebook:
-    """The namespace of one notebook, and the functions in it that were answers."""
+    """The namespace of one notebook, and its functions that are answers."""
 
     def __init__(self) -> None:
         from IPython.core.interactiveshell import InteractiveShell
@@ -38,18 +38,18 @@ class Notebook:
         config = Config()
         config.HistoryManager.enabled = False
         self.shell = InteractiveShell(config=config)
-        self.shell.ast_node_interactivity = "none"  # nobody looks at results
+        self.shell.ast_node_interactivity = "none"  # results of cells are not needed
         self.functions: list[Callable[..., object]] = []
 
     def run(self, source: str, expressions: Mapping[str, str]) -> dict[str, Any]:
-        """Executes a cell; returns its error, and the values of expressions by key."""
+        """Execute a cell; returns its error, and the values of expressions by key."""
         outcome = self.shell.run_cell(source)
         error = outcome.error_before_exec or outcome.error_in_exec
         text = "" if error is None else f"{type(error).__name__}: {' '.join(str(error).split()):.200}"
         return {"error": text, "values": {key: self.value_of(each) for key, each in expressions.items()}}
 
     def value_of(self, expression: str) -> Plain:
-        """The value of an expression as plain data; missing where it has none."""
+        """Returns the value of an expression as plain data, or `missing`."""
         try:
             value = self.shell.ev(expression)
         except BaseException:  # noqa: BLE001  # their objects may raise anything
@@ -57,7 +57,7 @@ class Notebook:
         return self.plain(value)
 
     def plain(self, value: object) -> Plain:
-        """An answer as data that JSON holds."""
+        """Returns an answer as data that JSON can hold."""
         if value is None or value is ...:
             return {"missing": True}
         if isinstance(value, Placement):
@@ -74,7 +74,7 @@ class Notebook:
             return {"kind": type(value).__name__}
 
     def call(self, number: int, arguments: tuple[object, ...]) -> Plain:
-        """The value of an answered function."""
+        """Call a function that is an answer; returns its value as plain data."""
         try:
             with limited(SECONDS):
                 return self.plain(self.functions[number](*arguments))
@@ -85,7 +85,7 @@ class Notebook:
 
 
 def plain_value(value: object) -> Any:
-    """Numbers, texts and containers of them. Raises `TypeError` for anything else.
+    """Converts numbers, texts and containers of them to plain data. Raises `TypeError` for anything else.
 
     >>> plain_value({"a": np.int32(2), "b": (1.5, {"x"})})
     {'a': 2, 'b': [1.5, ['x']]}
@@ -104,7 +104,7 @@ def plain_value(value: object) -> Any:
 
 
 def _parameters(function: Callable[..., object]) -> list[tuple[str, int, bool]] | None:
-    """Name, kind and whether there is a default, of each parameter; None for functions without a signature."""
+    """Returns name, kind and "has a default" of each parameter; None for functions without a signature."""
     try:
         parameters = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):
@@ -113,7 +113,7 @@ def _parameters(function: Callable[..., object]) -> list[tuple[str, int, bool]] 
 
 
 def main() -> None:
-    """Serves the grader until stdin ends."""
+    """Answers the grader's requests until stdin ends."""
     die_with_parent()
     requests, answers = os.fdopen(os.dup(0), "r"), os.fdopen(os.dup(1), "w")
     nowhere = os.open(os.devnull, os.O_RDWR)

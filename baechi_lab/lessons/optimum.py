@@ -11,7 +11,7 @@ WIRED = Cluster.uniform(2, memory_bytes=1000, link=Link(2.0, 0.0), comm="sequent
 
 
 def _cases() -> list[tuple[OpGraph, Cluster]]:
-    """Small enough for all placements; the last is best on one device."""
+    """Returns cases that are small enough to try all placements; the last is best on one device."""
     fork = OpGraph.from_edges([1.0, 5.0, 4.0, 1.0], [(0, 1, 8), (0, 2, 8), (1, 3, 8), (2, 3, 8)], name="fork")
     chain = OpGraph.from_edges([3.0, 3.0, 3.0], [(0, 1, 8), (1, 2, 8)], name="chain")
     return [(FIVE, EQUAL), (fork, WIRED), (chain, WIRED)]

@@ -6,7 +6,7 @@ from .exercise import function, number
 
 
 def one_f_one_b(stage: int, stages: int, micro_batches: int) -> list[int]:
-    """The order of a stage in 1F1B: k is the forward pass of micro-batch k, -k its backward pass; both count from 1.
+    """Returns the order of a stage in 1F1B: k is the forward pass of micro-batch k, -k its backward pass, from 1 on.
 
     >>> one_f_one_b(1, 3, 4)
     [1, 2, -1, 3, -2, 4, -3, -4]

@@ -1,7 +1,4 @@
-"""A submitted notebook as text: its code cells, the answers that it asks to be checked, and what it tampers with.
-
-Nothing is executed here.
-"""
+"""A submitted notebook as text: its code cells, its answers, and its attempts to tamper with the checks. It is not executed."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from typing import Any
 from ..errors import FormatError
 
 CHECKERS = ("check", "lesson")
-"""Names by which the notebooks of the course reach their checks."""
+"""Names that the notebooks of the course give to the checks."""
 FROM_LESSONS = {"Instance", "lesson", "ratio"}
-"""What a notebook may import from `baechi_lab.lessons`, beside the graphs of exercises (`SEVEN`); the rest holds the answers."""
+"""Names that a notebook may import from `baechi_lab.lessons`, besides the graphs of exercises; the other names hold answers."""
 MOST_BYTES = 50_000_000
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A code cell that is to be run: its number in the notebook (from 1), its text, and exercise -> expression of the answer."""
+    """A code cell to run: its number in the notebook (from 1), its text, and the expressions of answers by exercise."""
 
     number: int
     source: str
@@ -32,7 +29,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Submission:
-    """What a notebook says: the lesson whose exercises it answers, whether it is homework, and who replaced what."""
+    """The contents of a notebook: its lesson, or whether it is homework, its cells, and its tampering."""
 
     cells: tuple[Cell, ...]
     lesson: str | None
@@ -41,10 +38,10 @@ class Submission:
 
 
 def read_submission(path: Path) -> Submission:
-    """Reads a notebook. Solutions that it came with are left out.
+    """Reads a notebook, without the solutions of the course in it.
 
     Raises:
-        FormatError: it is no notebook.
+        FormatError: the file is no notebook.
     """
     cells: list[Cell] = []
     lesson, is_homework, tampering = None, False, []
@@ -83,7 +80,7 @@ def _code_cells(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _parsed(source: str) -> ast.Module | None:
-    """The cell's Python without lines for IPython; None where that is none."""
+    """Returns the syntax tree of a cell without lines for IPython; None if it is not Python."""
     lines = [
         line[: len(line) - len(line.lstrip())] + "pass" if line.strip()[:1] in ("%", "!", "?") else line
         for line in source.splitlines()
@@ -105,7 +102,7 @@ def _named_lesson(call: ast.Call) -> str | None:
 
 
 def _checked_answer(call: ast.Call) -> tuple[int, str] | None:
-    """Exercise and expression of `check(2, answer)`."""
+    """Returns exercise and expression of a call such as `check(2, answer)`."""
     if getattr(call.func, "id", "") != "check" or len(call.args) != 2 or not isinstance(call.args[0], ast.Constant):
         return None
     exercise = call.args[0].value
@@ -113,7 +110,7 @@ def _checked_answer(call: ast.Call) -> tuple[int, str] | None:
 
 
 def _library_names(node: ast.AST) -> list[str]:
-    """Names that an import of this package brings."""
+    """Returns the names that an import of this package defines."""
     if isinstance(node, ast.Import):
         return [alias.asname or alias.name.partition(".")[0] for alias in node.names if _is_library(alias.name)]
     if isinstance(node, ast.ImportFrom) and _is_library(node.module or ""):
@@ -126,7 +123,7 @@ def _is_library(module: str) -> bool:
 
 
 def _tampering(node: ast.AST, library: set[str]) -> Iterator[str]:
-    """What is wrong with a statement: it replaces the checker or a part of the library, or it looks up answers."""
+    """Describes how a statement tampers: it replaces the checker or a part of the library, or reads answers; empty if not."""
     for target in _bound(node):
         root = _root(target)
         if isinstance(target, ast.Name) and root in CHECKERS and not _makes_checker(node):

@@ -18,7 +18,7 @@ TWO = Cluster.uniform(2, memory_bytes=60, link=Link(1.0, 0.5), comm="parallel")
 
 
 def waiting(intervals: list[tuple[float, float]], step_us: float) -> float:
-    """The share of a step for which a device waits; intervals are the starts and ends of its ops.
+    """Returns the share of a step in which a device is idle; intervals are the starts and ends of its ops.
 
     >>> waiting([(0, 2), (5, 6)], 10)
     0.7

@@ -17,7 +17,7 @@ DEVICES, MOST_OPS = 3, 8
 
 @dataclass(frozen=True)
 class Instance:
-    """Durations of ops, `(producer, consumer) -> bytes` with producer < consumer, speeds of devices, us per byte."""
+    """An instance: durations of ops, bytes by `(producer, consumer)` with producer < consumer, device speeds, us per byte."""
 
     durations: tuple[int, ...]
     edges: tuple[tuple[int, int, int], ...]
@@ -25,7 +25,7 @@ class Instance:
     us_per_byte: float
 
     def records(self) -> tuple[OpGraph, Cluster]:
-        """The graph and the cluster (transfers side by side, memory for everything)."""
+        """Returns the graph and the cluster, with parallel transfers and ample memory."""
         devices = tuple(Device(f"device {i}", "device", 1 << 30, s) for i, s in enumerate(self.speeds))
         return OpGraph.from_edges(self.durations, self.edges), Cluster(
             devices, Link(0.0, self.us_per_byte), comm="parallel"
@@ -33,19 +33,19 @@ class Instance:
 
 
 def time_of(placer: str, graph: OpGraph, cluster: Cluster) -> float:
-    """Simulated microseconds of a step; `critical-path` is scheduled with `pct`."""
+    """Returns the simulated step in microseconds; `critical-path` is scheduled with `pct`."""
     scheduler = "pct" if placer == "critical-path" else None
     return simulate(graph, cluster, place(graph, cluster, placer), scheduler).makespan_us
 
 
 def ratio(instance: Instance, attacked: str, other: str) -> float:
-    """How many times longer the step takes with `attacked`."""
+    """Returns the step of placer `attacked` as a multiple of that of `other`."""
     graph, cluster = instance.records()
     return time_of(attacked, graph, cluster) / time_of(other, graph, cluster)
 
 
 def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
-    """An `Instance` on which one placer takes so many times as long as another."""
+    """Makes the check of an `Instance` on which placer `attacked` takes `times` as long as `baseline`."""
 
     def check(answer: object) -> str:
         if not isinstance(answer, Instance):
@@ -65,7 +65,7 @@ def attacks(attacked: str, baseline: str, times: float, most_ops: int) -> Check:
 
 
 def graham(answer: object) -> str:
-    """Durations of independent ops, in the order of the list, that make list scheduling as bad as it can be."""
+    """Checks durations of independent ops, in the order of the list, that make list scheduling as bad as possible."""
     if not isinstance(answer, (list, tuple)) or not 1 <= len(answer) <= MOST_OPS:
         return f"give a list of 1 to {MOST_OPS} durations"
     if not all(isinstance(x, (int, float)) and x > 0 for x in answer):
@@ -83,7 +83,7 @@ def graham(answer: object) -> str:
 
 
 def _least(durations: np.ndarray) -> float:
-    """The smallest largest load of independent ops, by trying all."""
+    """Returns the least makespan of independent ops, by trying all placements."""
     every = np.array(list(product(range(DEVICES), repeat=len(durations))))
     return float(np.stack([(every == d) @ durations for d in range(DEVICES)]).max(axis=0).min())
 

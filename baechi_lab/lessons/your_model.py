@@ -1,4 +1,4 @@
-"""Exercises of `60_your_model.ipynb`: what a model takes along, and how it is split."""
+"""Exercises of `60_your_model.ipynb`: the memory of a model, and its split into stages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ WAYS = ("measured", "estimated", "configuration", "exported program", "trace", "
 
 
 def split(layer_us: list[float], stages: int) -> float:
-    """The largest share of a split into consecutive stretches, one per GPU, that makes it as small as possible.
+    """Returns the largest stage of the best split of layers into consecutive stages, one per GPU.
 
     >>> split([4.0, 4.0, 4.0, 4.0, 1.0], 2)
     9.0

@@ -1,4 +1,4 @@
-"""Records -> plotly figures. A view draws what a record says and computes no cost of its own."""
+"""Plotly figures of records. A figure draws the numbers of a record and computes no costs."""
 
 import warnings
 from typing import Any

@@ -1,4 +1,4 @@
-"""Level of detail: fewer bars than rows, without hiding work or inventing it."""
+"""Level of detail: merges the rows of a lane into fewer bars, which show neither less nor more work."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from numpy.typing import NDArray
 
 
 class Bars(NamedTuple):
-    """Bar `k` spans `start[k] .. end[k]` and stands for `held[k]` rows, the longest of which is `row[k]`."""
+    """Bar `k` spans `start[k] .. end[k]` and stands for `row_count[k]` rows, of which `row[k]` is the longest."""
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
-    held_bytes: NDArray[np.int64]
+    row_count: NDArray[np.int64]
     row: NDArray[np.int64]
 
 
 def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> Bars:
-    """At most `2 * limit + 1` bars for the rows of one lane, float64[k] microseconds each.
+    """Merges the rows of one lane, float64[k] microseconds each, into at most `2 * limit + 1` bars.
 
     With more than `limit` rows, the lane's span is cut into `limit` cells; rows shorter than a cell that start in the
     same cell become one bar (a longer row stays alone: at most `limit` of them fit side by side). O(k log k).
 
     >>> bars = merged(np.arange(6.0), np.arange(6.0) + 1, limit=2)
-    >>> bars.start.tolist(), bars.end.tolist(), bars.held_bytes.tolist()
+    >>> bars.start.tolist(), bars.end.tolist(), bars.row_count.tolist()
     ([0.0, 3.0], [3.0, 6.0], [3, 3])
     """
     order = np.lexsort((end, start))
@@ -43,7 +43,7 @@ def merged(start: NDArray[np.float64], end: NDArray[np.float64], limit: int) -> 
 
 
 def covered_us(start: NDArray[np.float64], end: NDArray[np.float64]) -> float:
-    """Time in which at least one of the rows runs, in the unit of float64[k] `start` and `end`. O(k log k).
+    """Returns the time in which at least one row runs, in the unit of `start` and `end` float64[k]. O(k log k).
 
     >>> covered_us(np.array([4.0, 0.0, 1.0]), np.array([6.0, 3.0, 2.0]))
     5.0

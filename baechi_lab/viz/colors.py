@@ -1,4 +1,4 @@
-"""Colours that every view shares: one per device, told apart by colour-blind readers too."""
+"""Colours of all views: one per device, distinguishable for colour-blind readers, too."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ OKABE_ITO = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "
 which a dark background would hide."""
 
 SERIES = ("#6E50B6", "#999823", "#795B52", "#84959F", "#B0309A", "#A2946B")
-"""What is no device: placers, schedulers, settings. Far from all device colours, and apart for colour-blind readers too.
+"""Colours of placers, schedulers and settings: far from all device colours, and distinguishable for colour-blind readers.
 Their contrast is at least 3 on white and on the dark pages of notebooks (#111111)."""
 
 MEASURED = SERIES[5]
@@ -20,13 +20,13 @@ CLASSES = ("#8C9FDB", "#EE8866", "#C3D26B", "#FFAABB", "#A5E3F5", "#8FCFB4", "#E
 """Classes of ops (types, scopes, micro-batches) on a timeline: light colours, each far from every device's."""
 
 OTHER_COLOR = "#BBBBBB"
-"""What belongs to no class."""
+"""The colour of ops without a class."""
 
 LIMIT = "#C4283A"
 """Limits, bounds and violations."""
 
 INK = "#757575"
-"""Texts and axes: read on white and on dark pages, because figures have no ground of their own."""
+"""The colour of texts and axes: legible on white and on dark pages, because figures have no background."""
 
 GRID = "rgba(128,128,128,0.25)"
 CLEAR = "rgba(0,0,0,0)"
@@ -34,9 +34,9 @@ FONT = "Inter, Helvetica, Arial, sans-serif"
 
 
 def device_colors(devices: int | Sequence[str]) -> list[str]:
-    """One `#RRGGBB` per device, by position, so that a device has the same colour in every view.
+    """Returns one `#RRGGBB` per device, by position, so that a device has the same colour in every view.
 
-    The ninth device and later ones take shades of the first eight: darker, lighter, and those of hues beside them.
+    The ninth device and later ones have shades of the first eight: darker, lighter, and of neighbouring hues.
 
     >>> device_colors(2)
     ['#0072B2', '#E69F00']
@@ -45,7 +45,7 @@ def device_colors(devices: int | Sequence[str]) -> list[str]:
 
 
 def series_colors(count: int) -> list[str]:
-    """One `#RRGGBB` per curve, group or micro-batch; none is a device's.
+    """Returns one `#RRGGBB` per curve, group or micro-batch; none is a device's.
 
     >>> series_colors(1), len(set(series_colors(12)))
     (['#6E50B6'], 12)
@@ -54,7 +54,7 @@ def series_colors(count: int) -> list[str]:
 
 
 def class_colors(count: int) -> list[str]:
-    """One `#RRGGBB` per class of ops on a timeline; none is a device's.
+    """Returns one `#RRGGBB` per class of ops on a timeline; none is a device's.
 
     >>> class_colors(1), len(set(class_colors(12)))
     (['#8C9FDB'], 12)
@@ -67,7 +67,7 @@ def _shades(base: Sequence[str], count: int) -> list[str]:
 
 
 def _shade(color: str, round_number: int) -> str:
-    """The shade of a colour in one round: its hue, that of a neighbour or of the other one, plain, darker or lighter."""
+    """Returns the shade of a colour for a round: its hue or one of its two neighbours; plain, darker or lighter."""
     hue, tone = divmod(round_number % 9, 3)
     again = 0.85 ** (round_number // 9)
     turned = _turned(color, (0.0, 0.07, -0.07)[hue])
@@ -76,7 +76,7 @@ def _shade(color: str, round_number: int) -> str:
 
 
 def _turned(color: str, by: float) -> str:
-    """The colour with its hue turned by a share of the circle."""
+    """Returns the colour with its hue turned by a share of the circle."""
     if by == 0.0:
         return color
     hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(color)))
@@ -89,18 +89,18 @@ def _lighter(color: str, share: float) -> str:
 
 
 def faded(color: str, opacity: float) -> str:
-    """`#RRGGBB` as `rgba(...)`."""
+    """Returns `#RRGGBB` with an opacity as `rgba(...)`."""
     red, green, blue = _channels(color)
     return f"rgba({red},{green},{blue},{opacity:g})"
 
 
 def text_on(color: str) -> str:
-    """Black or white, whichever reads better on `color` (relative luminance, WCAG 2.1)."""
+    """Returns black or white, whichever has more contrast on `color` (relative luminance, WCAG 2.1)."""
     return "#000000" if _luminance(color) > 0.179 else "#FFFFFF"
 
 
 def text_color(color: str) -> str:
-    """`color` as text on a page that may be light or dark: contrast of 4.5 on white and of 4 on #111111 (WCAG 2.1).
+    """Returns `color` adjusted for text on light and dark pages: contrast of 4.5 on white, 4 on #111111 (WCAG 2.1).
 
     >>> text_color("#512DA8"), text_color("#C2B280")
     ('#7A67C5', '#807655')

@@ -1,4 +1,4 @@
-"""Placers side by side: their step times, with what no placement can beat."""
+"""Chart of the steps of several placers, with the lower bound."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ COLUMNS = ("placer", "makespan_us", "lower_bound_us", "feasible", "peak_bytes")
 
 
 def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -> go.Figure:
-    """Bars of the table that `bl.compare` returns: solid where feasible, hatched where memory runs over.
+    """Draws the table that `bl.compare` returns as bars: solid if feasible, hatched if a memory limit is exceeded.
 
-    A placer that found no placement keeps its name on the axis, without a bar. Where a step was measured as well
-    (column `measured_us`), its bar stands beside.
+    A placer without a placement has its name on the axis and no bar. A measured step (column `measured_us`) has a bar beside
+    the simulated one.
     """
     missing = [c for c in COLUMNS if c not in getattr(table, "columns", ())]
     if missing:

@@ -1,4 +1,4 @@
-"""A table as curves: one per column, named at its end; what has no value is marked, not left out."""
+"""Chart of a table: one curve per column, with its name at the end; missing values are marked."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     import pandas
 
 DIRECT = 8
-"""More curves than that have a legend."""
+"""Most curves with names at their ends; more curves have a legend."""
 DOTS = 30
-"""More points than that are not marked."""
+"""Most points of a curve that are marked."""
 
 
 def curves(
@@ -30,16 +30,16 @@ def curves(
     log: bool = False,
     zero: bool = True,
 ) -> go.Figure:
-    """One curve per column over the index; where a column has no value, a cross below says `missing`.
+    """Draws one curve per column over the index, and a cross labelled `missing` below for every missing value.
 
     Args:
-        table: numbers, the index along the x axis.
-        title: of the figure.
+        table: numbers, with the index along the x axis.
+        title: title of the figure.
         y: title of the y axis, with its unit.
         x: title of the x axis; by default the name of the index.
-        missing: what it means that a column has no value.
-        log: both axes are logarithmic (no crosses then).
-        zero: the y axis starts at zero.
+        missing: the meaning of a missing value.
+        log: whether both axes are logarithmic, without crosses.
+        zero: whether the y axis starts at zero.
 
     >>> import pandas as pd
     >>> batch = pd.Index([64, 128], name="batch size")
@@ -78,7 +78,7 @@ def curves(
 def _missing(
     figure: go.Figure, table: pandas.DataFrame, values: np.ndarray, names: list[str], colors: list[str], text: str
 ) -> go.Figure:
-    """Crosses in a band below the axis' start, one row per curve."""
+    """Draws the crosses in a band below the start of the axis, one row per curve."""
     absent = np.argwhere(~np.isfinite(values))
     if not len(absent):
         return figure
@@ -110,7 +110,7 @@ def _missing(
 
 
 def _ticks(low: float, high: float) -> np.ndarray:
-    """Round numbers from `low` on, about five; none in the band below."""
+    """Returns about five round numbers from `low` on, none in the band below."""
     step = 10 ** np.floor(np.log10((high - low) / 4))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (step * k) <= 6)
     return np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step

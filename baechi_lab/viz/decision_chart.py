@@ -1,4 +1,4 @@
-"""The decision log on a time axis, one slider position per step: what could start where, what was chosen and why."""
+"""Chart of a decision log: a slider position per step, with the candidates, the chosen one and the reason."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
 
 MOST_STEPS = 200
-"""Every step carries the bars of those before it."""
+"""Most steps of a log, because the figure holds for every step the bars of all earlier ones."""
 
 
 def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str | None = None) -> go.Figure:
-    """Step through a placement made with `explain=True`, of `graph` itself; works in a saved notebook too.
+    """Draws the steps of a placement of `graph` made with `explain=True`; the slider also works in a saved notebook.
 
-    Bars: what is placed so far, on its device; the one just placed has a dark border. Circles above them: pairs that
-    could have been chosen instead, at their earliest start; crosses below: pairs that were excluded (hover: why).
+    Bars are placed ops on their devices; the op of this step has a dark border. Circles above them are other candidate pairs,
+    at their earliest start. Crosses below are pairs that were ruled out; their tooltips say why.
 
-    Raises `InvalidInput` when the placement has no log, or one of more than 200 steps.
+    Raises `InvalidInput` if the placement has no log, or one of more than 200 steps.
 
     >>> from baechi_lab import Cluster, OpGraph, place
     >>> graph, cluster = OpGraph.from_edges([5, 10], [(0, 1, 8)]), Cluster.uniform(2)
@@ -74,7 +74,7 @@ def _duration(graph: OpGraph, cluster: Cluster, pair: Any) -> float:
 
 
 def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[object], step: int, factor: float) -> list[Any]:
-    """The three traces of one slider position; those of the last are shown at first."""
+    """Returns the three traces of a slider position; those of the last position are shown at first."""
     marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
     traces = [_placed(graph, cluster, log[: step + 1], factor), *marks]
     for trace in traces:
@@ -106,7 +106,7 @@ def _placed(graph: OpGraph, cluster: Cluster, log: Sequence[Any], factor: float)
 
 
 def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
-    """Pairs that were not chosen; those of one device and start share a mark."""
+    """Draws the pairs that were not chosen; pairs of one device and start share a mark."""
     pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
     for c in decision.candidates:
         if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):

@@ -1,4 +1,4 @@
-"""The ways of `bl.fit`: time per sample against the peak of the fullest device."""
+"""Chart of the options of `bl.fit`: time per sample against the peak of the fullest device."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from .colors import INK, LIMIT, series_colors, text_color
 from .layout import BYTES, LEGEND, annotated, scale, styled
 
 NAMED = 10
-"""So many points have their names beside them; more have a legend."""
+"""Most points with names beside them; more points have a legend."""
 FAR = 3
-"""A limit so many times above the largest peak is not drawn: the points would be one."""
+"""A limit above this multiple of the largest peak is not drawn, because all points would lie together."""
 
 
 def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory") -> go.Figure:
-    """A point per way that was simulated, hollow where it does not fit; the line joins those that no other one beats.
+    """Draws a point per simulated option, hollow if it does not fit; the line joins the options of the Pareto front.
 
-    `customdata` of every point is its position in `answer.options`.
+    `customdata` of a point is its position in `answer.options`.
 
     >>> from baechi_lab import Cluster, OpGraph, fit
     >>> [trace.name for trace in fit_options(fit(OpGraph.from_edges([5.0]), Cluster.uniform(1))).data]
     ['as it is']
     """
     if not isinstance(answer, Fit):
-        raise InvalidInput(f"ways draws what bl.fit returned, not a {type(answer).__name__}")
+        raise InvalidInput(f"fit_options draws what bl.fit returned, not a {type(answer).__name__}")
     shown = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in shown), default=1.0))
     capacity_bytes, largest_peak = (
@@ -64,7 +64,7 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
 
 
 def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
-    """The title of the axis of peaks; a limit too far off to be drawn is told there."""
+    """Returns the title of the axis of peaks, with the limit if that is not drawn."""
     limit_text = "" if near else f"; a device has {format_limit(capacity_bytes)}"
     return f"peak of the fullest device ({unit}){limit_text}"
 

@@ -1,4 +1,4 @@
-"""The Gantt chart: what every device computes and sends, when."""
+"""The Gantt chart: the ops and the sends of every device over time."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 COLOR_BY = ("device", "micro-batch")
 NAMED = 60
-"""Timelines of at most so many ops write their names on the bars."""
+"""Most ops of a timeline whose bars have names."""
 
 
 def gantt(
@@ -34,18 +34,16 @@ def gantt(
     color_by: str = "device",
     moved: bool = False,
 ) -> go.Figure:
-    """One row per device, idle ones too, and below it a thinner one for what it sends, coloured by the receiver.
+    """Draws a row per device, also idle ones, and below it a thinner row for its sends, coloured by the receiver.
 
-    Where a simulated graph has collectives, each device has a row for them, too: they run beside what it computes.
+    If a simulated graph has collectives, each device has a row for them, too, since they run beside its ops. A device of a
+    pipeline shows its bubble: the share of the step in which it computes nothing.
 
-    A pipeline's devices say their bubbles: the share of the step in which nothing runs there.
-
-    Several timelines (simulated and measured, say) are drawn below each other over one time axis. No timeline takes
-    more than about `2 * max_bars` bars: rows too short to be seen are merged, and say how many they are.
-    Few ops have their names on the bars, where these are long enough. `color_by` "micro-batch" colours ops by the
-    micro-batch that they belong to, as far as the timeline has some; otherwise the forward pass of a pipeline is light, its
-    backward pass dark and what computes gradients of weights hatched. With `moved`, ops that another timeline has on
-    another device than the first are outlined there, and counted above it.
+    Several timelines, for example simulated and measured, are drawn one below the other with one time axis. A timeline has at
+    most about `2 * max_bars` bars: rows that are too short are merged, and the bar says how many they are. If there are few
+    ops, long enough bars have their names. `color_by` "micro-batch" colours ops by micro-batch, if the timeline has some.
+    Otherwise the forward pass of a pipeline is light, its backward pass dark, and gradients of weights are hatched. With
+    `moved`, ops of a further timeline on another device than in the first are outlined and counted.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])
@@ -111,7 +109,7 @@ def _heading(timeline: Timeline) -> str:
 
 
 def _bubble(timeline: Timeline, lane: str) -> str:
-    """Behind a device of a pipeline: its share of the step in which nothing runs there."""
+    """Returns the text behind a device of a pipeline: the share of the step in which it computes nothing."""
     if lane not in timeline.device_names or timeline.makespan_us <= 0:
         return ""
     rows = (timeline.device == timeline.device_names.index(lane)) & ~_on_communication_lane(timeline)
@@ -128,13 +126,13 @@ def _collectives(device: str) -> str:
 
 
 def _on_communication_lane(timeline: Timeline) -> NDArray[np.bool_]:
-    """bool[rows of the timeline]: collectives, as far as the timeline says."""
+    """Returns bool[rows]: the collectives of the timeline, if it has that column."""
     is_collective = timeline.info.get("on_communication_lane", np.zeros(len(timeline.op_names), dtype=np.bool_))
     return np.asarray(is_collective, dtype=np.bool_)[timeline.op]
 
 
 def _placed_differently(first: Timeline, timeline: Timeline) -> NDArray[np.bool_]:
-    """bool[rows of `timeline`]: on another device than in the first timeline; ops that it does not have are not."""
+    """Returns bool[rows of `timeline`]: the ops on another device than in the first timeline, if that has them."""
     first_device = {first.op_names[k]: first.device_names[d] for k, d in zip(first.op, first.device, strict=True)}
     rows = zip(timeline.op.tolist(), timeline.device.tolist(), strict=True)
     pairs = [(first_device.get(timeline.op_names[k]), timeline.device_names[d]) for k, d in rows]
@@ -179,14 +177,14 @@ def _traces(
 
 
 def _by_micro_batch(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
-    """A colour per micro-batch, grey for what is done once."""
+    """Returns a colour per op by its micro-batch, grey for ops that run once."""
     batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
     colors = class_colors(int(batch.max(initial=0)) + 1)
     return [OTHER_COLOR if b < 0 else colors[b] for b in batch.tolist()]
 
 
 def _names(timeline: Timeline, rows: NDArray[np.int64], shades: list[str]) -> dict[str, object]:
-    """Names on the bars."""
+    """Returns the names on the bars."""
     return {
         "text": [timeline.op_names[op] for op in timeline.op[rows]],
         "textposition": "inside",
@@ -201,7 +199,7 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
     sent_rows = np.flatnonzero(transfers.source == device)
     if not len(sent_rows):
         return []
-    # While a tensor waits for its receiver, the sender is free again: the bar is as long as the sending.
+    # While a tensor waits for its receiver, the sender is free again, so the bar shows only the send.
     sent_us = transfers.start_us[sent_rows] + (transfers.end_us[sent_rows] - transfers.receive_us[sent_rows])
     bars = merged(transfers.start_us[sent_rows], sent_us, limit)
     shades = [faded(colors[target], 0.75) for target in transfers.target[sent_rows[bars.row]]]
@@ -244,7 +242,7 @@ def _op_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> list[s
     names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
     return [
         f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for name, count, start, end in zip(names, bars.held_bytes, bars.start, bars.end, strict=True)
+        for name, count, start, end in zip(names, bars.row_count, bars.start, bars.end, strict=True)
     ]
 
 
@@ -254,7 +252,7 @@ def _transfer_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> 
         f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
         f"{format_bytes(int(timeline.tensor_bytes[t]))}"
         f"{f', and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for t, d, count, start, end in zip(tensors, targets, bars.held_bytes, bars.start, bars.end, strict=True)
+        for t, d, count, start, end in zip(tensors, targets, bars.row_count, bars.start, bars.end, strict=True)
     ]
 
 

@@ -22,7 +22,7 @@ NO_DEVICE = "#9A9A9A"
 EDGE = 2
 """Pixels around the picture, for the lines of the outermost boxes."""
 WIDTH = 900
-"""Pixels that the drawing is as a rule wide, from which the height follows."""
+"""Usual width of the drawing in pixels, from which its height follows."""
 
 
 def graph(
@@ -33,14 +33,14 @@ def graph(
     max_nodes: int = 24,
     title: str | None = None,
 ) -> go.Figure:
-    """Name scopes as nested boxes, with the share of each device in their time, and one arrow per pair of boxes.
+    """Draws name scopes as nested boxes, with the share of each device in their time, and one arrow per pair of boxes.
 
-    The backward pass (∇) lies below the forward pass. Arrows are as wide as the bytes they stand for, and orange where
-    some go to another device. Devices in `device_names` that hold no op are in the legend too. At most `max_nodes` boxes
-    are drawn; a graph with no more ops is drawn op by op. Graphs without scopes are cut where their structure repeats, or
-    into stretches of time.
+    The backward pass (∇) is below the forward pass. The width of an arrow grows with its bytes; it is orange if some of them go
+    to another device. Devices in `device_names` without ops are in the legend, too. At most `max_nodes` boxes are drawn; a
+    graph with no more ops is drawn op by op. A graph without scopes is cut where its structure repeats, or else into
+    intervals of time.
 
-    Raises `InvalidInput` when the placement was made for another graph.
+    Raises `InvalidInput` if the placement was made for another graph.
 
     >>> from baechi_lab import OpGraph, Placement
     >>> figure = graph(OpGraph.from_edges([5, 10], [(0, 1, 8)]), Placement(device=[0, 1]))
@@ -61,7 +61,7 @@ def graph(
 
 
 def scene_of(opgraph: OpGraph, max_nodes: int) -> Scene:
-    """At most `max_nodes` boxes; a graph with no more ops, op by op."""
+    """Returns a scene of at most `max_nodes` boxes; a graph with no more ops is drawn op by op."""
     tree = build_tree(opgraph)
     return build_scene(opgraph, tree, range(len(tree)) if opgraph.n <= max_nodes else tree.open_until(max_nodes))
 
@@ -75,7 +75,7 @@ def boxes(
     device: NDArray[np.int32] | None,
     title: str,
 ) -> go.Figure:
-    """The scene, each box with its `share` float64[boxes, len(names)] of whatever the names and colours stand for."""
+    """Draws the scene, each box with its `share` float64[boxes, len(names)] of the classes with these names and colours."""
     figure = go.Figure(_hover(opgraph, scene, share, names, colors))
     wide, tall = max(scene.size[0], 1.0), max(scene.size[1], 1.0)
     if len(scene):
@@ -103,7 +103,7 @@ def _image(
     wide: float,
     tall: float,
 ) -> dict[str, object]:
-    """The picture as an SVG under the marks that one hovers."""
+    """Returns the picture as an SVG, which lies under the marks with tooltips."""
     crossing = None if device is None else crossing_bytes(opgraph, scene.arrows, device)
     body = drawn(scene, colors, share, crossing)
     wide, tall = wide + 2 * EDGE, tall + 2 * EDGE
@@ -127,12 +127,12 @@ def _image(
 def _hover(
     opgraph: OpGraph, scene: Scene, share: NDArray[np.float64] | None, names: Sequence[str], colors: Sequence[str]
 ) -> list[go.Scatter]:
-    """A small mark on every box, in the colour that has most of it, which carries what is said about it."""
+    """Draws a small mark on every box, in the colour of its largest share, with the tooltip of the box."""
     main = np.full(len(scene), -1) if share is None else share.argmax(axis=1)
     traces = []
     for device in [*[-1] * bool((main < 0).any()), *range(len(names))]:
         boxes = np.flatnonzero(main == device)
-        if not len(boxes):  # the legend names it all the same: it may have a part of a box
+        if not len(boxes):  # the legend names it, because it may have a part of a box
             marker = {"symbol": "square", "color": colors[device]}
             traces.append(go.Scatter(x=[None], y=[None], mode="markers", name=names[device], marker=marker))
             continue

@@ -1,4 +1,4 @@
-"""Groups that a planner learned, on the nested boxes of the graph: do they follow the layers, the time steps, or nothing?"""
+"""Chart of the groups that a planner learned, on the nested boxes of the graph."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .graph_chart import NO_DEVICE, boxes, scene_of
 from .nested.scene import device_shares
 
 LINE = 22
-"""Pixels of a line of the legend, which holds two groups."""
+"""Height in pixels of a line of the legend, which holds two groups."""
 
 
 def groups(
@@ -26,12 +26,12 @@ def groups(
     max_nodes: int = 24,
     title: str | None = None,
 ) -> go.Figure:
-    """The boxes of `viz.graph`, each with the share of every learned group in its time; the legend tells each group's device.
+    """Draws the boxes of `viz.graph`, each with the share of every learned group in its time; the legend has their devices.
 
-    The `most` groups with most work have colours (none of which is a device's), the rest is grey. Arrows are orange where
+    The `most` groups with most work have colours (none is a device's), the others are grey. Arrows are orange if some of their
     bytes go to another device. At most `max_nodes` boxes are drawn.
 
-    Raises `InvalidInput` for a placement without learned groups (`explain=True`), or of another graph.
+    Raises `InvalidInput` if the placement has no learned groups (`explain=True`), or belongs to another graph.
 
     >>> from baechi_lab.placers.planner.explain import learned_groups
     >>> graph = OpGraph.from_edges([5, 10], [(0, 1, 8)])

@@ -1,4 +1,4 @@
-"""What all figures have in common: one theme, units that suit the numbers, and labels at the ends of lines."""
+"""Common parts of all figures: the theme, units that suit the numbers, and labels at the ends of lines."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from .colors import CLEAR, FONT, GRID, INK, SERIES, text_color
 UNITS = ((1e6, "s"), (1e3, "ms"), (1.0, "us"))
 BYTES = ((1e9, "GB"), (1e6, "MB"), (1e3, "kB"), (1.0, "B"))
 LEGEND = {"orientation": "h", "yref": "container", "y": 0, "yanchor": "bottom", "x": 0, "xanchor": "left"}
-"""Where names cannot stand at the marks themselves: below the plot, since plotly's buttons are above it."""
+"""Legend of figures whose marks have no names beside them: below the plot, since plotly's buttons are above it."""
 TOP, BOTTOM, LINE = 50, 50, 15
-"""Pixels above and below what is plotted, and from one label to the next."""
+"""Pixels above and below the plot, and from one label to the next."""
 
 _AXIS = {
     "gridcolor": GRID,
@@ -43,11 +43,11 @@ THEME = go.layout.Template(
 )
 """The plotly template of all figures: `plotly.express.line(..., template=viz.THEME)`. Its colours are no device's.
 
-Figures have no ground of their own: they are read on light and on dark pages."""
+Figures have no background: they are shown on light and on dark pages."""
 
 
 def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple[float, str]:
-    """The factor and unit in which `largest` has at least one digit before the point.
+    """Returns the factor and unit in which `largest` has at least one digit before the point.
 
     >>> scale(2500.0)
     (1000.0, 'ms')
@@ -56,7 +56,7 @@ def scale(largest: float, units: tuple[tuple[float, str], ...] = UNITS) -> tuple
 
 
 def styled(figure: go.Figure, title: str, height: int = 380, **layout: object) -> go.Figure:
-    """`figure` in the theme of all our figures, with a title; `layout` goes to plotly.
+    """Applies the theme of all figures and a title to `figure`; `layout` is passed to plotly.
 
     >>> styled(go.Figure(), "Step time").layout.title.text
     'Step time'
@@ -67,9 +67,9 @@ def styled(figure: go.Figure, title: str, height: int = 380, **layout: object) -
 
 
 def labelled(figure: go.Figure) -> go.Figure:
-    """Names at the ends of lines, in their colours, in place of a legend; call it after `styled`.
+    """Adds the names of lines at their ends, in their colours, in place of a legend; call it after `styled`.
 
-    Labels that would overlap are pushed apart. Lines without a name get none.
+    Labels that would overlap are moved apart. Lines without a name get no label.
 
     >>> figure = styled(go.Figure(go.Scatter(x=[1, 2], y=[3, 4], name="m-etf", mode="lines")), "Step time")
     >>> [label.text for label in labelled(figure).layout.annotations]
@@ -90,9 +90,9 @@ def labelled(figure: go.Figure) -> go.Figure:
 def annotated(
     figure: go.Figure, points: Sequence[tuple[object, float, str, str]], leftward: Sequence[bool] = ()
 ) -> go.Figure:
-    """Texts beside points `(x, y, text, colour)`, in place of a legend; those that would overlap are pushed apart.
+    """Adds texts beside points `(x, y, text, colour)`, in place of a legend; texts that would overlap are moved apart.
 
-    A text stands to the right of its point, unless `leftward` says that the line comes from there.
+    A text is to the right of its point, or to the left if the line comes from the right (`leftward`).
     """
     low, high = _extent(figure)
     plot_height = (figure.layout.height or 380) - TOP - BOTTOM
@@ -114,14 +114,14 @@ def annotated(
 
 
 def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[np.float64]:
-    """Positions at least `gap` from one another, in the order of the wishes and, as a whole, where these are.
+    """Returns positions near the `wished` ones and in their order, with distances of at least `gap`.
 
     >>> spread_positions(np.array([10.0, 10.0, 100.0])).tolist()
     [2.5, 17.5, 100.0]
     """
     order = np.argsort(wished, kind="stable")
     placed = wished[order].astype(np.float64)
-    heaps: list[list[float]] = []  # middle and number of labels that stand close together
+    heaps: list[list[float]] = []  # middle and number of labels in one cluster
     for value in placed.tolist():
         heaps.append([value, 1])
         while len(heaps) > 1 and heaps[-1][0] - heaps[-2][0] < gap * (heaps[-1][1] + heaps[-2][1]) / 2:
@@ -135,12 +135,12 @@ def spread_positions(wished: NDArray[np.float64], gap: float = LINE) -> NDArray[
 
 
 def _on_axis(axis: Any, value: Any) -> Any:
-    """Where annotations stand: on logarithmic axes at the logarithm."""
+    """Returns the position of an annotation: plotly expects the logarithm on logarithmic axes."""
     return float(np.log10(value)) if axis.type == "log" else value
 
 
 def _extent(figure: go.Figure) -> tuple[float, float]:
-    """Lower and upper end of the y axis, as plotly counts them: from zero where that was asked for, with some room."""
+    """Returns the range of the y axis as plotly chooses it: with a margin, from zero if that is required."""
     axis = figure.layout.yaxis
     if axis.range is not None:
         return float(axis.range[0]), float(axis.range[1])

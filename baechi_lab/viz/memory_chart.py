@@ -1,4 +1,4 @@
-"""Memory of each device over time, by what holds it, against the device's limit."""
+"""Chart of the memory of each device over time, by category, with the device's limit."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from .shades import LEGEND as GREYS
 from .shades import shades
 
 FAR = 1.6
-"""Limits so many times above the largest peak are not drawn."""
+"""A limit above this multiple of the largest peak is not drawn."""
 
 
 def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = None) -> go.Figure:
-    """One panel per device: stacked areas of persistent, output, temporary and received bytes, and the limit.
+    """Draws a panel per device: stacked areas of persistent, output, temporary and received bytes, and the limit.
 
     All panels have one time scale and one memory scale. The areas are shades of the device's colour, from dark
     (persistent) to light (received copies), as in the workbench.
 
-    A device takes at most `max_points` points; of the changes that fall into one point the fullest moment is kept,
-    so that no peak is lost. A measured timeline without a log of changes shows its peaks.
+    A device has at most `max_points` points. A point for several changes shows the largest of their levels, so that no peak is
+    lost. A measured timeline without a log of changes shows its peaks.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> timeline = simulate(OpGraph.from_edges([5.0]), Cluster.uniform(1), Placement(device=[0]))
@@ -64,7 +64,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
             color = shades(colors[device])[column]
             figure.add_trace(_area(time, levels[:, column], category, color, row), row=row, col=1)
         limit = timeline.memory_bytes[device]
-        if limit <= FAR * peak_bytes:  # a far-away limit would flatten the areas; the heading names it anyway
+        if limit <= FAR * peak_bytes:  # a far larger limit would flatten the areas; the heading has it in any case
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
         figure.update_yaxes(title_text=f"memory ({unit})", range=[0, highest_bytes / factor], row=row, col=1)
     figure.add_traces([_legend_entry(*entry) for entry in zip(MEMORY_CATEGORIES, GREYS, strict=True)])
@@ -77,7 +77,7 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
 def thinned(
     time: NDArray[np.float64], level: NDArray[np.int64], limit: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """At most `limit` of the rows: per cell of equally many changes, the moment with the largest sum.
+    """Returns at most `limit` of the rows: from each run of equally many changes, the row with the largest sum.
 
     >>> time, level = thinned(np.arange(4.0), np.array([[1], [9], [3], [4]]), 2)
     >>> time.tolist(), level[:, 0].tolist()
@@ -112,7 +112,7 @@ def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, 
 
 
 def _legend_entry(category: str, color: str) -> go.Scatter:
-    """The grey that stands for a category, whatever the device's colour."""
+    """Makes the entry of a category in the legend, in grey, because its shade depends on the device."""
     marker = {"symbol": "square", "size": 11, "color": color, "line": {"width": 1, "color": INK}}
     return go.Scatter(x=[None], y=[None], mode="markers", name=category, legendgroup=category, marker=marker)
 

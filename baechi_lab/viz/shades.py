@@ -1,4 +1,4 @@
-"""Categories of memory and phases of pipelines as shades of the device's colour: a colour always means the same device."""
+"""Shades of the device's colour for categories of memory and phases of pipelines."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ..graph import Timeline
 
 PHASES = ("forward", "backward", "weight gradients")
 PHASE_MIX = (("#FFFFFF", 0.45), ("#000000", 0.25), ("#000000", 0.25))
-"""Per phase: towards which colour, and how far."""
+"""Per phase: the colour with which it is mixed, and its share."""
 HATCHED = 3
-"""Of `pipeline_phases`: weight gradients."""
+"""The value of `pipeline_phases` for gradients of weights."""
 
 MIX = (("#000000", 0.45), ("#000000", 0.0), ("#FFFFFF", 0.45), ("#FFFFFF", 0.78))
-"""Per memory category (persistent, outputs, temporary, copies): towards which colour, and how far."""
+"""Per memory category (persistent, outputs, temporary, copies): the colour with which it is mixed, and its share."""
 
 
 def mixed(color: str, towards: str, share: float) -> str:
-    """`#RRGGBB` moved `share` of the way to another.
+    """Mixes `#RRGGBB` with another colour, of which it gets `share`.
 
     >>> mixed("#000000", "#FFFFFF", 0.5)
     '#808080'
@@ -28,7 +28,7 @@ def mixed(color: str, towards: str, share: float) -> str:
 
 
 def shades(color: str) -> list[str]:
-    """One colour per memory category, from dark (persistent) to light (received copies)."""
+    """Returns one colour per memory category, from dark (persistent) to light (received copies)."""
     return [mixed(color, towards, share) for towards, share in MIX]
 
 
@@ -37,14 +37,14 @@ LEGEND = shades("#8A8A8A")
 
 
 def pipeline_phases(timeline: Timeline) -> NDArray[np.uint8] | None:
-    """uint8[ops]: 1 + the position in `PHASES`, 0 for what is done once. None for a timeline without a pipeline schedule."""
+    """Returns uint8[ops]: 1 + the position in `PHASES`, 0 for ops that run once; None without a pipeline schedule."""
     phase = timeline.info.get("phase")
     if phase is None:
         return None
-    number = np.asarray(phase)  # as `bl.simulate` says: 0 before all micro-batches, 4 after them
+    number = np.asarray(phase)  # of `bl.simulate`: 0 before all micro-batches, 4 after them
     return np.where(number <= len(PHASES), number, 0).astype(np.uint8)
 
 
 def phase_shades(color: str) -> list[str]:
-    """The colour itself and one per phase: light forward, dark backward."""
+    """Returns the colour itself and one per phase: light forward, dark backward."""
     return [color, *(mixed(color, towards, share) for towards, share in PHASE_MIX)]

@@ -179,7 +179,7 @@ def test_few_rows_stay_as_they_are():
     bars = merged(np.array([5.0, 0.0]), np.array([6.0, 2.0]), 10)
     assert bars.start.tolist() == [0.0, 5.0]
     assert bars.row.tolist() == [1, 0]
-    assert bars.held_bytes.tolist() == [1, 1]
+    assert bars.row_count.tolist() == [1, 1]
 
 
 def test_many_rows_are_merged_without_losing_any():
@@ -188,7 +188,7 @@ def test_many_rows_are_merged_without_losing_any():
     end = start + rng.uniform(0, 0.02, 50_000)
     bars = merged(start, end, 500)
     assert len(bars.start) <= 2 * 500 + 1
-    assert bars.held_bytes.sum() == 50_000
+    assert bars.row_count.sum() == 50_000
     assert bars.start[0] == start[0]
     assert bars.end.max() == end.max()
 
@@ -198,13 +198,13 @@ def test_long_row_among_short_ones_keeps_its_own_bar():
     end = np.r_[np.arange(100) * 0.1 + 0.05, 60.0, 60 + np.arange(100) * 0.1 + 0.05]
     bars = merged(start, end, 10)
     alone = (bars.start == 10.0) & (bars.end == 60.0)
-    assert bars.held_bytes[alone].tolist() == [1]
+    assert bars.row_count[alone].tolist() == [1]
     assert bars.row[alone].tolist() == [100]
 
 
 def test_rows_of_one_instant():
     bars = merged(np.zeros(10), np.zeros(10), 3)
-    assert bars.held_bytes.sum() == 10
+    assert bars.row_count.sum() == 10
 
 
 # -- Gantt ---------------------------------------------------------------------------------------------------

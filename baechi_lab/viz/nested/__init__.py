@@ -1,1 +1,1 @@
-"""Graphs as nested boxes: which box an op lies in, where the boxes lie, and the picture as SVG."""
+"""Graphs as nested boxes: the box of every op, the positions of the boxes, and the picture as SVG."""

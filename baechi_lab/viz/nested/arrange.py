@@ -1,9 +1,9 @@
-"""What is inside one frame: boxes of given sizes in rows that are read to and fro, and the arrows between them.
+"""Layout of one frame: boxes of given sizes in bands, and the arrows between them.
 
-A long chain is broken into bands, the next one running back below, so that arrows from one band to the next are short. The
-outermost frame of a training step has its forward pass above and the backward pass below, each backward box under the box of
-its forward ops. Which band and layer a box is in depends on the boxes as they are when closed: opening one makes room, and
-moves nothing else out of its row.
+A long chain is broken into bands. The direction alternates from band to band, so that arrows between bands are short. The
+outermost frame of a training step has the forward pass above and the backward pass below, each backward box under the box of
+its forward ops. The band and the layer of a box follow from the sizes of closed boxes, so opening a box moves no other box to
+another band.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True, eq=False)
 class Boxes:
-    """The boxes of one frame: sizes now and when closed, topological `order`, the backward ones and their twins (or -1)."""
+    """The boxes of one frame: current and closed sizes, topological `order`, backward boxes and their forward twins (or -1)."""
 
     width: Floats
     height: Floats
@@ -37,7 +37,7 @@ class Boxes:
 
 @dataclass(frozen=True, eq=False)
 class Arranged:
-    """Middles of the boxes, the size of all, and per edge the points of its arrow, `upright` if it leaves up- or downwards."""
+    """The middles of the boxes, the size of the frame, and the points of each edge's arrow, `upright` if it leaves vertically."""
 
     x: Floats
     y: Floats
@@ -50,7 +50,7 @@ class Arranged:
 def arrange(
     boxes: Boxes, source: Ints, target: Ints, weight: Floats, aspect: float, mirrored: bool = False
 ) -> Arranged:
-    """Places for boxes and arrows; `aspect` is the width wanted per height, `mirrored` lets time flow to the left.
+    """Positions boxes and arrows; `aspect` is the wanted width per height, and with `mirrored` time runs to the left.
 
     >>> three, flat = np.full(3, 40.0), np.full(3, 20.0)
     >>> boxes = Boxes(three, flat, three, flat, np.arange(3.0), np.zeros(3, bool), np.full(3, -1))
@@ -67,7 +67,7 @@ def arrange(
 
 
 def _both_passes(boxes: Boxes, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """Columns and bands (0: forward, 1: backward) of a training step."""
+    """Returns the columns and bands (0: forward, 1: backward) of a training step."""
     band = boxes.backward.astype(np.int64)
     column = np.zeros(len(band), dtype=np.int64)
     ahead = ~boxes.backward
@@ -82,7 +82,7 @@ def _both_passes(boxes: Boxes, source: Ints, target: Ints) -> tuple[Ints, Ints]:
 
 
 def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
-    """Column in its band, and band, of every box: as many bands as make the drawing largest in a page of that aspect."""
+    """Returns every box's column in its band, and its band, for the number of bands with the largest drawing on the page."""
     layer = np.unique(layer, return_inverse=True)[1].reshape(-1)
     count = int(layer.max()) + 1
     wide, tall = np.zeros(count), np.zeros(count)
@@ -97,14 +97,14 @@ def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
         width = float(np.bincount(band, wide).max())
         height = sum(float(tall[band == b].max()) + BAND_GAP for b in range(bands)) - BAND_GAP
         size = min(aspect / width, 1.0 / height)
-        # An arrow to the next band is longer than one to the next column, so that a cut must pay.
+        # An arrow to the next band is longer than one to the next column, so that each cut has a cost.
         if size > best * (1.15 if bands > 1 else 1.0):
             best, best_bands = size, ((np.arange(count) % per_band)[layer], band[layer])
     return best_bands
 
 
 class _Frame:
-    """The second half: columns and bands are known."""
+    """Positions boxes and arrows whose columns and bands are known."""
 
     def __init__(self, boxes: Boxes, column: Ints, band: Ints, mirrored: bool):
         self.boxes, self.column, self.band, self.mirrored = boxes, column, band, mirrored
@@ -126,12 +126,12 @@ class _Frame:
         return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
 
     def _gap(self, band: int, source: Ints, target: Ints) -> float:
-        """Room below a band, more where many arrows run across it."""
+        """Returns the space below a band, which grows with the arrows that cross it."""
         across = (self.band[source] <= band) != (self.band[target] <= band)
         return BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
 
     def _columns(self) -> None:
-        """Left and right end of every column; all bands share them where both passes lie below one another."""
+        """Returns the left and right ends of every column; both passes of a training step share them."""
         width, spans = self.boxes.width, {}
         for band in range(int(self.band.max()) + 1):
             in_band = np.ones(len(self.band), np.bool_) if self.both else self.band == band
@@ -145,7 +145,7 @@ class _Frame:
             self.left[band], self.right[band] = (self.total - right, self.total - left) if turned else (left, right)
 
     def _band(self, band: int, top: float, source: Ints, target: Ints, weight: Floats) -> float:
-        """Place one band below `top`; returns its lower end."""
+        """Position one band below `top`; returns its lower end."""
         nodes = np.flatnonzero(self.band == band)
         at = np.full(len(self.band), -1)
         at[nodes] = np.arange(len(nodes))
@@ -166,7 +166,7 @@ class _Frame:
         return max(low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
 
     def _passing(self, band: int, points: tuple[tuple[int, float], ...], top: float, rising: bool) -> list[Point]:
-        """An arrow passes a column straight, from one end of it to the other."""
+        """Make arrows cross a column in a straight line, from one end to the other."""
         passed: list[Point] = []
         for layer, y in points:
             edges = (float(self.left[band][layer]), float(self.right[band][layer]))
@@ -174,7 +174,7 @@ class _Frame:
         return passed
 
     def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
-        """Points per edge, with ends spread along the sides of the boxes."""
+        """Returns the points of each edge, with ends spread along the sides of the boxes."""
         upright = np.array([e not in self.through for e in range(len(source))], dtype=np.bool_)
         path_ends: list[list[Point]] = [[(0.0, 0.0), (0.0, 0.0)] for _ in range(len(source))]
         sides: dict[tuple[int, int], list[tuple[float, int, int]]] = defaultdict(list)
@@ -196,7 +196,7 @@ class _Frame:
         return tuple(paths), upright
 
     def _between(self, u: int, v: int, start: Point, end: Point) -> list[Point]:
-        """An arrow to another band leaves its own straight, and goes across in the room between bands."""
+        """Returns the points of an arrow to another band, which crosses in the space between the bands."""
         if self.band[u] == self.band[v]:
             return []
         goes_down = self.band[u] < self.band[v]
@@ -205,7 +205,7 @@ class _Frame:
         return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]
 
     def _spread(self, box: int, side: int, arrows: list[tuple[float, int, int]], path_ends: list[list[Point]]) -> None:
-        """Ends of arrows on one side (left, right, top, bottom) of a box, in the order of where they lead."""
+        """Spread the ends of arrows on one side (left, right, top, bottom) of a box, in the order of their other ends."""
         w, h = float(self.boxes.width[box]), float(self.boxes.height[box])
         length = w if side >= 2 else h
         reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(arrows) - 1))

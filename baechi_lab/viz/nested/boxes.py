@@ -1,4 +1,4 @@
-"""Boxes that hold boxes, and levels put between where one would hold too many: blocks that repeat, or stretches of time."""
+"""Nested boxes. If a box would hold too many, levels are put in between: repeated blocks, or intervals of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ Ints = NDArray[np.int64]
 
 @dataclass(eq=False)
 class Box:
-    """A scope, a level between, or an op (`op`, else -1)."""
+    """A box: a scope, a level in between, or an op (`op`, else -1)."""
 
     name: str
     label: str
@@ -36,12 +36,12 @@ class Box:
 
     @cached_property
     def crowded(self) -> int:
-        """The most items that it, or any box in it, holds."""
+        """The largest number of items in this box or in any box inside it."""
         return max([len(self.items), *(item.crowded for item in self.items if item.items)], default=0)
 
 
 def with_levels(graph: OpGraph, forward: Box, backward: Box, limit: int, outermost: int) -> None:
-    """Put levels into both boxes until none holds more than `limit` items, and these two at most `outermost`.
+    """Put levels into both boxes until no box holds more than `limit` items, and these two at most `outermost`.
 
     The backward box is cut as the forward box of its forward ops is. O(edges x depth + items^2 / 2).
     """
@@ -62,7 +62,7 @@ class _Levels:
         self.readers = np.diff(graph.successors[0])
 
     def visit(self, box: Box, key: tuple[str, ...], pairs: Ints, limit: int, mirrored: bool = False) -> None:
-        """`pairs` are edges between ops, of which those with both ends in `box` count."""
+        """Cut `box` if it holds too many items; of `pairs`, edges between ops, those inside the box count."""
         if max(len(box.items), box.crowded) <= min(limit, self.most) or not box.items:
             return
         self.item_of[box.ops] = np.repeat(np.arange(len(box.items)), [len(i.ops) for i in box.items])
@@ -86,12 +86,12 @@ class _Levels:
                 self.visit(item, (*key, item.label), pairs, self.most, mirrored)
 
     def _sort(self, box: Box, edges: Ints) -> None:
-        """Items in topological order, by the mean position of their ops; what reads nothing comes just before its reader."""
+        """Sort items topologically, by the mean position of their ops; items without inputs come just before their reader."""
         count = len(box.items)
         owner, position = self.item_of[box.ops], self.graph.position[box.ops]
         timed: NDArray[np.float64] = np.where(
             self.timed[box.ops], 1.0, 1e-6
-        )  # variables and updates tell little about when it happens
+        )  # the positions of variables and updates say little about the time
         mean: NDArray[np.float64] = np.bincount(owner, timed * position, minlength=count) / np.bincount(
             owner, timed, minlength=count
         )
@@ -111,7 +111,7 @@ class _Levels:
         return cut.segment_of, _labels(box, cut)
 
     def _kinds(self, box: Box) -> Ints:
-        """What kind each item is of: of ops what they compute, read and write; of boxes their name without its number."""
+        """Returns the kind of each item: for an op its type, inputs and outputs; for a box its name without a number."""
         kinds: dict[Any, int] = {}
         candidates = []
         for item in box.items:
@@ -124,7 +124,7 @@ class _Levels:
         return np.array(candidates)
 
     def _mirror(self, box: Box, key: tuple[str, ...], edges: Ints) -> tuple[Ints, list[str]] | None:
-        """The parts of a backward box: those of its items' forward ops; of items without, those of their neighbours."""
+        """Returns the parts of a backward box: each item has the part of its forward ops, or else of its neighbours."""
         twin_parts, labels = self.cuts[key]
         part_of_item = np.full(len(box.items), -1, dtype=np.int64)
         for k, item in enumerate(box.items):
@@ -141,7 +141,7 @@ class _Levels:
 
 
 def _labels(box: Box, cut: Cut) -> list[str]:
-    """A label per part: the repeated blocks counted, numbered names as a range, else the last scope in it, or a count."""
+    """Returns a label per part: numbered repeated blocks, ranges of numbered names, the last scope, or a count."""
     labels = []
     for k in range(cut.count):
         block = k - cut.first
@@ -152,14 +152,14 @@ def _labels(box: Box, cut: Cut) -> list[str]:
         elif cut.repeated and 0 <= block < cut.repeated:
             labels.append(f"block {block + 1} of {cut.repeated}")
         elif cut.repeated:
-            labels.append("start" if block < 0 else "end")  # told apart by number where there are several
+            labels.append("start" if block < 0 else "end")  # with numbers if there are several
         else:
             labels.append(f"part {k + 1} of {cut.count}")
     return [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
 
 
 def _range(items: list[Box]) -> str:
-    """`t0 to t9` of items numbered in order, else `to` the last one."""
+    """Returns `t0 to t9` for items that are numbered in order, else `to` and the last one."""
     first, last = items[0].label, items[-1].label
     stem = re.sub(r"\d+$", "", first)
     if stem == re.sub(r"\d+$", "", last) and first != last:
@@ -168,7 +168,7 @@ def _range(items: list[Box]) -> str:
 
 
 def _gather(box: Box, part_of_item: Ints, labels: list[str]) -> None:
-    """Put the items of every part of more than one into a box of their own."""
+    """Put the items of every part with several items into a new box."""
     children = []
     for k in np.unique(part_of_item).tolist():
         inside = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]

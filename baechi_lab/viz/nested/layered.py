@@ -1,10 +1,10 @@
-"""Boxes of any size in layers, time flowing to the right, arrows around boxes: a layered drawing.
+"""Layered drawing of boxes of any size: time runs to the right, and arrows run around boxes.
 
-Idea (Sugiyama, Tagawa, Toda 1981, doi:10.1109/TSMC.1981.4308636): layers by longest path; a point in every layer that a
-long arrow passes; the order in a layer by repeated barycentres, the one with fewest crossings kept; then heights that make
-arrows straight. Deviations: arrows against the given order are laid out turned round instead of searching a minimum feedback
-set; long arrows of one box share their points (they carry the same tensors more often than not); heights solve, layer by
-layer, the least-squares problem "near the neighbours, in this order, so far apart" exactly (pool adjacent violators).
+Idea (Sugiyama, Tagawa, Toda 1981, doi:10.1109/TSMC.1981.4308636): boxes are layered by longest path. A long arrow has a point
+in every layer that it crosses. Repeated barycentres order each layer, and the order with fewest crossings is used. Heights
+then make arrows straight. Deviations: an arrow against the given order is reversed, without a search for a minimum feedback
+set. Long arrows of one box share their points, because they mostly carry the same tensors. Heights solve, layer by layer, the
+least-squares problem "near the neighbours, in this order, with these distances" exactly (pool adjacent violators).
 O(sweeps (E log E + V log V)).
 """
 
@@ -22,19 +22,19 @@ SWEEPS, ORDERINGS = 8, 24
 GAP = 12.0
 """Pixels between two boxes of a layer."""
 THIN = 6.0
-"""Height of a point that an arrow passes."""
+"""Height of a point of a long arrow, in pixels."""
 
 
 @dataclass(frozen=True, eq=False)
 class Rows:
-    """`y` of every box's middle; and per edge the `(layer, y)` that it passes between its ends, from source to target."""
+    """The middle `y` of every box, and the points `(layer, y)` of each edge between its ends, from source to target."""
 
     y: Floats
     through: tuple[tuple[tuple[int, float], ...], ...]
 
 
 def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
-    """int64[n]: a layer per box, so that every edge along `order` goes to a later one; what reads nothing comes late.
+    """Returns int64[n]: a layer per box, so that every edge goes to a later layer; boxes without inputs get the latest one.
 
     >>> longest_path(np.array([0.0, 1.0, 3.0, 2.0]), np.array([0, 1, 3]), np.array([1, 2, 2])).tolist()
     [0, 1, 2, 1]
@@ -52,13 +52,13 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
 
 
 def _along(order: Floats, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """Edges turned round where they go against the order (ties by index)."""
+    """Returns the edges, reversed where they go against the order (ties by index)."""
     swap = (order[source] > order[target]) | ((order[source] == order[target]) & (source > target))
     return np.where(swap, target, source), np.where(swap, source, target)
 
 
 def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> Rows:
-    """Heights for boxes in given layers. Edges may go either way; those within one layer do not count.
+    """Returns heights for boxes in given layers. Edges may have any direction; those within a layer are ignored.
 
     Args:
         layer, height, order: per box; `order` breaks ties within a layer at the start.
@@ -74,7 +74,7 @@ def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats
 
 @dataclass(frozen=True, eq=False)
 class _Pointed:
-    """Boxes and, behind them, points; links join neighbouring layers, left to right."""
+    """Boxes, followed by the points of long arrows; links join neighbouring layers from left to right."""
 
     layer: Ints
     height: Floats
@@ -121,7 +121,7 @@ def _with_points(layer: Ints, height: Floats, source: Ints, target: Ints, weight
 
 
 def _ordered(graph: _Pointed) -> list[Ints]:
-    """Per layer its boxes and points from top to bottom: the sweep with fewest crossings."""
+    """Returns the boxes and points of each layer from top to bottom, after the sweep with fewest crossings."""
     rank = _ranks(graph.layer, graph.order)
     best, fewest = rank, crossings(graph.layer, rank, graph.left, graph.right)
     for sweep in range(ORDERINGS):
@@ -145,12 +145,12 @@ def _ranks(layer: Ints, value: Floats) -> Floats:
 
 
 def _centred(layer: Ints, rank: Floats) -> Floats:
-    """Ranks as heights about the middle, so that layers of different size can be compared."""
+    """Returns ranks relative to the middle of their layer, so that layers of different size can be compared."""
     return rank - (np.bincount(layer)[layer] - 1) / 2.0
 
 
 def crossings(layer: Ints, rank: Floats, left: Ints, right: Ints) -> int:
-    """How many pairs of links between the same two layers cross.
+    """Counts the pairs of links between the same two layers that cross.
 
     >>> crossings(np.array([0, 0, 1, 1]), np.array([0.0, 1, 0, 1]), np.array([0, 1]), np.array([3, 2]))
     1
@@ -164,7 +164,7 @@ def crossings(layer: Ints, rank: Floats, left: Ints, right: Ints) -> int:
 
 
 def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
-    """The middle of every box and point: sweeps in which every layer comes as near to its neighbours as order allows."""
+    """Returns the middle of every box and point, after sweeps that move each layer towards its neighbours in its order."""
     y = np.zeros(len(graph.layer))
     for column in layers:
         y[column] = _packed(np.zeros(len(column)), np.ones(len(column)), _least_distances(graph.height[column]))
@@ -184,14 +184,14 @@ def _heights(graph: _Pointed, layers: Sequence[Ints]) -> Floats:
 
 
 def _least_distances(height: Floats) -> Floats:
-    """Least distance between the middles of neighbours: points of arrows may lie closer together than boxes."""
+    """Returns the least distances between the middles of neighbours; points may be closer together than boxes."""
     thin = height <= THIN
     gap = np.where(thin[:-1] & thin[1:], 2.0, GAP)
     return (height[:-1] + height[1:]) / 2 + gap
 
 
 def _packed(wish: Floats, weight: Floats, distances: Floats) -> Floats:
-    """Values near `wish` in the least-squares sense that grow by at least `distances`: isotonic regression, O(n).
+    """Returns the values nearest to `wish` (least squares) that grow by at least `distances`: isotonic regression, O(n).
 
     >>> _packed(np.array([0.0, 0.0]), np.ones(2), np.array([4.0])).tolist()
     [-2.0, 2.0]

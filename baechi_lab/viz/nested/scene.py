@@ -1,4 +1,4 @@
-"""What a picture of nested boxes shows: boxes, frames around open ones, and one arrow per pair of neighbours in a frame."""
+"""The scene of a picture of nested boxes: boxes, frames around open boxes, and one arrow per connected pair in a frame."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .scopes import updates
 from .tree import OP, ROOT, Tree
 
 PAGE, INSIDE = 2.3, 1.9
-"""Width per height that the whole picture, and what is in a frame, come near to."""
+"""Wanted width per height of the whole picture, and of the contents of a frame."""
 TITLE, MARGIN = 20.0, 12.0
-"""Pixels above and around what is in a frame."""
+"""Pixels above and around the contents of a frame."""
 LABEL, NOTE = 11.0, 9.0
 """Font sizes of a box."""
 _WIDE = {**dict.fromkeys("mwMW@%∇", 0.9), **dict.fromkeys("ijlt.,:|'!fr/ ()", 0.36), **dict.fromkeys("_-", 0.56)}
@@ -27,10 +27,10 @@ _WIDE = {**dict.fromkeys("mwMW@%∇", 0.9), **dict.fromkeys("ijlt.,:|'!fr/ ()", 
 
 @dataclass(frozen=True, eq=False)
 class Arrows:
-    """All tensors between two boxes or frames of one frame: `source` and `target` are tree nodes.
+    """Arrows: each shows all tensors from one box or frame to another, the tree nodes `source` and `target`.
 
-    `edge_of` tells for every (tensor, consumer) pair of the graph which arrow shows it, -1 for those inside one box.
-    The points of arrow `k` are rows `pointer[k]:pointer[k+1]` of `points`; `upright` ones leave a box up- or downwards.
+    `edge_of` is the arrow of every (tensor, consumer) pair of the graph, -1 for pairs inside one box. The points of arrow `k`
+    are rows `pointer[k]:pointer[k+1]` of `points`; `upright` arrows leave a box vertically.
     """
 
     source: NDArray[np.int32]
@@ -77,18 +77,18 @@ class Scene:
 
 
 def label(tree: Tree, node: int) -> str:
-    """A node's label; outermost boxes of the backward pass say so."""
+    """Returns the label of a node, marked as backward for outermost boxes of the backward pass."""
     outermost = tree.backward[node] and tree.parent[node] == ROOT
     return f"∇ {tree.labels[node]}" if outermost else tree.labels[node]
 
 
 def text_width(text: str, size: float) -> float:
-    """Pixels that a text takes in a usual sans-serif font, rather too many than too few."""
+    """Returns the width of a text in pixels in a usual sans-serif font, as an upper estimate."""
     return size * sum(_WIDE.get(c, 0.72 if c.isupper() else 0.59) for c in text)
 
 
 def build_scene(graph: OpGraph, tree: Tree, expanded: Collection[int], aspect: float = PAGE) -> Scene:
-    """The scene of `graph` with the nodes in `expanded` open. O(edges x depth of the frames + layout of each frame)."""
+    """Builds the scene of `graph` with the nodes in `expanded` open. O(edges x depth of the frames + layout of each frame)."""
     return _Builder(graph, tree, frozenset(expanded)).scene(aspect)
 
 
@@ -146,13 +146,13 @@ class _Builder:
         return np.asarray(self.duration[self.tree.high[nodes]] - self.duration[self.tree.low[nodes]])
 
     def _note(self, node: int) -> str:
-        """The second line of a box: how many ops, and how long they take."""
+        """Returns the second line of a box: the number of its ops and their duration."""
         if self.tree.kind[node] == OP:
             return ""
         return f"{self.tree.high[node] - self.tree.low[node]:,} ops · {format_us(float(self._duration(node)))}"
 
     def _between(self, node: int, edges: NDArray[np.int64]) -> None:
-        """Arrows between the children of an open node, out of the edges between its ops; then those further in."""
+        """Make the arrows between the children of an open node from the edges of its ops, and then those inside them."""
         tree, graph = self.tree, self.graph
         children = tree.children[node]
         for k, child in enumerate(children):
@@ -178,7 +178,7 @@ class _Builder:
     # -- places ------------------------------------------------------------------------------------------
 
     def _sizes(self, node: int, aspect: float) -> None:
-        """Arrange what is in an open node, the innermost frames first."""
+        """Arrange the contents of an open node, the innermost frames first."""
         children = np.array(self.tree.children[node], dtype=np.int64)
         inside = self._aspect(children, aspect) if node == ROOT else INSIDE
         for child in children.tolist():
@@ -204,7 +204,7 @@ class _Builder:
         self.inside[node] = arrange(boxes, source, target, np.log2(size + 2.0), aspect, mirrored)
 
     def _aspect(self, children: NDArray[np.int64], aspect: float) -> float:
-        """Width per height of the outermost frames: wide ones where few stand in a row, or two rows below one another."""
+        """Returns the width per height of the outermost frames, which are wide if few are in a row, or if there are two rows."""
         is_backward = self.tree.backward[children]
         rows = 2 if is_backward.any() and not is_backward.all() else 1
         ahead = children[~is_backward] if rows == 2 else children
@@ -225,7 +225,7 @@ class _Builder:
         return max(name, text_width(self._note(node), NOTE)) + 18, 40.0
 
     def _places(self, corner: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
-        """Middles of all boxes and frames; `corner` gets the upper left of what is in each frame."""
+        """Set the middles of all boxes and frames, and `corner`, the upper left of the contents of each frame."""
         middle: dict[int, tuple[float, float]] = {}
         for node in (ROOT, *self.frames.tolist()):
             inner_frame, (left, top) = self.inside[node], corner[node]
@@ -238,7 +238,7 @@ class _Builder:
         return middle
 
     def _all_arrows(self, corner: dict[int, tuple[float, float]]) -> Arrows:
-        """The arrows of all frames, in the order in which `edge_of` counts them."""
+        """Returns the arrows of all frames, in the order of the numbers in `edge_of`."""
         columns: list[list[Any]] = [[], [], [], [], [], []]
         points: list[tuple[float, float]] = []
         pointer = [0]
@@ -266,18 +266,17 @@ class _Builder:
 
 
 def made_per_op(graph: OpGraph) -> NDArray[np.int64]:
-    """Temporary and output bytes of each op: allocated when it starts. The sum over ops is never held at once."""
+    """Returns the temporary and output bytes of each op, which it allocates when it starts; never all are live at once."""
     outputs = np.bincount(graph.tensor_producer, graph.tensor_bytes, minlength=graph.n).astype(np.int64)
     return graph.temp_bytes + outputs
 
 
 @dataclass(frozen=True, eq=False)
 class Paint:
-    """How devices colour a scene.
+    """The colours of a scene by device.
 
-    Per box: its main device, the share of its ops' time (or count) on each device, bytes sent and received, and whether
-    the critical path runs through it. Per arrow: bytes that go to another device, and whether an edge of the critical
-    path is among its own.
+    Per box: its main device, the share of its ops' time (or count) on each device, bytes sent and received, and whether it is on
+    the critical path. Per arrow: bytes that go to another device, and whether it has an edge of the critical path.
     """
 
     main: NDArray[np.int64]
@@ -290,8 +289,8 @@ class Paint:
 
 
 def device_shares(graph: OpGraph, scene: Scene, device: Integers, count: int) -> NDArray[np.float64]:
-    """float64[boxes, devices]: of the time (where there is none, of the number) of each box's ops."""
-    # Ops that take no time still have a device: every op counts a little.
+    """Returns float64[boxes, devices]: the share of each device in the time of a box's ops (in their number if it is 0)."""
+    # Ops of 0 us also have a device, so every op counts a little.
     weight = graph.duration_us + max(float(graph.duration_us.mean()) if graph.n else 0.0, 1e-9) * 1e-6
     cell = scene.owner.astype(np.int64) * count + device
     share: NDArray[Any] = np.bincount(cell, weight, minlength=len(scene) * count).reshape(len(scene), count)
@@ -301,7 +300,7 @@ def device_shares(graph: OpGraph, scene: Scene, device: Integers, count: int) ->
 def build_paint(
     graph: OpGraph, scene: Scene, timeline: Timeline, critical_ops: NDArray[np.int64] | None = None
 ) -> Paint:
-    """How `timeline` (of `graph`) colours the scene; `critical_ops` is a chain of ops in order of time."""
+    """Returns the colours of the scene under `timeline` of `graph`; `critical_ops` is a chain of ops in order of time."""
     device = np.zeros(graph.n, dtype=np.int64)
     device[timeline.op] = timeline.device
     share = device_shares(graph, scene, device, len(timeline.device_names))
@@ -323,7 +322,7 @@ def build_paint(
 def _bytes_over_links(
     graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Bytes that each box's tensors send to other devices, and that other devices' tensors bring to its ops."""
+    """Returns the bytes that each box's ops send to other devices, and those that they receive from other devices."""
     transfers, count = timeline.transfers, len(scene)
     size = graph.tensor_bytes[transfers.tensor]
     sent_bytes = np.bincount(scene.owner[graph.tensor_producer[transfers.tensor]], size, minlength=count)
@@ -335,7 +334,7 @@ def _bytes_over_links(
 
 
 def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[np.float64]:
-    """Bytes of each arrow's tensors that some op of it reads on another device than they were made on."""
+    """Returns the bytes of each arrow's tensors that are read on another device than their producer's."""
     across = (device[graph.edge_source] != device[graph.consumers]) & (arrows.edge_of >= 0)
     tensors = max(graph.tensor_count, 1)
     key = np.unique(arrows.edge_of[across].astype(np.int64) * tensors + graph.edge_tensor[across])
@@ -343,7 +342,7 @@ def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[
 
 
 def _on_chain(graph: OpGraph, arrows: Arrows, chain: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Arrows with an edge from one op of the chain to the next; an op that waited only for its device has none."""
+    """Finds the arrows with an edge from one op of the chain to the next; an op that waited for its device has none."""
     on_chain = np.zeros(len(arrows), dtype=np.bool_)
     follows = np.full(graph.n, -1, dtype=np.int64)
     follows[chain[:-1]] = chain[1:]
@@ -353,7 +352,7 @@ def _on_chain(graph: OpGraph, arrows: Arrows, chain: NDArray[np.int64]) -> NDArr
 
 
 def covering(scene: Scene, ops: Collection[int]) -> list[int]:
-    """Tree ids of the boxes that hold any of `ops`, ascending."""
+    """Returns the tree ids, ascending, of the boxes that hold any of `ops`."""
     if not len(ops):
         return []
     return np.unique(scene.nodes[scene.owner[np.fromiter(ops, dtype=np.int64)]]).tolist()

@@ -1,8 +1,8 @@
-"""The scope that each op belongs to: where its name says, and where the name says nothing, where its neighbours are.
+"""The scope of each op: that of its name or, if the name has none, that of its neighbours.
 
-Frameworks name some ops by when they were made, not by what they serve: `AddN_7` sums gradients of one layer, `ones` starts
-the backward pass, `conv2d/kernel` is read by `inception_v3/conv2d_1` alone. In a picture of the model such ops would be boxes
-of their own with arrows everywhere. O(ops + edges).
+Frameworks number some ops instead of giving them the scope of their layer: `AddN_7` sums gradients of one layer, `ones` starts
+the backward pass, only `inception_v3/conv2d_1` reads `conv2d/kernel`. In a picture of the model such ops would be separate
+boxes with arrows across the picture. O(ops + edges).
 """
 
 from __future__ import annotations
@@ -16,21 +16,20 @@ from numpy.typing import NDArray
 from ...graph import OpGraph
 
 BACKWARD = "∇"
-"""The first scope of every backward op; the others are those of its forward op."""
+"""The outermost scope of every backward op, followed by the scopes of its forward op."""
 TAPES = ("gradient_tape", "gradients")
 Path = tuple[str, ...]
 MOST_STRAYS = 0.05
-"""Forward ops without a scope are put into those around them, if they are no larger a share of all ops."""
+"""Largest share of forward ops without a scope; up to it they get the scope of their neighbours."""
 
 
 def homes(graph: OpGraph) -> tuple[Path, ...]:
-    """The scopes around every op, the outermost first; `BACKWARD` comes before those of a backward op.
+    """Returns the scopes around every op, outermost first; those of a backward op begin with `BACKWARD`.
 
-    - A backward op belongs where its forward op does (`forward_of`), or where its name says behind `gradient_tape/`.
-    - An update belongs to the variable that it is colocated with, or where its name says behind `optimizer/`.
-    - Variables and constants outside the model's scopes belong to the ops that read them.
-    - A backward op without a scope belongs to the ops that it reads, or else to those that read it; so does a forward op, if
-      few have none.
+    - A backward op has the scopes of its forward op (`forward_of`), or those behind `gradient_tape/` in its name.
+    - An update has the scopes of the variable with which it is colocated, or those behind `optimizer/` in its name.
+    - Variables and constants outside the model's scopes have the scopes of their readers.
+    - A backward op without a scope gets that of its producers, or else of its readers; so does a forward op, if there are few.
 
     >>> graph = OpGraph.from_edges([1] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)],
     ...     names=["net/w", "net/MatMul", "gradient_tape/net/MatMul", "AddN_1"], forward_of=[-1, -1, 1, -1])
@@ -51,13 +50,13 @@ def homes(graph: OpGraph) -> tuple[Path, ...]:
 
 
 def separator(names: Sequence[str]) -> str:
-    """What separates scopes in these names: a slash, or a dot where most begin with a PyTorch module's path."""
+    """Returns the separator of scopes in these names: a slash, or a dot if most begin with a PyTorch module's path."""
     dots = sum("." in name.partition("/")[0] for name in names)
     return "." if dots > len(names) / 2 else "/"
 
 
 def parts_of(name: str, mark: str) -> list[str]:
-    """The scopes in a name, and its end. Behind a module's path a slash separates the operator in it, or says `/backward`.
+    """Splits a name into its scopes and its end. Behind a module's path, a slash precedes an operator or `backward`.
 
     >>> parts_of("encoder.layer.0/backward/mm", "."), parts_of("encoder/layer.0/backward", "/")
     (['encoder', 'layer', '0', 'mm'], ['encoder', 'layer.0'])
@@ -81,13 +80,13 @@ def _by_name(graph: OpGraph) -> list[Path]:
 
 
 def updates(graph: OpGraph) -> NDArray[np.bool_]:
-    """Ops below `optimizer/`, and those that share a group with a variable and come after a backward op."""
+    """Returns bool[n]: ops in the scope `optimizer/`, and those colocated with a variable that depend on a backward op."""
     named = np.array([name.startswith("optimizer/") for name in graph.names], dtype=np.bool_)
     return named | ((_by_group(graph) >= 0) & _after_backward(graph) & (graph.forward_of < 0))
 
 
 def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:
-    """Backward ops, and all that depend on one."""
+    """Returns bool[n]: backward ops and all ops that depend on one."""
     after = (graph.forward_of >= 0).tolist()
     pointer, ahead = (a.tolist() for a in graph.successors)
     for op in graph.order.tolist():
@@ -98,7 +97,7 @@ def _after_backward(graph: OpGraph) -> NDArray[np.bool_]:
 
 
 def _by_group(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: the variable (an op that keeps bytes and reads nothing) in each op's colocation group, -1 for none."""
+    """Returns int64[n]: the variable (an op with persistent bytes and without inputs) in each op's colocation group, or -1."""
     source = np.diff(graph.predecessors[0]) == 0
     variable = np.flatnonzero(source & (graph.persistent_bytes > 0) & (graph.colocation >= 0))
     first = np.full(len(graph.colocation_names) + 1, -1, dtype=np.int64)
@@ -108,9 +107,9 @@ def _by_group(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def _re_home_sources(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
-    """Sources whose outermost scope computes nothing go to what all their forward readers share, else to their readers.
+    """Give sources whose outermost scope has no computing op the common scopes of their forward readers, or of all readers.
 
-    Likewise updates below such a scope: a learning rate, the slots of an optimizer.
+    The same holds for updates in such a scope: a learning rate, the slots of an optimizer.
     """
     source = np.diff(graph.predecessors[0]) == 0
     computing = {p[0] for p, no in zip(paths, (source | update).tolist(), strict=True) if p and not no}
@@ -133,7 +132,7 @@ def _re_home_sources(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_
 
 
 def _common(paths: Sequence[Path]) -> Path:
-    """The scopes that all paths begin with."""
+    """Returns the scopes with which all paths begin."""
     shared = paths[0]
     for path in paths[1:]:
         k = 0
@@ -155,14 +154,14 @@ def _by_colocation(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_])
 
 
 def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
-    """Ops without a scope, in topological order by what they read, then backwards by what reads them.
+    """Give ops without a scope that of their producers, in topological order, and then that of their readers, in reverse.
 
-    What an optimizer does for all scopes together (clipping by the norm, counting steps) stays in a scope of its own.
+    Ops that an optimizer runs for all scopes together (clipping by the norm, counting steps) stay in a scope of their own.
     """
     stray = [path in ((), (BACKWARD,)) for path in paths]
     alone = [k for k, path in enumerate(paths) if path == () and not update[k]]
     pointer, ahead = graph.successors
-    if len(alone) > MOST_STRAYS * graph.n:  # these stand outside on purpose
+    if len(alone) > MOST_STRAYS * graph.n:  # the model has no scopes for them
         for k in alone:
             readers = ahead[pointer[k] : pointer[k + 1]].tolist()
             stray[k] = bool(readers) and all(paths[r][:1] == (BACKWARD,) for r in readers)
@@ -180,11 +179,11 @@ def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_])
 
 
 def _elected(paths: Iterable[Path], backwards: bool) -> Path | None:
-    """What most neighbours have in common: the scope of most of them, without what only some of those have."""
+    """Returns the outermost scope of most neighbours, with the inner scopes that all of these have in common."""
     votes = Counter(paths)
     if not votes:
         return None
-    if backwards:  # what is read by both passes belongs to the forward one
+    if backwards:  # an op that both passes read belongs to the forward pass
         votes = Counter({p: k for p, k in votes.items() if p[:1] != (BACKWARD,)}) or votes
     outer = Counter(_outermost(p) for p in votes.elements()).most_common(1)[0][0]
     return _common([p for p in votes if _outermost(p) == outer])

@@ -1,10 +1,10 @@
-"""Levels for many boxes that no name puts in order: repeated blocks where the structure repeats, else stretches of time.
+"""Levels for many boxes without names that divide them: repeated blocks if the structure repeats, else intervals of time.
 
-Idea: items stand in topological order, each with a label that tells its kind. Where the sequence of labels is equal to
-itself shifted by `p` over a long stretch, the graph repeats a block of `p` items (as layers of a network do), and the
-borders are put where fewest tensors cross them. Otherwise the sequence is cut into even segments, again where fewest
-tensors cross. Deviation from graph isomorphism: a block is known by the order and kinds of its items, with a few
-mismatches allowed, not by its edges; a wrong guess costs a less telling picture, nothing else.
+Idea: items are in topological order, each with a label for its kind. If the sequence of labels equals itself shifted by
+`p` over a long run, the graph repeats a block of `p` items (as layers of a network do), and the borders are put where
+fewest tensors cross them. Otherwise the sequence is cut into equal segments, also where fewest tensors cross. Deviation from
+graph isomorphism: a block is recognized by the order and kinds of its items, with a few mismatches, and not by its edges; a
+wrong guess only makes the picture less clear.
 O(m^2 / 2) comparisons of bytes for m items, in one pass of NumPy per shift.
 """
 
@@ -18,12 +18,12 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 SHORTLIST = 40
 MISMATCH = 4
-"""What a mismatch costs, in matches: a stretch in which four of five items match still grows."""
+"""Cost of a mismatch, in matches: a run still grows if four of five items match."""
 
 
 @dataclass(frozen=True)
 class Cut:
-    """`segment_of` every item, ascending along the order; `repeated` tells blocks of one pattern, `first` their first part."""
+    """`segment_of`: the segment of every item, ascending; `repeated`: the number of equal blocks, `first`: the first of them."""
 
     segment_of: Ints
     count: int
@@ -59,7 +59,7 @@ def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
 
 
 def crossings(m: int, source: Ints, target: Ints) -> Ints:
-    """int64[m - 1]: how many items have an edge from at or before `i` to behind `i`."""
+    """Returns int64[m - 1]: the number of items up to `i` that have an edge to an item after `i`."""
     last = np.arange(m)
     np.maximum.at(last, source, target)
     change = np.zeros(m + 1, dtype=np.int64)
@@ -69,9 +69,9 @@ def crossings(m: int, source: Ints, target: Ints) -> Ints:
 
 
 def repeats(labels: Ints) -> tuple[int, int, int] | None:
-    """Start, period and number of the repetitions that cover most, or None where nothing repeats.
+    """Returns start, period and number of the repetitions that cover most items, or None if there are none.
 
-    A period below 3, or a stretch of equal labels, is no structure.
+    A period below 3, or a run of equal labels, does not count.
     """
     m = len(labels)
     if m < 8:
@@ -94,12 +94,12 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
 
 
 def _monotonous(kinds: NDArray[np.uint8]) -> bool:
-    """Nearly all of one kind, as in a chain or a generated graph."""
+    """Whether nearly all items are of one kind, as in a chain or a generated graph."""
     return bool(np.bincount(kinds).max() > 0.9 * len(kinds))
 
 
 def _stretch(match: NDArray[np.bool_]) -> tuple[int, int]:
-    """The stretch with the largest sum, a match counting 1 and a mismatch `-MISMATCH` (Kadane)."""
+    """Returns the run with the largest sum, where a match counts 1 and a mismatch `-MISMATCH` (Kadane)."""
     total = np.concatenate([[0], np.cumsum(np.where(match, 1, -MISMATCH))])
     lowest = np.minimum.accumulate(total)
     end = int(np.argmax(total - lowest))
@@ -107,7 +107,7 @@ def _stretch(match: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
-    """The first border moved by less than a period, such that the borders cross fewest edges."""
+    """Moves the borders by less than a period, so that they cross fewest edges."""
     padded = np.concatenate([[0], width, [0]])
     costs = []
     for shift in range(-(period // 2), period - period // 2):
@@ -119,7 +119,7 @@ def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
 
 
 def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
-    """Parts of about equal size, as few levels as `limit` parts each need; borders where fewest edges cross."""
+    """Returns the borders of parts of about equal size where fewest edges cross, at most `limit` parts per level."""
     levels = max(1, int(np.ceil(np.log(max(m, 2)) / np.log(limit) - 1e-9)))
     count = int(np.clip(np.ceil(m ** (1 / levels)), 2, limit)) if levels > 1 else min(limit, max(2, m // 6))
     if allowed is not None:
@@ -134,13 +134,13 @@ def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
 
 
 def _pieces(low: int, high: int, period: int, limit: int, width: Ints) -> list[int]:
-    """Borders inside what comes before or behind the repeated blocks: pieces of about their size."""
+    """Returns borders before or after the repeated blocks, for parts of about their size."""
     count = min((high - low) // period, limit)
     return [_narrowest(width, low + k * (high - low) // count, period // 3) for k in range(1, count)]
 
 
 def _narrowest(width: Ints, ideal: int, slack: int) -> int:
-    """The border near `ideal` that fewest edges cross, the nearest of those."""
+    """Returns the border near `ideal` that fewest edges cross; ties: the nearest."""
     low, high = max(ideal - slack, 1), min(ideal + slack, len(width))
     near = np.arange(low, high + 1)
     return int(near[np.lexsort((abs(near - ideal), width[near - 1]))[0]])

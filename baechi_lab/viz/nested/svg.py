@@ -12,7 +12,7 @@ from .scene import LABEL, NOTE, TITLE, Arrows, Scene
 
 TEXT, FAINT, EDGE, FRAME, PAPER = "#222222", "#5F6368", "#8A9097", "#B4BAC0", "#FFFFFF"
 TITLE_TEXT = "#72767B"
-"""Titles of frames stand on the page, which may be dark; other texts stand on the paper of their boxes."""
+"""Colour of frame titles, which are drawn on the page, light or dark; other texts have a box as background."""
 CROSSING = "#C2410C"
 BAR = 5.0
 HEAD = 7.0
@@ -24,7 +24,7 @@ def drawn(
     share: NDArray[np.float64] | None = None,
     crossing: NDArray[np.float64] | None = None,
 ) -> str:
-    """The body of an SVG, its upper left at 0, 0: frames, arrows, boxes with labels, and bars of device shares."""
+    """Returns the body of an SVG from (0, 0) on: frames, arrows, boxes with labels, and bars of device shares."""
     elements = [_frame(scene, k) for k in range(len(scene.frames))]
     widest_first = np.argsort(-scene.arrows.bytes, kind="stable").tolist()
     elements += [_arrow(scene.arrows, k, bool(crossing is not None and crossing[k] > 0)) for k in widest_first]
@@ -33,13 +33,13 @@ def drawn(
 
 
 def arrow_widths(arrows: Arrows) -> NDArray[np.float64]:
-    """Pixels, from 0.8 for the smallest to 4 for the arrow with most bytes, growing with the root of the bytes."""
+    """Returns the widths of arrows in pixels: they grow with the root of the bytes, from 0.8 to 4 for the most bytes."""
     largest = max(float(arrows.bytes.max(initial=0)), 1.0)
     return 0.8 + 3.2 * np.sqrt(arrows.bytes / largest)
 
 
 def arrow_opacity(arrows: Arrows) -> float:
-    """Many arrows are drawn fainter, so that the boxes stay in front."""
+    """Returns the opacity of arrows, which is lower if there are many, so that boxes stay visible."""
     return float(np.clip(60 / max(len(arrows), 1), 0.4, 1.0))
 
 
@@ -54,7 +54,7 @@ def _frame(scene: Scene, k: int) -> str:
 
 
 def path_of(points: NDArray[np.float64], upright: bool) -> str:
-    """A smooth path through the points of an arrow, leaving sideways, or up- and downwards."""
+    """Returns a smooth path through the points of an arrow, which leaves a box horizontally, or vertically if `upright`."""
     text = f"M{points[0, 0]:.1f} {points[0, 1]:.1f}"
     for (x0, y0), (x1, y1) in zip(points[:-1].tolist(), points[1:].tolist(), strict=True):
         bend = 0.5 * ((y1 - y0) if upright else (x1 - x0))

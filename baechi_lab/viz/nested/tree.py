@@ -1,4 +1,4 @@
-"""The tree of nested boxes: scopes, ops, and levels between where a box would hold too many."""
+"""The tree of nested boxes: scopes, ops, and levels in between if a box would hold too many."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from .scopes import BACKWARD, Path, homes, parts_of, separator
 __all__ = ["LEVEL", "OP", "ROOT", "SCOPE", "Tree", "build_tree"]
 ROOT = 0
 FEW, SMALLEST_FRAME = 5, 0.1
-"""With fewer boxes anything is opened for the first picture; else scopes that hold at least this share of all ops."""
+"""Limits of the first picture: while it has fewer boxes, any scope is opened; then only those with this share of all ops."""
 MOST_CHILDREN = 20
-"""A box with more children gets levels between; beside a backward pass each of the two outermost levels has half."""
+"""Most children of a box without levels in between; each of the two outermost levels of a training step has half of it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Tree:
     """Nodes in depth-first order, the root first; every node covers `ops[low:high]` of the original graph.
 
-    `kind` is SCOPE (a name prefix), LEVEL (between scopes, where one would hold too many) or OP. `backward` tells boxes of
-    the backward pass; `twin` is for an outermost one the box of its forward ops, else -1.
+    `kind` is SCOPE (a name prefix), LEVEL (in between, if a scope would hold too many) or OP. `backward` marks boxes of the
+    backward pass. `twin` of an outermost backward box is the box of its forward ops, else -1.
     """
 
     names: tuple[str, ...]
@@ -45,7 +45,7 @@ class Tree:
 
     @cached_property
     def children(self) -> tuple[tuple[int, ...], ...]:
-        """Per node, its children in order."""
+        """The children of each node, in order."""
         lists: list[list[int]] = [[] for _ in self.names]
         for node, parent in enumerate(self.parent.tolist()):
             if node:
@@ -54,7 +54,7 @@ class Tree:
 
     @cached_property
     def leaf_of(self) -> NDArray[np.int32]:
-        """int32[ops]: the OP node of each original op."""
+        """The OP node int32[ops] of each original op."""
         leaf = np.zeros(len(self.ops), dtype=np.int32)
         nodes = np.flatnonzero(self.kind == OP)
         leaf[self.ops[self.low[nodes]]] = nodes
@@ -64,7 +64,7 @@ class Tree:
         return self.ops[self.low[node] : self.high[node]]
 
     def path(self, node: int) -> list[int]:
-        """The nodes above `node`, the root first."""
+        """Returns the ancestors of `node`, the root first."""
         above: list[int] = []
         while node != ROOT:
             node = int(self.parent[node])
@@ -72,11 +72,11 @@ class Tree:
         return above[::-1]
 
     def visible(self, expanded: Collection[int]) -> NDArray[np.int32]:
-        """The nodes that are drawn as boxes when `expanded` are open; the root always is."""
+        """Returns the nodes that are drawn as boxes if `expanded` are open; the root is always open."""
         return np.array([n for n in self._walk(expanded) if not self._open(n, expanded)], dtype=np.int32)
 
     def frames(self, expanded: Collection[int]) -> NDArray[np.int32]:
-        """The open nodes that can be seen, the outer before the inner; without the root."""
+        """Returns the visible open nodes without the root, outer ones before inner ones."""
         return np.array([n for n in self._walk(expanded) if self._open(n, expanded)], dtype=np.int32)
 
     def _open(self, node: int, expanded: Collection[int]) -> bool:
@@ -93,23 +93,23 @@ class Tree:
         return visited
 
     def owner(self, visible: NDArray[np.int32]) -> NDArray[np.int32]:
-        """int32[ops]: position in `visible` of the node that covers each op."""
+        """Returns int32[ops]: the position in `visible` of the node that covers each op."""
         owner = np.empty(len(self.ops), dtype=np.int32)
         size = self.high[visible] - self.low[visible]
         owner[self.ops] = np.repeat(np.arange(len(visible), dtype=np.int32), size)
         return owner
 
     def _telling(self, node: int) -> bool:
-        """Large enough to be worth a frame, and most of what is in it lies in scopes."""
+        """Whether a node is large enough for a frame, and most of its ops are in inner scopes."""
         size = self.high - self.low
         inside = sum(int(size[c]) for c in self.children[node] if self.kind[c] == SCOPE)
         return bool(size[node] >= SMALLEST_FRAME * size[ROOT] and 2 * inside > size[node])
 
     def open_until(self, limit: int) -> frozenset[int]:
-        """Scopes to open for a first picture: the largest first, while no more than `limit` boxes are visible.
+        """Returns the scopes to open for the first picture: the largest first, while at most `limit` boxes are visible.
 
-        Scopes of scopes are worth opening; one that holds mostly single ops, or levels that no name gives, is opened only
-        where there would be hardly any boxes without. The backward pass is opened as the forward pass is, or not at all.
+        A scope of scopes is opened. A scope of mostly single ops, or with levels, is opened only if there would otherwise be
+        hardly any boxes. The backward pass is opened like the forward pass, or not at all.
         """
         opened: set[int] = set()
         count = len(self.children[ROOT])
@@ -130,10 +130,10 @@ class Tree:
 
 
 def build_tree(graph: OpGraph) -> Tree:
-    """The tree of `graph` by the scopes that its ops belong to (`homes`).
+    """Builds the tree of `graph` by the scopes of its ops (`homes`).
 
-    A scope with a single child is merged with it. Boxes of the backward pass stand beside those of the forward pass, and
-    are cut into levels as those are.
+    A scope with a single child is merged with it. Boxes of the backward pass are siblings of those of the forward pass, and
+    have the same levels.
 
     >>> tree = build_tree(OpGraph.from_edges([1, 1, 1], names=["net/a", "net/b", "loss"]))
     >>> [tree.names[node] for node in tree.children[ROOT]]
@@ -169,11 +169,11 @@ class _Scope:
         scope.ops.append(op)
 
     def box(self, graph: OpGraph, mark: str) -> Box:
-        """The scope as a box; scopes with a single child are that child, labelled as the outer one."""
+        """Returns the scope as a box; a scope with a single child becomes that child, with the label of both."""
         items, last = [], self.name.rpartition(mark)[2]
         for label, scope in self.scopes.items():
             if label.isdigit() and last != BACKWARD:
-                label = f"{last}{mark}{label}".removeprefix(mark)  # a bare number says nothing alone
+                label = f"{last}{mark}{label}".removeprefix(mark)  # a number alone has no meaning
             while len(scope.scopes) == 1 and not scope.ops:
                 scope = next(iter(scope.scopes.values()))
             if not scope.scopes and len(scope.ops) == 1:
@@ -186,7 +186,7 @@ class _Scope:
 
 
 def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
-    """An op, labelled by the end of its name: a bare number says nothing alone, and a long dotted name too much."""
+    """Returns the box of an op, labelled by the end of its name, but not by a number alone or a long dotted name."""
     components = parts_of(graph.names[op], mark)
     label = mark.join(components[-2:]) if components[-1].isdigit() else components[-1]
     while len(label) > LONGEST_LABEL and "." in label:
@@ -195,11 +195,11 @@ def _op_box(graph: OpGraph, mark: str, op: int) -> Box:
 
 
 LONGEST_LABEL = 28
-"""Letters from which the outer parts of a dotted name are left out."""
+"""Length of a dotted name from which its outer parts are left out."""
 
 
 def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
-    """Boxes in depth-first order as columns; the two outermost boxes become one root."""
+    """Returns the boxes in depth-first order as columns; the two outermost boxes become one root."""
     rows: list[tuple[Box, int, bool]] = [(Box("", "", SCOPE, []), -1, False)]
     low, high = [0], [graph.n]
     ops: list[int] = []
@@ -237,7 +237,7 @@ def _numbered(graph: OpGraph, forward: Box, backward: Box) -> Tree:
 
 
 def _twins(graph: OpGraph, forward: Box, backward: Box) -> list[tuple[Box, Box]]:
-    """Every outermost backward box with the forward box that most of its ops belong to, or that has its name."""
+    """Returns, for every outermost backward box, the forward box of most of its ops, or the one with its name."""
     holder = np.full(graph.n, -1, dtype=np.int64)
     for k, item in enumerate(forward.items):
         holder[item.ops] = k
