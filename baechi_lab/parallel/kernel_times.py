@@ -1,12 +1,12 @@
-"""How long a rank's kernels last in half precision by the kernel model, and the host that launches them.
+"""Durations of a rank's kernels in half precision by the kernel model, and of the host that launches them.
 
-Products take what `profilers.kernel_model` says, with the constants of the generation. Attention in one kernel, and its
-products as separate kernels, reach shares of the peak of their own, and kernels a share of the bandwidth in training. A part (a
-block, say) lasts as long as its kernels or as the host needs to launch them, whichever is longer, rounded where both are near.
+Matrix products follow `profilers.kernel_model` with the constants of the hardware generation. Attention, as one kernel or as
+separate products, reaches its own share of the peak, and other kernels reach a share of the bandwidth. A part, such as a block,
+takes as long as its kernels or as their launches by the host, whichever is longer; near the crossing the maximum is smoothed.
 
-These shares and times are constants per kind of hardware (`efficiency.csv`), fitted to 24 measured steps by `python -m
-studies.layouts.study --fit`, whose stored result (`studies/results/layouts.json`) names these rows and the errors of all others.
-Hardware that is not in the table takes those of the named hardware with the nearest peak.
+These shares and times are constants per kind of hardware (`efficiency.csv`). `python -m studies.layouts.study --fit` fits them to
+24 measured steps; its stored result (`studies/results/layouts.json`) names these steps and the errors of all others. Hardware
+that is not in the table has the constants of the named hardware with the nearest peak.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from ..profilers.work import Kernel, work_of
 from .rank_ops import FORWARD, WEIGHT, RankOp
 
 SMOOTHNESS = 2.5
-"""Exponent by which the times of device and host are joined: infinity would be their maximum."""
+"""Exponent of the norm that joins the times of device and host; with infinity it would be their maximum."""
 
 
 @dataclass(frozen=True)
 class Efficiency(Params):
-    """What training reaches on one kind of hardware.
+    """Shares of the peaks that training reaches on one kind of hardware, and times of the host.
 
     Args:
         product_share: of the peak in linear layers whose tiles fill the device.
-        misaligned_share: of `product_share`, in products whose rows in memory do not begin at multiples of 16 bytes.
-        attention_share: of the peak in half precision, in attention as one kernel.
-        score_share: of the peak, in products of attention as separate kernels.
-        bandwidth_share: of memory bandwidth.
-        collective_share, network_share: of the bandwidth of links within a machine and between machines.
-        host_us, backward_host_us: for which the host is busy per kernel of the forward and of the backward pass.
-        collective_host_us, drift_us: likewise per collective, and per other device that takes part, since hosts drift apart.
-        stage_us: per pipeline stage, micro-batch and direction.
-        gather_us: per block and direction that gathers its parameters (ZeRO-3).
+        misaligned_share: share of `product_share` in products whose rows in memory do not begin at multiples of 16 bytes.
+        attention_share: share of the peak in half precision, for attention as one kernel.
+        score_share: share of the peak, for products of attention as separate kernels.
+        bandwidth_share: share of the memory bandwidth.
+        collective_share, network_share: shares of the bandwidth of links within a machine and between machines.
+        host_us, backward_host_us: time of the host per kernel of the forward and of the backward pass.
+        collective_host_us, drift_us: time of the host per collective, and per other device in it, since hosts drift apart.
+        stage_us: time of the host per pipeline stage, micro-batch and direction.
+        gather_us: time of the host per block and direction that gathers its parameters (ZeRO-3).
     """
 
     product_share: float = 0.75
@@ -71,7 +71,7 @@ class Efficiency(Params):
 
     @classmethod
     def of(cls, hardware: Hardware) -> Efficiency:
-        """The constants of that hardware, or of the nearest one that has some.
+        """Returns the constants of `hardware`, or of the hardware with the nearest peak in the table.
 
         >>> Efficiency.of(Hardware.named("a100-40gb")) == Efficiency.of(Hardware.named("a100"))
         True
@@ -113,9 +113,9 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
 
 
 def _is_misaligned(op: RankOp) -> bool:
-    """Whether rows of the product's matrices in memory have lengths that are no multiples of 8 half-precision numbers.
+    """Whether the rows of the product's matrices have lengths that are no multiples of 8 half-precision numbers.
 
-    These lengths are the features of a linear layer; the number of tokens is none.
+    These lengths are the numbers of features of a linear layer, not the number of tokens.
     """
     return any(
         (product.columns | (product.rows if op.phase == WEIGHT else product.inner)) % 8
@@ -133,8 +133,10 @@ def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float, ban
 
 @dataclass(frozen=True)
 class PartTimes:
-    """Microseconds of a part's ops in one direction: `us` in all, `device_us` without waiting for the host, `compute_us` of
-    kernels alone, `collective_us` of collectives alone, `input_us` without gradients of weights, and `host_us` of the host.
+    """Times of a part's ops in one direction, in microseconds.
+
+    `us` in total, `device_us` without waiting for the host, `compute_us` of kernels, `collective_us` of collectives, `input_us`
+    without gradients of weights, and `host_us` of the host.
     """
 
     us: float
@@ -145,7 +147,7 @@ class PartTimes:
     host_us: float
 
     def after(self, earlier: PartTimes) -> PartTimes:
-        """Both in one pass of the host, as recomputation and backward pass: what it gains on the one, the other can use."""
+        """Returns the times of both parts in one pass of the host, such as recomputation and backward pass, which share slack."""
         device, host = earlier.device_us + self.device_us, earlier.host_us + self.host_us
         us = _join(device, host)
         return PartTimes(
@@ -158,14 +160,15 @@ class PartTimes:
         )
 
     def with_wait(self, wait_us: float) -> PartTimes:
-        """The same work with so much waiting for the host."""
+        """Returns the times of the same work with `wait_us` of waiting for the host."""
         us = self.device_us + wait_us
         return replace(self, us=us, input_us=max(us - (self.us - self.input_us), 0.0))
 
 
 def share_host(forward: PartTimes, backward: PartTimes) -> tuple[PartTimes, PartTimes]:
-    """Times of two passes between which the host does not wait for the device: where one pass is long on the device, the host
-    starts kernels of the other ahead.
+    """Returns the times of two passes between which the host does not wait for the device.
+
+    While one pass runs long on the device, the host launches kernels of the other ahead.
     """
     waits = forward.us - forward.device_us, backward.us - backward.device_us
     joined = backward.after(forward)
@@ -180,17 +183,16 @@ def part_times(
     collective_us: Callable[[RankOp], float],
     width: Callable[[RankOp], int],
 ) -> PartTimes:
-    """How long a chain of ops lasts on two lanes, where kernels overlap with collectives that nobody waits for.
+    """Computes the times of ops on two lanes, on which kernels overlap with collectives that no op waits for.
 
-    An op starts when the op of the chain before it has ended, and its lane is free. Gradients of weights and collectives that
-    are not awaited are in no chain: what follows does not wait for them, the end of the part does. A ring of `n` devices
-    (`send_recv`) belongs to the kernel behind it, which has `n` rounds. While a round computes, the next one's keys and
-    values arrive: the last round hides nothing.
+    Awaited ops form a chain: each starts when the previous one has ended and its lane is free. Gradients of weights and
+    collectives that are not awaited delay only the end of the part. A ring of `n` devices (`send_recv`) belongs to the next
+    kernel, which has `n` rounds; while a round computes, the keys and values of the next round arrive.
 
     Args:
-        ops: in order.
-        collective_us: microseconds of a collective.
-        width: number of devices that take part in a collective.
+        ops: the ops in their order.
+        collective_us: a function that returns the microseconds of a collective.
+        width: a function that returns the number of devices in a collective.
     """
     compute_free = lane_free = chain = host = 0.0
     compute = collectives = weights = 0.0
@@ -224,7 +226,7 @@ def part_times(
 
 
 def _join(device_us: float, host_us: float) -> float:
-    """A maximum that is rounded where both are near."""
+    """Returns a smooth maximum of both times."""
     top = max(device_us, host_us)
     if top == 0.0:
         return 0.0

@@ -1,8 +1,8 @@
-"""The graph of a layout: one micro-batch of one rank of every pipeline stage, with what ranks exchange.
+"""The graph of a layout: one micro-batch of one rank of every pipeline stage, with its collectives.
 
-Ranks of a stage do the same, so a stage is one device: its memory is that of one rank. Blocks of a stage that share a bucket of
-gradients are one op of the forward pass and one of the backward pass (two where the schedule has gradients of
-weights apart). Their times are those of their kernels and of the collectives inside (`kernel_times.part_times`).
+All ranks of a stage do the same, so a stage is one device with the memory of one rank. Blocks of a stage that share a bucket of
+gradients are one op of the forward pass and one of the backward pass (two if the schedule separates gradients of weights).
+Their times are those of their kernels and of the collectives in them (`kernel_times.part_times`).
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from .rank_ops import HALF, Part, Storage
 from .transformer import Transformer
 
 BUCKET_BYTES = 500_000_000
-"""Parameters' gradients that are reduced together, where the reduction overlaps with the backward pass."""
+"""Bytes of gradients that are reduced together, if the reduction overlaps with the backward pass."""
 
 MOST_BUCKETS = 8
-"""Buckets per pipeline stage at most, unless their size is given or parameters are gathered block by block."""
+"""Most buckets per pipeline stage, unless their size is given or parameters are gathered block by block."""
 
 UPDATE_BYTES = 30
-"""Read and written per parameter by Adam, beside the gradient that it and its norm read: float32 copy and two moments, which
-are also written, and the half-precision copy."""
+"""Bytes that Adam reads and writes per parameter, besides the gradient: the float32 copy and two moments, which are also
+written, and the half-precision copy."""
 
 UPDATE = "Update"
 
 
 @dataclass(frozen=True)
 class StepOptions:
-    """What a layout does not say of a step.
+    """Options of a step that are not part of its layout.
 
     Args:
         precision: storage of numbers, and kernels of attention and loss.
-        overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
-        prefetch: with zero 3, blocks that are gathered ahead.
-        bucket_bytes: of gradients that are reduced together, in whole blocks; None: `BUCKET_BYTES`, or more where a stage would
-            have more than `MOST_BUCKETS`.
-        overhead_bytes: that a device holds beside tensors: context of the framework, buffers of collectives.
-        reserve_share: of the tensors' bytes, that the allocator has reserved beside them.
-        efficiency: what kernels, links and hosts reach; None: the constants of the hardware.
-        hardware: of all devices; None: as their kinds say.
+        overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        prefetch: with zero 3, the number of blocks that are gathered ahead.
+        bucket_bytes: bytes of gradients that are reduced together, in whole blocks; None: `BUCKET_BYTES`, or more if a stage
+            would otherwise have more than `MOST_BUCKETS` buckets.
+        overhead_bytes: bytes that a device holds besides tensors: context of the framework, buffers of collectives.
+        reserve_share: bytes that the allocator reserves in addition, as a share of the tensors' bytes.
+        efficiency: shares that kernels, links and hosts reach; None: the constants of the hardware.
+        hardware: hardware of all devices; None: that of their kinds.
     """
 
     precision: Storage = field(default_factory=Storage)
@@ -67,7 +67,7 @@ class StepOptions:
 
 @dataclass(frozen=True)
 class Segment:
-    """`count` equal blocks of one pipeline stage, which run one behind the other (or its embedding, or its head)."""
+    """`count` equal blocks of one pipeline stage, which run one after the other; or its embedding, or its output layer."""
 
     name: str
     costs: PartCosts
@@ -77,7 +77,7 @@ class Segment:
 
 
 def stage_blocks(layout: Layout, layers: int) -> tuple[int, ...]:
-    """Blocks of every pipeline stage: as `stage_layers` says, else as even as can be, the later ones in the middle.
+    """Returns the number of blocks of every pipeline stage: `stage_layers`, or an even split with more in the middle.
 
     >>> stage_blocks(Layout(pp=4), 10)
     (2, 3, 3, 2)
@@ -105,7 +105,7 @@ def stage_blocks(layout: Layout, layers: int) -> tuple[int, ...]:
 
 
 def stage_device(layout: Layout, stage: int) -> int:
-    """The device of the pipeline that a stage is on: in rounds, or forth and back for zb-v."""
+    """Returns the pipeline's device of a stage: stages go around in rounds, or forth and back for zb-v."""
     if layout.schedule == "zb-v" and layout.pp > 1:
         return stage if stage < layout.pp else 2 * layout.pp - 1 - stage
     return stage % layout.pp
@@ -113,10 +113,9 @@ def stage_device(layout: Layout, stage: int) -> int:
 
 @dataclass(frozen=True, eq=False)
 class LayoutStep:
-    """A layout's step: `graph` of one micro-batch on `cluster`, whose devices are the groups of ranks of pipeline stages.
+    """The step of a layout: the `graph` of one micro-batch on `cluster`, which has one device per pipeline stage's ranks.
 
-    `stage_us` float64[pp, 2]: forward and backward time of a micro-batch on every device. `lower_bound_us`: no step of this
-    graph under any schedule is shorter.
+    `stage_us` float64[pp, 2]: forward and backward time of a micro-batch on every device.
     """
 
     model: Transformer
@@ -132,14 +131,14 @@ class LayoutStep:
     tensor_us: float
 
     def simulate(self) -> Timeline:
-        """The timeline of the whole step."""
+        """Returns the timeline of the whole step."""
         return simulate(
             self.graph, self.cluster, self.placement, micro_batches=self.micro_batches, schedule=self.layout.schedule
         )
 
     @cached_property
     def lower_bound_us(self) -> float:
-        """A device computes all micro-batches, one after the other, after the first has come to it, and the last goes on."""
+        """A lower bound under any schedule: the first micro-batch reaches a device, which computes all; the last one leaves."""
         total = self.stage_us.sum(axis=1)
         ahead = self.stage_us[:, 0] if self.layout.schedule.startswith("zb") else total  # gradients of weights can wait
         before = np.cumsum(ahead) - ahead
@@ -152,9 +151,9 @@ class LayoutStep:
 
     @cached_property
     def least_bytes(self) -> int:
-        """A lower bound on the peak of the fullest device: what it always holds, and one micro-batch's activations.
+        """A lower bound on the peak of the fullest device: its persistent bytes, and one micro-batch's activations.
 
-        Under 1F1B and schedules that send as early, stage `s` of `pp` holds the activations of `pp - s` micro-batches.
+        Under 1F1B and schedules that send equally early, stage `s` of `pp` holds the activations of `pp - s` micro-batches.
         """
         graph, device = self.graph, self.placement.device
         resident = np.bincount(device, graph.persistent_bytes, self.cluster.n)
@@ -169,15 +168,15 @@ class LayoutStep:
         return self._reserved(float((resident + in_flight * activations).max()))
 
     def _reserved(self, tensor_bytes: float) -> int:
-        """Bytes of a device that holds so many bytes of tensors."""
+        """Returns the bytes of a device whose tensors have `tensor_bytes`, with overhead and reserve."""
         return int(tensor_bytes * (1.0 + self.reserve_share)) + self.overhead_bytes
 
     @cached_property
     def makespan_and_peak(self) -> tuple[float, int]:
-        """Microseconds of the step, and bytes of the fullest device with its overhead.
+        """The step in microseconds, and the bytes of the fullest device with its overhead.
 
-        Of many micro-batches only some are simulated: from twice the depth of the pipeline on, every further round of the
-        pipeline takes what the last one took, and adds as many bytes (none but under schedules that hold all micro-batches).
+        Only some of many micro-batches are simulated. From twice the depth of the pipeline on, every further round of the
+        pipeline takes as long as the last one, and adds as many bytes (0, except for schedules that hold all micro-batches).
         """
         depth = self.layout.stages
         first = 2 * depth + 1 if depth > 1 else 2
@@ -283,7 +282,7 @@ def _stage_segments(
     options: StepOptions,
     collectives: Collectives,
 ) -> tuple[list[list[Segment]], list[Hardware]]:
-    """The segments of every stage, and the hardware of every device of the pipeline. Equal stages are costed once."""
+    """Returns the segments of every stage, and the hardware of every device of the pipeline. Equal stages share costs."""
     width = layout.tp * layout.cp * layout.dp
     hardwares = [hardware_of(cluster, range(d * width, (d + 1) * width), options.hardware) for d in range(layout.pp)]
     shape = rank_layout(layout)
@@ -320,7 +319,7 @@ def _stage_segments(
         if s == len(counts) - 1:
             segments.append(_segment("head", cost(head), 1))
         stages.append(segments)
-    if layout.pp > 1 or not model.tied:  # of a tied table, the last stage has a copy
+    if layout.pp > 1 or not model.tied:  # a tied table has a copy on the last stage
         last = stages[-1][-1]
         table = model.vocabulary_share(layout.tp) * model.embedding_size
         stages[-1][-1] = replace(last, parameters=last.parameters + table)
@@ -332,7 +331,7 @@ def _segment(name: str, costs: PartCosts, count: int) -> Segment:
 
 
 def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> list[int]:
-    """Numbers of blocks that are one op: single ones where they are gathered, else those that share a bucket."""
+    """Returns the numbers of blocks that form one op: 1 if parameters are gathered, else those of one bucket."""
     if count == 0:
         return []
     if layout.zero >= 2 and layout.dp * layout.cp > 1:
@@ -348,7 +347,7 @@ def _chunks(layout: Layout, options: StepOptions, block: Part, count: int) -> li
 def _group_cluster(
     layout: Layout, cluster: Cluster, hardwares: Sequence[Hardware], options: StepOptions, collectives: Collectives
 ) -> Cluster:
-    """One device per pipeline stage, behind the link between ranks of neighbouring stages."""
+    """Makes a cluster with one device per pipeline stage, and the links between ranks of neighbouring stages."""
     width = layout.tp * layout.cp * layout.dp
     devices, names = [], cluster.names
     for d in range(layout.pp):
@@ -371,7 +370,7 @@ def _group_cluster(
 class _StepWriter:
     """Collects ops, tensors and buckets of a step.
 
-    `border_us`: for which ranks that share tensors gather what each has received of the stage before.
+    `border_us`: the time in which ranks with equal tensors gather the shares that they received from the previous stage.
     """
 
     def __init__(self, layout: Layout, options: StepOptions, border_us: float) -> None:
@@ -400,7 +399,7 @@ class _StepWriter:
         return len(self.names) - 1
 
     def add_forward(self, stage: int, segments: Sequence[Segment], hardware: Hardware) -> None:
-        """Forward ops of a stage, behind those of the stages before."""
+        """Add the forward ops of a stage, after those of the previous stage."""
         host_us = _efficiency(self.options, hardware).stage_us
         for k, segment in enumerate(segments):
             costs = segment.costs
@@ -413,12 +412,12 @@ class _StepWriter:
             self.segments.append((stage, segment, host_us))
 
     def _sent_bytes(self, size: int, border: bool) -> int:
-        """Bytes that each rank sends to the next stage: where all ranks of a group have the same tensor, a share of it."""
+        """Returns the bytes that each rank sends to the next stage: a share, if all ranks of a group have the same tensor."""
         divided = border and not self.layout.sequence_parallel
         return -(-size // self.layout.tp) if divided else size
 
     def add_backward(self) -> None:
-        """Backward ops in reverse, and with a schedule that wants them the gradients of weights apart."""
+        """Add the backward ops in reverse, with separate gradients of weights if the schedule requires them."""
         count = len(self.segments)
         self.backward = [()] * count
         after = -1
@@ -441,14 +440,14 @@ class _StepWriter:
                 weights = self._add(f"{self.names[k]}/weights", "BackwardWeights", us - input_us, stage, 0, k)
                 self.table.add(op, "order", CONTROL_BYTES, [weights])
                 readers.append(weights)
-            # What a stage receives is kept by the stage itself, so a segment's saved input is not counted twice.
+            # A stage keeps the tensor that it receives, so a segment's saved input is not counted twice.
             saved = segment.count * costs.saved_bytes
             self.table.add(k, "saved", max(saved, 0), readers)
             self.backward[k] = tuple(readers)
             after = op
 
     def add_updates(self, hardwares: Sequence[Hardware], model: Transformer, collectives: Collectives) -> None:
-        """One update per stage, and the bytes that parameters take; gradients of a shared table are added up."""
+        """Add one update per stage and the bytes of its parameters; gradients of a shared table are added up."""
         precision, layout = self.options.precision, self.layout
         stages = sorted({stage for stage, _, _ in self.segments})
         updates: dict[int, int] = {}
@@ -502,7 +501,7 @@ class _StepWriter:
     def _reduce_table(
         self, model: Transformer, collectives: Collectives, updates: dict[int, int], stages: Sequence[int]
     ) -> None:
-        """First and last stage add up the gradients of the table of the embedding that both have."""
+        """Add the all-reduce of the embedding table's gradients between the first and the last stage, which both have it."""
         layout = self.layout
         first, last = stages[0], stages[-1]
         size = self.options.precision.gradient_bytes * model.vocabulary_share(layout.tp) * model.embedding_size
@@ -518,7 +517,7 @@ class _StepWriter:
             self.table.add(op, "order", CONTROL_BYTES, [updates[stage]])
 
     def device_us(self, device: int) -> tuple[float, float]:
-        """Forward and backward microseconds of one micro-batch on a device of the pipeline."""
+        """Returns forward and backward microseconds of one micro-batch on a device of the pipeline."""
         forward = sum(
             us for us, t, d in zip(self.us, self.types, self.device, strict=True) if d == device and t == "Forward"
         )
@@ -543,7 +542,7 @@ class _StepWriter:
         return graph, np.array(self.device, dtype=np.int32)
 
     def devices_of_added(self, graph: OpGraph) -> np.ndarray:
-        """Devices of the collectives that data parallelism added: those of their bucket's segments."""
+        """Returns the devices of the collectives that data parallelism added: those of their bucket's segments."""
         device_of = {name: self.device[k] for k, name in enumerate(self.names[: len(self.segments)])}
         added = []
         for name in graph.names[len(self.names) :]:

@@ -35,32 +35,32 @@ PRECISIONS = {
     "mixed-fp16": Storage(gradient_bytes=2),
     "mixed-fp8": Storage(gradient_bytes=4, products="fp8"),
 }
-"""Names of precisions: bytes of gradients between micro-batches, and in what linear layers multiply."""
+"""Names of precisions, with the bytes of gradients between micro-batches and the number format of linear layers."""
 
 ATTENTION = ("flash", "eager")
 MOST_TOKENS = 2**28
-"""Most tokens of a step; bytes and operations of larger ones need more than 64 bits."""
+"""Most tokens of a step; bytes and operations of larger steps need more than 64 bits."""
 MOST_OVERHEAD_BYTES = 2**50
 
 LEAST_SIMULATED = 20
-"""Layouts that are simulated even where their bounds say that they are not the fastest."""
+"""Least number of simulated layouts, even if their bounds prove that they are not the fastest."""
 
 MOST_MICRO_BATCH = 64
 
 
 @dataclass(frozen=True, eq=False)
 class LayoutRow:
-    """One layout and what it costs.
+    """One layout with its step and its memory.
 
     Args:
         layout: the layout.
-        step_us: simulated microseconds of a step; None where the bound made a simulation unnecessary.
-        lower_bound_us: no step of this layout is shorter.
-        peak_bytes: of the fullest device, simulated; where `step_us` is None, a lower bound.
+        step_us: simulated microseconds of a step; None if the bound made a simulation unnecessary.
+        lower_bound_us: a lower bound of the step in microseconds.
+        peak_bytes: simulated peak of the fullest device; a lower bound if `step_us` is None.
         fits: whether the peak is within the memory of the devices.
-        reason: why it does not fit, or is not simulated.
-        compute_us: of the busiest device's kernels in a step.
-        exposed_us: time of that device's passes that is no kernel: collectives inside blocks, and waiting for the host.
+        reason: the reason why it does not fit, or is not simulated.
+        compute_us: time of the busiest device's kernels in a step.
+        exposed_us: other time of that device's passes: collectives inside blocks, and waiting for the host.
     """
 
     layout: Layout
@@ -101,7 +101,7 @@ class LayoutRow:
 
     @property
     def waiting_us(self) -> float | None:
-        """Time in which the busiest device runs no pass: bubbles, gradients that nothing hides, and the update."""
+        """Time in which the busiest device runs no pass: bubbles, exposed reductions of gradients, and the update."""
         return None if self.step_us is None else max(self.step_us - self.compute_us - self.exposed_us, 0.0)
 
     @property
@@ -112,7 +112,7 @@ class LayoutRow:
 
 @dataclass(frozen=True, eq=False)
 class Layouts:
-    """The answer of `bl.layouts`: rows, the fastest that fits first, then those that are only bounded, then what does not fit."""
+    """The answer of `bl.layouts`. Its rows: those that fit, fastest first; then bounded ones; then those that do not fit."""
 
     model: Transformer
     global_batch: int
@@ -144,7 +144,7 @@ class Layouts:
         return row
 
     def to_pandas(self) -> pd.DataFrame:
-        """One line per layout: its degrees, `step_us`, `lower_bound_us`, `peak_bytes`, `fits`, `reason`, and where time goes."""
+        """Returns a row per layout: its degrees, `step_us`, `lower_bound_us`, `peak_bytes`, `fits`, `reason`, times."""
         import pandas as pd
 
         tokens = self.global_batch * self.sequence_length
@@ -193,24 +193,24 @@ def layouts(
 
     Args:
         model: a configuration (path of its `config.json`, its fields, a Hugging Face model or configuration), or a `Transformer`.
-        cluster: all devices, neighbours of one machine side by side; a link is what each device has when all send at once.
-        global_batch: sequences of a step.
-        sequence_length: tokens of a sequence.
-        layouts: those to simulate, all of them; by default every legal one of tensor, pipeline, data, expert and context
+        cluster: all devices, those of one machine next to each other; links as they are while all devices send at once.
+        global_batch: number of sequences of a step.
+        sequence_length: number of tokens of a sequence.
+        layouts: the layouts to simulate; by default every legal combination of tensor, pipeline, data, expert and context
             parallelism with micro-batches of powers of two, 1F1B and interleaved 1F1B, ZeRO 1 (with a pipeline) or 1 to 3,
-            no or full recomputation, and sequence parallelism where tp is above 1.
-        hardware: of the devices, where their kinds do not name it.
+            no or full recomputation, and sequence parallelism if tp is above 1.
+        hardware: hardware of the devices, if their kinds do not name it.
         precision: "mixed-bf16" (gradients are added up in float32), "mixed-fp16", or "mixed-fp8" (linear layers of
         blocks in fp8). attention: "flash" (one kernel, no scores in memory) or "eager".
-        fused_loss: cross entropy in one kernel, which keeps logits in half precision.
-        overlap: gradients are reduced behind the backward ops that make them; False: after all of them.
-        prefetch: with ZeRO 3, blocks that are gathered ahead.
-        bucket_bytes: with ZeRO 0 and 1 and `overlap`, of gradients that are reduced together, in whole blocks (default: 500 MB,
-            or more where a stage would have more than 8 buckets).
-        overhead_bytes: that a device holds beside tensors.
+        fused_loss: whether cross entropy is one kernel, which keeps logits in half precision.
+        overlap: whether gradients are reduced as soon as their backward ops have run, or after all backward ops.
+        prefetch: with ZeRO 3, the number of blocks that are gathered ahead.
+        bucket_bytes: with ZeRO 0 and 1 and `overlap`, bytes of gradients that are reduced together, in whole blocks (default:
+            500 MB, or more if a stage would otherwise have more than 8 buckets).
+        overhead_bytes: bytes that a device holds besides tensors.
         measured: tables of measured collectives, in place of formulas.
-        efficiency: what kernels, links and hosts reach, in place of the constants of the hardware.
-        callback: told what is being done.
+        efficiency: shares that kernels, links and hosts reach, in place of the constants of the hardware.
+        callback: a function that is called with texts on the progress.
 
     Returns:
         Rows, the best first. A row that is not simulated has a lower bound that is above the best row's time, or
@@ -282,14 +282,14 @@ def layouts(
 
 
 def check_layout(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> None:
-    """Raises `InvalidInput` with one sentence for a layout that a model, cluster or batch cannot have."""
+    """Raises `InvalidInput` with one sentence if the layout is not legal for the model, cluster or batch."""
     reason = why_illegal(model, layout, devices, global_batch, sequence_length)
     if reason:
         raise InvalidInput(f"{layout!r}: {reason}")
 
 
 def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> str:
-    """Why a model, cluster or batch cannot have a layout, in one sentence; empty where it can."""
+    """Returns a sentence why a layout is not legal for the model, cluster or batch; empty if it is legal."""
     if layout.devices != devices:
         degrees = f"{layout.tp} * {layout.cp} * {layout.dp} * {layout.pp}"
         return f"tp * cp * dp * pp is {degrees} = {layout.devices}; it must be the number of devices, {devices}"
@@ -324,7 +324,7 @@ def _divisors(number: int) -> list[int]:
 
 
 def _legal_layouts(model: Transformer, cluster: Cluster, global_batch: int, sequence_length: int) -> Iterator[Layout]:
-    """Every legal layout of the choices that `layouts` names."""
+    """Returns every legal layout of the combinations that `layouts` lists."""
     micro_batches = [2**k for k in range(MOST_MICRO_BATCH.bit_length())]
     for tp in _divisors(cluster.n):
         if model.heads % tp:

@@ -1,4 +1,4 @@
-"""What the parts of one layout cost on its devices: times of kernels and collectives, bytes of parameters and activations."""
+"""Costs of the parts of a layout on its devices: times of kernels and collectives, bytes of parameters and activations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .transformer import Transformer
 
 @dataclass(frozen=True)
 class PartCosts:
-    """A part on one rank and the times of its passes; `backward` contains what is computed again."""
+    """A part on one rank with the times of its passes; `backward` includes recomputation."""
 
     part: Part
     forward: PartTimes
@@ -27,9 +27,9 @@ class PartCosts:
 
 
 def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = None) -> Hardware:
-    """The slowest hardware among devices of a cluster.
+    """Returns the slowest hardware among devices of a cluster.
 
-    Raises `InvalidInput` for devices of a kind that names no hardware, where none is given.
+    Raises `InvalidInput` if `hardware` is None and the kind of a device names no hardware.
     """
     if hardware is not None:
         return hardware
@@ -48,7 +48,7 @@ def hardware_of(cluster: Cluster, devices: range, hardware: Hardware | None = No
 def make_parts(
     model: Transformer, layout: Layout, sequence_length: int, precision: Storage
 ) -> tuple[Part, Part | None, Part, Part]:
-    """A block without experts, one with, the embedding and the output layer of one rank."""
+    """Makes the parts of one rank: a block without experts, a block with experts, the embedding and the output layer."""
     dense = make_block(model, layout, sequence_length, precision, experts=False)
     experts = make_block(model, layout, sequence_length, precision, experts=True) if model.experts else None
     head = make_head(model, layout, sequence_length, precision)
@@ -56,7 +56,7 @@ def make_parts(
 
 
 def rank_layout(layout: Layout) -> Layout:
-    """The layout as far as it shapes what one rank computes: equal ones share their parts."""
+    """Returns the fields of the layout that shape the ops of one rank; layouts with equal fields share their parts."""
     return Layout(
         tp=layout.tp,
         cp=layout.cp,
@@ -69,7 +69,7 @@ def rank_layout(layout: Layout) -> Layout:
 
 @dataclass(frozen=True, eq=False)
 class RankCosts:
-    """Costs of a layout's parts on devices from `first` on, those of one pipeline stage."""
+    """Costs of a layout's parts on the devices of one pipeline stage, which begin at `first`."""
 
     layout: Layout
     hardware: Hardware
@@ -78,15 +78,15 @@ class RankCosts:
     first: int = 0
 
     def devices_of(self, axis: str) -> tuple[int, ...]:
-        """The devices of the group of `axis` that the stage's first device belongs to."""
+        """Returns the devices of the group of `axis` with the stage's first device."""
         return self.layout.axis_devices(axis, self.first)
 
     def collective_us(self, kind: str, axis: str, size_bytes: float) -> float:
-        """Microseconds of one collective of the first rank."""
+        """Returns the microseconds of one collective of the first rank."""
         return self.collectives.us(kind, size_bytes, self.devices_of(axis))
 
     def costs_of(self, part: Part, recompute: str) -> PartCosts:
-        """Times of a part's passes, and what it keeps, with recomputation "none", "selective" or "full"."""
+        """Returns the times of a part's passes and its bytes, with recomputation "none", "selective" or "full"."""
         forward, backward = self._times(part.forward), self._times(part.backward)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
@@ -109,7 +109,7 @@ class RankCosts:
 
 
 def _until_last_product(ops: tuple[RankOp, ...]) -> tuple[RankOp, ...]:
-    """Ops before the last product, whose output no backward op reads: where PyTorch's checkpoints stop computing again."""
+    """Returns the ops before the last product, at which PyTorch's checkpoints stop: no backward op reads its output."""
     return ops[: max(k for k, op in enumerate(ops) if op.op_type == "matmul")]
 
 

@@ -1,15 +1,16 @@
-"""What one rank computes, sends and keeps of a transformer's parts for one micro-batch: embedding, blocks, output layer.
+"""Ops, collectives and saved bytes of one rank for one micro-batch of a transformer's parts: embedding, blocks, output layer.
 
 Shapes are the rank's. Tensor parallelism divides heads, the inner width of the feed-forward part and the vocabulary
-(M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053); sequence parallelism divides along the sequence what that leaves
-whole, and selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are
-spread over `ep` and reached by all-to-all. Context parallelism passes keys and values around a ring, and in the backward pass
-their gradients too (H. Liu et al., "Ring Attention", 2023, arXiv:2310.01889); each device has an early and a late piece of the
-sequence, so that causal attention has equal work in all rounds. Attention that keeps its scores gathers keys and values instead.
+(M. Shoeybi et al., "Megatron-LM", 2019, arXiv:1909.08053). Sequence parallelism divides the remaining tensors along the
+sequence, and selective recomputation drops attention's scores (V. Korthikanti et al., 2022, arXiv:2205.05198). Experts are
+spread over `ep`; an all-to-all sends tokens to them. Context parallelism passes keys and values around a ring, and in the
+backward pass also their gradients (H. Liu et al., "Ring Attention", 2023, arXiv:2310.01889). Each device has an early and a late
+piece of the sequence, so that causal attention has equal work in all rounds. Attention with stored scores gathers keys and values
+instead.
 
 Forward ops are listed by hand. Backward ops follow from them: a product has a gradient of its input and one of its weight, of
-the same work; element-wise ops move `backward_elements`; a collective has its dual. The gradient of a weight is waited for by
-nobody in the block, so that collectives of the backward pass overlap with it.
+the same work; element-wise ops move `backward_elements`; a collective has its dual. No op of the block waits for the gradient
+of a weight, so collectives of the backward pass overlap with it.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ FORWARD, INPUT, WEIGHT = "F", "B", "W"
 """Phases: forward pass, gradients of inputs, gradients of weights."""
 
 DUALS = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_to_all": "all_to_all"}
-"""Collective of the forward pass -> that of its gradient."""
+"""Collectives of the forward pass, and the collective of the gradient for each."""
 
 LOSS_PASSES = {False: 14.0, True: 5.0}
-"""Times that float32 logits go to or from memory in the cross entropy of a vocabulary, as separate kernels and fused."""
+"""Number of times that the cross entropy reads or writes float32 logits in memory, as separate kernels and fused."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,11 @@ class RankOp:
     """One kernel or collective of a rank.
 
     Args:
-        name, op_type: as in a graph; the type of a collective is its name.
+        name, op_type: name and type of the op in a graph; the type of a collective is its name.
         phase: `FORWARD`, `INPUT` or `WEIGHT`.
-        kernel: its work; of a collective, empty.
-        axis: of a collective, the axis of the layout whose devices take part.
-        message_bytes: of a collective, bytes of the whole tensor: what is reduced, or what gathering ends with.
+        kernel: the work of the kernel; empty for a collective.
+        axis: for a collective, the axis of the layout whose devices take part.
+        message_bytes: for a collective, the bytes of the whole tensor, before a reduction or after a gathering.
         awaited: whether the next op of its chain waits for it.
     """
 
@@ -57,17 +58,17 @@ class RankOp:
 
 @dataclass(frozen=True)
 class Part:
-    """An embedding, a block or an output layer on one rank: its ops for one micro-batch, and what it keeps.
+    """An embedding, a block or an output layer on one rank: its ops for one micro-batch, and its bytes.
 
     Args:
         forward, backward: ops in the order in which a rank starts them.
-        parameters: on this rank, without those of experts.
-        expert_parameters: on this rank; data parallelism divides them over fewer devices.
+        parameters: parameters on this rank, without those of experts.
+        expert_parameters: parameters of experts on this rank; data parallelism divides them over fewer devices.
         saved_bytes: activations that the backward pass reads, without those that are computed again.
-        input_bytes: activation that the part begins from.
-        output_bytes: activation that the next part begins from.
-        transient_bytes: highest level of what forward and backward pass hold beside, on top of `saved_bytes`.
-        attention_bytes: of `saved_bytes`, what selective recomputation drops.
+        input_bytes: the activation that the part reads.
+        output_bytes: the activation that the next part reads.
+        transient_bytes: the highest level of other bytes of the forward and the backward pass, on top of `saved_bytes`.
+        attention_bytes: the part of `saved_bytes` that selective recomputation drops.
     """
 
     name: str
@@ -84,14 +85,14 @@ class Part:
 
 @dataclass(frozen=True)
 class Storage:
-    """How numbers are stored, and by which kernels attention and loss are computed.
+    """Storage of numbers, and kernels of attention and loss.
 
     Args:
-        flash_attention: attention in one kernel that keeps no scores.
-        fused_loss: cross entropy in one kernel that keeps half-precision logits.
-        gradient_bytes: of a parameter's gradient between micro-batches: 2, or 4 where they are added up in float32.
-        state_bytes: of a parameter's optimizer states, its float32 copy among them.
-        extra_gradient_bytes: of a parameter's gradient that are kept beside those that are reduced.
+        flash_attention: whether attention is one kernel that stores no scores.
+        fused_loss: whether cross entropy is one kernel that keeps half-precision logits.
+        gradient_bytes: bytes of a parameter's gradient between micro-batches: 2, or 4 if they are added up in float32.
+        state_bytes: bytes of a parameter's optimizer states, including its float32 copy.
+        extra_gradient_bytes: bytes of a second copy of a parameter's gradient besides the reduced one.
         products: "fp16" (bfloat16 as well) or "fp8": the operands of linear layers inside blocks.
     """
 
@@ -127,9 +128,9 @@ class _PartWriter:
         expert: bool = False,
         weights: bool = True,
     ) -> None:
-        """A linear layer: `batch` times rows x depth by depth x columns. Its input is saved unless `saved` says otherwise.
+        """Add a linear layer: `batch` products of rows x depth by depth x columns. Its input is saved by default (`saved`).
 
-        With `weights=False` its parameters are counted elsewhere, as those of a table that the embedding has too.
+        With `weights=False` its parameters are counted elsewhere, such as those of a table that the embedding also has.
         """
         parameters = (batch * depth * columns + bias * columns) * weights
         if expert:
@@ -143,14 +144,14 @@ class _PartWriter:
         self.rows.append((forward, (data, weight)))
 
     def scores(self, label: str, batch: int, rows: int, columns: int, depth: int) -> None:
-        """A product of activations, as of queries and keys: both factors have gradients."""
+        """Add a product of two activations, such as queries and keys, which both have gradients."""
         forward = _product(f"{self.name}/{label}", FORWARD, batch, rows, columns, depth)
         first = _product(f"{self.name}/{label}/backward", INPUT, batch, rows, depth, columns)
         second = _product(f"{self.name}/{label}/backward2", INPUT, batch, columns, depth, rows)
         self.rows.append((forward, (first, second)))
 
     def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
-        """An element-wise op or a normalisation, which moves so many half-precision elements."""
+        """Add an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
         self.saved += saved
         back = elements if backward_elements is None else backward_elements
         forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
@@ -158,9 +159,9 @@ class _PartWriter:
         self.rows.append((forward, (backward,)))
 
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, causal: bool) -> None:
-        """Attention in one kernel; `width` is the sum of the sizes of a key and a value.
+        """Add attention in one kernel; `width` is the sum of the sizes of a key and a value.
 
-        Under context parallelism it has one round per device, behind which keys and values go around the ring.
+        Under context parallelism it has one round per device, between which keys and values are passed around the ring.
         """
         flops = 2.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
         moved = HALF * batch * (heads * queries + kv_heads * keys) * width
@@ -178,7 +179,7 @@ class _PartWriter:
         self.rows += [(ring, ()), (forward, (gradient_ring, backward))]
 
     def collective(self, kind: str, axis: str, message: int, label: str) -> None:
-        """A collective of the forward pass, and its dual in the backward pass. Nothing where its axis has one device."""
+        """Add a collective of the forward pass, and its dual in the backward pass, unless its axis has one device."""
         if getattr(self.layout, axis) == 1:
             return
         forward = RankOp(f"{self.name}/{label}", kind, axis=axis, message_bytes=message)
@@ -186,9 +187,9 @@ class _PartWriter:
         self.rows.append((forward, (dual,)))
 
     def enter_tensor_parallel(self, label: str, copies: int = 1) -> None:
-        """Before a layer divided by columns: gather the sequence, or (backward) add up the gradients of the input.
+        """Add the collective before a layer divided by columns: gather the sequence, or (backward) add up input gradients.
 
-        `copies`: rows per token, where every token goes to several experts.
+        `copies`: rows per token, if every token is sent to several experts.
         """
         if self.layout.tp == 1:
             return
@@ -200,7 +201,7 @@ class _PartWriter:
         self.rows.append((_NOTHING, (back,)))
 
     def leave_tensor_parallel(self, label: str, copies: int = 1) -> None:
-        """After a layer divided by rows: add up its outputs, and leave a share of the sequence on each device."""
+        """Add the collective after a layer divided by rows: add up its outputs, with a share of the sequence per device."""
         if self.layout.tp == 1:
             return
         message = HALF * self.tokens * copies * self.hidden
@@ -236,12 +237,12 @@ _NOTHING = RankOp("", "")
 
 
 def _last_product(backward: list[RankOp]) -> int:
-    """Position of the last gradient of a product's input: what is gathered for its weight is asked for just before."""
+    """Returns the position of the last gradient of a product's input, before which the input of its weight is gathered."""
     return max((k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"), default=0)
 
 
 def _after_inputs(backward: list[RankOp]) -> list[RankOp]:
-    """Moves gradients of weights behind the collective that follows the gradient of the input, which they overlap with."""
+    """Moves gradients of weights behind the collective after the gradient of the input, so that both overlap."""
     ordered: list[RankOp] = []
     weights: list[RankOp] = []
     for op in backward:
@@ -269,7 +270,7 @@ def _product(
     out_bytes: int = HALF,
     precision: str = "fp16",
 ) -> RankOp:
-    """`batch` products of rows x depth by depth x columns; float32 results are added to what is there."""
+    """Returns the op of `batch` products of rows x depth by depth x columns; float32 results are added to existing ones."""
     added = 2 * out_bytes if out_bytes == FULL else out_bytes
     moved = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
     product = Product(batch, rows, columns, depth)
@@ -281,11 +282,13 @@ def _product(
 
 
 def make_block(model: Transformer, layout: Layout, sequence_length: int, precision: Storage, experts: bool) -> Part:
-    """A block of the model on one rank, with its experts or without."""
+    """Makes a block of the model on one rank, with or without experts."""
     batch, length = layout.micro_batch, sequence_length // layout.cp
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
     writer = _PartWriter("block", layout, tokens, hidden, precision.products)
-    shared = tokens // tp if layout.sequence_parallel else tokens  # tokens of what tensor parallelism leaves whole
+    shared = (
+        tokens // tp if layout.sequence_parallel else tokens
+    )  # tokens of tensors that tensor parallelism does not divide
     norm = hidden * (1 + model.bias)
     writer.parameters += norm
     writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)
@@ -378,7 +381,7 @@ def _feed_forward(
 
 
 def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: int, shared: int) -> None:
-    """Router, all-to-all to the experts, their feed-forward parts, and back; tokens are spread evenly over experts."""
+    """Adds router, all-to-all, the experts' feed-forward parts, and the all-to-all back; tokens are spread evenly."""
     hidden, k, ep, tp = model.hidden, model.experts_per_token, layout.ep, layout.tp
     local = max(model.experts // ep, 1)
     if model.shared_feed_forward:
@@ -410,7 +413,7 @@ def _experts(writer: _PartWriter, model: Transformer, layout: Layout, tokens: in
 
 
 def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> Part:
-    """Looking tokens up in a rank's part of the vocabulary."""
+    """Makes the embedding: looking up tokens in a rank's part of the vocabulary."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     width = model.embedding_size
     writer = _PartWriter("embedding", layout, tokens, width)
@@ -430,7 +433,7 @@ def make_embedding(model: Transformer, layout: Layout, sequence_length: int) -> 
 
 
 def make_head(model: Transformer, layout: Layout, sequence_length: int, precision: Storage) -> Part:
-    """The last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
+    """Makes the output layer: last normalisation, logits of a rank's part of the vocabulary, and their cross entropy."""
     tokens, hidden, tp = layout.micro_batch * sequence_length // layout.cp, model.hidden, layout.tp
     width = model.embedding_size
     writer = _PartWriter("head", layout, tokens, width)

@@ -1,6 +1,6 @@
-"""`Transformer`: the sizes of a transformer, read from a configuration; what a layout divides.
+"""`Transformer`: the sizes of a transformer, read from a configuration.
 
-A configuration names the same sizes in many ways (`n_embd`, `d_model`, `hidden_size`). `ALIASES` lists them.
+Configurations have many names for one size (`n_embd`, `d_model`, `hidden_size`). `ALIASES` lists them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ..params import Params
 LARGEST_CONFIG = 1 << 24
 
 VOCABULARY_MULTIPLE = 128
-"""Of which each device's share of a divided vocabulary is a multiple."""
+"""Each device's share of a divided vocabulary is padded to a multiple of this number."""
 
 ALIASES = {
     "hidden": ("hidden_size", "n_embd", "d_model", "hidden", "dim"),
@@ -40,7 +40,7 @@ ALIASES = {
     "rope_size": ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
     "value_size": ("v_head_dim",),
 }
-"""Field -> names under which configurations have it, the first that is there counts."""
+"""Names of each field in configurations; the first name that occurs is used."""
 
 GATED = frozenset(
     str.split("""
@@ -93,7 +93,7 @@ REFUSED = {
     **dict.fromkeys(("qwen3_next", "granitemoehybrid", "nemotron_h", "recurrent_gemma", "rwkv"), _STATE_SPACE),
     "albert": "a model whose layers share their weights",
 }
-"""Model types that are no stack of equal transformer blocks, and what they are instead."""
+"""Model types that are no stack of equal transformer blocks, with a description of each."""
 
 EXPERT_PATTERNS = ("interleave_moe_layer_step", "moe_layer_freq", "decoder_sparse_step", "moe_layer_frequency")
 """Fields that say that only every n-th layer has experts."""
@@ -104,22 +104,22 @@ class Transformer(Params):
     """The sizes of a transformer.
 
     Args:
-        hidden, layers, heads, vocabulary: as everywhere.
+        hidden, layers, heads, vocabulary: width of the model, and numbers of layers, attention heads and tokens.
         kv_heads: heads of keys and values (default: `heads`).
-        head_size: of queries and keys (default: `hidden / heads`).
+        head_size: size of a query and of a key (default: `hidden / heads`).
         feed_forward: inner width of the feed-forward part (default: `4 * hidden`).
-        gated: it multiplies two projections of that width (SwiGLU).
-        bias: linear layers add a bias.
-        tied: the output layer uses the table of the embedding.
-        causal: tokens see only tokens before them.
+        gated: whether the feed-forward part multiplies two projections of that width (SwiGLU).
+        bias: whether linear layers add a bias.
+        tied: whether the output layer uses the table of the embedding.
+        causal: whether tokens see only previous tokens.
         embedding_size: width of the tables of tokens, which a projection makes as wide as the model (default: `hidden`).
         positions: rows of a table of positions, 0 without one.
-        dropout: activations are dropped after attention and feed-forward part, so that masks are kept.
-        experts, experts_per_token, expert_feed_forward, shared_feed_forward: of a mixture of experts; 0 experts without one.
-        dense_layers: first layers without experts.
-        query_rank, key_rank, rope_size, value_size: of latent attention (DeepSeek): ranks of the compressed queries and of keys
-            and values, rotary part of a head, size of a value; 0 without.
-        name: for titles.
+        dropout: whether activations are dropped after attention and feed-forward part, so that masks are kept.
+        experts, experts_per_token, expert_feed_forward, shared_feed_forward: sizes of a mixture of experts; 0 without experts.
+        dense_layers: number of first layers without experts.
+        query_rank, key_rank, rope_size, value_size: sizes of latent attention (DeepSeek): ranks of the compressed queries and
+            of keys and values, rotary part of a head, size of a value; 0 without it.
+        name: the name in titles.
 
     >>> Transformer(hidden=768, layers=12, heads=12, vocabulary=50257, positions=1024).parameters
     124439808
@@ -186,7 +186,7 @@ class Transformer(Params):
             raise InvalidInput(f"experts_per_token is {self.experts_per_token}; there are {self.experts} experts")
 
     def vocabulary_share(self, tp: int) -> int:
-        """Tokens whose rows one of `tp` devices has: of a vocabulary that is divided, padded as Megatron-LM does.
+        """Returns the number of tokens whose rows one of `tp` devices holds; a divided vocabulary is padded as in Megatron-LM.
 
         >>> gpt = Transformer(hidden=768, layers=12, heads=12, vocabulary=50257)
         >>> gpt.vocabulary_share(1), gpt.vocabulary_share(2)
@@ -198,7 +198,7 @@ class Transformer(Params):
 
     @property
     def attention_parameters(self) -> int:
-        """Of one layer, with its normalisation."""
+        """Attention's parameters of one layer, with its normalisation."""
         bias = self.bias
         if self.key_rank:
             width = self.heads * (self.head_size + self.rope_size)
@@ -212,20 +212,20 @@ class Transformer(Params):
         return self.hidden * width + out * self.hidden + bias * (width + self.hidden) + self.hidden * (1 + bias)
 
     def feed_forward_parameters(self, width: int) -> int:
-        """Of one feed-forward part of that inner width, without normalisation."""
+        """Returns the parameters of a feed-forward part of inner width `width`, without normalisation."""
         up = 2 if self.gated else 1
         return (up + 1) * self.hidden * width + self.bias * (up * width + self.hidden)
 
     @property
     def dense_layer_parameters(self) -> int:
-        """Of a layer without experts."""
+        """Parameters of a layer without experts."""
         return (
             self.attention_parameters + self.feed_forward_parameters(self.feed_forward) + self.hidden * (1 + self.bias)
         )
 
     @property
     def expert_layer_parameters(self) -> int:
-        """Of a layer with experts."""
+        """Parameters of a layer with experts."""
         experts = self.experts * self.feed_forward_parameters(self.expert_feed_forward) + self.experts * self.hidden
         shared = self.feed_forward_parameters(self.shared_feed_forward) if self.shared_feed_forward else 0
         return self.attention_parameters + experts + shared + self.hidden * (1 + self.bias)
@@ -236,7 +236,7 @@ class Transformer(Params):
 
     @property
     def projection_parameters(self) -> int:
-        """Of the layer between the table of tokens and a model of another width; the output layer has one, too."""
+        """Parameters of the layer between the table of tokens and a model of another width; the output layer has one, too."""
         return self.embedding_size * self.hidden if self.embedding_size != self.hidden else 0
 
     @property
@@ -245,13 +245,13 @@ class Transformer(Params):
 
     @property
     def head_parameters(self) -> int:
-        """Of the output layer, without those that it shares with the embedding, and of the last normalisation."""
+        """Parameters of the output layer, without those of the embedding, and of the last normalisation."""
         table = 0 if self.tied else self.vocabulary * self.embedding_size
         return table + self.projection_parameters + self.hidden * (1 + self.bias)
 
     @property
     def parameters(self) -> int:
-        """Of the whole model."""
+        """Parameters of the whole model."""
         layers = sum(
             self.expert_layer_parameters if self.has_experts(k) else self.dense_layer_parameters
             for k in range(self.layers)
@@ -260,15 +260,15 @@ class Transformer(Params):
 
 
 def read_transformer(model: object) -> Transformer:
-    """The sizes of a model: a `Transformer`, a configuration (its fields, file or folder), or a model that has one.
+    """Reads the sizes of a model from a `Transformer`, a configuration (its fields, file or folder), or a model with one.
 
     Warns:
-        UserWarning: a type of model whose number of parameters was not compared with that of transformers; a text part of a
-            larger model; a model that has another number of parameters.
+        UserWarning: the number of parameters of this type of model was not compared with that of transformers; only the text
+            part of a larger model is read; the model has another number of parameters.
 
     Raises:
-        FormatError: a file that is not there, or not JSON.
-        InvalidInput: a configuration without one of the sizes, or something that has none.
+        FormatError: the file does not exist, or is not JSON.
+        InvalidInput: the configuration lacks one of the sizes, or `model` has no configuration.
 
     >>> read_transformer({"model_type": "gpt2", "n_embd": 768, "n_layer": 12, "n_head": 12, "vocab_size": 50257}).feed_forward
     3072
@@ -290,7 +290,7 @@ def read_transformer(model: object) -> Transformer:
 
 
 def _warn_if_unchecked(fields: Mapping[str, object], source: str, transformer: Transformer) -> None:
-    """Warns where the sizes that were read may not be those of the model."""
+    """Warns if the sizes that were read may differ from those of the model."""
     text = fields.get("text_config")
     kind = (text if isinstance(text, Mapping) else fields).get("model_type")
     if text is not None:
@@ -310,8 +310,8 @@ def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
     """Returns the fields of a configuration (given as fields, its file or folder, or with its model), and a name for messages.
 
     Raises:
-        FormatError: a file that is not there, or not JSON.
-        InvalidInput: something that has no configuration.
+        FormatError: the file does not exist, or is not JSON.
+        InvalidInput: `model` has no configuration.
     """
     if isinstance(model, (str, Path)):
         path = Path(str(model).removeprefix("hf:"))
@@ -343,7 +343,7 @@ def _read_json(path: Path) -> Mapping[str, object]:
 
 
 def from_fields(fields: Mapping[str, Any], source: str = "the configuration") -> Transformer:
-    """The sizes in the fields of a configuration, of a Hugging Face model or with the same names."""
+    """Reads the sizes from the fields of a Hugging Face configuration, or of another one with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
         fields = fields["text_config"]
     parts = [fields[name] for name in ("attn_config", "ffn_config") if isinstance(fields.get(name), Mapping)]
@@ -399,7 +399,7 @@ _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", 
 
 
 def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
-    """Inner width of the experts that every token passes."""
+    """Returns the inner width of the shared experts, which every token passes."""
     if fields.get("model_type") == "llama4_text":
         return sizes["feed_forward"]
     width = fields.get("shared_expert_intermediate_size") or fields.get("moe_shared_expert_intermediate_size")
