@@ -21,8 +21,11 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
     Collectives take `duration_us(op, kind)`: links decide, not the speed of a device.
 
     Raises `CostError` where the graph was estimated for named hardware and a device is of another kind, and where all ops
-    and transfers in a row would take longer than floating point can add up.
+    and transfers in a row would take longer than floating point can add up. The table is read-only: the graph keeps it.
     """
+    for latest_cluster, latest_table in graph.latest_durations:
+        if latest_cluster is cluster:
+            return latest_table
     check_kinds(graph, cluster)
     table = np.empty((graph.n, cluster.n), dtype=np.float64)
     with np.errstate(over="ignore"):
@@ -31,6 +34,8 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
             us = graph.duration_by_kind.get(kind, graph.duration_us)
             table[:, d] = us if device.speed == 1.0 else np.where(graph.on_communication_lane, us, us / device.speed)
         _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
+    table.flags.writeable = False
+    graph.latest_durations[:] = [(cluster, table)]
     return table
 
 

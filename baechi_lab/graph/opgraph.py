@@ -229,6 +229,11 @@ class OpGraph(Picklable):
         """Operator name -> index."""
         return {name: i for i, name in enumerate(self.names)}
 
+    @cached_property
+    def latest_durations(self) -> list[tuple[object, NDArray[np.float64]]]:
+        """The latest cluster of which `baechi_lab.graph.costs.durations` was asked, and its table; empty before."""
+        return []
+
     # -- identity ------------------------------------------------------------------------------------
 
     @cached_property

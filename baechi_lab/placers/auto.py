@@ -331,7 +331,8 @@ def _run_attempts(
 def _order_of_ops(original: OpGraph, cluster: Cluster, placed: Placement, scheduler: str) -> NDArray[np.float64] | None:
     """The order in which a dynamic scheduler runs the ops of a placement of groups."""
     ops_placement = placed.on(original)
-    return order_of_starts(original, simulate(original, cluster, ops_placement, scheduler)).astype(np.float64)
+    timeline = simulate(original, cluster, ops_placement, scheduler)
+    return order_of_starts(original, timeline.start_us, timeline.end_us).astype(np.float64)
 
 
 def _try_every_schedule(

@@ -8,9 +8,11 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, Placement, Timeline
+from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.csr import inverse
 from ..simulator import makespan_and_peak, simulate
+from ..simulator.kernel_run import run_kernel
+from ..simulator.validity import constraint_violations
 
 
 class SimulatedPlan(NamedTuple):
@@ -43,24 +45,32 @@ class SimulationCache:
         return plan, _with_order(placement, scheduler, plan.order)
 
     def _simulate(self, placement: Placement, scheduler: str) -> SimulatedPlan:
-        timeline = simulate(self.graph, self.cluster, placement, scheduler)
-        order = order_of_starts(self.graph, timeline) if scheduler not in ("fifo", "planned") else None
-        if self.graph.original is None:
+        graph, cluster = self.graph, self.cluster
+        placed = placement.checked(graph, cluster.n)
+        state, _, _ = run_kernel(graph, cluster, placed, scheduler, keep_log=False)
+        start_us, end_us, peak = state.ops["start"][:-1], state.ops["end"][:-1], state.devices["peak"].copy()
+        order = order_of_starts(graph, start_us, end_us) if scheduler not in ("fifo", "planned") else None
+        if graph.original is not None:
+            planned = _with_order(placement, scheduler, order)
+            return SimulatedPlan(*simulate_ops(graph.original, cluster, planned), order)
+        if graph.reuse is not None:
+            timeline = simulate(graph, cluster, placement, scheduler)
             return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
-        planned = _with_order(placement, scheduler, order)
-        return SimulatedPlan(*simulate_ops(self.graph.original, self.cluster, planned), order)
+        breaks_constraint = any(True for _ in constraint_violations(graph, cluster, placed.device))
+        feasible = not breaks_constraint and bool((peak <= cluster.memory_bytes).all())
+        return SimulatedPlan(float(end_us.max(initial=0.0)), peak, feasible, order)
 
 
 def _with_order(placement: Placement, scheduler: str, order: NDArray[np.number] | None) -> Placement:
     return placement if scheduler == "planned" else placement.replace(order=order, priority=None)
 
 
-def order_of_starts(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
+def order_of_starts(graph: OpGraph, start_us: NDArray[np.float64], end_us: NDArray[np.float64]) -> NDArray[np.int64]:
     """int64[n]: the position of each op by its start.
 
     A device that takes its ready ops in that order makes the same choices: what it ran next started first.
     """
-    return inverse(np.lexsort((graph.position, timeline.end_us, timeline.start_us)))
+    return inverse(np.lexsort((graph.position, end_us, start_us)))
 
 
 def simulate_ops(

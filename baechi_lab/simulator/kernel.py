@@ -87,9 +87,10 @@ CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", 
 class Scheduler(NamedTuple):
     """How a device chooses among ready ops.
 
-    The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes; by unit,
-    which is by rank, but no op starts before all ops of lower units of its device have ended. `unit[i]` counts units from 0
-    on each lane; lane d has units of `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
+    The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes, where
+    `-rank` is the score if all other devices are idle; by unit, which is by rank, but no op starts before all ops of lower
+    units of its device have ended. `unit[i]` counts units from 0 on each lane; lane d has units of
+    `unit_size[unit_ptr[d]:unit_ptr[d + 1]]` ops.
     """
 
     mode: int
@@ -153,7 +154,8 @@ def make_state(graph: OpGraph, cluster: Cluster, placement: Placement, rank: Flo
         ops["rank"][:n] = rank
     ops["temp"][:n], ops["persistent"][:n] = graph.temp_bytes, graph.persistent_bytes
     ops["first_output"], ops["first_input"] = graph.output_ptr, graph.inputs[0]
-    np.add.at(ops["made"], graph.tensor_producer, graph.tensor_bytes)
+    bytes_before = np.concatenate([[0], np.cumsum(graph.tensor_bytes)])  # tensors are sorted by producer
+    ops["made"][:n] = np.diff(bytes_before[graph.output_ptr])
     tensors["producer"][:tensor_count], tensors["size"][:tensor_count] = graph.tensor_producer, graph.tensor_bytes
     tensors["first_consumer"] = graph.consumer_ptr
     devices["limit"][: cluster.n] = cluster.memory_bytes
@@ -249,23 +251,38 @@ def _arrive(t: int, d: int, now_us: float, state: State, ready: Ready) -> None:
 
 
 @njit(cache=True, allocates=False)
-def _take_most_wanted(d: int, devices: NDArray[np.void], ready_op: Ints, scheduler: Scheduler) -> int:
-    """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes."""
+def _take_most_wanted(d: int, devices: NDArray[np.void], ready: Ready, scheduler: Scheduler) -> int:
+    """Removes and returns the ready op of device `d` with the highest score, including the idle devices that it wakes.
+
+    Ties: the lowest op. The heap is ordered by the highest score that is possible, then by op. Its nodes are visited from
+    the top, each before those below it, which are skipped where none of them can be better than the best so far.
+    """
     score, wake_ptr, wake_device = scheduler.score, scheduler.wake_ptr, scheduler.wake_device
     first, size = devices[d].ready_first, devices[d].ready_size
-    best, best_score = first, -np.inf
-    for k in range(first, first + size):
-        i = ready_op[k]
-        total = score[i]
-        for w in range(wake_ptr[i], wake_ptr[i + 1]):
-            if wake_device[w] != d and not devices[wake_device[w]].running:
-                total += scheduler.wake_weight
-        if total > best_score or (total == best_score and i < ready_op[best]):
-            best, best_score = k, total
-    op = ready_op[best]
-    ready_op[best] = ready_op[first + size - 1]
-    devices[d].ready_size = size - 1
-    return op
+    best, best_op, best_score = 0, ready.op[first], -np.inf
+    k = 0
+    while k < size:
+        i, possible = ready.op[first + k], -ready.key[first + k]
+        is_candidate = possible > best_score or (possible == best_score and i < best_op)
+        if is_candidate:
+            total = score[i]
+            for w in range(wake_ptr[i], wake_ptr[i + 1]):
+                if wake_device[w] != d and not devices[wake_device[w]].running:
+                    total += scheduler.wake_weight
+            if total > best_score or (total == best_score and i < best_op):
+                best, best_op, best_score = k, i, total
+        if is_candidate and 2 * k + 1 < size:
+            k = 2 * k + 1
+        else:
+            while k > 0 and (k % 2 == 0 or k + 1 == size):  # a last child: go on beside the nearest parent that is none
+                k = (k - 1) >> 1
+            k = k + 1 if k > 0 else size
+    while best > 0:  # its parents move down, then the top is taken
+        parent = (best - 1) >> 1
+        ready.key[first + best], ready.op[first + best] = ready.key[first + parent], ready.op[first + parent]
+        best = parent
+    devices[d].ready_size = pop(ready.key, ready.op, first, size)
+    return best_op
 
 
 @njit(cache=True, allocates=False)
@@ -351,7 +368,7 @@ def _begin_units(ops: NDArray[np.void], devices: NDArray[np.void], scheduler: Sc
         _enter_unit(d, 0, devices, scheduler)
 
 
-@njit(cache=True, interpreted_if=lambda state, *_: len(state.ops) < 50_000)
+@njit(cache=True, nogil=True, interpreted_if=lambda state, *_: len(state.ops) < 50_000)
 def _run(
     state: State, links: Links, scheduler: Scheduler, keep_log: bool
 ) -> tuple[NDArray[np.void], NDArray[np.void], int]:
@@ -362,7 +379,7 @@ def _run(
     event_time, event_code = np.empty(n + 2 * len(sends) + 1), np.empty(n + 2 * len(sends) + 1, np.int64)
     ready_key, ready_op = np.empty(n), np.empty(n, np.int64)
     size = np.zeros(2, np.int64)  # events, log entries
-    ready, events = Ready(ready_key, ready_op, mode in (BY_RANK, BY_UNIT)), Events(event_time, event_code, size)
+    ready, events = Ready(ready_key, ready_op, mode != BY_READY_TIME), Events(event_time, event_code, size)
     _prepare(ops, devices, log, size)
     if mode == BY_UNIT:
         _begin_units(ops, devices, scheduler)
@@ -376,7 +393,7 @@ def _run(
             if devices[d].running or devices[d].ready_size == 0:
                 continue
             if mode == BY_IDLENESS:
-                op = _take_most_wanted(d, devices, ready_op, scheduler)
+                op = _take_most_wanted(d, devices, ready, scheduler)
             else:
                 op = ready_op[devices[d].ready_first]
                 if mode == BY_UNIT:

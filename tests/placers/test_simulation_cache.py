@@ -10,8 +10,8 @@ from baechi_lab.placers.simulation_cache import SimulationCache
 def test_equal_placements_are_simulated_once(monkeypatch):
     """Two ops of 2 and 3 us that do not read each other: 5 us on one device, 3 us on two."""
     graph, cluster = OpGraph.from_edges([2, 3]), Cluster.uniform(2, link=Link(1.0, 0.0))
-    simulated, simulate = [], simulation_cache.simulate
-    monkeypatch.setattr(simulation_cache, "simulate", lambda *a: simulated.append(a[2:]) or simulate(*a))
+    simulated, run_kernel = [], simulation_cache.run_kernel
+    monkeypatch.setattr(simulation_cache, "run_kernel", lambda *a, **k: simulated.append(a[2:]) or run_kernel(*a, **k))
     cache = SimulationCache(graph, cluster)
     for placer in ("one", "another"):
         plan, planned = cache.simulate(Placement(device=[0, 0], placer=placer), "pct")

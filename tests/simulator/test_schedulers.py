@@ -7,7 +7,10 @@ from random_cases import random_cluster, random_graph
 from simulator_reference import simulate_reference
 
 import baechi_lab as bl
+from baechi_lab.graph.kernels.heaps import push
+from baechi_lab.simulator import kernel
 from baechi_lab.simulator.schedulers import SCHEDULERS, Msr, path_computation_time
+from baechi_lab.simulator.schedulers.base import NO_COLUMN
 
 PLACEMENT = bl.Placement(device=[0, 0, 0, 1, 0])
 # 0 -> 2 on one device, 1 -> 3 across; 2 -> 4
@@ -114,3 +117,32 @@ def test_degenerate_schedules(n):
 def test_unknown_scheduler_suggests():
     with pytest.raises(bl.UnknownNameError, match="did you mean 'pct'"):
         bl.simulate(GRAPH, CLUSTER, PLACEMENT, "ptc")
+
+
+def test_msr_takes_the_op_with_the_highest_score_whatever_runs():
+    """All ready ops are compared, as the kernel does not: it leaves out those that could not be the best."""
+    rng, n, devices, weight = np.random.default_rng(3), 40, 4, 0.3
+    lanes = kernel.records(np.zeros(devices, kernel.DEVICE))
+    for _ in range(20):
+        score, pointer = 0.1 * rng.integers(0, 4, n), np.arange(0, 3 * n + 1, 3)
+        woken = rng.integers(0, devices, 3 * n).astype(np.int32)
+        scheduler = kernel.Scheduler(kernel.BY_IDLENESS, NO_COLUMN, score, pointer, woken, weight)
+
+        def total(op, idle, score=score, woken=woken):
+            wanted = score[op]
+            for d in woken[3 * op : 3 * op + 3]:
+                wanted += weight * idle[d]
+            return wanted
+
+        ready = kernel.Ready(np.empty(n), np.empty(n, np.int64), True)
+        lanes["ready_first"], lanes["ready_size"] = 0, 0
+        for op in rng.permutation(n).tolist():
+            size = int(lanes["ready_size"][0])
+            lanes["ready_size"][0] = push(ready.key, ready.op, 0, size, -total(op, [False, True, True, True]), op)
+        remaining = set(range(n))
+        while remaining:
+            lanes["running"] = rng.integers(0, 2, devices)
+            idle = [False, *(~lanes["running"][1:]).tolist()]
+            expected_op = min(remaining, key=lambda op, idle=idle, total=total: (-total(op, idle), op))
+            assert kernel._take_most_wanted(0, lanes, ready, scheduler) == expected_op
+            remaining.remove(expected_op)

@@ -7,7 +7,7 @@ Among the ready ops of a device the one that does most for the others runs first
 
 All but the last term is computed once per placement; the last is looked up when a device decides: a device is idle when
 it runs nothing at that moment. The deciding device itself is never idle, as it is about to run the op.
-O(ready ops x their successors' devices) per decision.
+Per decision O(log ready ops), plus the devices of the successors of every ready op whose score could be the highest.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ from ...graph import Cluster, OpGraph, Placement
 from ...graph.kernels.csr import Integers, offsets
 from ...params import Params
 from .. import kernel
-from .base import NO_COLUMN
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,10 @@ class Msr(Params):
     def prepare(self, graph: OpGraph, cluster: Cluster, placement: Placement) -> kernel.Scheduler:
         self.validate()
         score, pointer, woken = self.terms(graph, placement.device)
-        return kernel.Scheduler(kernel.BY_IDLENESS, NO_COLUMN, score, pointer, woken, float(self.delta))
+        highest_score, waker = score.copy(), np.repeat(np.arange(graph.n), np.diff(pointer))
+        wakes_other = woken != kernel.lanes(graph, cluster, placement.device)[waker]
+        np.add.at(highest_score, waker[wakes_other], float(self.delta))  # one by one, as the kernel adds
+        return kernel.Scheduler(kernel.BY_IDLENESS, -highest_score, score, pointer, woken, float(self.delta))
 
     def terms(
         self, graph: OpGraph, device: Integers

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ...graph import Cluster, OpGraph, Placement, durations
 from ...params import Params
 from .. import kernel
-from ..paths import heads_and_tails
+from ..paths import tails
 from .base import by_rank
 
 
@@ -34,7 +34,7 @@ def path_computation_time(graph: OpGraph, cluster: Cluster, placement: Placement
     source, target = placement.device[graph.edge_source], placement.device[graph.consumers]
     cost = cluster.latency_us[source, target]
     cost = cost + cluster.us_per_byte[source, target] * graph.tensor_bytes[graph.edge_tensor]
-    return heads_and_tails(graph, weight, cost)[1] + weight
+    return tails(graph.order, weight, cost, graph.output_ptr, graph.consumer_ptr, graph.consumers) + weight
 
 
 @dataclass(frozen=True)
