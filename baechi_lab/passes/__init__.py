@@ -1,4 +1,4 @@
-"""Passes: OpGraph -> smaller OpGraph, and what must share a device."""
+"""Stage 2: passes that turn a graph into a smaller or otherwise better graph, and find ops that must share a device."""
 
 from .base import Pass
 from .contraction import contract

@@ -1,13 +1,13 @@
-"""Adding up gradients among the replicas of a stage: the ops and tensors of a ring all-reduce.
+"""Ops and tensors of a ring all-reduce, which adds up gradients among the replicas of a pipeline stage.
 
 The gradients of a stage, together G bytes, are cut into r parts. In each of 2 (r - 1) rounds every replica sends one part
-to the next and receives one from the one before; after r - 1 of them every part is added up somewhere, after the others
-everywhere. Each replica sends and receives 2 (r - 1) / r of G, in transfers like any other; adding takes no time. (Patarasuk,
-Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.) On equal links where a device sends and receives at once this takes
-`gradients.ring_us`; a queue that sends and receives share carries it twice.
+to the next replica and receives one from the previous one. After r - 1 rounds each part is added up on one replica, after the
+others on all. Each replica sends and receives 2 (r - 1) / r of G, in ordinary transfers; adding takes no time. (Patarasuk,
+Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.) On equal links, if a device sends and receives at once, this takes
+`gradients.ring_us`; a queue that sends and receives share takes twice as long.
 
-Op (round s, replica k) sends the part of round s; it waits for what the replica before sent in round s - 1, and for its
-own op of that round. The last ops receive only; the updates of their replica wait for them.
+Op (round s, replica k) sends the part of round s. It waits for the part that the previous replica sent in round s - 1, and for
+its own op of that round. The last ops only receive; the updates of their replica wait for them.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ Ints = NDArray[np.int64]
 
 
 class Ring(NamedTuple):
-    """One group of replicas: `first` op of each, `end` the tensor (of the rings') that says that it has ended there.
+    """The ring of one group of replicas: per replica its `first` op, and the tensor `end` that its updates wait for.
 
-    `makers`: backward ops of the micro-batch's graph that add to gradients in place, where no update reads them.
+    `makers`: backward ops of the micro-batch's graph that add to gradients in place, if no update reads these.
     """
 
     group: int
@@ -40,8 +40,8 @@ class Ring(NamedTuple):
 
 
 class Rings(NamedTuple):
-    """All rings: per op its name, the op of the micro-batch's graph that it stands for, and its replica; per tensor its
-    producer (a number in the unrolled graph), bytes and name; edges (tensor, reading op)."""
+    """All rings: per op its name, its original op in the micro-batch's graph, and its replica; per tensor its producer (a
+    number in the unrolled graph), bytes and name; edges (tensor, reading op)."""
 
     names: list[str]
     origin: Ints
@@ -55,14 +55,14 @@ class Rings(NamedTuple):
 
     @property
     def ops(self) -> int:
-        """How many there are."""
+        """The number of ops."""
         return len(self.names)
 
 
 def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]], start: int) -> Rings:
-    """The rings of all groups with gradients; ops are numbered from `start`.
+    """Makes the rings of all groups with gradients; ops are numbered from `start`.
 
-    `shares` int64[n]: which of `replicas` an op's stage has, or -1.
+    `shares` int64[n]: the group in `replicas` of each op's stage, or -1.
     """
     names: list[str] = []
     origin: list[int] = []
@@ -112,6 +112,6 @@ def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]]
 
 
 def _in_place_adders(graph: OpGraph, forward_ops: Ints) -> Ints:
-    """Backward ops of the forward ops `forward_ops`, whose parameters' gradients are nobody's input."""
+    """Returns the backward ops of `forward_ops`, which add to gradients that no op reads."""
     adders: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, forward_ops))
     return adders

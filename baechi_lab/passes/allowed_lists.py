@@ -1,9 +1,9 @@
-"""What ops that share a device may run on: the meet of their `allowed` lists, as far as it can be written down.
+"""The devices on which ops that share a device may run: the meet of their `allowed` lists, if a list can express it.
 
-An op may run on a device whose name or kind its list holds. Two lists of names, or two lists of kinds, meet in their
-intersection; a list that contains another meets it in the other. A device name and a kind ("gpu:1" and "gpu") may agree
-or not, which only a cluster can tell, and no list says "both": such ops keep their own lists (`UNCLEAR`), and
-`baechi_lab.graph.allowed_devices` combines them where the cluster is known.
+An op may run on a device whose name or kind is in its list. Two lists of names, or two lists of kinds, meet in their
+intersection. If a list contains another, their meet is the other. Whether a device name and a kind agree ("gpu:1" and "gpu")
+depends on the cluster, and no list can express "both". Such ops keep their own lists (`UNCLEAR`), and
+`baechi_lab.graph.allowed_devices` combines them for a cluster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Names = tuple[str, ...]
 
 
 class AllowedMeets:
-    """Meets of `allowed` lists, as codes into a growing table; `ANY` is no restriction."""
+    """Meets of `allowed` lists, as codes into a growing table; `ANY` means no restriction."""
 
     def __init__(self, table: tuple[Names, ...]):
         self.table = list(table)
@@ -29,7 +29,7 @@ class AllowedMeets:
         self._meet_of_codes: dict[tuple[int, int], int | None] = {}
 
     def meet(self, a: int, b: int) -> int | None:
-        """The code of the meet: `UNCLEAR` when no list says it, None when nothing is left."""
+        """Returns the code of the meet: `UNCLEAR` if no list can express it, None if it is empty."""
         if a == b or b == ANY:
             return a
         if a == ANY:
@@ -41,10 +41,10 @@ class AllowedMeets:
         return self._meet_of_codes[a, b]
 
     def covered(self, a: int, b: int) -> int | None:
-        """The meet, where one of the two lists lies within the other (`ANY` holds every list); else None.
+        """Returns the meet if one of the two lists contains the other (`ANY` contains every list), else None.
 
-        A set of ops that is joined by this rule alone may run wherever one of its own ops may. So joining ops that need
-        not share a device makes no graph impossible, whatever the cluster; a meet of two overlapping lists could.
+        Ops that are joined only by this rule may run wherever one of them may. So joining ops that need not share a device
+        makes no graph infeasible on any cluster; a meet of two overlapping lists could.
         """
         met = self.meet(a, b)
         if met is None or ANY in (a, b) or (a == b and a != UNCLEAR):
@@ -67,23 +67,23 @@ class AllowedMeets:
 
 
 def _is_name(text: str) -> bool:
-    """Device names carry an index or a path (`gpu:0`, `/gpu:0`); kinds do not. As `OpGraph` tells them apart."""
+    """Whether a text is a device name: it has an index or a path (`gpu:0`, `/gpu:0`), unlike a kind."""
     return ":" in text or "/" in text
 
 
 def common_allowed(
     graph: OpGraph, group: Ints | NDArray[np.int32], groups: int
 ) -> tuple[NDArray[np.int32], AllowedMeets]:
-    """Per group the code of what all of its members may run on (`ANY`, `UNCLEAR` included), and the table of codes.
+    """Returns the code of the common list of each group (which may be `ANY` or `UNCLEAR`), and the table of codes.
 
-    `group`: int[n], -1 for none. Raises `ColocationError` naming two ops whose lists can never agree.
+    `group`: int[n], -1 for none. Raises `ColocationError`, which names two ops, if lists can never agree.
     """
     meets = AllowedMeets(graph.allowed_sets)
     common = np.full(groups, ANY, dtype=np.int32)
     member = np.flatnonzero((group >= 0) & (graph.allowed >= 0))
     width = len(graph.allowed_sets) + 1
     pair, first = np.unique(group[member].astype(np.int64) * width + graph.allowed[member], return_index=True)
-    # Short lists first: one that lies within all others then decides, where two of the others alone would be unclear.
+    # Short lists first: a list that is within all others decides, although two of the others may be unclear.
     length = np.array([len(set(names)) for names in graph.allowed_sets], dtype=np.int64)
     for k in np.lexsort((length[pair % width], pair // width)).tolist() if len(pair) else ():
         at, code = divmod(int(pair[k]), width)
@@ -99,13 +99,13 @@ def common_allowed(
 
 
 def codes_of_ops(graph: OpGraph, group: Ints | NDArray[np.int32], common: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Per op the code of its group's common list; its own where it has no group or the common list is unclear."""
+    """Returns the code of each op's common list; its own code if it has no group or the common list is unclear."""
     code = np.where(group >= 0, common[group], UNCLEAR) if len(common) else np.full(graph.n, UNCLEAR)
     return np.where(code == UNCLEAR, graph.allowed, code).astype(np.int32)
 
 
 def with_common_lists(graph: OpGraph) -> OpGraph:
-    """The graph with the common list of its colocation group for every op; where that is unclear, its own."""
+    """Returns the graph in which every op has the common list of its colocation group, or its own if that is unclear."""
     common, meets = common_allowed(graph, graph.colocation, len(graph.colocation_names))
     code = codes_of_ops(graph, graph.colocation, common)
     same = np.array_equal(code, graph.allowed)

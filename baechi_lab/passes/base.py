@@ -1,4 +1,4 @@
-"""What every pass is: a small parameter object with one method."""
+"""The base class of passes: a small parameter object with one method."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from ..params import Params
 
 
 class Pass(Params):
-    """Subclass as a frozen dataclass whose fields are the parameters; the docstring's first line is the listing.
+    """Base class of passes. A subclass is a frozen dataclass whose fields are the parameters.
 
-    A pass is a pure function: the result is again a DAG, `group_of` leads from the original ops to its ops,
-    `source_key` names the original graph. Passes can be applied in any order, and again.
+    `bl.list_passes()` shows the first line of its docstring. A pass is a pure function: it returns a DAG, whose `group_of` maps
+    the original ops to its ops and whose `source_key` names the original graph. Passes can be applied in any order, and again.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def apply(self, graph: OpGraph) -> OpGraph:
-        """The new graph; the given one when there is nothing to do."""
+        """Returns the new graph, or the given one if nothing changes."""

@@ -16,8 +16,8 @@ from .base import Pass
 class Colocation(Pass):
     """Normalise colocation groups: one list of allowed devices per group, groups of one dropped.
 
-    Every member gets the meet of its group's allowed lists, so that whoever places one member sees what holds for all
-    of them. Idempotent; O(ops log ops). Raises `ColocationError` when a group's lists can never agree.
+    Every member gets the meet of its group's allowed lists, so that its own list holds for the whole group. Idempotent;
+    O(ops log ops). Raises `ColocationError` if a group's lists can never agree.
     """
 
     name: ClassVar[str] = "colocation"

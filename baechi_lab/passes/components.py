@@ -9,10 +9,10 @@ from ..graph.kernels.csr import Integers
 
 
 def components(n: int, a: Integers, b: Integers) -> NDArray[np.int64]:
-    """int64[n]: the smallest node that each node is connected to by the pairs `(a[k], b[k])`.
+    """Returns int64[n]: the smallest node to which each node is connected by the pairs `(a[k], b[k])`.
 
-    Every root with a smaller neighbour hooks onto it, then paths are halved until they are flat. Of the roots of an
-    unfinished component all but local minima vanish per round: O((n + pairs) log n).
+    Every root with a smaller neighbour hooks onto it, then paths are halved until they are flat. Only roots that are local
+    minima remain after a round: O((n + pairs) log n).
 
     >>> components(5, np.array([3, 4]), np.array([1, 3])).tolist()
     [0, 1, 2, 1, 1]

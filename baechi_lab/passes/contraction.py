@@ -1,6 +1,6 @@
-"""Coarsening: one op per group of ops, with costs and memory that mean the same as before.
+"""Coarsening: one op per group of ops, with the costs and the memory of its members.
 
-What a group costs follows from the rules of docs/simulated-time.md, applied to its members one after another in
+The costs of a group follow from the rules of docs/simulated-time.md, if its members run one after another in
 topological order on one device:
 
     duration        sum over the members (also per device kind)
@@ -17,9 +17,9 @@ topological order on one device:
                     with live_i the bytes of inner tensors, of outputs produced so far and of own inputs still needed
                     while i runs, and own inputs the tensors from outside that only this group reads.
 
-The formula hides nothing and doubles nothing wherever it is not cut at 0; where it is, the coarse op's outputs alone
-are more than its members ever hold at once, and the coarse peak is too high, never too low. Contracting step by
-step or at once gives valid graphs of equal sums; the peak is exact for the order in which the members were run.
+The formula is exact unless it is cut at 0. Then the outputs of the coarse op are more than its members ever hold at once, and
+the coarse peak is too high, never too low. Contracting step by step or at once gives valid graphs with equal sums; the peak is
+exact for the order in which the members run.
 """
 
 from __future__ import annotations
@@ -41,18 +41,16 @@ Ints = NDArray[np.int64]
 
 
 def contract(graph: OpGraph, group: Integers) -> OpGraph:
-    """The coarse graph with one op per distinct value of `group` (int[n]), numbered by their smallest member.
+    """Returns the coarse graph with one op per distinct value of `group` (int[n]), numbered by their smallest member.
 
-    A group is named after its longest member (ties: smallest index) and has its type. It inherits every colocation
-    group of its members (which thereby become one), the meet of their allowed lists, and a `forward_of` on which
-    more than half of its members agree. The graph itself is returned when every group has one member.
-
-    O((ops + edges) log).
+    A group has the name and type of its longest member (ties: smallest index). It belongs to every colocation group of its
+    members, which become one group. It has the meet of their allowed lists, and a `forward_of` on which more than half of its
+    members agree. The graph itself is returned if every group has one member. O((ops + edges) log).
 
     Raises:
-        InvalidInput: wrong length.
+        InvalidInput: `group` has another length or type.
         CycleError: the groups form a cycle.
-        ColocationError: their lists conflict.
+        ColocationError: the allowed lists of a group conflict.
 
     >>> g = OpGraph.from_edges([1.0, 2.0, 4.0], [(0, 1, 8), (1, 2, 8)])
     >>> contract(g, np.array([0, 1, 1])).duration_us.tolist()
@@ -82,14 +80,14 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
 
 @dataclass(frozen=True)
 class GroupEdges:
-    """Which groups read a tensor from another group: distinct pairs, ordered by tensor, then group."""
+    """Edges between groups: distinct pairs of a tensor and another group that reads it, ordered by tensor, then group."""
 
     tensor: Ints
     reader: Ints
 
 
 def number_groups(graph: OpGraph, group: Integers) -> Ints:
-    """int64[n]: groups renumbered 0, 1, ... by their smallest member."""
+    """Returns int64[n]: the groups, numbered 0, 1, ... by their smallest member."""
     group_array = np.asarray(group)
     if group_array.shape != (graph.n,) or (group_array.size and group_array.dtype.kind not in "iu"):
         raise InvalidInput(
@@ -100,7 +98,7 @@ def number_groups(graph: OpGraph, group: Integers) -> Ints:
 
 
 def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, reader: Ints) -> GroupEdges:
-    """Distinct (tensor, reading group) pairs of the edges whose producer is in another group."""
+    """Returns the distinct (tensor, reading group) pairs of edges whose producer is in another group."""
     outside = source != reader
     width = len(label) + 1
     key = distinct(tensor[outside].astype(np.int64) * width + reader[outside])
@@ -108,7 +106,7 @@ def group_edges(label: Ints, tensor: Ints | NDArray[np.int32], source: Ints, rea
 
 
 def grouped_sum(values: NDArray[np.int64], label: Ints, count: int) -> NDArray[np.int64]:
-    """Exact sums per group (floats would lose bytes beyond 2^53)."""
+    """Returns exact sums per group; floats would lose bytes beyond 2^53."""
     total = np.zeros(count, dtype=np.int64)
     np.add.at(total, label, values)
     return total
@@ -121,15 +119,15 @@ def _sums(values: NDArray[np.float64], label: Ints, count: int) -> NDArray[np.fl
 def member_peak(
     graph: OpGraph, label: Ints, count: int, is_outer: NDArray[np.bool_], size: Ints | None = None
 ) -> NDArray[np.int64]:
-    """int64[count]: temporary bytes per group by the module's formula; `is_outer` marks tensors that stay tensors.
+    """Returns int64[count]: temporary bytes per group by the module's formula; `is_outer` marks tensors that stay tensors.
 
-    `size`: bytes per tensor where they are not the graph's. Tensors that leave their group without being kept (the
-    gradients of forward-only placement) live until their group has ended.
+    `size`: bytes per tensor, if they differ from the graph's. A tensor that leaves its group and is no tensor of the coarse
+    graph (a gradient of forward-only placement) lives until its group has ended.
     """
     n, producer = graph.n, graph.tensor_producer
     size = graph.tensor_bytes if size is None else size
     position = graph.position
-    # Give every member a slot: groups one after another, members in topological order.
+    # Every member gets a slot: groups one after another, members in topological order.
     by_group = np.lexsort((position, label))
     slot = inverse(by_group)
     bounds = offsets(label[by_group], count)
@@ -156,7 +154,7 @@ def member_peak(
 
 
 def _own_inputs(graph: OpGraph, label: Ints, is_outer: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Tensors whose readers are all in one group, other than the producer's: the tensors, and that group."""
+    """Returns the tensors whose readers are all in one group other than the producer's, and that group."""
     first_consumer, last_consumer = graph.consumer_ptr[:-1], graph.consumer_ptr[1:]
     read = np.flatnonzero(last_consumer > first_consumer)
     if not len(read):
@@ -176,7 +174,7 @@ def coarse_graph(
     leader: Ints | None = None,
     **bytes_columns: Any,
 ) -> OpGraph:
-    """Assemble the coarse graph: tensors `is_outer`, read as `pairs` say; `leader` (the longest) names each group."""
+    """Assemble the coarse graph from tensors `is_outer` and their reading `pairs`; `leader` (the longest) names each group."""
     tensors = np.flatnonzero(is_outer)
     home = label[graph.tensor_producer[tensors]]
     order = np.argsort(home, kind="stable")
@@ -194,7 +192,9 @@ def coarse_graph(
         )
     colocation, colocation_names = _colocation(graph, label, count)
     return OpGraph(
-        reuse=None if graph.reuse is None else np.zeros(count, dtype=np.int8),  # they share memory unknown to groups
+        reuse=None
+        if graph.reuse is None
+        else np.zeros(count, dtype=np.int8),  # members may share memory, groups do not
         names=tuple([graph.names[i] for i in leading.tolist()]),
         op_types=tuple([graph.op_types[i] for i in leading.tolist()]),
         duration_us=_sums(graph.duration_us, label, count),
@@ -219,25 +219,25 @@ def coarse_graph(
 
 
 def _longest(graph: OpGraph, label: Ints, count: int) -> Ints:
-    """The longest member of each group, ties by index."""
+    """Returns the longest member of each group, ties by index."""
     order = np.lexsort((-graph.duration_us, label))
     return order[offsets(label[order], count)[:-1]]
 
 
 def _tensor_names(graph: OpGraph, tensors: Ints, home: Ints, label: Ints, count: int) -> tuple[str, ...]:
-    """Names as they were; in a group of several, with the producing op in front, so that they stay distinct."""
+    """Returns the names of tensors; in a group of several ops the producer's name comes first, so that they stay distinct."""
     several = np.bincount(label, minlength=count)[home] > 1
     names = [
         graph.tensor_label(t) if long else graph.tensor_names[t]
         for t, long in zip(tensors.tolist(), several.tolist(), strict=True)
     ]
-    if len(set(zip(home.tolist(), names, strict=True))) < len(names):  # names that hold colons themselves
+    if len(set(zip(home.tolist(), names, strict=True))) < len(names):  # names that contain colons
         return default_tensor_names(home.astype(np.int32))
     return tuple(names)
 
 
 def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Colocation groups that meet in one coarse op become one, named after the first of them."""
+    """Join colocation groups that have members in one coarse op; the name is that of the first."""
     member = np.flatnonzero(graph.colocation >= 0)
     code, at = graph.colocation[member].astype(np.int64), label[member]
     root = np.full(count, len(graph.colocation_names), dtype=np.int64)
@@ -250,7 +250,7 @@ def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int
 
 
 def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
-    """The group that holds the forward ops of more than half of a group's members."""
+    """Returns the group that holds the forward ops of more than half of a group's members, or -1."""
     member = np.flatnonzero(graph.forward_of >= 0)
     source, target = label[member], label[graph.forward_of[member]]
     between_groups = source != target

@@ -1,4 +1,4 @@
-"""Co-placement (paper B, section 3.2): ops that would only make each other wait for a transfer."""
+"""Co-placement (paper B, section 3.2): groups of ops between which a transfer would only cost time."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ class CoPlacement(Pass):
     whose name (for a backward op, its forward op's) agrees up to a component that matches the regular expression
     `cells`; members of a given group are left out of this rule. The groups of the result are the closure of the rules
     and of the given colocation groups, by union-find in op order, and are written as colocation groups. Ops are joined
-    only where the allowed list of one side lies within that of the other, so that a group may run wherever one of its
-    ops may: no cluster that could run the ops is refused for a group that the rules made.
+    only if the allowed list of one side contains that of the other, so that a group may run wherever one of its
+    ops may. So the rules make no graph infeasible on a cluster that could run its ops.
 
     `cells`: paper B "applies the co-placement optimization to LSTM cell operators and also to attention operators"
     (section 5.1). In its TensorFlow 1.12 an LSTM cell is one object per layer, called at every time step, so the
@@ -38,11 +38,11 @@ class CoPlacement(Pass):
     r"t\d+" makes every time step a cell of its own, None none at all. `operators`, likewise by name, are those that
     were one operator in TensorFlow 1.12 and are a dozen here, batch normalizations: they count as one op in rule (i).
 
-    `readers`: who counts in rule (i). "forward", the default: of a forward op only forward readers, and a backward op
-    with a `forward_of` follows that and nobody else; paper B places "only forward operators" and lets the others
-    follow (section 3.3). "all" counts backward readers too and lets gradients chain, so that through rule (ii) whole
-    models may end as one group. Rule (i) looks at `operators` and given groups as single ops, and once more at each op
-    by itself; a given group (a variable) that a single op, operator or cell reads joins that first.
+    `readers`: the readers that count in rule (i). "forward", the default: only forward readers of a forward op, and a backward
+    op with a `forward_of` joins only that op; paper B places "only forward operators" and lets the others
+    follow (section 3.3). "all" also counts backward readers and joins gradients, so that through rule (ii) a whole
+    model may become one group. Rule (i) treats `operators` and given groups as single ops, and then each op
+    alone. A given group (a variable) that a single op, operator or cell reads joins it first.
 
     `largest`: with a share such as 0.25, a join that would give one group more than that share of all work is left
     out (rules i and iii). The paper has no such limit and had to switch co-placement off for Inception-V3, where it
@@ -99,7 +99,7 @@ class CoPlacement(Pass):
         return _as_colocation(graph, joined.roots())
 
     def _join_variables(self, graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
-        """Rule (i) for given groups: one that a single group reads joins it."""
+        """Apply rule (i) to given groups: a group that a single group reads joins it."""
         unit = joined.roots()
         source, reader = _only_readers(graph, unit, self.readers)
         is_grouped = np.isin(source, unit[graph.colocation >= 0])
@@ -107,7 +107,7 @@ class CoPlacement(Pass):
 
 
 def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
-    """Ops of cells, and the first op of each one's cell."""
+    """Returns the ops of cells, and the first op of each op's cell."""
     component, first = re.compile(rf"^(?:.*/)?(?:{pattern})(?=/)"), dict[str, int]()
     forward = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n)).tolist()
     member, head = [], []
@@ -120,10 +120,9 @@ def _cells(graph: OpGraph, pattern: str) -> tuple[Ints, Ints]:
 
 
 def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]:
-    """Ops of cells that one other cell reads, and an op of that cell; an op of no cell is its own.
+    """Returns the ops of cells that one other cell reads, and an op of that cell; an op without a cell is its own cell.
 
-    `readers="forward"`: only forward ops count as readers of forward ops, and a backward op with a `forward_of` follows
-    that and no reader.
+    With `readers="forward"` only forward ops count as readers of forward ops, and a backward op with a `forward_of` is left out.
     """
     source, reader = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
     if readers == "forward":
@@ -139,7 +138,7 @@ def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]
 
 
 def _join_constants(graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
-    """Rule (iii): single ops that read nothing join the group that holds all of their readers."""
+    """Apply rule (iii): single ops without inputs join the group that holds all of their readers."""
     pointer, successor = (a.tolist() for a in graph.successors)
     roots = joined.roots()
     size, root = np.bincount(roots, minlength=graph.n), roots.tolist()
@@ -150,9 +149,9 @@ def _join_constants(graph: OpGraph, joined: JoinedOps, limit: float | None) -> N
 
 
 def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:
-    """The sets of two and more as colocation groups, ordered and named by their first member."""
+    """Write the sets of two and more ops as colocation groups, ordered and named by their first member."""
     size = np.bincount(root, minlength=graph.n) if graph.n else root
-    # A group of one that was given stays: whether to drop it is the colocation pass's business.
+    # A given group of one op stays; the colocation pass drops such groups.
     grouped = (size[root] > 1) | (graph.colocation >= 0)
     heads, column = np.unique(root[grouped], return_inverse=True)
     colocation = np.full(graph.n, -1, dtype=np.int32)
@@ -164,7 +163,7 @@ def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:
 
 
 def _group_names(graph: OpGraph, heads: NDArray[np.int64], colocation: NDArray[np.int32]) -> tuple[str, ...]:
-    """The name of the first given group in each set, else `with/<first member>`."""
+    """Returns the name of the first given group in each set, else `with/<first member>`."""
     given_names: dict[int, str] = {}
     for op in np.flatnonzero(graph.colocation >= 0).tolist():
         given_names.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])

@@ -1,4 +1,4 @@
-"""Data parallelism and ZeRO as a pass: the graph of one copy becomes the graph of one of `copies` that share gradients.
+"""Data parallelism and ZeRO as a pass: adds to the graph of one copy the collectives with the other copies.
 
 With zero 0 the gradients of a bucket are all-reduced as soon as all of its backward ops have run. ZeRO-1 reduce-scatters them,
 updates a share of the parameters, and all-gathers these. ZeRO-2 keeps only a share of the gradients: every micro-batch
@@ -22,17 +22,17 @@ from ..graph.tensors import TensorTable, text_column
 
 @dataclass(frozen=True)
 class Bucket:
-    """Parameters whose gradients travel together.
+    """Parameters whose gradients are reduced together.
 
     Args:
-        name: of the ops that are added.
+        name: name of the added ops.
         forward: the first op that reads the parameters; it holds their persistent bytes.
-        backward: ops that make the gradients.
-        update: the op that updates them, -1 if the graph has none.
-        parameter_bytes: in the precision that kernels read.
-        gradient_bytes: of what is reduced.
-        kept_gradient_bytes, state_bytes: of the gradients and optimizer states in the persistent bytes of `forward`.
-        copies: devices that hold the same parameters, and that reduce their gradients.
+        backward: ops that produce the gradients.
+        update: the op that updates the parameters, -1 if the graph has none.
+        parameter_bytes: bytes of the parameters in the precision that kernels read.
+        gradient_bytes: bytes of the reduced gradients.
+        kept_gradient_bytes, state_bytes: bytes of gradients and optimizer states within the persistent bytes of `forward`.
+        copies: the number of devices that hold the same parameters and reduce their gradients.
         axis: the axis of these devices, for `collective_us`.
     """
 
@@ -49,7 +49,7 @@ class Bucket:
 
 
 CollectiveTime = Callable[[str, str, float], float]
-"""Kind, axis and bytes of a collective -> microseconds."""
+"""A function from kind, axis and bytes of a collective to its microseconds."""
 
 
 def divide_data(
@@ -62,20 +62,20 @@ def divide_data(
     prefetch: int = 1,
     gather_us: float = 0.0,
 ) -> OpGraph:
-    """The graph of one copy among several that share gradients.
+    """Adds the collectives of data parallelism to the graph of one copy.
 
     Args:
         graph: one micro-batch of one rank.
-        buckets: of all parameters, in the order of the forward pass.
-        collective_us: how long a collective lasts.
+        buckets: the buckets of all parameters, in the order of the forward pass.
+        collective_us: a function that returns the microseconds of a collective.
         zero: 0 to 3, see the module's text.
-        overlap: False: with zero 0 and 1, nothing is sent before all backward ops of the rank have run.
-        prefetch: with zero 3, buckets that are gathered ahead of the one that computes.
-        gather_us: added to each gathering of parameters, for what the host does meanwhile.
+        overlap: if False, with zero 0 and 1, no gradient is sent before all backward ops of the rank have run.
+        prefetch: with zero 3, the number of buckets that are gathered ahead of the one that computes.
+        gather_us: time of the host that is added to each gathering of parameters.
 
     Returns:
         A new graph. Optimizer states, gradients (from zero 2) and parameters (zero 3) of a bucket are divided by its copies, and
-        so is the time of its update. Buckets without copies stay as they are.
+        so is the time of its update. Buckets with one copy do not change.
 
     >>> graph = OpGraph.from_edges([2, 4, 1], [(0, 1, 8), (1, 2, 4)], forward_of=[-1, 0, -1], names=["f", "b", "u"],
     ...                            op_types=["matmul", "matmul", "Update"], persistent_bytes=[800, 0, 0])
@@ -153,7 +153,7 @@ def _gather(
 
 
 class _GraphExtension:
-    """A graph with ops and tensors added behind those that it has."""
+    """A graph to which ops and tensors are added, after the existing ones."""
 
     def __init__(self, graph: OpGraph) -> None:
         self.base = graph
@@ -170,7 +170,7 @@ class _GraphExtension:
             )
 
     def add(self, name: str, op_type: str, us: float, forward_of: int = -1) -> int:
-        """Adds an op, and returns its index."""
+        """Add an op; returns its index."""
         self.names.append(name)
         self.op_types.append(op_type)
         self.us.append(us)
@@ -184,20 +184,20 @@ class _GraphExtension:
         self.table.add(producer, label, size, readers)
 
     def wait(self, producers: Iterable[int], reader: int) -> None:
-        """Lets `reader` start after `producers` have ended."""
+        """Make `reader` wait until `producers` have ended."""
         for producer in producers:
             self.table.add(producer, "order", CONTROL_BYTES, [reader])
 
     def divide_bytes(self, bucket: Bucket, zero: int) -> None:
-        """Takes from the persistent bytes what other copies hold."""
+        """Subtract the persistent bytes that other copies hold."""
         divided = (bucket.state_bytes if zero >= 1 else 0) + (bucket.kept_gradient_bytes if zero >= 2 else 0)
         divided += bucket.parameter_bytes if zero == 3 else 0
-        if zero == 2:  # the gathered copy is a tensor of its own; what is kept is the share
+        if zero == 2:  # the gathered copy is a separate tensor; the share is kept
             divided += bucket.parameter_bytes
         self.persistent[bucket.forward] -= divided - -(-divided // bucket.copies)
 
     def share_updates(self, buckets: Sequence[Bucket]) -> None:
-        """Divides the time of every update by what copies take of the states that it updates."""
+        """Divide the time of every update by the copies that share its states."""
         for update in {bucket.update for bucket in buckets if bucket.update >= 0}:
             updated = [bucket for bucket in buckets if bucket.update == update]
             bytes_per_copy = sum(bucket.state_bytes / bucket.copies for bucket in updated)

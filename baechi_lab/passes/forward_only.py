@@ -1,4 +1,4 @@
-"""Forward-only placement (paper B, section 3.3): place the forward ops, let the backward ops follow."""
+"""Forward-only placement (paper B, section 3.3): only forward ops are placed, and backward ops follow them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,22 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class ForwardOnly(Pass):
-    """Keep the forward ops only; each holds its backward ops and their costs.
+    """Keep only the forward ops; each includes its backward ops and their costs.
 
-    Backward are the ops with a `forward_of`, all their descendants, and the helpers that only those read (constants of
-    the optimizer, slot variables). A backward op goes with its forward op where that is in the same colocation
-    group, or else with the first forward op of its group. A group without forward ops (or a single op) follows as
-    one the forward op that its first member with one names, else the producer of its largest input (ties: lowest
-    tensor), a helper its first reader; and so on until a forward op is reached. What never reaches one, or may not
-    run on the same devices, stays an op of its own.
+    Backward ops are the ops with a `forward_of`, all their descendants, and the helpers that only those read (constants of
+    the optimizer, slot variables). A backward op joins its forward op if both are in one colocation group, or else the
+    first forward op of its group. A group without forward ops (or a single op) joins as a whole the forward op of its
+    first member that has one, or else the producer of its largest input (ties: lowest tensor); a helper joins its first
+    reader. This is repeated until a forward op is reached. An op that reaches none, or may not run on the same devices,
+    stays a separate op.
 
-    Edges of the result are the tensors that forward ops read, and one more per pair of ops between which backward
-    tensors go (unless a colocation group holds both), as large as those together, from the earlier op to the later
-    one: it is a DAG, and what a cut costs in the backward pass is charged where the placer looks. Paper B does not say
-    whether it did this; without it a plan for GNMT is a third too short. What that leaves out is estimated on the
-    safe side, since the rule is meant for models that fit into one device: durations and persistent bytes are
-    sums; a tensor of a forward op that backward ops read is held throughout the step (persistent bytes of its
-    producer's group; copies on other devices are not counted); gradients count as temporary bytes of the group that
-    produces them, held until the group's last member has run.
+    The edges of the new graph are the tensors that forward ops read, and one more per pair of ops between which backward
+    tensors are sent (unless a colocation group holds both), with the sum of their bytes, from the earlier op to the later
+    one. So it is a DAG, and the placer sees what a cut costs in the backward pass. Paper B does not say whether it did
+    this; without it a plan for GNMT is a third too short. Memory is estimated from above, since the rule is meant for
+    models that fit into one device. Durations and persistent bytes are sums. A tensor of a forward op that backward ops
+    read is held throughout the step (persistent bytes of its producer's group; copies on other devices are not counted).
+    Gradients count as temporary bytes of the group that produces them, until the group's last member has run.
 
     O((ops + edges) log).
     """
@@ -57,7 +56,7 @@ class ForwardOnly(Pass):
 
 
 def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
-    """bool[n]: ops with a `forward_of`, and their descendants."""
+    """Returns bool[n]: ops with a `forward_of`, and their descendants."""
     pointer, successor = (a.tolist() for a in graph.successors)
     has_forward = graph.forward_of >= 0
     waiting = np.flatnonzero(has_forward).tolist()
@@ -72,7 +71,7 @@ def backward_ops(graph: OpGraph) -> NDArray[np.bool_]:
 
 
 def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """bool[n]: forward ops read by backward ops or helpers only (at least one), and no backward op's forward op."""
+    """Returns bool[n]: forward ops that only backward ops or helpers read, and that are no backward op's forward op."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     open_readers = np.diff(graph.successors[0]).tolist()
     excluded = backward.copy()
@@ -90,8 +89,8 @@ def helper_ops(graph: OpGraph, backward: NDArray[np.bool_]) -> NDArray[np.bool_]
 
 
 def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDArray[np.bool_]) -> Ints:
-    """int64[n]: the op that each op goes with; forward ops and ops that find none go with themselves."""
-    # Ops that share a colocation group move as one unit, so that following a producer never ties two groups together.
+    """Returns int64[n]: the op that each op joins; forward ops, and ops that reach none, join themselves."""
+    # Ops of a colocation group join as one unit, so that joining a producer never connects two groups.
     groups = len(graph.colocation_names)
     unit = np.where(graph.colocation >= 0, graph.colocation, groups + np.arange(graph.n)).astype(np.int64)
     leader = np.full(groups + graph.n, -1, dtype=np.int64)
@@ -103,13 +102,13 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     guide = np.where(backward & (guide >= 0), guide, np.arange(graph.n))
     for _ in range(max(graph.n, 1).bit_length()):
         guide = guide[guide]
-    # Loops of forward_of that reach no forward op end on backward ops: those stay by themselves.
+    # Cycles of forward_of that reach no forward op end on backward ops, which stay separate.
     guide = np.where(backward[guide], np.arange(graph.n), guide)
     return _without_conflicts(graph, guide)
 
 
 def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backward: NDArray[np.bool_]) -> Ints:
-    """Where a unit without forward ops goes: a forward op that a member names, its largest input, its reader."""
+    """Returns the op that a unit without forward ops joins: a member's forward op, its largest input, or its reader."""
     target = np.full(len(graph.colocation_names) + graph.n, -1, dtype=np.int64)
     source, reader, tensor = graph.edge_source, graph.consumers, graph.edge_tensor
     outside = unit[source] != unit[reader]
@@ -126,7 +125,7 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
 
 
 def _without_conflicts(graph: OpGraph, guide: Ints) -> Ints:
-    """Leave out, in op order, members that would leave a coarse op, or its colocation group, a list that no op has."""
+    """Separate, in op order, members with which a coarse op, or its colocation group, would have a list that no op has."""
     if not graph.allowed_sets:
         return guide
     joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
@@ -141,12 +140,12 @@ def _without_conflicts(graph: OpGraph, guide: Ints) -> Ints:
 
 
 def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> OpGraph:
-    """One op per home; tensors are those of forward ops that ops of other homes read and that were not folded."""
+    """Builds the graph with one op per `home`; its tensors are those of forward ops that ops of other homes read."""
     label = number_groups(graph, home)
     count = int(label.max()) + 1
     folded = home != np.arange(graph.n)
     source, reader, tensor = graph.edge_source, graph.consumers, graph.edge_tensor
-    # A backward op that found no home reads what forward ops produce; nobody reads it.
+    # A separate backward op reads tensors of forward ops; no op reads its outputs.
     readable = ~backward[source] & ~folded[reader]
     pairs = group_edges(label, tensor[readable], label[source[readable]], label[reader[readable]])
     is_outer = np.zeros(graph.tensor_count, dtype=np.bool_)
@@ -156,7 +155,7 @@ def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> O
     producer = label[graph.tensor_producer]
     persistent = grouped_sum(graph.persistent_bytes, label, count)
     persistent += grouped_sum(graph.tensor_bytes[activation], producer[activation], count)
-    # An activation is in the persistent bytes, so the members' temporary bytes leave it out.
+    # Persistent bytes include activations, so the members' temporary bytes do not.
     sizes = np.where(activation & ~is_outer, 0, graph.tensor_bytes)
     temp = member_peak(graph, label, count, is_outer, sizes)
     leader = np.flatnonzero(~folded)
@@ -168,7 +167,7 @@ def _forward_graph(graph: OpGraph, home: Ints, backward: NDArray[np.bool_]) -> O
 def _backward_traffic(
     graph: OpGraph, coarse: OpGraph, label: Ints, backward: NDArray[np.bool_]
 ) -> tuple[Ints, Ints, Ints]:
-    """Pairs of ops of `coarse`, the earlier first, and the bytes that backward tensors carry between them."""
+    """Returns the pairs of ops of `coarse`, the earlier first, and the bytes of backward tensors between them."""
     tensor = graph.edge_tensor.astype(np.int64)
     source, reader = label[graph.edge_source], label[graph.consumers]
     group = np.where(coarse.colocation >= 0, coarse.colocation, len(coarse.colocation_names) + np.arange(coarse.n))
@@ -185,7 +184,7 @@ def _backward_traffic(
 
 
 def _with_traffic(coarse: OpGraph, first: Ints, second: Ints, size: Ints) -> OpGraph:
-    """One more tensor per pair; along a topological order of the graph, so no cycle appears."""
+    """Adds one tensor per pair, along a topological order of the graph, so that no cycle appears."""
     if not len(first):
         return coarse
     producer = np.concatenate([coarse.tensor_producer, first])

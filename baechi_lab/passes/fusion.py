@@ -27,10 +27,10 @@ class Fusion(Pass):
     cycle. Repeated until no edge qualifies. The rule needs no search for paths, and misses some merges that a
     search would find.
 
-    All edges that qualify by their source are merged at once: merging one leaves the other sources with their one
-    successor, so any order of doing them is safe, and so is doing them together; likewise for targets. The two
-    kinds take turns, O((ops + edges) log) each, on graphs that shrink; where many turns would be needed (ladders), one
-    edge after another is merged with a work list that always moves the smaller set, O(edges log ops).
+    All edges that qualify by their source are merged at once: after merging one, the other sources still have one
+    successor, so any order is safe, and so is merging them together; likewise for targets. The two kinds alternate,
+    O((ops + edges) log) each, on graphs that shrink. If many rounds would be needed (ladders), one edge after another is
+    merged with a work list that always moves the smaller set, O(edges log ops).
     """
 
     name: ClassVar[str] = "fusion"
@@ -44,11 +44,11 @@ class Fusion(Pass):
 
 
 ARRAY_ROUNDS = 12
-"""Turns of the array form before the work list takes over."""
+"""Most rounds with arrays; after them the work list is used."""
 
 
 def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) -> Ints:
-    """int64[n]: the smallest op of every op's merged group; ops merge only with ops of the same key, -1 with none.
+    """Returns int64[n]: the smallest op of every op's merged group. Ops merge only with ops of the same key; -1 never merges.
 
     >>> fuse(np.array([0, 1]), np.array([1, 2]), np.array([5, 5, 7])).tolist()
     [0, 0, 2]
@@ -70,14 +70,14 @@ def fuse(source: Ints, target: Ints, key: Ints, max_rounds: int = ARRAY_ROUNDS) 
 
 
 def distinct_edges(source: Ints, target: Ints, n: int) -> tuple[Ints, Ints]:
-    """The edges between different ops, each once."""
+    """Returns the edges between different ops, each once."""
     pair = source * max(n, 1) + target
     pair = distinct(pair[source != target])
     return pair // max(n, 1), pair % max(n, 1)
 
 
 def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
-    """One merge at a time until no edge qualifies; neighbours move from the op with fewer to the one with more."""
+    """Merge one edge at a time until none qualifies; neighbours move from the op with fewer to the one with more."""
     n = len(key)
     after: dict[int, set[int]] = {}
     before: dict[int, set[int]] = {}
@@ -121,7 +121,7 @@ def _degree(node: int, after: dict[int, set[int]], before: dict[int, set[int]]) 
 
 
 def _partner(node: int, after: dict[int, set[int]], before: dict[int, set[int]], keys: list[int]) -> int:
-    """A neighbour that the rule allows `node` to be merged with, -1 for none. Both of the edge's ends look for it."""
+    """Returns a neighbour with which `node` may be merged by the rule, -1 for none; either end of an edge may find it."""
     if keys[node] < 0:
         return -1
     if len(after[node]) == 1:

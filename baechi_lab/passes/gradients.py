@@ -1,4 +1,4 @@
-"""What replicas of a stage must add up: bytes of gradients, and how long a ring of devices takes for them."""
+"""Gradients that the replicas of a pipeline stage add up: their bytes, and the time of a ring of devices for them."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from .roles import SETUP, UPDATE, roles
 
 
 def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: bytes of the gradients that each op makes for the updates of parameters.
+    """Returns int64[n]: the bytes of the gradients that each op produces for the updates of parameters.
 
-    In a graph that shows no updates, as PyTorch's layer graphs do, the persistent bytes of ops that have a backward op:
-    the parameters themselves. 0 in a graph without backward ops.
+    In a graph without updates, such as PyTorch's layer graphs, they are the persistent bytes (the parameters) of ops with a
+    backward op. They are 0 in a graph without backward ops.
 
     >>> gradient_bytes(OpGraph.from_edges([1, 2], [(0, 1, 4)], persistent_bytes=[100, 0], forward_of=[-1, 0])).tolist()
     [100, 0]
@@ -36,7 +36,7 @@ def gradient_bytes(graph: OpGraph) -> NDArray[np.int64]:
 
 
 def ring_us(cluster: Cluster, devices: Sequence[int], size_bytes: float) -> float:
-    """Microseconds of a ring all-reduce of `size_bytes` among r `devices`: 2 (r - 1) parts of 1 / r over the slowest link.
+    """Returns the microseconds of a ring all-reduce among r `devices`: 2 (r - 1) parts of `size_bytes / r` on the slowest link.
 
     (Patarasuk, Yuan 2009, doi:10.1016/j.jpdc.2008.09.002.)
 

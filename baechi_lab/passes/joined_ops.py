@@ -1,4 +1,4 @@
-"""Joining ops into groups that may run wherever one of their ops may."""
+"""Joins ops into groups that may run wherever one of their ops may."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ Ints = NDArray[np.int64]
 
 
 class JoinedOps:
-    """Union-find over ops; every set keeps its smallest member as root, its work, and what it may run on.
+    """Union-find over ops; every set has its smallest member as root, its work, and its allowed list.
 
-    It begins with the given colocation groups, whose ops must share a device whatever their lists say.
+    The first sets are the given colocation groups, whose ops must share a device.
     """
 
     def __init__(self, graph: OpGraph):
@@ -43,7 +43,7 @@ class JoinedOps:
                 self._merge(a, b, UNCLEAR if met is None else met)
 
     def join(self, a: int, b: int, limit: float | None = None) -> bool:
-        """Join the sets of two ops, unless neither list lies within the other or the work would exceed `limit`.
+        """Join the sets of two ops, unless neither list contains the other or the work would exceed `limit`.
 
         Returns whether the two are in one set.
         """
@@ -63,12 +63,12 @@ class JoinedOps:
         self.code[low] = code
 
     def roots(self) -> NDArray[np.int64]:
-        """int64[n]: the smallest member of every op's set."""
+        """Returns int64[n]: the smallest member of every op's set."""
         return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
 
 
 def _colocated_pairs(graph: OpGraph) -> tuple[Ints, Ints]:
-    """Every member of a colocation group, and the group's first member."""
+    """Returns every member of a colocation group, and its group's first member."""
     member = np.flatnonzero(graph.colocation >= 0)
     first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
     np.minimum.at(first, graph.colocation[member], member)

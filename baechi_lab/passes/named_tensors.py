@@ -1,7 +1,7 @@
-"""Ops that stand for names: what a forward's code holds until it returns (`Named` ops of profiled PyTorch steps).
+"""`Named` ops of profiled PyTorch steps: each keeps a tensor alive for as long as a variable of the forward code holds it.
 
-Such an op reads a tensor and waits, by a control dependency, for the last call before which the name goes. In a pipeline every
-stage is a forward of its own, and no name lives longer than its stage: there the dependency would order the stages.
+Such an op reads the tensor and waits, by a control dependency, for the last call before the variable ends. In a pipeline every
+stage is a separate forward, and no variable lives longer than its stage, so the dependency would wrongly order the stages.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ NAMED = "Named"
 
 
 def without_name_waits(graph: OpGraph) -> OpGraph:
-    """The graph without the control dependencies of `Named` ops; the given one where it has none.
+    """Returns the graph without the control dependencies of `Named` ops; the given graph if it has none.
 
     >>> types = ["Linear", "Linear", "Named"]
     >>> graph = OpGraph.from_edges([1, 1, 0], [(0, 1, 8), (0, 2, 8), (1, 2, 4)], op_types=types)

@@ -1,4 +1,4 @@
-"""`optimize`: the passes wired together."""
+"""`optimize`: applies passes one after the other."""
 
 from __future__ import annotations
 
@@ -23,25 +23,24 @@ def optimize(
     passes: Sequence[str | Pass] = PASSES,
     forward_only: bool | str = "auto",
 ) -> OpGraph:
-    """A smaller graph to place: `passes` in order, by name or as pass objects.
+    """Makes a smaller graph to place, by applying `passes` in order.
 
     Args:
-        graph: what `bl.profile` gave, or any other.
-        cluster: for `forward_only="auto"` only: the devices whose memory decides.
+        graph: a graph of `bl.profile`, or any other.
+        cluster: the devices whose memory decides, for `forward_only="auto"`.
         passes: names of `bl.list_passes()` or pass objects, in the order in which they are applied.
-        forward_only: place the forward ops only (`baechi_lab.passes.forward_only`): True, False, or "auto", which is
-            on only when a `cluster` is given and every one of its devices could hold the whole model (the exact peak of
-            running it on one device; paper B, section 3.3). Backward ops are folded into their forward ops before the
-            first "fusion" among `passes`, after the passes that look at the whole graph.
+        forward_only: whether to place only the forward ops (`baechi_lab.passes.forward_only`). "auto" does so if every
+            device of `cluster` can hold the whole model, by its exact peak on one device (paper B, section 3.3). Backward
+            ops are folded into their forward ops before the first "fusion" among `passes`, after passes on the whole graph.
 
     Returns:
-        A DAG whose `group_of` leads from the ops of `graph` (or, when that is coarse, of the graph it was made from) to
-        its own ops, so a placement of it is a placement of the original. `original` is that graph itself.
+        A DAG whose `group_of` maps the ops of `graph` (of its original, if `graph` is coarse) to its own ops, so a placement
+        of it is a placement of the original. `original` is that graph.
 
     Raises:
-        UnknownNameError: no pass of that name.
-        InvalidInput: bad argument.
-        ColocationError: conflicting constraints.
+        UnknownNameError: no pass has this name.
+        InvalidInput: an argument has a wrong type or value.
+        ColocationError: constraints of ops conflict.
 
     >>> from baechi_lab.graph.generators import unrolled_rnn
     >>> graph = unrolled_rnn(10, 2)
@@ -71,5 +70,5 @@ def optimize(
 
 
 def fits_everywhere(graph: OpGraph, cluster: Cluster | None) -> bool:
-    """Could every device of the cluster run the whole model? False when there is no cluster to ask."""
+    """Whether every device of the cluster can hold the whole model; False without a cluster."""
     return cluster is not None and bool(np.all(cluster.memory_bytes >= single_device_peak(graph)))

@@ -1,4 +1,4 @@
-"""Passes by name."""
+"""Registry of passes by name."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PASSES: Registry[Pass] = Registry(
 
 
 def make_pass(name: str | Pass, /, **params: object) -> Pass:
-    """The parameter object for a name and its parameters, validated; an object passes through.
+    """Makes a pass from its name and parameters; a pass object is returned as it is.
 
     >>> make_pass("coplacement", backward=False).get_params()["backward"]
     False
@@ -32,7 +32,7 @@ def make_pass(name: str | Pass, /, **params: object) -> Pass:
 
 
 def list_passes() -> dict[str, str]:
-    """Every pass with its one line.
+    """Returns every pass with the first line of its documentation.
 
     >>> sorted(list_passes())
     ['colocation', 'coplacement', 'forward-only', 'fusion', 'offload', 'recompute', 'replicate', 'unroll']

@@ -1,9 +1,9 @@
-"""Cheap sources on every device that reads them, instead of being sent.
+"""Copies cheap sources to every device that reads them, so that they are not sent.
 
-A constant costs next to nothing to produce and a whole latency to send; TensorFlow itself copies constants this way when
-it divides a graph among devices. Every source that may be copied gets one copy per reading group (a colocation group, or
-a single op), colocated with it, so that a simulation never sends it. Copies are named as TensorFlow names its own,
-`name/replicate/_1`; executors and exporters run the original op, since the first copy stands for it (`group_of`).
+A constant takes almost no time to produce, and a whole latency to send. TensorFlow also copies constants when it divides a
+graph among devices. Every source that may be copied gets one copy per reading group (a colocation group, or a single op),
+colocated with it, so that a simulation never sends it. Copies have TensorFlow's names, `name/replicate/_1`. Executors and
+exporters run the original op, to which the first copy is mapped (`group_of`).
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ TYPES = ("Const", "HostConst")
 
 @dataclass(frozen=True)
 class Replicate(Pass):
-    """Constants and other cheap sources exist on every device that reads them, instead of being sent.
+    """Copy constants and other cheap sources to every device that reads them, instead of sending them.
 
-    A source is copied when it reads nothing, keeps no persistent bytes, is in no colocation group, may run anywhere,
-    is of one of `types`, takes at most `max_duration_us` and makes at most `max_bytes`. O(ops + edges). A graph that was
-    coarsened before keeps its groups: only their sources that are whole ops of such a type are copied.
+    A source is copied if it has no inputs, no persistent bytes and no colocation group, may run anywhere,
+    is of one of `types`, takes at most `max_duration_us` and produces at most `max_bytes`. O(ops + edges). In a coarse graph
+    only sources that are groups of one op are copied.
     """
 
     name: ClassVar[str] = "replicate"
@@ -67,12 +67,12 @@ class Replicate(Pass):
 
 
 def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
-    """int64[n]: the colocation group of each op, a number of its own for ops without."""
+    """Returns int64[n]: the colocation group of each op, or a number of its own."""
     return np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
 
 
 def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:
-    """One op per (source, reading group) in `pairs`: the first one is the source itself, the others are new."""
+    """Makes one op per (source, reading group) in `pairs`: the first is the source itself, the others are new."""
     n = graph.n
     first = np.r_[True, pairs[1:, 0] != pairs[:-1, 0]]
     op = pairs[:, 0].copy()
@@ -107,7 +107,7 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
 
 
 def _colocated(graph: OpGraph, pairs: Ints, op: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Every copy in the group of its reader; readers without a group get one."""
+    """Puts every copy into the group of its reader; readers without a group get one."""
     group_count = len(graph.colocation_names)
     lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
     number = np.full(graph.n, -1, dtype=np.int64)
@@ -121,7 +121,7 @@ def _colocated(graph: OpGraph, pairs: Ints, op: Ints, count: int) -> tuple[NDArr
 def _tensors(
     graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints, op: Ints
 ) -> dict[str, Any]:
-    """Each copy makes its source's tensors for the readers of its group."""
+    """Returns the tensors: each copy produces its source's tensors for the readers of its group."""
     width = int(reader.max(initial=0)) + 1
     producer = graph.edge_source.astype(np.int64)
     copied = is_source[producer]

@@ -1,4 +1,4 @@
-"""What part each op plays in a training step that is cut into micro-batches: what runs once, and what runs for each."""
+"""The role of each op in a step of several micro-batches: whether it runs once per step, or once per micro-batch."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ _SUMS = frozenset({"Add", "AddN", "AddV2", "AccumulateNV2"})
 
 
 def roles(graph: OpGraph) -> NDArray[np.int8]:
-    """int8[n]: `SETUP`, `FORWARD`, `BACKWARD` or `UPDATE` for every op of one micro-batch's graph.
+    """Returns int8[n]: `SETUP`, `FORWARD`, `BACKWARD` or `UPDATE` for every op of one micro-batch's graph.
 
     - UPDATE: ops that write variables (by type: `ResourceApply...`, `Assign...`, `Update`, ...; a conditional or loop that
-      does is an `IfUpdate`, `CaseUpdate` or `WhileUpdate`) or bring what they write
-      from a host and back (`State`, `Stored`) unless a backward op depends on them, and what follows them. What only they
-      read is done once as well where it does not look at the batch (learning rates), or comes after the gradients and is no
-      gradient itself (no `forward_of`): clipping by the norm of all gradients happens after they were accumulated. Sums of
-      gradients of one variable stay with the micro-batch.
-    - SETUP: what does not depend on the batch: variables, constants, and what is computed from those alone (reads,
-      casts of weights), except random numbers, other backward ops, and what those belong to. In a graph whose every source is
-      one of these, only variables and their reads, since its batch must be among the constants. A variable is known by
-      its type, or as an op that reads nothing, keeps bytes, and takes no time or shares its group with an update.
-    - BACKWARD: ops with a `forward_of`, their descendants, and what only those read.
-    - FORWARD: the rest. In a graph without backward ops that is everything that looks at the batch.
+      does is an `IfUpdate`, `CaseUpdate` or `WhileUpdate`), or that copy optimizer state from a host and back (`State`,
+      `Stored`), unless a backward op depends on them; and their descendants. Ops that only they read are updates, too, if they
+      do not depend on the batch (learning rates), or if they come after the gradients and are no gradient (no `forward_of`):
+      gradients are clipped by their common norm after accumulation. Sums of gradients of one variable belong to the
+      micro-batch.
+    - SETUP: ops that do not depend on the batch: variables, constants, and ops computed only from those (reads,
+      casts of weights), except random numbers, other backward ops, and the ops of their groups. If every source of a graph is
+      one of these, only variables and their reads are SETUP, since the batch must be among the constants. A variable is
+      known by its type, or as an op without inputs, with persistent bytes, that takes no time or shares a group with an update.
+    - BACKWARD: ops with a `forward_of`, their descendants, and ops that only those read.
+    - FORWARD: all others. In a graph without backward ops these are all ops that depend on the batch.
 
-    Ops of a coarse graph are judged by the type of their longest member. O(ops + edges).
+    The role of a coarse op is that of its longest member's type. O(ops + edges).
 
     >>> graph = OpGraph.from_edges([0, 5, 9, 1], [(0, 1, 4), (1, 2, 4), (2, 3, 4)], forward_of=[-1, -1, 1, -1],
     ...                            op_types=["Variable", "MatMul", "MatMulGrad", "Update"])
@@ -55,7 +55,7 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
 
 
 _ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
-"""What was found for graphs that still exist: a search asks again and again."""
+"""Cache of the roles of living graphs, which a search needs many times."""
 
 
 def _compute_roles(graph: OpGraph) -> NDArray[np.int8]:
@@ -71,7 +71,7 @@ def _compute_roles(graph: OpGraph) -> NDArray[np.int8]:
 
 
 def _update_ops(graph: OpGraph, descends: Bools) -> Bools:
-    """Ops that write variables, and their descendants."""
+    """Returns bool[n]: ops that write variables, and their descendants."""
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     needed = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
     for op in graph.order[::-1].tolist():
@@ -85,7 +85,7 @@ def _update_ops(graph: OpGraph, descends: Bools) -> Bools:
 
 
 def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
-    """Ops whose result may differ from micro-batch to micro-batch."""
+    """Returns bool[n]: ops whose outputs may differ between micro-batches."""
     source = np.diff(graph.predecessors[0]) == 0
     updated = np.zeros(len(graph.colocation_names) + 1, dtype=np.bool_)
     updated[graph.colocation[update]] = True
@@ -108,18 +108,18 @@ def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:
 
 
 def _feeds_only(graph: OpGraph, update: Bools, batch: Bools, descends: Bools) -> Bools:
-    """Ops read by updates alone that are done once: what ignores the batch, and what comes after the gradients."""
+    """Returns bool[n]: ops that only updates read and that run once: those independent of the batch or after the gradients."""
     pointer, successor = (a.tolist() for a in graph.successors)
     may = (~batch | (descends & (graph.forward_of < 0))).tolist()
     is_update, has_readers = update.tolist(), (np.diff(graph.successors[0]) > 0).tolist()
     for op in graph.order[::-1].tolist():
         if may[op] and has_readers[op] and not is_update[op]:
             is_update[op] = all(is_update[k] for k in successor[pointer[op] : pointer[op + 1]])
-    # Adding up the gradients of one variable is cheaper before they are accumulated, which is adding as well. What an optimizer
-    # adds to them, such as a penalty on the weight, comes once.
+    # Sums of gradients of one variable are cheaper before the accumulation. Terms that an optimizer adds to gradients, such as
+    # a penalty on the weight, are added once.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     for op in graph.order.tolist():
         if is_update[op] and batch[op] and not update[op] and graph.op_types[op] in _SUMS:
             is_update[op] = any(is_update[k] for k in predecessor[pointer[op] : pointer[op + 1]])
-    # A variable that is only updated is read before it is: it stays with the others.
+    # A variable that is only updated is read before its update, so it stays SETUP.
     return np.array(is_update, dtype=np.bool_) & (graph.persistent_bytes == 0)

@@ -1,14 +1,14 @@
-"""From one micro-batch to a whole step: forward and backward ops once per micro-batch, parameters and updates once.
+"""Unrolling of a step: forward and backward ops are copied for each micro-batch, parameters and updates occur once.
 
-What runs once and what runs for each micro-batch is said by `roles`. A tensor that an update reads is a gradient: it is
-accumulated, one addition per micro-batch after the first, on the device that produces it, and the update reads the
-last sum. (Scalars, control dependencies among them, are not worth an op: the update reads them all.) An addition reads
-two tensors and writes one, so it takes three times the tensor's bytes over the bandwidth that additions have in the
-profile itself: those of the graph's own `AddN` and `Add` ops, weighted by what they move. A graph without such ops is
-asked for its updates, which are bound by memory in the same way, and then for its fastest ops by bytes moved; a graph
-in which nothing moves bytes adds for nothing. A graph that shows no updates, as PyTorch's layer graphs do, has its
-backward ops add into the gradients that it keeps; its `persistent_bytes` count them, and no op is added. Where such
-gradients come with the backward op (`GROWS`), those of a later micro-batch are beside the sum until they are added to it.
+`roles` says which ops run once, and which for each micro-batch. A tensor that an update reads is a gradient. It is
+accumulated, with one addition per micro-batch after the first, on the device that produces it, and the update reads the
+last sum. (Scalars and control dependencies are not added up: the update reads those of all micro-batches.) An addition reads
+two tensors and writes one. So it takes three times the tensor's bytes over the bandwidth of additions in the profile: that of
+the graph's `AddN` and `Add` ops, weighted by their bytes. A graph without such ops gives the bandwidth of its updates, which
+are also bound by memory, or else of its fastest ops by moved bytes; if no op moves bytes, additions take 0 us. In a graph
+without updates, such as PyTorch's layer graphs, backward ops add into stored gradients, which `persistent_bytes` includes, and
+no op is added. If such gradients are allocated by the backward op (`GROWS`), those of a later micro-batch exist besides the sum
+until they are added to it.
 
 A pipeline stage with r replicas has its setup, its updates and its sums once on each of them, and every r-th micro-batch on each;
 before the updates the replicas add up their sums around a ring (`all_reduce`).
@@ -42,32 +42,31 @@ ACCUMULATE = "Accumulate"
 """Type of the ops that add a micro-batch's gradient to the sum of those before it."""
 
 MOST_OPS = 100_000_000
-"""Ops that a step is unrolled to at most; it would fill the memory of most machines."""
+"""Most ops of an unrolled step; more would exceed the memory of most machines."""
 
 _STATISTICS = re.compile(r"batch_?norm", re.IGNORECASE)
 _ADDITIONS = frozenset({"AddN", "Add", "AddV2"})
 _HANDLES = frozenset({"VarHandleOp"})
 _LARGE = 1 << 12
-"""Bytes that an addition moves at least to say something about bandwidth; below, it costs what launching an op costs."""
+"""Least bytes of an addition that shows the bandwidth; a smaller one takes only the time of a launch."""
 
 
 def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = None) -> OpGraph:
-    """The graph of a step of `micro_batches` micro-batches, each of which is one run of `graph`.
+    """Makes the graph of a step of `micro_batches` micro-batches, each of which is one run of `graph`.
 
-    Copies are named `name/mb0`, `name/mb1`, ...; what is done once keeps its name. A placement of `graph` is a placement
-    of the result: every copy goes where its original goes (`copy_of`), the accumulation of a gradient where it is
-    made. Copies share their original's colocation group. `micro_batch` says which micro-batch an op belongs to. Ops are
-    numbered in topological order, micro-batch by micro-batch; one micro-batch is the graph itself. A coarse graph
-    is unrolled as it is, its groups judged by their longest members.
-    O(micro_batches x (ops + edges)), by array operations.
+    Copies are named `name/mb0`, `name/mb1`, ...; ops that run once keep their names. A placement of `graph` is a placement
+    of the new graph: every copy is on the device of its original (`copy_of`), and a gradient is accumulated where it is
+    produced. Copies share their original's colocation group. `micro_batch` is the micro-batch of each op. Ops are
+    numbered in topological order, micro-batch by micro-batch; one micro-batch gives the graph itself. In a coarse graph
+    the role of a group is that of its longest member. O(micro_batches x (ops + edges)), by array operations.
 
-    Warns of a model that normalises by the statistics of its batch: micro-batches see their own.
+    Warns about a model that normalises by batch statistics, since each micro-batch has its own.
 
     Args:
         graph: the profile of one micro-batch.
-        micro_batches: how many of them make a step.
-        placement: where its `replicas` say that devices share a pipeline stage, the step is unrolled for them: what is done once
-            per step is done once on each replica (`micro_batch` -1 - k on the k-th), and gradients are all-reduced.
+        micro_batches: the number of micro-batches of a step.
+        placement: a placement whose `replicas` share pipeline stages. The step is then unrolled for them: ops that run once
+            per step run once on each replica (`micro_batch` -1 - k on the k-th), and gradients are all-reduced.
 
     Raises:
         InvalidInput: `micro_batches` is not a whole number of at least 1, or fewer than the replicas of a pipeline stage; the
@@ -88,7 +87,7 @@ def unroll(graph: OpGraph, micro_batches: int, placement: Placement | None = Non
 
 @dataclass(frozen=True)
 class Unroll(Pass):
-    """Several micro-batches per step: forward and backward ops copied, parameters and updates once, gradients added up."""
+    """Unroll a step into micro-batches: copy forward and backward ops, keep parameters and updates once, add up gradients."""
 
     name: ClassVar[str] = "unroll"
     micro_batches: int = 1
@@ -97,7 +96,7 @@ class Unroll(Pass):
         check_micro_batches(self.micro_batches)
 
     def checked(self) -> Unroll:
-        """The pass itself, validated."""
+        """Returns the pass itself after validation."""
         self.validate()
         return self
 
@@ -109,7 +108,7 @@ class Unroll(Pass):
         return _build_step(graph, Layout(graph, role, int(self.micro_batches)))
 
     def apply_with_replicas(self, graph: OpGraph, placement: Placement) -> OpGraph:
-        """The step for stages with replicas."""
+        """Returns the unrolled step for the replicas of `placement`."""
         role = self._roles(graph)
         for group in placement.replicas:
             if len(group) > self.micro_batches and np.any(placement.device == group[0]):
@@ -148,9 +147,9 @@ def _warn_of_batch_statistics(graph: OpGraph, role: NDArray[np.int8]) -> None:
 
 
 def micro_batch_size(batch_size: int, micro_batches: int) -> int:
-    """Samples per micro-batch.
+    """Returns the number of samples per micro-batch.
 
-    Raises `InvalidInput` for a batch that does not divide.
+    Raises `InvalidInput` if the batch size is no multiple of `micro_batches`.
 
     >>> micro_batch_size(32, 8)
     4
@@ -167,12 +166,12 @@ def micro_batch_size(batch_size: int, micro_batches: int) -> int:
 
 
 def check_micro_batches(count: object) -> None:
-    """Rejects what is not a whole number of at least 1."""
+    """Raises `InvalidInput` unless `count` is a whole number of at least 1."""
     check_whole("micro_batches", count)
 
 
 def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
-    origin = np.empty(at.total, dtype=np.int64)  # an addition stands for the op whose gradient it adds
+    origin = np.empty(at.total, dtype=np.int64)  # the original of an addition is the op whose gradient it adds
     batch = np.full(at.total, -1, dtype=np.int32)
     for ops in (at.setup, at.update):
         number, replica = number_replicas(at, ops)
@@ -213,12 +212,12 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
 
 
 def _growing_bytes(graph: OpGraph) -> Ints:
-    """int64[n]: what ops take that are not there before."""
+    """Returns int64[n]: the persistent bytes that each op allocates when it starts (`GROWS`)."""
     return np.zeros(graph.n, dtype=np.int64) if graph.reuse is None else graph.persistent_bytes * (graph.reuse == GROWS)
 
 
 def _names_per_replica(graph: OpGraph, at: Layout, ops: Ints) -> list[str]:
-    """Names of what is done once, on each replica."""
+    """Returns the names of ops that run once, on each replica."""
     return [
         graph.names[i] + (f"/replica{k}" if k else "")
         for i, width in zip(ops.tolist(), at.width[ops].tolist(), strict=True)
@@ -232,7 +231,7 @@ def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     first = graph.output_ptr[graph.tensor_producer]
     added = [
         f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()
-    ]  # the position, since a tensor's name need not be fit for an op's
+    ]  # the position, since a tensor's name may not be valid as an op's name
     for k in range(at.count):
         out += [f"{name}/mb{k}" for name in each]
         out += [f"{added[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]
@@ -258,9 +257,9 @@ def _durations(graph: OpGraph, at: Layout, us: NDArray[np.float64], origin: Ints
 
 
 def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[np.bool_]) -> float:
-    """Microseconds per byte read or written by an op that does nothing but move bytes; see the module's text.
+    """Returns the microseconds per byte that an op without computation reads or writes; see the module's text.
 
-    `us` float64[n] and `update` bool[n]: how long each op takes, and whether it is an update.
+    `us` float64[n] is the duration of each op; `update` bool[n] marks updates.
 
     >>> graph = OpGraph.from_edges([1.0, 6.0, 0.0], [(0, 1, 8000), (1, 2, 16000)], op_types=["x", "AddN", "y"])
     >>> us_per_byte_moved(graph, graph.duration_us, np.zeros(3, dtype=bool))   # 24000 bytes in 6 us
@@ -284,7 +283,7 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
 
 
 def _forward_of(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Within the same micro-batch; what is done once names the first copy on its replica."""
+    """Returns `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica."""
     forward_op = graph.forward_of[origin].astype(np.int64)
     batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
     offset = np.where(at.repeats[forward_op], at.shift[batch_or_replica], batch_or_replica % at.width[forward_op])
@@ -292,9 +291,9 @@ def _forward_of(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int3
 
 
 def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:
-    """Copies in the group of their original; copies of an op that keeps bytes need one, since the bytes are there once.
+    """Puts copies into the group of their original. Originals with persistent bytes need a group: the bytes exist once.
 
-    With replicas, once each.
+    With replicas, they exist once on each.
     """
     lone = np.flatnonzero(at.repeats & (graph.colocation < 0) & (graph.persistent_bytes > 0))
     group = graph.colocation.astype(np.int64)

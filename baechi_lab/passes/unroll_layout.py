@@ -1,4 +1,4 @@
-"""Where every op of an unrolled step goes (`unroll`): which numbers its copies, additions and rings have."""
+"""Numbers of the ops of an unrolled step (`unroll`): copies, additions and rings."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ Ints = NDArray[np.int64]
 
 
 class Layout:
-    """Where every op goes: setup, then per micro-batch its copies and additions, then rings, then updates.
+    """Numbers of all ops: setup, then the copies and additions of each micro-batch, then rings, then updates.
 
-    `width` int64[n]: replicas of the stage that an op is in; `shares` int64[n]: which group of replicas that is, or -1.
+    `width` int64[n]: the number of replicas of an op's stage; `shares` int64[n]: the group of these replicas, or -1.
     """
 
     def __init__(self, graph: OpGraph, role: NDArray[np.int8], count: int, placement: Placement | None = None):
@@ -33,8 +33,10 @@ class Layout:
         read = np.zeros(graph.tensor_count, dtype=np.bool_)
         read[graph.edge_tensor[self.updates[graph.consumers] & self.repeats[graph.edge_source]]] = True
         self.summed = np.flatnonzero(read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
-        self.turn = self.width[graph.tensor_producer[self.summed]]  # a sum takes in every so many micro-batches
-        # The first micro-batch of every replica has nothing to add to.
+        self.turn = self.width[
+            graph.tensor_producer[self.summed]
+        ]  # a replica adds the gradients of every `turn`-th micro-batch
+        # The first micro-batch of every replica needs no addition.
         adds = np.arange(count)[:, None] >= self.turn[None, :]
         setup, block = int(self.width[self.setup].sum()), len(self.each) + adds.sum(axis=1)
         self.start = setup + np.concatenate([[0], np.cumsum(block)[:-1]])
@@ -54,18 +56,18 @@ class Layout:
 
 
 def start_numbers(width: Ints, first: int) -> Ints:
-    """The first number of each, where as many as its width follow one another from `first`."""
+    """Returns the first number of each op, if every op gets `width` consecutive numbers from `first` on."""
     return first + np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(width)[:-1]])[: len(width)]
 
 
 def number_replicas(at: Layout, ops: Ints) -> tuple[Ints, Ints]:
-    """Number and replica of every copy of what is done once."""
+    """Returns number and replica of every copy of ops that run once."""
     width = at.width[ops]
     replica = count_up(width)
     return np.repeat(at.first[ops], width) + replica, replica
 
 
 def count_up(width: Ints) -> Ints:
-    """0 .. w - 1 for every width w."""
+    """Returns 0 .. w - 1 for every width w, concatenated."""
     step: Ints = np.arange(int(width.sum())) - np.repeat(start_numbers(width, 0), width)
     return step

@@ -1,4 +1,4 @@
-"""The tensors of an unrolled step and who reads them (`unroll`)."""
+"""The tensors of an unrolled step and their readers (`unroll`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Ints = NDArray[np.int64]
 
 
 def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
-    """Producer, bytes, names and readers of all tensors, ordered by producer."""
+    """Returns producer, bytes, names and readers of all tensors, ordered by producer."""
     tensors, repeats = graph.tensor_count, at.repeats[graph.tensor_producer]
     copies = np.where(repeats, at.count, at.width[graph.tensor_producer])
     first_row = np.concatenate(
@@ -26,7 +26,7 @@ def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
     producer = at.first[graph.tensor_producer[original_tensor]] + np.where(
         repeats[original_tensor], at.shift[copy_number % at.count], copy_number
     )
-    # The additions make one tensor each: rows after all copies; then what goes round the rings.
+    # Each addition produces one tensor, in the rows after all copies; the tensors of rings follow.
     micro, tensor = np.nonzero(at.additions >= 0)
     row_of_sum = np.full(at.additions.shape, -1, dtype=np.int64)
     row_of_sum[micro, tensor] = first_row[-1] + np.arange(len(micro))
@@ -43,7 +43,7 @@ def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
 
 
 def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tuple[Ints, Ints]:
-    """(tensor row, reading op) of every edge of the micro-batch's graph, and of the sums."""
+    """Returns (tensor row, reading op) of every edge of the micro-batch's graph, and of the sums."""
     tensor, reader = graph.edge_tensor.astype(np.int64), graph.consumers.astype(np.int64)
     source = graph.edge_source
     made_per_batch, read_per_batch = at.repeats[source], at.repeats[reader]
@@ -60,19 +60,21 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
         readers.append(np.ravel(op))
 
     def of_once(edges: Ints) -> tuple[Ints, Ints]:
-        """Every edge once for each replica of its reader."""
+        """Repeat every edge for each replica of its reader."""
         return np.repeat(edges, width[edges]), count_up(width[edges])
 
     edge, replica = of_once(np.flatnonzero(~made_per_batch & ~read_per_batch))
     add(first_row[tensor[edge]] + np.where(together[edge], replica, 0), at.first[reader[edge]] + replica)
     step = np.arange(at.count)[:, None]
-    edge = np.flatnonzero(read_per_batch)  # one per micro-batch: from a copy, or from what is done once on its replica
+    edge = np.flatnonzero(
+        read_per_batch
+    )  # one per micro-batch: from a copy, or from the op that runs once on its replica
     setup = np.where(together[edge], step % at.width[source[edge]], 0)
     add(
         first_row[tensor[edge]] + np.where(made_per_batch[edge], step, setup),
         at.first[reader[edge]] + at.shift[:, None],
     )
-    # What is no gradient is read of all micro-batches; by a replica, of its own.
+    # An update reads tensors that are no gradients from all micro-batches of its replica.
     edge = np.flatnonzero(made_per_batch & ~read_per_batch & ~to_sum)
     reader_replica = np.where(together[edge], step % width[edge], 0)
     add(first_row[tensor[edge]] + step + 0 * reader_replica, at.first[reader[edge]] + reader_replica)
@@ -88,7 +90,7 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
 
 
 def _sums(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, add: Any) -> None:
-    """Every addition reads its micro-batch's gradient and the sum, or the gradient, before it on the same replica."""
+    """Add the inputs of additions: the micro-batch's gradient, and the previous sum or gradient on the same replica."""
     micro, tensor = np.nonzero(at.additions >= 0)
     number = at.additions[micro, tensor]
     before = micro - at.turn[tensor]
@@ -98,7 +100,7 @@ def _sums(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, add: An
 
 
 def _last_row(at: Layout, first_row: Ints, row_of_sum: Ints, sum_number: Ints, replica: Ints) -> Ints:
-    """The row that holds the whole sum of summed tensor `sum_number` on a replica."""
+    """Returns the row of the complete sum of summed tensor `sum_number` on a replica."""
     last = at.count - 1 - (at.count - 1 - replica) % at.turn[sum_number]
     sums = row_of_sum[last, sum_number]
     return np.where(sums >= 0, sums, first_row[at.summed[sum_number]] + last)
@@ -107,9 +109,9 @@ def _last_row(at: Layout, first_row: Ints, row_of_sum: Ints, sum_number: Ints, r
 def _ring_edges(
     graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, ring_row: int
 ) -> tuple[Ints, Ints, Ints]:
-    """Rows and ops of the edges within rings, to them and from them; producers of tensors that only rings wait for.
+    """Returns rows and ops of the edges within rings, to them and from them, and producers for which only rings wait.
 
-    The rings' tensors are the rows from `ring_row` on, and those of the producers follow them.
+    The rings' tensors are the rows from `ring_row` on; those of the producers follow them.
     """
     rows, readers = [ring_row + at.rings.edge_tensor], [at.rings.edge_reader]
     makers: list[int] = []
@@ -118,7 +120,9 @@ def _ring_edges(
         updates = [o for o in at.update.tolist() if _reads(graph, o, at.summed[group_sums])]
         for k, (first, end) in enumerate(zip(ring.first, ring.end, strict=True)):
             row = _last_row(at, first_row, row_of_sum, group_sums, np.full(len(group_sums), k))
-            if not len(group_sums):  # gradients are added in place, in any order: wait for all of this replica
+            if not len(
+                group_sums
+            ):  # gradients are added in place, in any order, so the ring waits for all of this replica
                 replica_batches = np.arange(k, at.count, len(ring.first))
                 ended = (at.first[ring.in_place_adders][None, :] + at.shift[replica_batches][:, None]).ravel()
                 row = ring_row + len(at.rings.producer) + len(makers) + np.arange(len(ended))
