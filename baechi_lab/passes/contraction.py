@@ -48,7 +48,7 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
     members agree. The graph itself is returned if every group has one member. O((ops + edges) log).
 
     Raises:
-        InvalidInput: `group` has another length or type.
+        InvalidInput: `group` has another length or type, or holds a collective and an op that computes, which run on two lanes.
         CycleError: the groups form a cycle.
         ColocationError: the allowed lists of a group conflict.
 
@@ -60,6 +60,12 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
     count = int(label.max()) + 1 if graph.n else 0
     if count == graph.n:
         return graph
+    lane = graph.on_communication_lane
+    collectives = np.bincount(label, lane, count)
+    if mixed := np.flatnonzero(lane & (collectives < np.bincount(label, minlength=count))[label]).tolist():
+        raise InvalidInput(
+            f"group holds {graph.names[mixed[0]]!r}, which is a collective, and ops that compute; a group is of one kind"
+        )
     pairs = group_edges(label, graph.edge_tensor, label[graph.edge_source], label[graph.consumers])
     size = np.bincount(label, minlength=count)
     inner_only = np.ones(graph.tensor_count, dtype=np.bool_)

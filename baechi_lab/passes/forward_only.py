@@ -27,8 +27,8 @@ class ForwardOnly(Pass):
     the optimizer, slot variables). A backward op joins its forward op if both are in one colocation group, or else the
     first forward op of its group. A group without forward ops (or a single op) joins as a whole the forward op of its
     first member that has one, or else the producer of its largest input (ties: lowest tensor); a helper joins its first
-    reader. This is repeated until a forward op is reached. An op that reaches none, or may not run on the same devices,
-    stays a separate op.
+    reader. This is repeated until a forward op is reached. An op that reaches none, may not run on the same devices,
+    or runs on another lane (collectives) stays a separate op.
 
     The edges of the new graph are the tensors that forward ops read, and one more per pair of ops between which backward
     tensors are sent (unless a colocation group holds both), with the sum of their bytes, from the earlier op to the later
@@ -102,8 +102,9 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     guide = np.where(backward & (guide >= 0), guide, np.arange(graph.n))
     for _ in range(max(graph.n, 1).bit_length()):
         guide = guide[guide]
-    # Cycles of forward_of that reach no forward op end on backward ops, which stay separate.
-    guide = np.where(backward[guide], np.arange(graph.n), guide)
+    # Cycles of forward_of that reach no forward op end on backward ops, which stay separate, as do ops of another lane.
+    lane = graph.on_communication_lane
+    guide = np.where(backward[guide] | (lane[guide] != lane), np.arange(graph.n), guide)
     return _without_conflicts(graph, guide)
 
 

@@ -24,8 +24,8 @@ class Fusion(Pass):
 
     Ops of one colocation (or co-placement) group that are joined by an edge `src -> dst` are merged if `src` has no
     other successor or `dst` no other predecessor; without that, a second path from `src` to `dst` could become a
-    cycle. Repeated until no edge qualifies. The rule needs no search for paths, and misses some merges that a
-    search would find.
+    cycle. A collective and an op that computes stay apart, as they run on different lanes. Repeated until no edge
+    qualifies. The rule needs no search for paths, and misses some merges that a search would find.
 
     All edges that qualify by their source are merged at once: after merging one, the other sources still have one
     successor, so any order is safe, and so is merging them together; likewise for targets. The two kinds alternate,
@@ -40,6 +40,7 @@ class Fusion(Pass):
         # Ops of one group whose allowed lists cannot be combined into one list must stay apart.
         codes = len(graph.allowed_sets) + 1
         key = np.where(graph.colocation >= 0, graph.colocation * np.int64(codes) + graph.allowed + 1, -1)
+        key = np.where(key >= 0, 2 * key + graph.on_communication_lane, -1)  # collectives have a lane of their own
         return contract(graph, fuse(graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64), key))
 
 

@@ -1,12 +1,15 @@
 """Fusion by the safe-degree rule: paper B's examples, both forms, and properties."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import baechi_lab as bl
 from baechi_lab.graph.generators import chain, gnmt, random_dag
+from baechi_lab.passes.contraction import contract
 from baechi_lab.passes.coplacement import CoPlacement
+from baechi_lab.passes.forward_only import ForwardOnly
 from baechi_lab.passes.fusion import Fusion, distinct_edges, fuse
 
 
@@ -82,6 +85,25 @@ def test_parallel_tensors_between_two_ops_count_as_one_neighbour():
 def test_ops_without_a_group_are_left_alone():
     graph = chain(5)
     assert Fusion().apply(graph) is graph
+
+
+def test_collectives_stay_apart_from_ops_that_compute():
+    """A chain of one group: the two matrix products merge, the two collectives merge, and the last op stays alone."""
+    types = ["matmul", "matmul", "all_reduce", "all_gather", "matmul"]
+    graph = bl.OpGraph.from_edges(
+        [1.0, 2.0, 4.0, 8.0, 16.0],
+        [(i, i + 1, 4) for i in range(4)],
+        op_types=types,
+        colocation=[0] * 5,
+        colocation_names=("a",),
+        forward_of=[-1, -1, -1, -1, 3],
+    )
+    coarse = Fusion().apply(graph)
+    assert coarse.duration_us.tolist() == [3.0, 12.0, 16.0]
+    assert coarse.on_communication_lane.tolist() == [False, True, False]
+    assert ForwardOnly().apply(graph).n == 5  # the backward op of a collective computes
+    with pytest.raises(bl.InvalidInput, match="group holds 'op2', which is a collective, and ops that compute"):
+        contract(graph, np.zeros(5, dtype=int))
 
 
 def test_the_first_group_counts_too():

@@ -39,7 +39,7 @@ def contracted(
 ) -> tuple[OpGraph, Ints]:
     """`graph` with ops of at most `short` microseconds merged into a neighbour, and the op of it that holds each op.
 
-    Ops of different colocation groups or with different allowed devices are not merged.
+    Ops of different colocation groups or with different allowed devices are not merged, nor collectives with ops that compute.
 
     >>> graph = OpGraph.from_edges([1.0, 9.0, 1.0], [(0, 1, 4), (1, 2, 4)])
     >>> coarse, member = contracted(graph, Cluster.uniform(2), 2.0)
@@ -49,7 +49,7 @@ def contracted(
     n, work_limit = graph.n, parameters.chain_work * short
     label = np.arange(n, dtype=np.int64)
     group, work = graph.colocation.astype(np.int64), graph.duration_us.copy()
-    allowed = graph.allowed.astype(np.int64)
+    allowed = 2 * graph.allowed.astype(np.int64) + graph.on_communication_lane
     tensor, price = graph.edge_tensor.astype(np.int64), transfer_us(graph, cluster)
     source, target = graph.edge_source.astype(np.int64), graph.consumers.astype(np.int64)
     quiet = 0
