@@ -192,8 +192,9 @@ class StreamTransport(TaggedTransport):
             tag = tag_of(state, tensor)
             if tensor.device.type == "cuda" and (tag is None or tag.device != device or tag.version != version(tensor)):
                 self._set_tag(state, tensor, Tag(state, op, device, event, version(tensor)))
-        for position, target, _ in sends:
-            if position < len(output_tensors) and output_tensors[position].device.type == "cuda":
+        for position, target, _ in sends:  # a layer on the host fetches its inputs itself
+            sent = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
+            if sent and self._cuda(target):
                 self._send(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
         self._expect(state, output_tensors, sends)
 

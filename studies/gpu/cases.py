@@ -45,6 +45,8 @@ class First(nn.Module):
         self.layer = layer
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if x.is_cuda:
+            self.layer.flatten_parameters()  # type: ignore[operator]
         outputs: torch.Tensor = self.layer(x)[0]
         return outputs
 
@@ -79,6 +81,12 @@ def layers() -> list[Layer]:
         (32, 4096, 4096),
         (65536, 256, 256),
         (4096, 4096, 4096),
+        (4096, 768, 50258),
+        (4096, 768, 50260),
+        (4096, 768, 50264),
+        (4096, 1023, 1024),
+        (4096, 1024, 1001),
+        (8192, 2048, 5504),
     ):
         add("linear", f"{count} x {inner} -> {outer}", layer_on(lambda i=inner, o=outer: nn.Linear(i, o), count, inner))
     for b, m, k, n in (
@@ -103,6 +111,8 @@ def layers() -> list[Layer]:
         (8, 512, 64, 512, 3, 1, 1),
         (32, 192, 28, 192, 3, 1, 192),
         (32, 96, 56, 96, 7, 1, 96),
+        (64, 144, 56, 144, 3, 2, 144),
+        (64, 672, 14, 672, 5, 1, 672),
         (32, 256, 28, 256, 3, 1, 32),
         (32, 3, 224, 768, 16, 16, 1),
     ):
@@ -135,6 +145,8 @@ def layers() -> list[Layer]:
         add("rms norm", f"{count} x {width}", layer_on(lambda w=width: nn.RMSNorm(w), count, width))
     add("batch norm", "32 x 64 x 112 x 112", layer_on(lambda: nn.BatchNorm2d(64), 32, 64, 112, 112))
     add("batch norm", "32 x 256 x 56 x 56", layer_on(lambda: nn.BatchNorm2d(256), 32, 256, 56, 56))
+    add("batch norm", "64 x 256 x 14 x 14", layer_on(lambda: nn.BatchNorm2d(256), 64, 256, 14, 14))
+    add("batch norm", "64 x 2048 x 7 x 7", layer_on(lambda: nn.BatchNorm2d(2048), 64, 2048, 7, 7))
     add("group norm", "8 x 320 x 64 x 64, 32 groups", layer_on(lambda: nn.GroupNorm(32, 320), 8, 320, 64, 64))
     for count, width in ((49152, 512), (65536, 2048), (1024, 50257), (16384, 1024)):
         add("softmax", f"{count} x {width}", layer_on(lambda: nn.Softmax(-1), count, width))

@@ -11,7 +11,7 @@ Every layer and model runs forward alone ("inference") and forward with backward
     peak_bytes  of models: the most bytes that tensors took, weights included (PyTorch's allocator)
 
 The file also has the products of a published table (`--products data/neusight/kernels.csv.gz`) and copies between host and
-device. Traces of three models are written beside OUT.
+device. Traces of models (`--traces gpt2:bf16`) are written beside OUT.
 """
 
 from __future__ import annotations
@@ -239,22 +239,33 @@ def copy_rows() -> Iterator[dict[str, Any]]:
             yield {"copy": name, "bytes": size, "us": round(microseconds(run), 2)}
 
 
-def write_traces(folder: Path) -> None:
-    """Writes PyTorch's traces of three training steps each, with shapes, as GZIP."""
-    for case in models()[:3]:
-        model, inputs = real_model(case, "bf16")
+def write_traces(folder: Path, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Writes PyTorch's traces of two training steps, with shapes, as GZIP; `names` are "model:precision"."""
+    cases = {case.name: case for case in models()}
+    for name in names:
+        model_name, precision = name.split(":")
+        model, inputs = real_model(cases[model_name], precision)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-6)
+
+        def step(model: nn.Module = model, inputs: Mapping[str, Any] = inputs, optimizer: Any = optimizer) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            model(**inputs).loss.backward()
+            optimizer.step()
+
         activities = [torch.profiler.ProfilerActivity.CPU, torch.profiler.ProfilerActivity.CUDA]
-        schedule = torch.profiler.schedule(wait=0, warmup=1, active=3)
-        with torch.profiler.profile(activities=activities, schedule=schedule, record_shapes=True) as profiler:
-            for _ in range(4):
-                optimizer.zero_grad(set_to_none=True)
-                model(**inputs).loss.backward()
-                optimizer.step()
-                profiler.step()
+        with precision_of_products(precision):
+            for _ in range(3):
+                step()
             torch.cuda.synchronize()
-        profiler.export_chrome_trace(str(folder / f"trace_{case.name}.json.gz"))
-        del model, inputs, optimizer
+            with torch.profiler.profile(activities=activities, record_shapes=True) as profiler:
+                for k in range(2):
+                    with torch.profiler.record_function(f"ProfilerStep#{k}"):
+                        step()
+                torch.cuda.synchronize()
+        path = folder / f"trace_{model_name}_{precision}.json.gz"
+        profiler.export_chrome_trace(str(path))
+        yield {"trace": path.name, "bytes": path.stat().st_size}
+        del model, inputs, optimizer, step
         free_memory()
 
 
@@ -263,6 +274,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m studies.gpu.measure", description=__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--products", type=Path, help="a table of measured products, gzipped CSV")
+    parser.add_argument("--layers", default="", help="only layers whose kind or sizes contain this; - for none")
+    parser.add_argument("--models", nargs="*", help="only these models")
+    parser.add_argument("--traces", nargs="*", default=[], help="models to trace, as name:precision")
     parser.add_argument("--seconds", type=float, default=600.0, help="models that would begin later are left out")
     options = parser.parse_args(arguments)
     begun = time.perf_counter()
@@ -289,16 +303,20 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{time.perf_counter() - begun:6.1f} s  {name}", flush=True)
 
     for layer in layers():
+        if options.layers not in f"{layer.kind} {layer.sizes}":
+            continue
         attempt(f"{layer.kind} {layer.sizes}", layer_rows(layer), result["layers"], kind=layer.kind, sizes=layer.sizes)
     save()
     for key, rows in (
-        ("copies", copy_rows()),
+        ("copies", copy_rows() if not options.layers else iter(())),
         ("products", product_rows(options.products) if options.products else iter(())),
     ):
         attempt(key, rows, result.setdefault(key, []))
     save()
-    attempt("traces", iter(write_traces(options.out.parent) or ()), [])
+    attempt("traces", write_traces(options.out.parent, options.traces), result.setdefault("traces", []))
     for case in models():
+        if options.models is not None and case.name not in options.models:
+            continue
         if time.perf_counter() - begun > options.seconds:
             result["errors"].append(f"{case.name}: left out for lack of time")
             continue
