@@ -152,7 +152,8 @@ class Timeline:
         device_names, memory_bytes: of the cluster.
         tensor_producer, tensor_bytes: of the graph, for what the rows of transfers mean.
         violations: rules that the step breaks, memory above all.
-        info: what else there is to say.
+        info: further entries, which files keep. Code reads them as `micro_batch`, `phase`, `unit`, `schedule_lines`,
+            `pipeline_devices`, `turn`, `on_communication_lane` and `runtime_peak_bytes`.
 
     >>> from baechi_lab import Cluster, OpGraph, Placement, simulate
     >>> timeline = simulate(OpGraph.from_edges([3, 4]), Cluster.uniform(1), Placement(device=[0, 0]))
@@ -212,8 +213,46 @@ class Timeline:
 
     @property
     def feasible(self) -> bool:
-        """No rule was broken."""
+        """Whether the step breaks no rule."""
         return not self.violations
+
+    def _column(self, key: str) -> NDArray[np.int64] | None:
+        return whole_numbers(key, self.info[key], np.int64) if key in self.info else None
+
+    @property
+    def micro_batch(self) -> NDArray[np.int64] | None:
+        """int64[n]: the micro-batch of every op, -1 for ops that run once; None without micro-batches."""
+        return self._column("micro_batch")
+
+    @property
+    def phase(self) -> NDArray[np.int64] | None:
+        """int64[n]: 0 before all micro-batches, 1 forward, 2 backward, 3 gradients of weights, 4 after; or None."""
+        return self._column("phase")
+
+    @property
+    def unit(self) -> NDArray[np.int64] | None:
+        """int64[n]: the position of every op's unit in the order of its device; None without a schedule."""
+        return self._column("unit")
+
+    @property
+    def schedule_lines(self) -> str:
+        """The schedule of a pipeline as text, a line of units per device; empty without a schedule."""
+        return str(self.info.get("schedule", ""))
+
+    @property
+    def pipeline_devices(self) -> list[int]:
+        """The device of every line of the schedule; empty without a schedule."""
+        return list(dict.fromkeys(np.asarray(self.info.get("line_device", self.info.get("stage_device", ()))).tolist()))
+
+    @property
+    def turn(self) -> NDArray[np.int64] | None:
+        """int64[n]: the order of ops that start at one instant, lowest first; None for topological order."""
+        return self._column("turn")
+
+    @property
+    def on_communication_lane(self) -> NDArray[np.bool_]:
+        """bool[n]: the collectives, which run beside what their device computes."""
+        return np.asarray(self.info.get("on_communication_lane", np.zeros(len(self.op_names))), dtype=np.bool_)
 
     @cached_property
     def busy_us(self) -> NDArray[np.float64]:

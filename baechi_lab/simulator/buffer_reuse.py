@@ -105,8 +105,8 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64]
 
 def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
     """int64[n]: the order of ops that start at one instant, lower ones first."""
-    if "turn" in line.info:
-        return np.asarray(line.info["turn"])
+    if line.turn is not None:
+        return line.turn
     lasting = np.zeros(graph.n, dtype=bool)
     lasting[line.op] = line.end_us > line.start_us
     return np.where(lasting, graph.n, 0) + graph.position

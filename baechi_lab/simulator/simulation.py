@@ -41,21 +41,18 @@ def simulate(
         scheduler: "fifo", "planned", "pct", "msr" or a scheduler object; by default "planned" where the placement has
             an order or priorities, else "fifo".
         memory_rule: "tensors", or "edges" for equation 2 of paper C; see `baechi_lab.simulator.memory_rules`.
-        micro_batches: the step consists of so many, each one run of `graph`: what is simulated is
-            `bl.unroll(graph, micro_batches)`, whose ops the timeline has. Without a schedule devices choose as ever.
+        micro_batches: the number of micro-batches of the step, each of which is one run of `graph`. The timeline has the ops of
+            `bl.unroll(graph, micro_batches)`. Without a schedule, devices choose ops as without micro-batches.
         schedule: the order in which devices work on (pipeline stage, micro-batch, F | B | W) units: "gpipe", "1f1b",
             "interleaved-1f1b", "zb-h1", "zb-h2", "zb-auto", "zb-v", or an order as text or `Schedule`. Each device of the
             placement is a pipeline stage, or several where the schedule has several. `micro_batches` is 1 if not given.
 
     Returns:
         A simulated Timeline. Memory above a device's limit is a `Violation` in it, never an error. With micro-batches,
-        `info["micro_batch"]` says the micro-batch of every op (-1 for what is done once) and, with a schedule,
-        `info["schedule"]` its text, `info["unit"]` the position of every op's unit on its device and `info["phase"]` its
-        phase (0 before all micro-batches, 1 forward, 2 backward, 3 gradients of weights, 4 after all). Where ops take no
-        time, `info["turn"]` tells in which order those of one instant began: int64[n], lower ones first. Of a graph whose
-        outputs share memory, `info["runtime_peak_bytes"]` has the peaks that the framework may reach, where these are
-        higher, see `Timeline.peak_margin`. Of a graph with collectives, `info["on_communication_lane"]` says which ops they are:
-        bool[n].
+        `micro_batch` has the micro-batch of every op (-1 for ops that run once) and, with a schedule, `schedule_lines` is its
+        text, `unit` has the position of every op's unit on its device and `phase` its phase. If ops take no time, `turn` has
+        the order of those that start at one instant. `runtime_peak_bytes` has the peaks that the framework may reach.
+        `on_communication_lane` marks collectives. `info` holds the same columns under these names (`schedule` for the text).
 
     Raises:
         InvalidInput: the placement was made for another graph or names a device that the cluster lacks; its pipeline stages

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from ..graph import HOST, Cluster, OpGraph, Placement, Timeline, Transfers, Violation, allowed_devices, durations
 from ..graph.arguments import check_records
-from ..graph.columns import whole_numbers
 from ..graph.kernels.csr import Integers
 from ..graph.opgraph import GROWS
 from .reuse_intervals import merge_reused_intervals
@@ -38,7 +37,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     allowed devices. A timeline of several micro-batches is checked on the unrolled graph,
     `bl.unroll(graph, micro_batches)`. If it followed a schedule, an op is ready only after all earlier units of its
     device have ended, and the units are those of the schedule's text. If ops take no time, memory depends on which of
-    them started first within an instant: `info["turn"]` of the timeline says so, by default the topological order.
+    them started first within an instant: `Timeline.turn` is that order, by default the topological order.
 
     Args:
         graph, cluster, placement: what was simulated.
@@ -259,22 +258,19 @@ def _precedence_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Ite
         yield Violation("precedence", message, int(placed.device[i]), float(start[i]), i)
     ready = np.zeros(graph.n)
     np.maximum.at(ready, graph.consumers, arrival)
-    if "unit" in timeline.info:
-        yield from _unit_violations(step, ready)
+    if timeline.unit is not None:
+        yield from _unit_violations(step, timeline.unit, ready)
     yield from _idling_violations(step, ready)
 
 
-def _unit_violations(step: _TimedStep, ready: Floats) -> Iterator[Violation]:
+def _unit_violations(step: _TimedStep, unit: NDArray[np.int64], ready: Floats) -> Iterator[Violation]:
     """Ops that do not follow the order of the schedule's units. Raises `ready` to the end of all earlier units."""
     graph, cluster, timeline = step.graph, step.cluster, step.timeline
     start, end, slack = step.start, step.end, step.slack
-    unit = np.asarray(timeline.info["unit"])
     if unit.shape != (graph.n,) or graph.micro_batch is None:
         yield Violation("order", f"the timeline has units for {len(unit)} ops; the graph has {graph.n} and is no step")
         return
-    lines = Schedule.parse(str(timeline.info["schedule"])).orders
-    pipeline_devices = np.asarray(timeline.info.get("line_device", timeline.info["stage_device"])).tolist()
-    pipeline_devices = list(dict.fromkeys(pipeline_devices))
+    lines, pipeline_devices = Schedule.parse(timeline.schedule_lines).orders, timeline.pipeline_devices
     if len(lines) != len(pipeline_devices):
         yield Violation(
             "order", f"the schedule has {len(lines)} lines; the pipeline has {len(pipeline_devices)} devices"
@@ -391,14 +387,14 @@ def _sort_by_queues(rows: NDArray[np.intp], cluster: Cluster, timeline: Timeline
 def _turn_of_op(
     graph: OpGraph, placed: Placement, timeline: Timeline, start: Floats, end: Floats
 ) -> NDArray[np.int64] | None:
-    """int64[n]: the order of ops that start at one instant, lower ones first; None if `info["turn"]` is impossible.
+    """int64[n]: the order of ops that start at one instant, lower ones first; None if `Timeline.turn` is impossible.
 
-    Without `info["turn"]` it is the topological order, ops with a duration last.
+    Without `Timeline.turn` it is the topological order, ops with a duration last.
     """
     lasting = end > start
-    if "turn" not in timeline.info:
+    turn_of_op = timeline.turn
+    if turn_of_op is None:
         return np.where(lasting, graph.n, 0) + graph.position
-    turn_of_op: NDArray[np.int64] = whole_numbers("turn", timeline.info["turn"], np.int64)
     if turn_of_op.shape != (graph.n,) or np.any((turn_of_op < 0) | (turn_of_op > _MAX_TURN)):
         return None
     order = np.lexsort((turn_of_op, start, graph.on_communication_lane, placed.device))

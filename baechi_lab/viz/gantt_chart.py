@@ -58,7 +58,7 @@ def gantt(
     check_flag("moved", moved)
     if title is not None:
         check_text("title", title)
-    if color_by == "micro-batch" and not all("micro_batch" in t.info for t in timelines):
+    if color_by == "micro-batch" and any(t.micro_batch is None for t in timelines):
         raise InvalidInput('color_by is "micro-batch", but a timeline has none; simulate it with micro_batches=')
     differs = [_placed_differently(timelines[0], t) if moved else np.zeros(len(t.op), dtype=bool) for t in timelines]
     longest_us = max(t.makespan_us for t in timelines)
@@ -77,7 +77,7 @@ def gantt(
     for row, timeline in enumerate(timelines, 1):
         for trace in _traces(timeline, factor, differs[row - 1], max_bars, transfers, color_by):
             figure.add_trace(trace, row=row, col=1)
-        kinds = [lambda d: d, *([_collectives] if _on_communication_lane(timeline).any() else [])]
+        kinds = [lambda d: d, *([_collectives] if timeline.on_communication_lane[timeline.op].any() else [])]
         kinds += [_sends] if transfers else []
         lanes = [kind(d) for d in timeline.device_names for kind in kinds]
         # The range is explicit: plotly leaves out categories at the ends that have no bar, which are idle devices.
@@ -91,7 +91,7 @@ def gantt(
     figure.update_xaxes(range=[0, longest_us / factor or 1.0])
     figure.update_xaxes(title_text=f"time ({unit})", row=len(timelines), col=1)
     figure.update_yaxes(title_text="device")
-    rows = sum(len(t.device_names) * (1.5 if _on_communication_lane(t).any() else 1.0) for t in timelines)
+    rows = sum(len(t.device_names) * (1.5 if t.on_communication_lane[t.op].any() else 1.0) for t in timelines)
     heading = title or (_heading(timelines[0]) if len(timelines) == 1 else "Schedules of one step")
     return styled(
         figure,
@@ -112,7 +112,7 @@ def _bubble(timeline: Timeline, lane: str) -> str:
     """Returns the text behind a device of a pipeline: the share of the step in which it computes nothing."""
     if lane not in timeline.device_names or timeline.makespan_us <= 0:
         return ""
-    rows = (timeline.device == timeline.device_names.index(lane)) & ~_on_communication_lane(timeline)
+    rows = (timeline.device == timeline.device_names.index(lane)) & ~timeline.on_communication_lane[timeline.op]
     share = 1.0 - covered_us(timeline.start_us[rows], timeline.end_us[rows]) / timeline.makespan_us
     return f", {max(share, 0.0):.0%} bubble"
 
@@ -123,12 +123,6 @@ def _sends(device: str) -> str:
 
 def _collectives(device: str) -> str:
     return f"{device} collectives"
-
-
-def _on_communication_lane(timeline: Timeline) -> NDArray[np.bool_]:
-    """Returns bool[rows]: the collectives of the timeline, if it has that column."""
-    is_collective = timeline.info.get("on_communication_lane", np.zeros(len(timeline.op_names), dtype=np.bool_))
-    return np.asarray(is_collective, dtype=np.bool_)[timeline.op]
 
 
 def _placed_differently(first: Timeline, timeline: Timeline) -> NDArray[np.bool_]:
@@ -145,7 +139,7 @@ def _traces(
     colors = device_colors(timeline.device_names)
     limit = max(1, max_bars // max(1, len(timeline.device_names)))
     traces = []
-    is_collective = _on_communication_lane(timeline)
+    is_collective = timeline.on_communication_lane[timeline.op]
     for d, device in enumerate(timeline.device_names):
         for lane, in_lane in ((device, ~is_collective), (_collectives(device), is_collective)):
             rows = np.flatnonzero((timeline.device == d) & in_lane)
@@ -156,8 +150,8 @@ def _traces(
             phases = pipeline_phases(timeline) if color_by == "device" else None
             phase = np.zeros(len(bars.row), np.uint8) if phases is None else phases[timeline.op[rows[bars.row]]]
             shades = [phase_shades(colors[d])[k] for k in phase.tolist()]
-            if color_by == "micro-batch":
-                shades = _by_micro_batch(timeline, rows[bars.row])
+            if color_by == "micro-batch" and timeline.micro_batch is not None:
+                shades = _by_micro_batch(timeline.micro_batch[timeline.op[rows[bars.row]]])
             bar = _bar(bars, lane, texts, shades, factor, 0.8 if lane == device else 0.4, differs[rows[bars.row]])
             if (phase == HATCHED).any():
                 bar.marker.pattern = {
@@ -176,9 +170,8 @@ def _traces(
     return traces
 
 
-def _by_micro_batch(timeline: Timeline, rows: NDArray[np.int64]) -> list[str]:
+def _by_micro_batch(batch: NDArray[np.int64]) -> list[str]:
     """Returns a colour per op by its micro-batch, grey for ops that run once."""
-    batch = np.asarray(timeline.info["micro_batch"])[timeline.op[rows]]
     colors = class_colors(int(batch.max(initial=0)) + 1)
     return [OTHER_COLOR if b < 0 else colors[b] for b in batch.tolist()]
 

@@ -38,11 +38,8 @@ LEGEND = shades("#8A8A8A")
 
 def pipeline_phases(timeline: Timeline) -> NDArray[np.uint8] | None:
     """Returns uint8[ops]: 1 + the position in `PHASES`, 0 for ops that run once; None without a pipeline schedule."""
-    phase = timeline.info.get("phase")
-    if phase is None:
-        return None
-    number = np.asarray(phase)  # of `bl.simulate`: 0 before all micro-batches, 4 after them
-    return np.where(number <= len(PHASES), number, 0).astype(np.uint8)
+    phase = timeline.phase
+    return None if phase is None else np.where(phase <= len(PHASES), phase, 0).astype(np.uint8)
 
 
 def phase_shades(color: str) -> list[str]:

@@ -97,7 +97,7 @@ def batches(graph: OpGraph, timeline: Timeline | None = None) -> NDArray[np.int6
 def _batches(graph: OpGraph, timeline: Timeline | None) -> NDArray[np.int64] | None:
     micro_batch = graph.micro_batch
     if micro_batch is None and timeline is not None and timeline.op_names == graph.names:
-        micro_batch = timeline.info.get("micro_batch")
+        micro_batch = timeline.micro_batch
     return None if micro_batch is None else np.maximum(np.asarray(micro_batch, dtype=np.int64), -1)
 
 

@@ -53,5 +53,5 @@ class FitView(ipywidgets.VBox):
 
 def _simulated_graph(option: FitOption, graph: OpGraph) -> OpGraph:
     """Returns the graph whose ops the timeline has: the unrolled graph if there are micro-batches."""
-    micro_batch = None if option.timeline is None else option.timeline.info.get("micro_batch")
+    micro_batch = None if option.timeline is None else option.timeline.micro_batch
     return graph if micro_batch is None else unroll(graph, int(np.max(micro_batch)) + 1, option.placement)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import ipywidgets
-import numpy as np
 
 from ..graph.units import format_bytes, format_us
 from ..parallel.layouts import LayoutRow, Layouts
@@ -61,7 +60,7 @@ class LayoutsView(Pictured, ipywidgets.VBox):
         self.row = row
         step = row.step()
         timeline = step.simulate()
-        micro_batches = int(np.max(timeline.info.get("micro_batch", 0))) + 1
+        micro_batches = 1 if timeline.micro_batch is None else int(timeline.micro_batch.max()) + 1
         self.timeline.show(unroll(step.graph, micro_batches), [timeline])
         self._show_rows()
         lanes = [lane for lane in self.timeline.lanes if lane["kind"] == "ops"]
