@@ -1,4 +1,4 @@
-"""How much a search may spend: seconds, or simulations, or whichever ends first."""
+"""The budget of a search: seconds, simulations, or both, of which the first one that runs out ends the search."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ...graph.kernels.compiling import working_seconds
 
 
 class Budget:
-    """Seconds or simulations, whichever is given; `evaluations` makes a search reproducible on any machine.
+    """A limit of seconds, of simulations (`evaluations`), or of both; simulations make a search reproducible on any machine.
 
     The seconds in which kernels are compiled, once per installation, are not counted.
     """
@@ -26,13 +26,13 @@ class Budget:
         return working_seconds() - self.began
 
     def portion(self, share: float, among: int) -> Budget:
-        """A budget of `share` of this one: its seconds side by side, its simulations divided `among` chains."""
+        """Returns a budget of `share` of this one for each of `among` chains, which share its simulations but not its seconds."""
         seconds = None if self.seconds is None else self.seconds * share
         count = None if self.evaluations is None else max(int(self.evaluations * share / among), 1)
         return Budget(seconds, count)
 
     def spent(self, used: int) -> float:
-        """Share of the budget that is gone (1: all), given the simulations done."""
+        """Returns the share of the budget that is spent after `used` simulations (1: all)."""
         if self.stopped:
             return 1.0
         by_count = 0.0 if self.evaluations is None else used / max(self.evaluations, 1)
@@ -42,7 +42,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Window:
-    """What lies between the shares `first` and `last` of a `budget`; `before`: simulations that do not count."""
+    """The part of a `budget` between its shares `first` and `last`; `before` simulations do not count."""
 
     budget: Budget
     before: int
@@ -50,11 +50,11 @@ class Window:
     last: float = 1.0
 
     def portion(self, first: float, last: float) -> Window:
-        """The window between other shares of the same budget."""
+        """Returns the window between other shares of the same budget."""
         return Window(self.budget, self.before, first, last)
 
     def progress(self, used: int) -> float | None:
-        """Where in the window a search is after `used` simulations, 0 to 1; None once its end is reached.
+        """Returns the position in the window after `used` simulations, from 0 to 1; None after its end.
 
         >>> window = Window(Budget(None, 100), 0, 0.5, 1.0)
         >>> [window.progress(used) for used in (0, 75, 100)]
@@ -68,7 +68,7 @@ class Window:
         )
 
     def evaluations_left(self, used: int) -> int | None:
-        """Simulations left after `used` ones; None where time is counted alone."""
+        """Returns the simulations left after `used` ones; None if only seconds are limited."""
         if self.budget.evaluations is None:
             return None
         return int(np.ceil(self.last * self.budget.evaluations)) - (used - self.before)

@@ -1,4 +1,4 @@
-"""One chain of a search: its own candidate, scratch space and random numbers."""
+"""A chain of a search: a sequence of annealings with its own candidate, scratch space and random numbers."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .runs import projected, with_runs
 
 @dataclass
 class Chain:
-    """One line of search; `best` is what it has found."""
+    """A sequence of annealings in one thread; `best` is its best candidate."""
 
     instance: Instance
     rng: np.random.Generator
@@ -37,7 +37,7 @@ class Chain:
         self.best_before_restart: tuple[float, Candidate] | None = None
 
     def start_from(self, start: Candidate, restart: bool = False) -> None:
-        """Search on from `start`; `restart`: what was found before stays known as a result."""
+        """Continue from `start`; with `restart` the previous best candidate is kept as a result."""
         self.best_before_restart = (self.cost, self.best) if restart and self.state is not None else None
         self.name = start.name
         self.state = make_state(start.device, start.rank, self.instance.parameters)
@@ -45,7 +45,7 @@ class Chain:
 
     @property
     def current_cost(self) -> float:
-        """Cost of the best candidate since the search last began afresh."""
+        """Cost of the best candidate since the last restart."""
         return float(self.state.cost[1])
 
     @property
@@ -59,7 +59,7 @@ class Chain:
 
     @property
     def best(self) -> Candidate:
-        """The best candidate so far."""
+        """The best candidate so far, over all restarts."""
         return (
             self.current_best
             if self.best_before_restart is None or self.current_cost < self.best_before_restart[0]
@@ -68,18 +68,17 @@ class Chain:
 
     @property
     def current_best(self) -> Candidate:
-        """The best candidate since the search last began afresh."""
+        """The best candidate since the last restart."""
         rank = self.state.best_position.astype(np.float64) if self.state.by_rank else None
         overflow_bytes = float(self.state.cost[3]) if self.instance.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
     def cycle(self, share: Budget, levels: Any = None, partners: Sequence[Candidate] = ()) -> None:
-        """Coarse to fine: anneal on every level, each time from the best.
+        """Anneal on every level from coarse to fine, each time from the best candidate.
 
-        Where there are `partners`, the cycle begins with taking over what they do better (`search.combine`).
-
-        Temperatures differ from cycle to cycle but on small graphs.
-        Where memory may run out, half of the cycles may exceed it on the way, at a price that differs from cycle to cycle.
+        If there are `partners`, the cycle begins by taking over their better segments (`search.combine`). Temperatures differ
+        from cycle to cycle, except on small graphs. If memory may run out, half of the cycles may exceed it in between, at a
+        price that differs from cycle to cycle.
         """
         p, rng = self.instance.parameters, self.rng
         levels = p.levels if levels is None else levels
@@ -101,7 +100,7 @@ class Chain:
         back_to_best(self.state)
 
     def _combine(self, candidates: Sequence[Candidate], window: Window) -> None:
-        """Take over what `candidates` do better, until the window is at its end or none is different."""
+        """Take over the better segments of `candidates`, until the window ends or no candidate differs."""
         instance, attempt, remaining = self.instance, 0, list(candidates)
         back_to_best(self.state)
         subproblem = self._subproblem(instance.groups)
@@ -121,7 +120,7 @@ class Chain:
             self.used, attempt = self.used + simulations, attempt + 1
 
     def _level(self, units: Units, heat: tuple[float, float], window: Window) -> None:
-        """Anneal `units` within the window, on runs of ops where that is shorter."""
+        """Anneal `units` within the window, on runs of ops if these make simulations shorter."""
         subproblem, short = self._subproblem(units), None
         if self.state.by_rank and not len(self.instance.samples.table):
             self._evaluate(subproblem)
@@ -138,7 +137,7 @@ class Chain:
             self._evaluate(subproblem)
 
     def _subproblem(self, units: Units) -> Subproblem:
-        """The ops themselves, of which `units` move."""
+        """Returns the subproblem of single ops, of which `units` move."""
         return Subproblem(self.objective, self.state, units)
 
     def _evaluate(self, subproblem: Subproblem) -> None:
@@ -146,7 +145,7 @@ class Chain:
         self.used += 1
 
     def _anneal(self, subproblem: Subproblem, heat: tuple[float, float], window: Window) -> None:
-        """Cool from the first to the last `heat` (in makespans) while the window lasts, a slice of time after the other."""
+        """Anneal from the first to the last `heat` (in makespans) over the window, in slices of time."""
         p, (hot, cold) = self.instance.parameters, heat
         scale, pace = float(subproblem.state.cost[2]), p.first_steps
         while (progress := window.progress(self.used)) is not None:

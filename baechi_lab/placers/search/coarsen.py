@@ -1,9 +1,9 @@
-"""Coarsening that merges only what the current placement keeps together, so that the placement survives on every level.
+"""Coarsening that merges only units on one device, so that every level can express the current placement.
 
 Heavy-edge matching (Karypis and Kumar 1998, doi:10.1137/S1064827595287997): units are visited in a random order and
 each merges with the unmatched neighbour on the same device to which its transfers would cost most, as long as the
-merged work stays below a limit. Rounds repeat until few enough units are left or nothing merges. Cycles between units do
-no harm: a unit is a set of ops that move together, the simulation still runs the ops themselves.
+merged work stays below a limit. Rounds repeat until there are few enough units or none merges. Cycles between units are
+allowed: a unit is a set of ops that move together, and the simulation still runs single ops.
 
 Complexity: O((ops + edges) log edges) per round, about log2(ops / target) rounds.
 """
@@ -27,9 +27,9 @@ def coarsen(
     rng: np.random.Generator,
     parameters: SearchParameters = SEARCH,
 ) -> NDArray[np.int64]:
-    """Labels int64[n] with about `target_count` distinct values, each a union of values of `label` on one device.
+    """Merges units with equal `label` until there are about `target_count`, each on one device; returns labels int64[n].
 
-    `edges`: source, target and what cutting it costs, of each edge between ops; `work` float64[n] per op.
+    `edges`: source, target and the cost of cutting it, for each edge between ops; `work` float64[n] per op.
     """
     source, target, cost = edges
     labels = np.unique(label, return_inverse=True)[1].reshape(-1)
@@ -52,7 +52,7 @@ def coarsen(
 def _unit_graph(
     a: Integers, b: Integers, cost: NDArray[np.float64], home: Integers, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.number]]:
-    """CSR of the pairs of different units on one device, with the summed cost."""
+    """Returns the pairs of different units on one device in CSR form, with the summed cost of their edges."""
     near = (a != b) & (home[a] == home[b])
     a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
     key = np.concatenate([a * count + b, b * count + a])
@@ -72,7 +72,7 @@ def _match(
     order: NDArray[np.int64],
     limit_count: int,
 ) -> NDArray[np.int64]:
-    """int64[units]: the unit into which each one merges (itself, or its partner with the smaller index)."""
+    """Returns int64[units]: the unit into which each unit merges (itself, or its partner with the smaller index)."""
     pointer, neighbour, weight = units
     match = np.full(len(work), -1, np.int64)
     merged = 0

@@ -1,12 +1,12 @@
-"""Combining two placements: the present one takes over, segment by segment, what another one does better.
+"""Combination of two placements: the current one takes over the segments of another one that make it faster.
 
-Two chains find good placements of different parts of a graph, and often a part of one fits into the other: where blocks
-follow each other, time is nearly a sum over the blocks. One move at a time never gets there, as a part changes many units
-and their order at once. A *segment* is a run of units along a line of all of them (`line_of`). Before it is taken over, the
-devices of the other placement are renumbered so that most work agrees.
+Two chains find good placements of different parts of a graph, and often a part of one improves the other: if blocks follow
+each other, the step is nearly a sum over the blocks. Single moves do not find this, because a part changes many units and their
+order at once. A *segment* is a run of consecutive units in an order of all units (`line_of`). Before a segment is taken over,
+the devices of the other placement are renumbered so that most work agrees.
 
 Source: after the combine operator of Sanders and Schulz 2012, doi:10.1137/1.9781611972924.2, which works on cuts of a graph;
-here on segments and simulated times. Complexity: one simulation, O(ops) besides, per segment.
+here it works on segments and simulated times. Complexity: one simulation and O(ops) per segment.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from ..evaluation.moves import State, Units, reassign, undo
 from .instance import Instance
 
 LINES = ("topological", "folded", "structure", "distance")
-"""Kinds of lines."""
+"""Kinds of orders of units (`line_of`)."""
 
 
 class Donor(NamedTuple):
-    """Another placement to take segments of `line` (units) from; `steps`: how many segments are tried."""
+    """Another placement, from which segments of `line` (units) are taken; `steps`: the number of segments to try."""
 
     line: NDArray[np.int64]
     assignment: Assignment
@@ -38,8 +38,10 @@ class Donor(NamedTuple):
 
 
 def line_of(kind: str, instance: Instance, units: Units, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Units in a line, by their first ops: in topological order; "folded", the same with backward ops beside their forward
-    ops; by the labels of a "structure"; by "distance" from a random op.
+    """Returns an order of the units, by their first ops.
+
+    It is the topological order; with "folded" the same with backward ops beside their forward ops; with "structure" by the
+    labels of a structure; with "distance" by the distance from a random op.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (1, 2, 4), (2, 3, 4)]).replace(forward_of=[-1, -1, 1, 0])
@@ -60,7 +62,7 @@ def line_of(kind: str, instance: Instance, units: Units, rng: np.random.Generato
 
 
 def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Up to `unit_count` units as a breadth-first traversal of the edges, in both directions, meets them from a random op.
+    """Returns up to `unit_count` units in the order of a breadth-first search, in both directions, from a random op.
 
     >>> from baechi_lab.placers.evaluation.moves import make_units
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)])
@@ -84,7 +86,7 @@ def around(graph: OpGraph, units: Units, unit_count: int, rng: np.random.Generat
 def renumbered(
     device: NDArray[np.int32], like: NDArray[np.int32], work: NDArray[np.float64], devices: int
 ) -> NDArray[np.int32]:
-    """`device` int32[n] with its numbers exchanged so that as much as possible of the `work` float64[n] is where `like` has it.
+    """Renumbers the devices of `device` int32[n] so that as much `work` float64[n] as possible is on the devices of `like`.
 
     >>> renumbered(np.array([0, 0, 1]), np.array([1, 1, 1]), np.ones(3), 2).tolist()
     [1, 1, 0]
@@ -96,10 +98,10 @@ def renumbered(
 
 @njit(cache=True, nogil=True)
 def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.random.Generator) -> int:
-    """Simulate the current candidate of the state `s` with each of some random segments as the `Other` placement has them.
+    """Try random segments of the `donor` in the current candidate of the state `s`, and keep those that make it faster.
 
-    Where priorities are searched and the other placement has some, too, half of the segments also take over the order of
-    their ops. What is faster stays. Returns the number of simulations: a segment that is equal needs none.
+    If priorities are searched and the donor has some, half of the segments also take over the order of their ops. Returns the
+    number of simulations; an equal segment needs none.
     """
     line, (device, _, at, ordered), steps = donor
     simulations, old_device = 0, np.empty(len(device), np.int32)
@@ -130,7 +132,7 @@ def combine(objective: Objective, s: State, units: Units, donor: Donor, rng: np.
 def _adopt(
     units: Units, s: State, segment: NDArray[np.int64], device: NDArray[np.int32], inside: NDArray[np.bool_]
 ) -> int:
-    """Move the units of `segment` to where `device` has them, and mark their ops; how many ops moved (see `undo_op`)."""
+    """Move the units of `segment` to their devices in `device`, and mark their ops; returns the number of moved ops."""
     changed = 0
     inside[:] = False
     for u in segment:

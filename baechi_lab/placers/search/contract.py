@@ -1,10 +1,10 @@
-"""A smaller graph that costs nearly the same under every placement: ops too short to be worth a decision are merged.
+"""Contraction of a graph: short ops are merged with a neighbour, and the step changes little under any placement.
 
-Idea: an op with a single reader goes with that reader, if what it receives costs no more to send than what it makes; an
-op with a single producer goes with that producer, if what it makes costs no more to send than what it receives: cutting
-on the other side of it is then no worse. It must be short (the other's start, or its other outputs, are delayed by no
-more than that), or both follow each other with nothing in between. All merges of one kind at a time leave a DAG: a merged
-part is entered, or left, through one op alone.
+Idea: an op with a single reader joins that reader if its inputs cost no more to send than its outputs. An op with a single
+producer joins that producer if its outputs cost no more to send than its inputs. Cutting on its other side is then no worse.
+The op must be shorter than a threshold, because it delays the other op's start, or its other outputs, by its duration; or both
+must follow each other without other edges. All merges of one kind together leave a DAG, because a merged part is entered, or
+left, through a single op.
 
 Source: the condition under which fusing makes no cycle, Baechi, section 3.3 (degree at most one). Complexity: O((ops +
 edges) log) per round.
@@ -27,7 +27,7 @@ Ints = NDArray[np.int64]
 
 
 def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SEARCH) -> float:
-    """What counts as short, in microseconds."""
+    """Returns the duration in microseconds up to which an op is short."""
     if not graph.tensor_count:
         return 0.0
     mean = float(transfer_us(graph, cluster).mean())
@@ -37,7 +37,7 @@ def short_us(graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SE
 def contracted(
     graph: OpGraph, cluster: Cluster, short: float, parameters: SearchParameters = SEARCH
 ) -> tuple[OpGraph, Ints]:
-    """`graph` with ops of at most `short` microseconds merged into a neighbour, and the op of it that holds each op.
+    """Merges ops of at most `short` microseconds into a neighbour; returns the graph, and for each op the one that holds it.
 
     Ops of different colocation groups or with different allowed devices are not merged, nor collectives with ops that compute.
 
@@ -79,7 +79,7 @@ def contracted(
 def _traffic(
     tensor: Ints, source: Ints, target: Ints, price: NDArray[np.float64], n: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """float64[n] twice: what the tensors cost that each part receives, and sends, once each."""
+    """Returns float64[n] twice: the cost of the tensors that each part receives, and of those that it sends, once each."""
     read = distinct(tensor * n + target)
     produced_pairs = distinct(tensor * n + source)
     received, sent_us = (
@@ -91,7 +91,7 @@ def _traffic(
 def _joined(
     source: Ints, target: Ints, selected: NDArray[np.bool_], work: NDArray[np.float64], group: Ints, work_limit: float
 ) -> Ints:
-    """int64[n]: the op that stands for each op's part; none with two colocation groups or too much work."""
+    """Returns int64[n]: an op of each op's part; no part has two colocation groups or more than `work_limit`."""
     n = len(work)
     joined = components(n, source[selected], target[selected])
     lowest = np.full(n, np.iinfo(np.int64).max)

@@ -1,4 +1,4 @@
-"""What is searched, as arrays: the graph on its cluster, the units that ops can move in, and the numbers of the search."""
+"""The instance of a search as arrays: the graph on its cluster, the units of ops that can move, and the parameters."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .structure import structures
 
 
 class Instance:
-    """The problem as arrays, shared by all chains (nothing here changes)."""
+    """The problem as arrays, which all chains share and none changes."""
 
     def __init__(
         self, graph: OpGraph, cluster: Cluster, samples: Samples | None = None, parameters: SearchParameters = SEARCH
@@ -40,21 +40,21 @@ class Instance:
         self.groups = make_units(self.group, self.position, self.allowed)
 
     def prices(self, price: float = np.inf) -> Prices:
-        """`price` microseconds for exceeding the smallest limit by all of it; infinite: not for any time.
+        """Returns prices at which twice the smallest memory limit costs `price` microseconds; infinite forbids any excess.
 
-        What is remembered as best never pays with bytes.
+        The best candidate is always chosen with an infinite price of bytes.
         """
         never = NEVER if self.track else 0.0
         smallest = max(float(self.model.limit.min()), 1.0)
         return Prices(1.0, min(price / smallest, never), never)
 
     def objective(self) -> Objective:
-        """What the ops cost as they are, with scratch space of its own."""
+        """Returns the objective of the graph's own costs, with new scratch space."""
         return Objective(self.model, make_work(self.model, self.parameters), self.samples, self.prices(), self.track)
 
     @cached_property
     def structures(self) -> list[NDArray[np.int64]]:
-        """Labels along which units are made, the coarsest first: structures of the graph, then its colocation groups."""
+        """Labels of which units are made, the coarsest first: structures of the graph, then its colocation groups."""
         structure_list = structures(
             self.graph, self.group, self.parameters.structure_share, self.parameters.scope_depths
         )
@@ -62,12 +62,12 @@ class Instance:
 
     @cached_property
     def layers(self) -> list[NDArray[np.int64]]:
-        """The coarse structures of the graph, the coarsest first; with hardly more parts than devices there is no choice."""
+        """The coarse structures of the graph, the coarsest first, without those with hardly more parts than devices."""
         fewest, most_layers = self.parameters.fewest_layers * self.cluster.n, self.parameters.coarse_labels
         return [labels for labels in self.structures[:-1] if fewest <= labels.max() < most_layers]
 
     def along(self, unit_count: int, rng: np.random.Generator) -> NDArray[np.int64]:
-        """The labels to make about `unit_count` units from: mostly the structure that is nearest to that, else any."""
+        """Returns labels of which about `unit_count` units are made: mostly the structure nearest to that number."""
         if rng.random() < self.parameters.nearest_share:
             return min(self.structures, key=lambda labels: abs(np.log((labels.max() + 1) / unit_count)))
         fewest = unit_count / self.parameters.fine_ratio
@@ -75,7 +75,7 @@ class Instance:
         return fine[int(rng.integers(0, len(fine)))]
 
     def units(self, device: NDArray[np.int32], unit_count: int | NDArray[np.int64], rng: np.random.Generator) -> Units:
-        """About `unit_count` units, each on one device; or the units of a structure, given as labels int64[n]."""
+        """Makes about `unit_count` units, each on one device, or the units of a structure, given as labels int64[n]."""
         if isinstance(unit_count, np.ndarray):
             label, count = unit_count, self.parameters.coarse_labels
         else:

@@ -1,10 +1,10 @@
-"""The search on other processes or machines: islands that search apart and pass on what they find (`executor=`).
+"""Search on other processes or machines: islands search separately and exchange their results (`executor=`).
 
 The stepping-stone model (Tanese 1989, in Proc. ICGA 3; Cantu-Paz 1998, "A survey of parallel genetic algorithms"): every
-island searches for a while from what it has; then each goes on from the better of its own result and its neighbour's in a
-ring, so that what is good spreads, but not at once. Every island has seeds and a share of the budget of its own: with
-`evaluations` the result depends on neither the machines nor their number. The graph travels once to each process where the
-executor can keep it there.
+island searches for a round from its candidate. Then it continues from the better of its own result and that of its neighbour in
+a ring, so that good candidates spread slowly. Every island has its own seeds and its share of the budget. So with `evaluations`
+the result depends neither on the machines nor on their number. The graph is sent once to each process, if the executor can keep
+it there.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from .parameters import SEARCH
 def search_on_islands(
     rule: Any, graph: OpGraph, cluster: Cluster, start: Placement | None, tell: Callable[[Budget, int, float], None]
 ) -> Placement:
-    """The best placement that searches like `rule`, a `Search`, found on its executor, exchanging it after every round.
+    """Runs the search `rule` on the islands of its executor; returns the best placement.
 
-    Each island has `rule`'s time, and its share of the evaluations. `tell` hears of every round. Raises what the searches
-    raise, and `ExecutionError` when a call is lost with its machine time and again.
+    Each island has the time of `rule`, and its share of the evaluations. `tell` is called after every round. Raises as the
+    searches do, and `ExecutionError` if a call is lost with its machine repeatedly.
     """
     budget, used = Budget(rule.time_limit, rule.evaluations), 0
     placements: list[Placement | None] = [start] * rule.islands
@@ -62,9 +62,9 @@ def search_on_islands(
 
 
 def _island_rule(rule: Any, k: int, island: int, start: Placement | None, seconds_left: float | None) -> Any:
-    """What an island does in round `k`: the first starts as `rule` says, the next ones from what was found.
+    """Returns the search of an island in round `k`: the first starts like `rule`, later ones from the last results.
 
-    `seconds_left` are shared by this round and those after it, so that what starting the processes took is made up for.
+    `seconds_left` are divided among this and the following rounds, so that the time of starting processes does not count.
     """
     rounds = (rule.numbers or SEARCH).island_rounds
     count = None if rule.evaluations is None else max(rule.evaluations // (rule.islands * rounds), 1)
@@ -74,7 +74,7 @@ def _island_rule(rule: Any, k: int, island: int, start: Placement | None, second
 
 
 def _round(calls: Calls, shared: object, cluster: Cluster, island_rules: Sequence[object]) -> list[Placement]:
-    """What each of the searches finds, one at a time per process of the executor."""
+    """Runs one round; returns the result of each search, one at a time per process of the executor."""
     futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
     return [
         _result(calls, future, shared, cluster, island_rule)
@@ -102,10 +102,10 @@ def _result(calls: Calls, future: Future[Placement], shared: object, cluster: Cl
 
 
 def search_once(graph: bytes, cluster: Cluster, rule: Any) -> Placement:
-    """One search, on the executor; `graph` is the text of its JSON, compressed."""
+    """Runs one search on the executor; `graph` is its compressed JSON."""
     return rule.assign(decoded(graph), cluster)
 
 
 def _cost(placement: Placement) -> float:
-    """The objective that a search ended with, in us."""
+    """Returns the final objective of a search, in us."""
     return float(placement.info["history"][-1][2])

@@ -1,7 +1,7 @@
-"""Several chains on one problem, in threads: trials of the best starts, then rounds in which they share what they find.
+"""Several chains on one problem, in threads: trials of the best starts, then rounds in which chains share their candidates.
 
-What a search ends with may differ by a tenth from seed to seed, and six times the time gained less than a hundredth: the large
-decisions are made early and not taken back. Long budgets are therefore several such searches, and cold rounds from the best.
+The results of two seeds may differ by a tenth, and six times the time gained less than a hundredth: the large decisions are made
+early and not reversed. A long budget is therefore divided into several such searches, and cold rounds from the best result.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from .trials import Trials
 
 
 class MultiStart:
-    """`workers` chains on `instance` within `budget`; `tell(best cost, simulations)` hears of progress."""
+    """`workers` chains on `instance` within `budget`; `tell(best cost, simulations)` is called with the progress."""
 
     def __init__(self, instance: Instance, workers: int, seed: int, budget: Budget, tell: Callable[[float, int], None]):
         self.instance, self.parameters, self.budget, self.tell = instance, instance.parameters, budget, tell
@@ -35,7 +35,7 @@ class MultiStart:
 
     @property
     def used(self) -> int:
-        """Simulations of all chains."""
+        """The number of simulations of all chains."""
         return sum(chain.used for chain in self.chains)
 
     @property
@@ -45,7 +45,7 @@ class MultiStart:
 
     @property
     def best(self) -> tuple[float, Candidate]:
-        """Cost and candidate of the best that any search has found."""
+        """Cost and candidate of the best result of all searches."""
         leader = self.leader
         return (
             self.best_known
@@ -55,12 +55,12 @@ class MultiStart:
 
     @property
     def results(self) -> list[Candidate]:
-        """The best of all, and what the other chains have found."""
+        """The best candidate of all, followed by those of the other chains."""
         other_chains = [chain for chain in self.chains if chain.state is not None and chain is not self.leader]
         return [self.best[1], *(chain.best for chain in other_chains)]
 
     def search(self, candidates: Sequence[Candidate], before: int) -> None:
-        """Spend the budget, starting from `candidates` (best first); `before`: simulations already spent of it."""
+        """Spend the budget, starting from `candidates` (best first); `before` simulations are already spent."""
         self.before = before
         self.orders = {c.rank is not None for c in candidates}
         starts, begun, searches = sorted(candidates, key=lambda c: c.key), self._spent(), self._searches()
@@ -70,7 +70,7 @@ class MultiStart:
             if k and self._spent() >= 1.0:
                 break
             until, spent, used = begun + share_left * (k + 1) / searches, self._spent(), self.used
-            self.partners.clear()  # what an earlier search found would lead this one to the same
+            self.partners.clear()  # results of an earlier search would lead this one to the same result
             self.trials = Trials(self.instance, starts, self.small, len(self.chains))
             new_candidates = self._tried(until)
             price = (self._spent() - spent) / max(self.used - used, 1)
@@ -82,7 +82,7 @@ class MultiStart:
             self._rounds([self.best[1]], 1.0, price, is_late=True)
 
     def _searches(self) -> int:
-        """Into how many searches the budget is divided."""
+        """Returns the number of searches into which the budget is divided."""
         if self.small:
             return 1
         share_left, each, p = 1.0 - self._spent(), [], self.parameters
@@ -96,7 +96,7 @@ class MultiStart:
         return self.budget.spent(self.before + self.used)
 
     def _tried(self, until: float) -> list[Candidate]:
-        """What the trials find, best first, when a search may spend the budget `until` that share of it."""
+        """Run the trials of a search that may spend the budget `until` this share; returns their results, best first."""
         trials, measured = self.trials, []
         share = trials.share * (until - self._spent())
         for k in range(0, trials.count, len(self.chains)):
@@ -113,7 +113,7 @@ class MultiStart:
         return ordered
 
     def _affordable(self, share: float, price: float) -> int:
-        """Rounds that fit into a `share` of the budget where a simulation takes `price` of it."""
+        """Returns the number of rounds in a `share` of the budget if a simulation takes `price` of it."""
         p = self.parameters
         if self.small:
             return p.restarts
@@ -121,9 +121,9 @@ class MultiStart:
         return min(max(p.rounds, round(fits)), p.most_rounds)
 
     def _rounds(self, candidates: Sequence[Candidate], until: float, price: float, is_late: bool = False) -> None:
-        """Cycles of all chains `until` a share of the budget is spent; those that fall behind continue from the leader.
+        """Run cycles of all chains `until` a share of the budget is spent; slow chains continue from the leader.
 
-        `is_late`: all of them as cold as the later ones usually are.
+        With `is_late` all cycles have the low temperatures of late rounds.
         """
         p, rounds = self.parameters, self._affordable(until - self._spent(), price)
         for k, chain in enumerate(self.chains):
@@ -145,7 +145,7 @@ class MultiStart:
                     chain.start_from(leader.best)
 
     def _prepare(self, chain: Chain, anywhere: bool) -> None:
-        """Where a chain goes on: from anywhere, or from the best it knows."""
+        """Set the start of a chain's next cycle: a random candidate, or its best one."""
         if anywhere:
             chain.start_from(self._anywhere(chain), restart=True)
         elif chain.best_before_restart is not None:
@@ -154,7 +154,7 @@ class MultiStart:
             self._reorder(chain)
 
     def _anywhere(self, chain: Chain) -> Candidate:
-        """A random candidate: every unit on any device that it may use, with random priorities where they are searched."""
+        """Make a random candidate: every unit on a random allowed device, with random priorities if they are searched."""
         instance, rng, n = self.instance, chain.rng, self.instance.graph.n
         allowed = instance.groups.allowed
         home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
@@ -165,7 +165,7 @@ class MultiStart:
         return measure(instance.model, chain.objective.work, "restart", home, rank)
 
     def _reorder(self, chain: Chain) -> None:
-        """Ops have moved since the priorities were computed: take those of the present assignment if they are better."""
+        """Compute priorities for the current assignment, and use them if they are better, since ops have moved."""
         if not chain.state.by_rank or len(self.instance.samples.table):
             return
         best = chain.best
@@ -176,7 +176,7 @@ class MultiStart:
             chain.start_from(remeasured)
 
     def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[object]) -> None:
-        """Every chain does one cycle with its part of `share` of the whole budget."""
+        """Run one cycle of every chain at the same time, with its part of `share` of the whole budget."""
         donors = () if self.small else tuple(self.partners)
         shares = [self.budget.portion(share, len(chains)) for _ in chains]
         with ThreadPoolExecutor(len(chains)) as pool:

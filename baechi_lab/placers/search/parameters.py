@@ -1,7 +1,7 @@
-"""The numbers that the search works with: one frozen object, each number with its unit, meaning and origin.
+"""Parameters of the search in one frozen object, each with its unit, meaning and origin.
 
-*By hand*: set when the part that it belongs to was written, and kept as the whole was measured; `docs/search-log.md` tells
-what each part gained. Shares of the budget are of what is left when the part begins.
+Origin *by hand*: chosen when its part was written, and kept when the whole search was measured; `docs/search-log.md` has the
+gain of each part. Shares of the budget refer to the budget that is left when the part begins.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from typing import Any
 from ..evaluation.parameters import EvaluationParameters, number
 
 Level = tuple[Any, float, float]
-"""About how many units (or the labels int64[n] to make them from), and first and last temperature in makespans."""
+"""Number of units (or the labels int64[n] of which they are made), and first and last temperature in makespans."""
 
 
 @dataclass(frozen=True)
 class SearchParameters(EvaluationParameters):
-    """Numbers of `placers.search`, and those of the evaluation that it uses.
+    """Parameters of `placers.search`, including those of the evaluation.
 
-    `dataclasses.replace(SEARCH, rounds=8)` is another one; `describe` lists all with units, meanings and origins.
+    `dataclasses.replace(SEARCH, rounds=8)` changes one; `describe` lists all with units, meanings and origins.
 
     >>> name, value, unit, meaning, origin = SearchParameters().describe()[-1]
     >>> name, value, unit
     ('contracted_starts', 8, 'candidates')
     """
 
-    # How compiled code is called (`search.chain`).
+    # Calls of compiled code (`search.chain`).
     slice_seconds: float = number(
         0.03, "s", "compiled code runs before time, callback and interruption are looked at", "by hand: not to be felt"
     )
@@ -206,7 +206,7 @@ class SearchParameters(EvaluationParameters):
     island_rounds: int = number(4, "rounds", "after each of which islands exchange what they found")
     island_losses: int = number(3, "times", "a call is sent again whose machine was lost", "as often as a sweep's row")
 
-    # Where a search starts (`search.starts`, `search.contract`, `search.placer`).
+    # Starts of a search (`search.starts`, `search.contract`, `search.placer`).
     fifo_share: float = number(
         0.25, "share of the starts", "first in, first out where priorities are allowed: those find more"
     )
@@ -238,4 +238,4 @@ class SearchParameters(EvaluationParameters):
 
 
 SEARCH = SearchParameters()
-"""The numbers that are used unless others are given."""
+"""The default parameters."""

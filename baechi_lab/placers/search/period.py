@@ -1,9 +1,9 @@
 """Search for the smallest period of endless micro-batches: annealing of the largest load (`pipeline_stages.device_loads`).
 
-Chains start from the best cut into stages (`contiguous`), or from a given placement, and anneal in rounds; each round starts
-from the best that any chain has found, at temperatures from a twentieth of it down. What a round finds is measured as
-`bl.throughput` does, and its memory by a simulated micro-batch; where that exceeds a device's memory, later
-rounds may keep fewer bytes there.
+Chains start from the best cut into stages (`contiguous`), or from a given placement, and anneal in rounds. Each round starts
+from the best candidate of all chains, at temperatures from a twentieth of its period down. The results of a round are measured
+like in `bl.throughput`, and their memory by a simulated micro-batch. If that exceeds a device's memory, later rounds may place
+fewer bytes there.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def search_period(
     tell: Callable[[float, int], None],
     numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:
-    """The best placement found, its period in microseconds, and the moves that were tried; never worse than `start`."""
+    """Returns the best placement, never worse than `start`, its period in microseconds, and the number of moves."""
     run = _Annealing(graph, cluster, objective, start, budget, workers, seed, numbers)
     try:
         with ThreadPoolExecutor(workers) as pool:
@@ -41,13 +41,13 @@ def search_period(
                     break
                 run.round(pool)
                 tell(run.us, run.used)
-    except KeyboardInterrupt:  # what was found is the answer
+    except KeyboardInterrupt:  # the best candidate so far is returned
         budget.stopped = budget.interrupted = True
     return run.best, run.us, run.used
 
 
 class _Annealing:
-    """The best so far, and the chains that look for better."""
+    """The best candidate so far, and the chains that improve it."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class _Annealing:
         self.rngs = [np.random.default_rng([seed, k]) for k in range(workers)]
 
     def round(self, pool: ThreadPoolExecutor) -> None:
-        """All chains anneal once; what they find is measured, the most promising first."""
+        """Anneal all chains once, and measure their results, the most promising first."""
         workers, evaluations_left = len(self.rngs), self.budget.evaluations
         round_limit = self.numbers.period_round
         steps = (
@@ -98,5 +98,5 @@ class _Annealing:
         measured = self.objective.measure(self.graph, self.cluster, placed)
         if measured.feasible and measured.us < self.us:
             self.best, self.us, self.home, self.idle = placed, measured.us, home, 0
-        elif not measured.feasible:  # what ops hold while they run does not fit beside what they keep
+        elif not measured.feasible:  # outputs and temporaries do not fit in addition to persistent bytes
             self.limit = np.maximum(self.limit - measured.overflow_bytes, 0)

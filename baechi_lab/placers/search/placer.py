@@ -1,4 +1,4 @@
-"""`search`: go on improving a placement until time, evaluations or patience run out.
+"""`search`: improves a placement until its time limit or its number of evaluations is reached.
 
 Idea: simulated annealing on device assignments and schedule priorities, on coarse units first. Several chains start from the
 best fast rules, each under first in first out and under priorities by upward rank, and share what they find:
@@ -6,18 +6,18 @@ best fast rules, each under first in first out and under priorities by upward ra
 1. Every fast placer's assignment is simulated under the orders that suit it (`search.starts`).
 2. Short trials of the best starts along the coarse structures of the graph, for two fifths of the budget where there
    are such structures; the best results go on, one per worker (`search.trials`, `search.multistart`).
-3. Cycles: merge what the best placement keeps together into a few dozen units (`search.coarsen`), anneal, split into
-   more units, anneal, ... (`search.chain`). After each round a worker that fell behind continues from the leader, and each
-   cycle begins by taking over, segment by segment, what other placements found do better (`search.combine`).
-   Units follow the structure of the graph, too: what shares a weight or a name scope moves as one (`search.structure`),
-   and under priorities what of it runs one after the other is simulated as one (`search.runs`), with only the edges
-   that matter (`evaluation.edges`). The later rounds are about twenty times colder and end with finer units.
-   About half a minute and more are two to five such searches, and cold rounds from the best of them (`search.multistart`).
-4. Large graphs: most of the time goes to a contracted graph (`search.contract`), whose simulations are several times
-   cheaper and nearly as right; what it finds is projected onto the ops and joins the starts.
+3. Cycles: merge units on one device into a few dozen units (`search.coarsen`), anneal, split them into
+   more units, anneal, ... (`search.chain`). After each round a slow worker continues from the leader, and each
+   cycle begins by taking over better segments of other placements (`search.combine`).
+   Units also follow the structure of the graph: ops that share a weight or a name scope move as one (`search.structure`).
+   Under priorities, ops of a unit that run one after the other are simulated as one (`search.runs`), without the edges
+   that others imply (`evaluation.edges`). Later rounds are about twenty times colder and end with finer units.
+   Budgets of about half a minute or more are two to five such searches, and cold rounds from the best (`search.multistart`).
+4. Large graphs: most of the time is spent on a contracted graph (`search.contract`), whose simulations are several times
+   faster and nearly as exact; its result is projected onto the ops and joins the starts.
 
-`search.parameters` holds the numbers, `docs/search-log.md` what was tried and what it gained. For the period of endless
-micro-batches and for steps of several, what is annealed is another cost: see `search.period` and `search.stages`.
+`search.parameters` holds the parameters, `docs/search-log.md` the experiments and their gains. The period of endless
+micro-batches and steps of several have other costs: see `search.period` and `search.stages`.
 
 Memory limits, colocation groups and allowed devices are kept by every accepted candidate. Complexity: one simulation
 per candidate (`evaluation.evaluate`), many of which stop early. Source: Kirkpatrick, Gelatt and Vecchi 1983,
@@ -61,7 +61,7 @@ MOST_WORKERS = 1024
 
 @dataclass(frozen=True)
 class Progress:
-    """What a callback gets: seconds and simulations spent, and the best objective so far in us (infinite before the first)."""
+    """The argument of a callback: seconds and simulations spent, and the best objective in us (infinite before the first)."""
 
     seconds: float
     evaluations: int
@@ -174,7 +174,7 @@ class Search(Placer):
     def _pipeline(
         self, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
     ) -> Placement:
-        """For a period or a step of several micro-batches: annealed from the best start."""
+        """Search for a period, or for a step of several micro-batches, from the best start."""
         from ..registry import make_placer
 
         goal, starts = self._goal, [] if start_placement is None else [start_placement]
@@ -233,7 +233,7 @@ class Search(Placer):
 
 
 def _of_groups(start: Placement, graph: OpGraph) -> Placement:
-    """A placement of the original ops read for their groups: each is where most of its work is, in the order of its first op."""
+    """Converts a placement of ops to one of their groups: each is on the device of most of its work, ordered by its first op."""
     original = graph.original
     if original is None or graph.group_of is None or start.n != original.n or start.n == graph.n:
         return start
@@ -258,7 +258,7 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
 
 
 def _faster_for_ops(best: Placement, start: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
-    """Of two placements of groups the one whose ops take less time: the search has compared groups that run as one op each."""
+    """Returns the one of two placements of groups whose ops take less time: the search compared groups that run as one op."""
     keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
     candidates = [best.replace(**keys), start.replace(**keys, info={**best.info, "returned": "the start"})]
     steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
@@ -266,7 +266,7 @@ def _faster_for_ops(best: Placement, start: Placement, graph: OpGraph, cluster: 
 
 
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
-    """What a start is worth; infinite where it exceeds memory or the schedule cannot work on it."""
+    """Returns the objective of a start; infinite if it exceeds memory or forms no pipeline for the schedule."""
     try:
         measured = goal.measure(graph, cluster, start)
     except InvalidInput:
@@ -275,7 +275,7 @@ def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) 
 
 
 class _Run:
-    """One search: starts, perhaps a coarse stage, and the graph itself."""
+    """One search: its starts, a contracted graph if the graph is large, and then the graph itself."""
 
     def __init__(
         self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
@@ -328,7 +328,7 @@ class _Run:
         return Placement(device=best.device, order=best.rank, info=info)
 
     def _tell(self, best: float, used: int) -> None:
-        """Note progress; `best` is the objective of a placement of the graph, `used` the simulations of this stage."""
+        """Record progress: `best` is the objective of a placement of the graph, `used` the simulations of this part."""
         self.best = min(self.best, best)
         used += self.used_before
         if not self.history or self.best < self.history[-1][2]:
@@ -350,7 +350,7 @@ class _Run:
         )
 
     def _lasts(self, times: float, share: float) -> bool:
-        """Whether what takes `times` as long as reading the graph did would end after `share` of the time."""
+        """Whether work that takes `times` as long as reading the graph would end after `share` of the time limit."""
         return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
 
     def _candidates(self) -> list[Candidate]:
@@ -361,7 +361,7 @@ class _Run:
         return [first, *sorted(measured_starts, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
-        """Search a large graph contracted, and project what is found there."""
+        """Search on the contracted graph of a large graph, and project the result onto the ops."""
         if (
             self.params.objective == "p90"
             or self.budget.spent(0) >= 1.0
@@ -399,7 +399,7 @@ class _Run:
 
 
 def error_samples(graph: OpGraph, cluster: Cluster, error: float, count: int, seed: int) -> Samples:
-    """`count` samples of costs under profile errors, and the position of their 90th percentile."""
+    """Draws `count` samples of costs under profile errors; returns them with the position of their 90th percentile."""
     from ...simulator.robustness import sample_costs
 
     table, latency, per_byte = sample_costs(graph, cluster, error, count, seed)

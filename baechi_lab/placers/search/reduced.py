@@ -1,6 +1,6 @@
-"""Reduced models: what a search simulates while units move, the ops or runs of them, with the edges that matter there.
+"""Reduced models that a search simulates while units move: of ops or of runs of ops, without implied edges.
 
-What lies on one device wherever the units go has the same *home*; edges that others imply are left out (`evaluation.edges`).
+Ops that share a device wherever the units are have the same *home*; edges that others imply are left out (`evaluation.edges`).
 O(ops + edges), apart from sorting and from `evaluation.edges`.
 """
 
@@ -26,8 +26,8 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Subproblem:
-    """A state of which `units` move, and what is simulated meanwhile: the ops, or runs of them (`member` int64[n]: the run
-    of each op)."""
+    """A state of which `units` move, and the objective that simulates its ops, or runs of them (`member` int64[n]: the run of
+    each op)."""
 
     objective: Objective
     state: State
@@ -36,12 +36,12 @@ class Subproblem:
 
     @property
     def model(self) -> Model:
-        """What is simulated."""
+        """The model that is simulated."""
         return self.objective.model
 
 
 def homes(subproblem: Subproblem) -> Ints:
-    """int64[n]: the device of what stays, the number of devices plus the unit of what moves."""
+    """Returns int64[n]: the device of each op that stays, the number of devices plus the unit of each op that moves."""
     units = subproblem.units
     home = subproblem.state.device.astype(np.int64)
     home[units.ops] = len(subproblem.model.limit) + units.of[units.ops]
@@ -49,7 +49,7 @@ def homes(subproblem: Subproblem) -> Ints:
 
 
 def without_implied_edges(instance: Instance, subproblem: Subproblem) -> Subproblem:
-    """`subproblem` with the edges that matter while its units move; its simulations give the same times."""
+    """Returns `subproblem` without the edges that others imply while its units move; simulated times are the same."""
     if instance.track:
         return subproblem
     order = instance.graph.order.astype(np.int64)
@@ -60,7 +60,7 @@ def without_implied_edges(instance: Instance, subproblem: Subproblem) -> Subprob
 
 
 def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Model:
-    """The model of `instance` with the ops of each `run` int64[n] as one; `home` int64[runs]; `order`: runs in topological order.
+    """Makes the model in which the ops of each `run` int64[n] are one; `home` int64[runs]; `order`: runs in topological order.
 
     Costs and bytes are those of the contracted graph (`passes.contraction`). Where memory matters, all its edges stay.
     """
@@ -108,7 +108,7 @@ def merged_model(instance: Instance, run: Ints, home: Ints, order: Ints) -> Mode
 
 
 def _edges(instance: Instance, run: Ints, home: Ints, order: Ints) -> tuple[Ints, Ints, Ints]:
-    """Producing run, tensor and reading run of every edge that matters, by producing run."""
+    """Returns producing run, tensor and reading run of every edge that others do not imply, by producing run."""
     graph = instance.graph
     pairs = group_edges(run, graph.edge_tensor, run[graph.edge_source], run[graph.consumers])
     producer_run = run[graph.tensor_producer[pairs.tensor]]

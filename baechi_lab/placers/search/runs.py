@@ -1,16 +1,16 @@
-"""A shorter simulation while units move: ops of a unit that run one after the other become one op.
+"""Runs: ops of a unit that run one after the other are simulated as one op, which makes simulations shorter.
 
-Idea: what lies inside a unit costs no transfer wherever the unit goes, so only times inside it matter. Ops of a unit that
-follow each other within a moment of the present schedule make a *run*, simulated as one op as long as all of them. Its
-outputs come when it ends, and it waits for all its inputs: late by little, as what joins the first op of a run is kept
-to a small share of the makespan and must have its inputs by then. What is found is projected onto the ops themselves, in the
-order of the runs, and counts only as far as their own simulation confirms it.
+Idea: edges inside a unit need no transfer wherever the unit is, so only its times matter. Ops of a unit that follow each other
+closely in the current schedule form a *run*, which is simulated as one op with the sum of their durations. Its outputs are
+produced at its end, and it waits for all its inputs. The error is small, because a run takes at most a small share of the
+makespan, and its ops must have their inputs when the first op starts. The result is projected onto the ops, in the order of the
+runs, and is used only if a simulation of the ops confirms it.
 
-Runs are numbered as they begin, and an op joins the last run of its unit only if no input comes from a later one: every
-edge leads to a run with the same or a larger number, so that no cycle can arise.
+Runs are numbered by their start, and an op joins the last run of its unit only if no input comes from a later run. So every
+edge leads to a run with the same or a larger number, and no cycle can arise.
 
-Source: multilevel schemes coarsen along with the partition that stays put (Karypis and Kumar 1998,
-doi:10.1137/S1064827595287997); here what is simulated is coarsened along with what moves. O(ops + edges), apart from sorting.
+Source: multilevel schemes coarsen a graph along the partition that stays fixed (Karypis and Kumar 1998,
+doi:10.1137/S1064827595287997); here the simulated graph is coarsened along the moving units. O(ops + edges), apart from sorting.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ from .reduced import Subproblem, homes, merged_model
 
 
 class Present(NamedTuple):
-    """The candidate that runs are made for: `line` its ops by `start` float64[n], a topological order; `label` int64[n],
-    where only ops of one share a run; `device` int[n]; `work` float64[n] of an op; `price` float64[tensors] of a transfer."""
+    """The candidate for which runs are made.
+
+    `line`: its ops by `start` float64[n], a topological order. `label` int64[n]: only ops with equal labels share a run.
+    `device` int[n]. `work` float64[n] of an op. `price` float64[tensors] of a transfer."""
 
     line: NDArray[np.int64]
     label: NDArray[np.int64]
@@ -43,9 +45,9 @@ class Present(NamedTuple):
 
 
 def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
-    """Runs in place of ops for the present candidate of `subproblem`, which was simulated last; None where they are hardly fewer.
+    """Returns `subproblem` with runs of its current candidate, simulated last, in place of ops; None if they are hardly fewer.
 
-    Colocation groups and allowed devices are left to the units, which keep them.
+    Units, and not runs, keep colocation groups and allowed devices.
     """
     graph, state, parameters = instance.graph, subproblem.state, instance.parameters
     if graph.n < parameters.runs_from_ops:
@@ -72,7 +74,7 @@ def with_runs(instance: Instance, subproblem: Subproblem) -> Subproblem | None:
 
 
 def _units(unit: NDArray[np.int64], units: Units) -> Units:
-    """`units` made of runs instead of ops: `unit` int[runs], negative where a run stays where it is."""
+    """Returns `units` of runs instead of ops: `unit` int[runs], negative for a run that does not move."""
     count = len(units.ptr) - 1
     place = np.full(int(max(unit.max(), units.of.max())) + 1, count)
     place[units.of[units.ops[units.ptr[:-1]]]] = np.arange(count)
@@ -82,8 +84,10 @@ def _units(unit: NDArray[np.int64], units: Units) -> Units:
 
 
 def projected(subproblem: Subproblem, position: NDArray[np.int32]) -> list[tuple[NDArray[np.int32], NDArray[np.int64]]]:
-    """The present candidate of runs for the ops: devices, with ops in the order of the priorities of their runs and in that
-    of the runs' starts in the last simulation; `position` int32[n] orders the ops of a run."""
+    """Projects the current candidate of runs onto the ops: devices, and two orders of ops.
+
+    The orders follow the priorities of the runs, and their starts in the last simulation; `position` int32[n] orders the ops of
+    a run."""
     member, state = subproblem.member, subproblem.state
     orders = (state.position, subproblem.objective.work.start)
     return [(state.device[member], np.lexsort((position, key[member]))) for key in orders]
@@ -91,9 +95,9 @@ def projected(subproblem: Subproblem, position: NDArray[np.int32]) -> list[tuple
 
 @njit(cache=True, nogil=True)
 def runs_of_candidate(model: Model, present: Present, longest_us: float) -> NDArray[np.int64]:
-    """int64[n]: the run of each op of the candidate at hand, numbered as they begin.
+    """Returns int64[n]: the run of each op of the candidate, numbered by their start.
 
-    `longest_us` microseconds of work join the first op of a run, and that much may lie between two of its ops.
+    A run has at most `longest_us` of work after its first op, and gaps of at most `longest_us` between its ops.
     """
     line, label, device, start, work, price = present
     input_ptr, inputs, producer = model.input_ptr, model.inputs, model.producer

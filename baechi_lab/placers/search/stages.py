@@ -1,11 +1,11 @@
 """Search for the shortest period or step of several micro-batches: annealing of stages and devices, each candidate measured.
 
-A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader the equal
-devices that repeat what it does. A move shifts a unit to the stage before or behind, with what must go with it so that the
-stages stay a pipeline, or exchanges two devices. Where devices may share a stage, a move may also give a stage one device
-more (an idle one, or one that another stage can spare), cut a stage with several devices into two, join two stages that
-follow each other, or let a device be idle. What the schedule cannot work on, or exceeds memory, is worth nothing. The start
-is what the dynamic programmes find; what they cannot see, because only the measurement says it, is left to the moves.
+A candidate is an assignment of units (`pipeline_stages.pipeline_units`) to leading devices, and for every leader its
+replicas. A move shifts a unit to the previous or next stage, with other units so that the stages remain a pipeline, or
+exchanges two devices. If devices may share a stage, a move may also add a device to a stage (an idle one, or one of another
+stage), cut a stage with several devices into two, join two consecutive stages, or make a device idle. A candidate that exceeds
+memory, or forms no pipeline for the schedule, has infinite cost. The start is the result of the dynamic programs; the moves
+improve what these programs do not model.
 Complexity: one measured period or step per candidate.
 """
 
@@ -27,11 +27,11 @@ from .budget import Budget
 from .parameters import SEARCH, SearchParameters
 
 Groups = Mapping[int, tuple[int, ...]]
-"""Leading device -> all devices of its stage, itself first."""
+"""All devices of each stage, the leading device first, by the leading device."""
 
 
 class Candidate(NamedTuple):
-    """`home` int64[units]: the leading device of every unit."""
+    """A candidate: `home` int64[units] is the leading device of every unit, `groups` the devices of every stage."""
 
     home: NDArray[np.int64]
     groups: Groups
@@ -55,9 +55,9 @@ def search_stages(
     tell: Callable[[float, int], None],
     numbers: SearchParameters = SEARCH,
 ) -> tuple[Placement, float, int]:
-    """The best placement found, its period or step in microseconds, how many were measured; never worse than `start`.
+    """Returns the best placement, never worse than `start`, its period or step in microseconds, and the measurements.
 
-    Candidates that were seen before are not measured again.
+    A candidate is measured once.
     """
     rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
     cost_of: dict[tuple[object, ...], float] = {}
@@ -69,7 +69,7 @@ def search_stages(
     current_us, (hot, cold) = us, numbers.step_heat
     try:
         while (progress := budget.spent(used)) < 1.0 and units.n and cluster.n > 1:
-            used += 1  # also where nothing moves, so that it comes to an end
+            used += 1  # also if no unit moves, so that the search ends
             neighbour = moves.any(candidate)
             if neighbour is None:
                 continue
@@ -81,13 +81,13 @@ def search_stages(
                 if neighbour_us < us * (1 - 1e-12):
                     best, us = neighbour.placement(units), neighbour_us
             tell(us, used)
-    except KeyboardInterrupt:  # what was found is the answer
+    except KeyboardInterrupt:  # the best candidate so far is returned
         budget.stopped = budget.interrupted = True
     return best, us, used
 
 
 def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
-    """None where a unit is on several devices."""
+    """Returns the candidate of a placement; None if a unit is on several devices."""
     home = np.zeros(units.n, dtype=np.int64)
     home[units.unit] = placement.device
     groups = {group[0]: group for group in placement.replicas}
@@ -95,7 +95,7 @@ def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
 
 
 def _led(home: NDArray[np.int64], groups: Groups) -> Candidate:
-    """The groups of the devices that lead a stage; a leader without one is alone."""
+    """Returns the groups of the leading devices; a leader without a group is alone."""
     return Candidate(home, {d: groups.get(d, (d,)) for d in np.unique(home).tolist()})
 
 
@@ -106,7 +106,7 @@ def _is_allowed(candidate: Candidate, units: PipelineUnits) -> bool:
 def _measured(
     graph: OpGraph, cluster: Cluster, objective: Objective, candidate: Candidate, units: PipelineUnits
 ) -> float:
-    """Microseconds of the period or step, infinite where it cannot be."""
+    """Returns the period or step in microseconds; infinite if the candidate is infeasible."""
     if not _is_allowed(candidate, units):
         return np.inf
     held_bytes = np.zeros(cluster.n, dtype=np.int64)
@@ -121,7 +121,7 @@ def _measured(
 
 
 class Moves:
-    """Random changes of a candidate that leave its stages a pipeline, if they were one."""
+    """Random changes of a candidate; stages that form a pipeline still do after a change."""
 
     def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
         self.units, self.rng, self.devices = units, rng, cluster.n
@@ -132,7 +132,7 @@ class Moves:
             self.before[b].append(a)
 
     def any(self, candidate: Candidate) -> Candidate | None:
-        """Another candidate; None where the draw changes nothing."""
+        """Draws another candidate; None if it is the same."""
         if self.rng.random() < 0.1 and self.devices > 1:
             home = candidate.home.copy()
             a, b = self.rng.choice(self.devices, 2, replace=False).tolist()
@@ -149,7 +149,7 @@ class Moves:
         return [d for d in range(self.devices) if d not in used]
 
     def shifted(self, home: NDArray[np.int64], free: list[int]) -> NDArray[np.int64] | None:
-        """A unit to the stage before or behind, or to a device of `free`, with what must go along."""
+        """Shift a unit to the previous or next stage, or to a device of `free`, with the units that must move with it."""
         line = self.line(home)
         neighbour = home.copy()
         unit, shift_later = int(self.rng.integers(self.units.n)), bool(self.rng.random() < 0.5)
@@ -161,7 +161,7 @@ class Moves:
         else:
             return None
         waiting = [unit]
-        while waiting:  # what comes after it in its stage goes along, or before it
+        while waiting:  # its successors in its stage move along, or its predecessors
             u = waiting.pop()
             if neighbour[u] == home[unit]:
                 neighbour[u] = to
@@ -169,7 +169,7 @@ class Moves:
         return neighbour
 
     def line(self, home: NDArray[np.int64]) -> list[int]:
-        """The used devices in the order of their stages, along which every edge of a pipeline runs."""
+        """Returns the used devices in the order of their stages, along which every edge of a pipeline leads."""
         used = np.unique(home)
         order = np.zeros(self.devices)
         reach = np.zeros(len(home))
@@ -179,7 +179,7 @@ class Moves:
         a, b = home[self.units.source], home[self.units.target]
         waits = {d: set(a[(b == d) & (a != d)].tolist()) for d in used.tolist()}
         line: list[int] = []
-        while waits:  # no pipeline where none is ready: then by the stages before
+        while waits:  # if none is ready, it is no pipeline; then by the fewest previous stages
             ready = [d for d, waits_for in waits.items() if waits_for <= set(line)] or list(waits)
             line.append(min(ready, key=lambda d: (order[d], d)))
             del waits[line[-1]]
@@ -187,7 +187,7 @@ class Moves:
 
 
 class SharedMoves(Moves):
-    """The same for stages of several devices."""
+    """Random changes of a candidate whose stages may have several devices."""
 
     def __init__(self, units: PipelineUnits, cluster: Cluster, rng: np.random.Generator):
         super().__init__(units, cluster, rng)
@@ -195,7 +195,7 @@ class SharedMoves(Moves):
         self.kind = [alike.index(key) for key in alike]
 
     def any(self, candidate: Candidate) -> Candidate | None:
-        """Another candidate that is allowed; None where the draw changes nothing."""
+        """Draws another allowed candidate; None if it is the same."""
         moves = (self._shift, self._shift, self._exchange, self._widen, self._widen, self._cut, self._join, self._spare)
         neighbour = moves[int(self.rng.integers(len(moves)))](candidate)
         return neighbour if neighbour is not None and _is_allowed(neighbour, self.units) else None
@@ -219,7 +219,7 @@ class SharedMoves(Moves):
         return self._of(candidate, {**groups, leader: (*groups[leader], added_device)})
 
     def _cut(self, candidate: Candidate) -> Candidate | None:
-        """The first units of a stage keep some of its devices, the others get the rest."""
+        """Cut a stage: its first units keep some of its devices, the other units get the others."""
         wide = [d for d, group in candidate.groups.items() if len(group) > 1]
         if not wide:
             return None
@@ -252,7 +252,7 @@ class SharedMoves(Moves):
         return Candidate(candidate.home, {**candidate.groups, leader: candidate.groups[leader][:-1]})
 
     def _of(self, candidate: Candidate, groups: Groups) -> Candidate:
-        """The same stages under other devices; `groups` by the leaders that they had."""
+        """Returns the same stages with other devices; `groups` by their previous leaders."""
         home = candidate.home.copy()
         for leader, group in groups.items():
             home[candidate.home == leader] = group[0]

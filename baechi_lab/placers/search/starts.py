@@ -1,4 +1,4 @@
-"""Where a search starts: what the fast rules say, a given placement, or a repaired one, under the orders that suit them."""
+"""Starts of a search: placements of the fast rules, a given placement or a repaired one, each under several orders."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from .instance import Instance
 from .parameters import SEARCH, SearchParameters
 
 Rule = tuple[str, NDArray[np.int32], NDArray[np.float64] | None]
-"""What a rule says: its name, device and planned position of every op."""
+"""The placement of a rule: its name, the device and the planned position of every op."""
 
 
 class Starts:
-    """Candidates of `instance` under the allowed `schedulers` ("fifo", "planned")."""
+    """Makes start candidates of `instance` under the allowed `schedulers` ("fifo", "planned")."""
 
     def __init__(self, instance: Instance, schedulers: Sequence[str], seed: int):
         self.instance, self.schedulers, self.seed = instance, schedulers, seed
@@ -37,7 +37,7 @@ class Starts:
     def orders(
         self, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None
     ) -> Iterator[tuple[str, NDArray[np.float64] | None]]:
-        """Orders to try for `device`: as they come, upward rank, the way to the end with its transfers, and `planned`."""
+        """Returns the orders to try for `device`: fifo, upward rank, longest path to the end with transfers, and `planned`."""
         if "fifo" in self.schedulers:
             yield "fifo", None
         if "planned" in self.schedulers:
@@ -49,7 +49,7 @@ class Starts:
     def measured(
         self, name: str, device: NDArray[np.int32], planned: NDArray[np.float64] | None = None, cutoff: float = np.inf
     ) -> list[Candidate]:
-        """`device` under all orders, those within `cutoff` microseconds and memory."""
+        """Simulates `device` under all orders; returns the candidates within `cutoff` microseconds and memory."""
         tried = [
             measure(self.instance.model, self.work, f"{name}, {order}", device, rank, cutoff)
             for order, rank in self.orders(device, planned)
@@ -57,9 +57,10 @@ class Starts:
         return [c for c in tried if c.overflow_bytes == 0 and np.isfinite(c.makespan_us)]
 
     def from_rules(self, enough: Callable[[], bool], hurried: bool = False) -> list[Candidate]:
-        """Feasible candidates, best first; stops once `enough` (asked after every rule) and one is there.
+        """Returns feasible candidates of the rules, best first.
 
-        `hurried`: on the graph as it is, the cheapest rules first.
+        It stops once there is one and `enough()`, which is called after every rule, is true. With `hurried` the rules place only
+        the given graph, the cheapest rules first.
         """
         if self.instance.track:
             raise_if_impossible(self.graph, self.cluster)
@@ -79,7 +80,7 @@ class Starts:
         return candidates or [self.repaired(None)]
 
     def _rules(self, hurried: bool) -> Iterator[Rule]:
-        """Every fast placer on the optimized graph and on the graph itself; METIS and cuts also on fewer devices."""
+        """Yields functions that run a fast placer on the optimized or the given graph; METIS and cuts also on fewer devices."""
         for form, graph in forms_of(self.graph, self.cluster, optimized=not hurried).items():
             generators = (self._cut_up, self._placed)
             for generator in generators[::-1] if hurried else generators:
@@ -94,7 +95,7 @@ class Starts:
         for name in fast_placers(graph):
             try:
                 placed = propose(name, graph, self.graph, self.cluster)
-            except BaechiLabError:  # this rule finds nothing that fits; others may
+            except BaechiLabError:  # this rule finds no placement that fits; others may
                 continue
             yield f"{name} on the {form} graph", placed.device, placed.rank
 
@@ -107,7 +108,7 @@ class Starts:
                 return
 
     def from_placement(self, start_placement: Placement) -> Candidate:
-        """A given placement as it is, or repaired where it breaks a rule."""
+        """Returns the candidates of a given placement, or of the repaired placement if it breaks a rule."""
         rank = start_placement.rank if "planned" in self.schedulers else None
         candidate = measure(self.instance.model, self.work, start_placement.placer, start_placement.device, rank)
         homes = np.full(int(self.instance.group.max()) + 1, -1)
@@ -117,7 +118,7 @@ class Starts:
         return candidate if lawful and candidate.overflow_bytes == 0 else self.repaired(start_placement)
 
     def repaired(self, placement: Placement | None) -> Candidate:
-        """What the repair makes of `placement`; `InfeasiblePlacement` names it where nothing fits."""
+        """Returns the repaired `placement`; raises `InfeasiblePlacement`, which names it, if no repair fits."""
         repair_result = repair(self.graph, self.cluster, placement, seed=self.seed)
         if repair_result is None:
             why = packing_proof(self.graph, self.cluster) or "no placement that keeps within memory was found"
@@ -128,7 +129,7 @@ class Starts:
 
 
 def choose(starts: Sequence[Candidate], limit: int, fifo_share: float = SEARCH.fifo_share) -> list[Candidate]:
-    """Up to `limit` different starts, best first; where priorities are searched, a share of them first in, first out."""
+    """Returns up to `limit` different starts, best first; if priorities are searched, a share of them is fifo."""
     selected: list[Candidate] = []
     keys_seen: set[tuple[bool, bytes]] = set()
     remaining = {True: limit, False: limit}
@@ -147,7 +148,7 @@ def choose(starts: Sequence[Candidate], limit: int, fifo_share: float = SEARCH.f
 def contracted_graph(
     graph: OpGraph, cluster: Cluster, parameters: SearchParameters = SEARCH
 ) -> tuple[OpGraph, NDArray[np.int64]] | None:
-    """A large `graph` contracted, so that simulations are much cheaper, and the op of it that holds each op."""
+    """Contracts a large `graph`, so that simulations are much faster; returns it, and for each op the one that holds it."""
     if graph.n < parameters.contract_from_ops:
         return None
     coarse, member = contracted(graph, cluster, short_us(graph, cluster, parameters), parameters)
@@ -157,7 +158,7 @@ def contracted_graph(
 def restricted(
     member: NDArray[np.int64], candidate: Candidate, cluster: Cluster, work: NDArray[np.float64]
 ) -> tuple[NDArray[np.int32], NDArray[np.float64] | None]:
-    """Device and rank per merged op: where most of the `work` of its members is, and the rank of the first of them."""
+    """Returns device and rank per merged op: the device of most `work` of its members, and the rank of the first of them."""
     count = int(member.max()) + 1
     votes = np.zeros((count, cluster.n))
     np.add.at(votes, (member, candidate.device), work)

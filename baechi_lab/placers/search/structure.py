@@ -1,7 +1,7 @@
-"""Structures of a graph along which a search moves ops: what shares a weight, and what shares a name scope.
+"""Structures of a graph along which a search moves ops: ops that share a weight, and ops that share a name scope.
 
-A good placement moves whole layers, forward and backward ops together; merging neighbours at random (`search.coarsen`) hardly
-ever builds one. A *structure* labels the ops, and units of the search are its labels as far as they are on one device.
+Good moves change whole layers, forward and backward ops together; merging neighbours at random (`search.coarsen`) hardly ever
+builds a layer. A *structure* labels the ops; the units of the search are the ops with one label on one device.
 
 Complexity: O(ops + edges) per structure, apart from sorting.
 """
@@ -23,9 +23,9 @@ from .parameters import SEARCH
 def structures(
     graph: OpGraph, group: Integers, limit_share: float = SEARCH.structure_share, depths: int = SEARCH.scope_depths
 ) -> list[NDArray[np.int64]]:
-    """Labels int64[n] of every structure that says something, the coarsest first; all ops of a `group` int[n] share a label.
+    """Returns the labels int64[n] of every useful structure, the coarsest first; ops of a `group` int[n] share a label.
 
-    One with more than `limit_share` labels per group says too little; name scopes are tried to `depths` levels.
+    A structure with more than `limit_share` labels per group is left out; name scopes are tried to `depths` levels.
 
     >>> graph = OpGraph.from_edges([1.0] * 4, [(0, 1, 4), (2, 3, 4)], names=["a/x", "a/y", "b/x", "b/y"])
     >>> [labels.tolist() for labels in structures(graph, np.arange(4))]
@@ -45,8 +45,9 @@ def structures(
 
 
 def weights(graph: OpGraph, group: Integers) -> NDArray[np.int64]:
-    """int64[n]: the group with persistent bytes that comes at the fewest edges before each op; a backward op goes with
-    its forward op; what no such group comes before goes with its first reader."""
+    """Returns int64[n]: for each op the nearest group before it with persistent bytes.
+
+    A backward op has the label of its forward op; an op without such a group has that of its first reader."""
     group_bytes = np.bincount(group, graph.persistent_bytes)
     label = np.where(group_bytes[group] > 0, group, -1).astype(np.int64)
     pointer, producer = graph.predecessors
@@ -93,8 +94,9 @@ def _spread(label: NDArray[np.int64], neighbours: _Neighbours) -> None:
 
 
 def scopes(graph: OpGraph, depths: int = SEARCH.scope_depths) -> list[NDArray[np.int64]]:
-    """int64[n] per depth: ops by their outer name scopes; a backward op goes with its forward op, an op without a scope
-    with its first producer that has one."""
+    """Returns int64[n] per depth: ops labelled by their outer name scopes.
+
+    A backward op has the label of its forward op, an op without a scope that of its first producer with one."""
     source = np.where(graph.forward_of >= 0, graph.forward_of, np.arange(graph.n))
     scope_paths = [scope_of(graph.names[i]) if "/" in graph.names[i] else () for i in source.tolist()]
     if not any(scope_paths):

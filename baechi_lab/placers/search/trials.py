@@ -1,9 +1,9 @@
-"""Trials: short annealings that show which start, and which structure of the graph, are worth going on with.
+"""Trials: short annealings that choose the start, and the structure of the graph, with which a search continues.
 
-What a chain finds depends most on the few large decisions that it makes first: which layers share a device. The graph's
-coarse structures (`search.structure`) offer these as units, but which of them suits is not known before: layers of
-weights for one graph, outer name scopes for another. So every coarse structure is tried once from the best start, then
-the best of them again and again. Graphs without such structures, and those of a few ops, get one ordinary cycle per start.
+The result of a chain depends most on its first few large decisions: which layers share a device. The graph's coarse
+structures (`search.structure`) are units for these decisions, but the best structure is not known: layers of
+weights for one graph, outer name scopes for another. So every coarse structure is tried once from the best start, and then
+the best of them several times. Graphs without such structures, and those of a few ops, get one ordinary cycle per start.
 
 Source: racing among configurations (Maron and Moore 1994, "Hoeffding races"), here one round and best takes all.
 """
@@ -21,7 +21,7 @@ from .starts import choose
 
 
 class Trial(NamedTuple):
-    """One trial: from where, the levels to anneal, and which coarse structure is among them (negative: none)."""
+    """One trial: its start, the levels to anneal, and the coarse structure among them (negative: none)."""
 
     start: Candidate
     levels: tuple[object, ...]
@@ -42,7 +42,7 @@ class Trials:
         self.made, self.best, self.least = 0, 0, np.inf
 
     def next(self) -> Trial:
-        """The next trial."""
+        """Returns the next trial."""
         k, self.made = self.made, self.made + 1
         if not self.layers:
             return Trial(self.starts[k % len(self.starts)], self.levels, -1)
@@ -52,6 +52,6 @@ class Trials:
         return Trial(self.starts[0], levels, layer)
 
     def note(self, trial: Trial, cost: float) -> None:
-        """What came of `trial`: the structure of the best one so far is tried again."""
+        """Record the result of `trial`; the structure of the best trial so far is tried again."""
         if trial.layer >= 0 and cost < self.least:
             self.least, self.best = cost, trial.layer
