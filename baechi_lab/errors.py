@@ -1,4 +1,4 @@
-"""One exception tree: everything that baechi_lab raises on purpose is a `BaechiLabError`."""
+"""The exceptions and warnings of this library. Every exception that it raises on purpose is a `BaechiLabError`."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Iterable, Sequence
 
 
 class BaechiLabError(Exception):
-    """Base of every error that this library raises on purpose; its message is one line, whatever values it quotes."""
+    """Base class of every error that this library raises on purpose; its message is always one line."""
 
     def __init__(self, *args: object):
         super().__init__(*(" ".join(a.split()) if isinstance(a, str) and len(a.splitlines()) > 1 else a for a in args))
 
 
 class InvalidInput(BaechiLabError, ValueError):
-    """A value that a caller gave is not allowed; the message names field, value and what is allowed."""
+    """An argument is not allowed; the message names the field, the value and what is allowed."""
 
 
 class CycleError(InvalidInput):
@@ -34,7 +34,7 @@ class DuplicateNameError(InvalidInput):
 
 
 class ColocationError(InvalidInput):
-    """Operators that must share a device may not."""
+    """Operators that must share a device have no common allowed device."""
 
 
 class FormatError(InvalidInput):
@@ -73,23 +73,23 @@ class ExecutionError(BaechiLabError):
 
 
 class CodeOrderKept(UserWarning):
-    """A plan's order is not followed where waiting for it could change results; the message says where and why."""
+    """Some calls keep the order of the code, because the planned order could change results; the message names them."""
 
 
 class ActivationsKept(UserWarning):
-    """What a graph computes again is kept, because the call cannot run twice; the message says which and why."""
+    """Outputs that the graph recomputes are kept in memory, because their calls cannot run twice; the message names them."""
 
 
 class StateAtOnce(UserWarning):
-    """All optimizer state that waits on a host comes to its devices at once, which takes more memory than simulated."""
+    """All offloaded optimizer state is copied to its devices at once, which takes more memory than simulated."""
 
 
 class BusyMachine(UserWarning):
-    """A profile was measured beside other programs, or its repeats differ widely; the message says by how much."""
+    """Other programs ran during the measurement of a profile, or its repeats differ widely; the message says by how much."""
 
 
 TESTED_VERSIONS = {"tensorflow": ">=2.17,<2.22", "torch": ">=2.13,<2.14"}
-"""Versions of the frameworks, of which private names are used too; as in pyproject.toml, which a test compares."""
+"""Required versions of the frameworks, whose private names are used, too; a test compares them with pyproject.toml."""
 
 
 class MissingPackage(BaechiLabError, ImportError):
@@ -97,7 +97,7 @@ class MissingPackage(BaechiLabError, ImportError):
 
     @classmethod
     def of(cls, package: str, extra: str, purpose: str) -> MissingPackage:
-        """The message names the package, and the extra of a checkout that brings it (empty: every installation does)."""
+        """Make the error for a package, and the extra of a checkout that installs it (empty: every installation does)."""
         checkout = f"'.[{extra}]'" if extra else "."
         requirement = f"'{package}{TESTED_VERSIONS[package]}'" if package in TESTED_VERSIONS else package
         return cls(

@@ -1,8 +1,7 @@
-"""The machine-learning frameworks, found by name: what the rooms above ask of a framework without importing it.
+"""The machine-learning frameworks by name, so that other rooms can use a framework without importing it.
 
-Each stage has a module `framework` per framework, `executors/torch/framework.py` for one, that follows the stage's protocol
-(`Profiler`, `Executor`, `Exporter`). It is imported when somebody asks for it, so that the records need neither TensorFlow
-nor PyTorch.
+Each stage has a module `framework` per framework, such as `executors/torch/framework.py`, that follows the stage's protocol
+(`Profiler`, `Executor`, `Exporter`). It is imported on first use, so that the records need neither TensorFlow nor PyTorch.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from typing import Any
 from .errors import InvalidInput, MissingPackage, UnknownNameError
 
 FRAMEWORKS = {"tensorflow": "TensorFlow", "torch": "PyTorch"}
-"""Package -> the framework's name in messages."""
+"""Names of the frameworks in messages, by package."""
 
 
 def framework_of(subject: object) -> str:
-    """The framework of a step or a module; `tensorflow` where nothing says otherwise.
+    """Returns the framework of a step or a module: `torch` for PyTorch's, else `tensorflow`.
 
     >>> import torch
     >>> framework_of(torch.nn.Linear(2, 2)), framework_of(lambda x: x)
@@ -32,11 +31,11 @@ def framework_of(subject: object) -> str:
 
 
 def framework_part(room: str, framework: str) -> Any:
-    """What `framework` provides for `profilers`, `executors` or `exporters`.
+    """Imports the module `framework` of a framework in `profilers`, `executors` or `exporters`.
 
     Raises:
-        UnknownNameError: an unknown framework.
-        MissingPackage: it is not installed.
+        UnknownNameError: the framework is unknown.
+        MissingPackage: the framework is not installed.
 
     >>> framework_part("executors", "tensorflow").attached_cluster(virtual=2, kind="cpu").n
     2
@@ -56,7 +55,7 @@ def require_framework(name: str, purpose: str) -> None:
         return
     try:
         installed = find_spec(name) is not None
-    except ImportError:  # somebody's import hook refuses it
+    except ImportError:  # an import hook rejects it
         installed = False
     if not installed:
         raise MissingPackage.of(name, name, purpose)
@@ -65,17 +64,17 @@ def require_framework(name: str, purpose: str) -> None:
 def options_of(
     framework: str, options: Mapping[str, object], known: Mapping[str, Collection[str]], function: str
 ) -> dict[str, Any]:
-    """The options of `function` that are set, all of them options of `framework`.
+    """Returns the options of `function` that are set; raises for an option of the other framework.
 
     Args:
         framework: `tensorflow` or `torch`.
-        options: by name; None and empty ones of the other framework are not set.
+        options: values by name; options of the other framework that are None or empty are not set.
         known: the names of each framework's options.
         function: the public function, for messages.
 
     Raises:
-        InvalidInput: an option of the other framework.
-        TypeError: an option that neither has.
+        InvalidInput: an option belongs to the other framework.
+        TypeError: neither framework has an option.
 
     >>> options_of("torch", {"virtual": 2}, {"tensorflow": ["virtual"], "torch": []}, "execute")
     Traceback (most recent call last):

@@ -1,6 +1,6 @@
-"""Large imports made shorter and safer.
+"""Contexts that make large imports faster and safer.
 
-Without what they take along wherever they find it, without collecting garbage, and in a current folder that exists.
+They leave out optional modules, switch off garbage collection, and replace a current folder that was deleted.
 """
 
 from __future__ import annotations

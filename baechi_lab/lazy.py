@@ -1,8 +1,8 @@
-"""Names that are imported when they are first used, and that type checkers and editors know all the same.
+"""Lazy imports: names of a package that are imported on first use, and that type checkers and editors can still see.
 
-The names of such a package are those that its `if TYPE_CHECKING:` block imports. A type checker reads the block; at run
-time it is read as text, and every import in it happens when somebody asks for its name (as SPEC 1 of Scientific Python
-proposes, https://scientific-python.org/specs/spec-0001/).
+The names are those that the package's `if TYPE_CHECKING:` block imports. A type checker reads the block. At run time the block
+is read as text, and each import in it happens at the first use of its name (as SPEC 1 of Scientific Python proposes,
+https://scientific-python.org/specs/spec-0001/).
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .importing import in_existing_folder
 def lazy_names(
     package: str, needs: tuple[str, ...] = (), extra: str = ""
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
-    """The functions `__getattr__` and `__dir__` of a package.
+    """Makes the functions `__getattr__` and `__dir__` of a package.
 
     Args:
-        package: its `__name__`.
-        needs: optional packages that its names need; one that is missing is a `MissingPackage`.
-        extra: what `pip install '.[extra]'` in a checkout brings them with; empty where every installation has them.
+        package: the package's `__name__`.
+        needs: optional packages that its names need; a missing one raises `MissingPackage`.
+        extra: the extra that installs them (`pip install '.[extra]'` in a checkout); empty if every installation has them.
 
     >>> import baechi_lab
     >>> look_up, names = lazy_names("baechi_lab")
@@ -54,7 +54,7 @@ def lazy_names(
 
 
 def _import(package: str, home: str, name: str) -> Any:
-    """What `from home import name` gives."""
+    """Returns the object that `from home import name` imports."""
     if home == package:
         return import_module(f"{home}.{name}")
     module = import_module(home)
@@ -62,7 +62,7 @@ def _import(package: str, home: str, name: str) -> Any:
 
 
 def _homes(module: Any) -> dict[str, tuple[str, str]]:
-    """Public name -> (module, name in it) of every import in the `TYPE_CHECKING` blocks of a package."""
+    """Returns (module, name in it) by public name, for every import in the `TYPE_CHECKING` blocks of a package."""
     package = module.__name__
     homes = {}
     for block in ast.parse(module.__spec__.loader.get_source(package)).body:

@@ -1,4 +1,4 @@
-"""Memory of what stages returned, by the content of their inputs."""
+"""Cache of the results of stages, by the content of their inputs."""
 
 from __future__ import annotations
 

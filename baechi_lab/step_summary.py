@@ -96,9 +96,9 @@ def from_to_in_words(before_us: float, after_us: float) -> str:
 
 @dataclass(frozen=True)
 class StepPart:
-    """What the critical path does for a part of the step: `kind` is "compute", "transfer", "queue" or "idle".
+    """One kind of time on the critical path: `kind` is "compute", "transfer", "queue" or "idle".
 
-    `device` computes (-1 for the other kinds), `us` is the sum over the step, and `window_us` the longest stretch of it.
+    `device` computes (-1 for the other kinds), `us` is the sum over the step, and `window_us` the longest interval of it.
     """
 
     kind: str
@@ -108,10 +108,10 @@ class StepPart:
 
 
 def step_parts(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> tuple[StepPart, ...]:
-    """Divides the step from 0 to its end by what its critical path does: the parts add up to the makespan.
+    """Divides the step from 0 to its end into the parts of its critical path, which add up to the makespan.
 
-    Between two ops of the path, a transfer waits in queues until it begins and then lasts; what remains is idle: a planned
-    order, or what a real runtime does besides.
+    Between two ops of the path, a transfer waits in queues and then takes its time. The remaining time is idle: a planned
+    order, or other work of a real runtime.
 
     Args:
         timeline: of the step.
@@ -140,7 +140,7 @@ _KINDS = ("compute", "transfer", "queue", "idle")
 
 
 def _stretches(timeline: Timeline, ops: Sequence[int], transfers: Sequence[int]) -> list[tuple[str, int, float, float]]:
-    """What the path does one after the other, `(kind, device, start, end)`; equal neighbours are one."""
+    """Yields the intervals of the path in order, `(kind, device, start, end)`; equal neighbours are joined."""
     rows = {int(op): row for row, op in enumerate(timeline.op.tolist())}
     sent, stretches, now = timeline.transfers, [], 0.0
     pending = [int(row) for row in transfers]
@@ -265,7 +265,7 @@ def note_on_native(placed: pandas.DataFrame, native: pandas.DataFrame) -> tuple[
 
 
 def below_bound(measured_us: float, lower_bound_us: float, graph: OpGraph) -> str:
-    """Why a measured step is shorter than the lower bound of the simulation; empty where it is not.
+    """Says why a measured step is shorter than the lower bound of the simulation; empty if it is not.
 
     >>> below_bound(90.0, 100.0, OpGraph.from_edges([1.0])).split(":")[0]
     'measured 90.00 us, below the lower bound of 100.00 us'

@@ -1,4 +1,4 @@
-"""What a public function was given where a record belongs."""
+"""Type checks for arguments that must be records."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CLASSES = {"graph": OpGraph, "cluster": Cluster, "placement": Placement, "timel
 
 
 def check_records(**records: object) -> None:
-    """Refuse what is no record, before anything asks for its fields: `check_records(graph=graph, cluster=cluster)`.
+    """Checks that arguments are records of their names' types: `check_records(graph=graph, cluster=cluster)`.
 
     Raises:
-        InvalidInput: naming the argument.
+        InvalidInput: an argument is no such record; the message names it.
 
     >>> check_records(graph=None)
     Traceback (most recent call last):
@@ -27,10 +27,10 @@ def check_records(**records: object) -> None:
 
 
 def check_placed_step(placement: object, graph: object, cluster: object) -> None:
-    """Refuse what a step cannot be placed by; `graph` and `cluster` may be None, and `cluster` one of running workers.
+    """Checks the records of a placed step; `graph` and `cluster` may be None, and `cluster` may be one of running workers.
 
     Raises:
-        InvalidInput: naming the argument.
+        InvalidInput: an argument is no such record; the message names it.
 
     >>> check_placed_step(Placement(device=[0]), None, 5)
     Traceback (most recent call last):
@@ -39,12 +39,12 @@ def check_placed_step(placement: object, graph: object, cluster: object) -> None
     check_records(placement=placement)
     if graph is not None:
         check_records(graph=graph)
-    if cluster is not None and not hasattr(cluster, "addresses"):  # those of a LocalCluster
+    if cluster is not None and not hasattr(cluster, "addresses"):  # of a LocalCluster
         check_records(cluster=cluster)
 
 
 def refuse_replicas(placement: Placement, caller: str) -> None:
-    """Refuse a placement of which `caller` ("bl.simulate") would show one replica of each stage and leave out the others.
+    """Raises for a placement with replicas, because `caller` ("bl.simulate") would use only one replica of each stage.
 
     Raises:
         InvalidInput: the placement has replicas.

@@ -1,4 +1,4 @@
-"""Cluster: devices, and what it costs to move bytes between them."""
+"""Cluster: devices, and the cost of moving bytes between them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .link_presets import default_link, named_link
 from .units import format_bytes, parse_bytes
 
 MOST_MEMORY = 2**63 - 1
-"""Bytes of all devices of a cluster together."""
+"""Most bytes of all devices of a cluster together."""
 
 COMMUNICATION_MODES = ("parallel", "sequential", "duplex")
 
@@ -101,22 +101,20 @@ class Cluster:
         kind: str = "gpu",
         speed: float = 1.0,
     ) -> Cluster:
-        """`n` equal devices `kind:0 ..`, with the memory and the fastest link that named hardware has.
+        """Makes `n` equal devices `kind:0 ..`, with the memory and the fastest link of their hardware.
 
         Args:
-            n: how many devices.
-            memory_bytes: of each; by default what the hardware table says of the kind, 8 GiB for kinds that it does not
-                have.
-            link: between any two, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g"; by default the
-                fastest that the hardware table says of the kind, PCIe 3.0 through host memory (paper B, section 5.1) for
-                kinds that it does not have.
+            n: number of devices.
+            memory_bytes: memory of each device; by default that of its kind in the hardware table, or 8 GiB for other kinds.
+            link: the link of every pair, or a name such as "nvlink", "pcie4", "infiniband-ndr", "ethernet-100g"; by default
+                the fastest one of the kind in the hardware table, or PCIe 3.0 through host memory (paper B, section 5.1).
             comm: `parallel`, `sequential` or `duplex`.
-            kind: of the devices; "gpu", "cpu" and names of the hardware table ("a100") in any case.
-            speed: relative to the reference device.
+            kind: kind of the devices: "gpu", "cpu" or a name of the hardware table ("a100"), in any case.
+            speed: speed relative to the reference device.
 
         Raises:
-            UnknownNameError: no link of that name.
-            InvalidInput: a link that devices of this kind do not have; whatever `Device` refuses.
+            UnknownNameError: no link has this name.
+            InvalidInput: devices of this kind do not have this link, or as `Device` raises it.
 
         >>> Cluster.uniform(4, kind="A100")    # joined by NVLink 3
         <Cluster 4 x a100 of 80.00 GB, sequential transfers>
@@ -144,17 +142,17 @@ class Cluster:
         network: Link | str = "infiniband",
         comm: str = "duplex",
     ) -> Cluster:
-        """`n` equal devices in machines of `per_machine`, neighbours in one machine.
+        """Makes `n` equal devices in machines of `per_machine`; neighbours are in one machine.
 
         Args:
-            n: how many devices in all; a multiple of `per_machine`, or fewer.
-            per_machine: devices of one machine.
+            n: number of all devices: a multiple of `per_machine`, or fewer than that.
+            per_machine: number of devices of one machine.
             kind, memory_bytes, comm: as for `uniform`.
-            link: between devices of one machine.
-            network: between devices of different machines: what each device has when all of them send at once.
+            link: the link between devices of one machine.
+            network: the link between devices of different machines, as each device has it while all of them send at once.
 
         Raises:
-            InvalidInput: devices that do not fill their machines; whatever `uniform` refuses.
+            InvalidInput: the devices do not fill their machines, or as `uniform` raises it.
 
         >>> cluster = Cluster.machines(16, 8, kind="h100")
         >>> [round(1e-3 / cluster.link_between(0, other).us_per_byte) for other in (7, 8)]    # GB/s
@@ -204,11 +202,11 @@ class Cluster:
 
     @cached_property
     def overhead_us(self) -> NDArray[np.float64]:
-        """float64[n, n], 0 on the diagonal: what a message takes of the sending and of the receiving device."""
+        """float64[n, n], 0 on the diagonal: the processor time of a message on the sending and on the receiving device."""
         return self._matrix("overhead_us")
 
     def without_overhead(self) -> Cluster:
-        """The same cluster, where a message takes in latency what it took in processor time; itself if it took none.
+        """Returns the cluster with processor time of messages counted as latency; the cluster itself if there is none.
 
         >>> Cluster.uniform(2, link=Link(10.0, 0.0, overhead_us=3.0)).without_overhead().link
         Link(latency_us=16.0, us_per_byte=0.0)
@@ -239,7 +237,7 @@ class Cluster:
 
     @cached_property
     def is_host(self) -> NDArray[np.bool_]:
-        """bool[n]: devices of kind "host" beside others. They hold what is offloaded, and compute nothing else.
+        """bool[n]: devices of kind "host", if there are others. They hold offloaded bytes, and compute nothing else.
 
         >>> Cluster.uniform(1).with_host("1GB").is_host.tolist()
         [False, True]
@@ -252,22 +250,22 @@ class Cluster:
         return tuple(d.name for d in self.devices)
 
     def index(self, name: str) -> int:
-        """Position of the device of that name."""
+        """Returns the position of the device called `name`."""
         if not isinstance(name, str) or name not in self.names:
             raise UnknownNameError.of("device", name, self.names)
         return self.names.index(name)
 
     def link_between(self, source: int, target: int) -> Link:
-        """The link from device `source` to device `target`. Raises `InvalidInput` for what is no position of a device."""
+        """Returns the link from device `source` to `target`. Raises `InvalidInput` unless both are positions of devices."""
         source, target = (check_position("device", device, self.n, "devices") for device in (source, target))
         return self.link if isinstance(self.link, Link) else self.link[source][target]
 
     def replace(self, **changes: Any) -> Cluster:
-        """A new cluster with some fields replaced."""
+        """Returns a new cluster with some fields replaced."""
         return replace(self, **changes)
 
     def with_memory(self, memory_bytes: int | str | Iterable[int | str]) -> Cluster:
-        """The same cluster with another memory size, for all devices or one each."""
+        """Returns the cluster with another memory size, for all devices or one each."""
         one = isinstance(memory_bytes, (int, np.integer, str, float))
         if not one and not is_list(memory_bytes):
             raise InvalidInput(
@@ -280,15 +278,15 @@ class Cluster:
         return self.replace(devices=devices)
 
     def with_host(self, memory_bytes: int | str, link: Link | None = None, name: str = HOST) -> Cluster:
-        """The same cluster and a device of kind "host": it holds what `bl.offload` puts there, and runs nothing else.
+        """Returns the cluster with a device of kind "host", which holds the bytes that `bl.offload` moves, and runs no other op.
 
         Args:
-            memory_bytes: of the host.
-            link: between the host and every device, both ways; by default the first link of the cluster.
-            name: of the device.
+            memory_bytes: memory of the host.
+            link: link between the host and every device, in both directions; by default the first link of the cluster.
+            name: name of the device.
 
         Raises:
-            DuplicateNameError: the cluster has a device of that name.
+            DuplicateNameError: the cluster has a device of this name.
 
         >>> Cluster.uniform(2).with_host("64GB").names
         ('gpu:0', 'gpu:1', 'host')
@@ -300,10 +298,10 @@ class Cluster:
         return self.replace(devices=(*self.devices, Device(name, HOST, parse_bytes(memory_bytes))), link=links)
 
     def with_devices(self, count: int) -> Cluster:
-        """The same cluster with copies of its last device that computes, behind links like its, until `count` devices compute.
+        """Returns the cluster with copies of its last computing device and its links, so that `count` devices compute.
 
         Raises:
-            InvalidInput: fewer than there are.
+            InvalidInput: more than `count` devices compute already.
 
         >>> Cluster.uniform(1).with_host("1GB").with_devices(2).names
         ('gpu:0', 'host', 'gpu:1')
@@ -329,9 +327,9 @@ class Cluster:
         return self.replace(devices=tuple(devices), link=link)
 
     def _link_between_copies(self, computing: list[int]) -> Link:
-        """The link between copies of the last device that computes: that to the device before it.
+        """Returns the link between copies of the last computing device, which is its link to the previous device.
 
-        For a single device it is the diagonal's link, which `with_host` keeps; else the link to the host.
+        For a single device it is the diagonal's link, which `with_host` keeps, or else the link to the host.
         """
         last = computing[-1]
         if len(computing) > 1:
@@ -345,7 +343,7 @@ class Cluster:
 
     @cached_property
     def content_key(self) -> str:
-        """Hash of everything that changes a cost."""
+        """A hash of all fields that affect costs."""
         return hashlib.blake2b(repr((self.devices, self.link, self.comm)).encode(), digest_size=16).hexdigest()
 
     def __eq__(self, other: object) -> bool:

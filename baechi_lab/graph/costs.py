@@ -1,4 +1,4 @@
-"""What an op costs on a device and where it may run: OpGraph x Cluster -> arrays."""
+"""Costs of the ops of a graph on the devices of a cluster, and the devices on which they may run, as arrays."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from .units import MOST_US
 
 
 def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    """float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md).
+    """Returns float64[n, devices]: `duration_us(op, kind) / speed` in microseconds (docs/simulated-time.md).
 
-    Collectives take `duration_us(op, kind)`: links decide, not the speed of a device.
+    Collectives take `duration_us(op, kind)`, which does not depend on the speed of a device.
 
-    Raises `CostError` where the graph was estimated for named hardware and a device is of another kind, and where all ops
-    and transfers in a row would take longer than floating point can add up. The table is read-only: the graph keeps it.
+    Raises `CostError` if the graph was estimated for named hardware and a device is of another kind, or if all ops
+    and transfers in sequence would take longer than floating point can add up. The table is read-only: the graph keeps it.
     """
     for latest_cluster, latest_table in graph.latest_durations:
         if latest_cluster is cluster:
@@ -40,11 +40,10 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
 
 
 def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
-    """Refuse devices that a graph has no durations for, where it was estimated for hardware by name.
+    """Raises `CostError` for devices without durations in a graph that was estimated for hardware by name.
 
-    Durations under kinds that are no hardware ("gpu", "cpu") may be anybody's, and stand for all devices. The kind "gpu",
-    which a cluster has that names none, stands for the one device that a graph was estimated for. A host only holds what is
-    offloaded to it.
+    Durations under kinds that are no hardware ("gpu", "cpu") hold for all devices. The kind "gpu" of a cluster that names no
+    hardware means the one device for which the graph was estimated. A host needs no durations, as it only holds bytes.
     """
     has = graph.duration_by_kind
     estimated = estimated_hardware(graph)
@@ -61,9 +60,9 @@ def check_kinds(graph: OpGraph, cluster: Cluster) -> None:
 
 
 def _named(kind: str, graph: OpGraph) -> str:
-    """The kind under which a graph has durations of a device's kind ("A100"), whatever the case of either.
+    """Returns the kind under which a graph has durations for a device's kind, in any case; else that kind as it is written.
 
-    It may be one for which that hardware was estimated ({"gpu": "a100"}).
+    It may be a kind for which that hardware was estimated ({"gpu": "a100"}).
     """
     has = graph.duration_by_kind
     if not has or kind in has:
@@ -75,7 +74,7 @@ def _named(kind: str, graph: OpGraph) -> str:
 
 
 def estimated_hardware(graph: OpGraph) -> Mapping[str, str]:
-    """Device kind -> the hardware that it was estimated for; empty for a graph that was not estimated."""
+    """Returns the hardware for which a graph was estimated, by device kind; empty if it was not estimated."""
     estimate = graph.info.get("estimate")
     hardware = estimate.get("hardware") if isinstance(estimate, Mapping) else None
     if not isinstance(hardware, Mapping):
@@ -97,7 +96,7 @@ def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:
 
 
 def placed_durations(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> NDArray[np.float64]:
-    """float64[n]: microseconds of each op on its device, what its messages take of that device included.
+    """Returns float64[n]: the microseconds of each op on its device, including the processor time of its messages.
 
     >>> from baechi_lab.graph import Cluster, Link
     >>> g = OpGraph.from_edges([10.0, 20.0], [(0, 1, 8)])
@@ -108,9 +107,9 @@ def placed_durations(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]
 
 
 def message_overheads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> NDArray[np.float64]:
-    """float64[n]: `Link.overhead_us` of the messages that each op sends, and of those that it is the first to read.
+    """Returns float64[n]: `Link.overhead_us` of the messages that each op sends, and of those that it is the first to read.
 
-    A tensor is one message per device that reads it. First is meant by topological order, not by time, so that a
+    A tensor is one message per device that reads it. "First" refers to the topological order and not to time, so that a
     duration does not depend on the schedule.
     """
     extra = np.zeros(graph.n)
@@ -130,10 +129,10 @@ def message_overheads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32
 
 
 def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
-    """bool[n, devices]: may the op run there, its own list and those of its colocation group considered.
+    """Returns bool[n, devices]: whether each op may run on each device, by its own list and those of its colocation group.
 
-    A device of kind "host" beside others runs only ops whose list names it or its kind.
-    Raises `InfeasiblePlacement` naming an op that no device of the cluster may run.
+    If there are other devices, a device of kind "host" runs only ops whose list names it or its kind.
+    Raises `InfeasiblePlacement`, which names the op, if no device of the cluster may run an op.
     """
     mask = np.tile(~cluster.is_host, (graph.n, 1))
     if graph.allowed_sets:

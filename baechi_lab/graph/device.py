@@ -1,4 +1,4 @@
-"""Device: one device of a cluster, and how many a cluster may have."""
+"""Device: one device of a cluster, and the largest number of devices."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .hardware import FAMILIES, HARDWARE, Hardware, known_kind
 from .units import MOST_US, parse_bytes
 
 MOST_DEVICES = 4096
-"""Links are kept as dense matrices, one number per ordered pair: 16 million at this many devices."""
+"""Most devices of a cluster: links are dense matrices with a number per ordered pair, here 16 million."""
 
 
 def device_count(n: Any, field: str = "number of devices") -> int:
-    """`n`, if a cluster may have so many devices."""
+    """Returns `n`; raises `InvalidInput` if a cluster may not have so many devices."""
     check_whole(field, n)
     if n > MOST_DEVICES:
         raise InvalidInput(f"{field} is {str(n)[:60]}; at most {MOST_DEVICES} are possible")
@@ -24,11 +24,11 @@ def device_count(n: Any, field: str = "number of devices") -> int:
 
 
 DEFAULT_MEMORY = 8 << 30
-"""Bytes of a device whose kind is not in the hardware table, unless told otherwise."""
+"""Default memory in bytes of a device whose kind is not in the hardware table."""
 
 
 def default_memory(kind: str) -> int:
-    """Returns the bytes of a device of that kind, unless told otherwise.
+    """Returns the default memory in bytes of a device of this kind.
 
     >>> default_memory("A100"), default_memory("gpu")
     (80000000000, 8589934592)
@@ -82,7 +82,7 @@ class Device:
 
     @property
     def family(self) -> str:
-        """`gpu`, `cpu` or `tpu` for what is in the hardware table, else the kind itself.
+        """`gpu`, `cpu` or `tpu` for kinds in the hardware table, else the kind itself.
 
         >>> Device("a", "A100", 1).family, Device("b", "cpu-core", 1).family, Device("c", "fpga", 1).family
         ('gpu', 'cpu', 'fpga')

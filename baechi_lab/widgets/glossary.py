@@ -222,7 +222,7 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
             "An output that has no bytes of its own (`OpGraph.reuse`): it is a *view* that lies in its input, "
             "or it overwrites an input."
         ),
-        "Reward": "What a policy is told about a placement; in paper H, minus the root of the step time.",
+        "Reward": "The number by which a policy learns from a placement; in paper H, minus the root of the step time.",
         "rho": "The longest transfer over the shortest op. The *SCT assumption* is that it is at most 1.",
         "Roofline": (
             "An estimate of an op's time: the larger of its FLOPs over the device's rate and its bytes over the "
@@ -255,7 +255,10 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
         "Timeline": "The record of one step: what ran where and when, the transfers and the memory.",
         "Transfer": "The sending of a tensor to another device. It may wait in the *queue* of a link that is taken.",
         "Undivided": "The whole step on one device.",
-        "Unit": "What a device does for one micro-batch without a break: F, B or W.",
+        "Unit": (
+            "What a device does for one micro-batch without a break: F, B or W. Of a placer: the ops that it moves as "
+            "one, such as a colocation group."
+        ),
         "Unroll": "To make the graph of a step of several micro-batches from the graph of one: `bl.unroll`.",
         "View": "In the workbench, a chart of a record. Of memory, see *reuse*.",
         "Zero bubble": "Schedules that run W where devices would wait (`zb-h1`, `zb-h2`, `zb-auto`, `zb-v`).",

@@ -1,8 +1,7 @@
-"""What a writer that was killed has left beside its target, removed by the next one that writes there.
+"""Removal of temporary files and folders that a killed writer left beside its target.
 
-A writer locks what it writes (`flock`), and the lock goes with the process, whatever ends it. A leftover is therefore
-what bears the name of one, belongs to this user, is older than `OLD`, and can be locked. Where the system has no such locks
-nothing is removed.
+A writer locks its temporary file (`flock`), and the lock ends with the process. A leftover is therefore a file with such a
+name that belongs to this user, is older than `OLD`, and can be locked. On systems without such locks no file is removed.
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 OLD_SECONDS = 60.0
-"""Seconds after which something that nobody locks is a leftover: a writer locks right after it has begun."""
+"""Seconds after which an unlocked temporary file is a leftover; a writer locks its file right after creating it."""
 
 RANDOM = "[a-z0-9_]{8}"
-"""What `tempfile` puts into names."""
+"""Pattern of the random part of names that `tempfile` makes."""
 
 
 def lock(path: str | os.PathLike[str]) -> int | None:
-    """Lock a file or a folder; the descriptor whose closing lets it go, None where another process has it."""
+    """Lock a file or a folder; returns the descriptor whose closing unlocks it, None if another process holds the lock."""
     try:
         import fcntl
     except ImportError:

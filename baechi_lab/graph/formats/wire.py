@@ -1,4 +1,4 @@
-"""A graph as bytes, on its way to another process or machine, or into a file of rows."""
+"""A graph as bytes, for another process or machine, or for a file of rows."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from .json_format import from_document, to_document
 
 
 def encoded(graph: OpGraph) -> bytes:
-    """A graph as compressed JSON: what travels to another process and into the file."""
+    """Returns a graph as compressed JSON."""
     return gzip.compress(json.dumps(to_document(graph), separators=(",", ":")).encode(), compresslevel=5, mtime=0)
 
 
 @lru_cache(maxsize=4)
 def decoded(data: bytes) -> OpGraph:
-    """The graph of `encoded`; a process answers many calls about one graph. Raises `FormatError` for damaged bytes."""
+    """Returns the graph of `encoded`, cached for further calls. Raises `FormatError` for damaged bytes."""
     try:
         graph = from_document(json.loads(gzip.decompress(data)))
     except (OSError, EOFError, ValueError, zlib.error) as error:

@@ -40,7 +40,7 @@ class Instance:
         self.groups = make_units(self.group, self.position, self.allowed)
 
     def prices(self, price: float = np.inf) -> Prices:
-        """Returns prices at which twice the smallest memory limit costs `price` microseconds; infinite forbids any excess.
+        """Returns prices at which an excess as large as the smallest limit costs `price` microseconds; infinite forbids any.
 
         The best candidate is always chosen with an infinite price of bytes.
         """

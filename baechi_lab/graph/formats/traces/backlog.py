@@ -1,10 +1,10 @@
-"""Time for which devices still ran earlier steps when a step was launched: it is no part of that step.
+"""Backlog: the time in which devices still ran earlier steps when a step was launched. It is removed from the step.
 
-A host that never waits runs ahead of its devices, the normal case on a GPU. Each kernel of a step is moved to where it would have
-started if the devices had had nothing else to do: as long after its launch, the kernel before it on its stream and what it
-waited for as measured. A stream that was behind at all its launches begins with the step, as it does step after step; what
-the host launches later than the kernel began belongs to the time of the step before. So a step that is bound by its devices
-takes as long as they do, and one that is bound by its host as long as the host does.
+A host that never waits runs ahead of its devices, which is normal on a GPU. Each kernel of a step is moved to the start that it
+would have had on idle devices: with the measured delays after its launch, after the previous kernel of its stream, and after the
+events for which it waited. A stream that was behind at all its launches begins with the step, as in every step; launches of the
+host after the start of their kernel belong to the previous step. So a step that its devices limit takes as long as they do, and
+one that its host limits as long as the host does.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from .inference import chain
 from .recording import CLOCK_US, Event
 
 LATENCY_US = 20.0
-"""From a launch to its kernel on a device with nothing else to do, at most. A longer delay has another reason."""
+"""Longest time from a launch to its kernel on an idle device. A longer delay has another reason."""
 BACK_TO_BACK_US = 5.0
-"""A kernel that starts so soon after another one ended had waited for it."""
+"""Longest time between two kernels if the second one waited for the first."""
 NEVER = float("-inf")
 
 
 def blocked_until(
     events: Sequence[Event], waits: Sequence[tuple[float, int]], foreign_kernels: Sequence[tuple[str, float]]
 ) -> list[float]:
-    """Returns until when kernels of other steps kept each event waiting, minus infinity for none.
+    """Returns the times until which kernels of other steps blocked each event, minus infinity for none.
 
     Args:
         events: of the step; lanes of kernels are `DEVICE/...`.
@@ -54,7 +54,7 @@ def leave_out_backlog(
     foreign_kernels: Sequence[tuple[str, float]],
     latency_us: float,
 ) -> list[str]:
-    """Takes the work of other steps out of a step's times, and returns a sentence that says so.
+    """Removes the time of other steps from a step's times; returns a sentence that says so.
 
     Args:
         events: of the step, with what they depend on. Their times are changed in place.
@@ -100,13 +100,13 @@ def _ends_of_devices(foreign_kernels: Sequence[tuple[str, float]]) -> dict[str, 
 
 
 def _last_before(sorted_ends: Sequence[float], start: float) -> float:
-    """The last of these ends before an event that starts then."""
+    """Returns the last of these ends before the start of an event."""
     k = bisect_right(sorted_ends, start + CLOCK_US)
     return min(sorted_ends[k - 1], start) if k else NEVER
 
 
 def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency_us: float) -> set[str]:
-    """Streams that were behind at every launch of the step, by more than what the host needs for its first one."""
+    """Returns the streams that were behind at every launch of the step, by more than the host's time for its first launch."""
     launched: dict[str, list[tuple[float, float]]] = {}
     for k, launch in launch_of.items():
         launched.setdefault(events[k].lane, []).append((events[k].start_us, events[launch].end_us))
@@ -121,7 +121,7 @@ def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency
 
 
 def _leads(events: Sequence[Event], blocked: Sequence[float]) -> list[float]:
-    """By how much earlier each event would have run, had nothing of other steps kept it or those before it waiting."""
+    """Returns how much earlier each event would have run without other steps."""
     first_start = min(event.start_us for event in events)
     free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
     lead = [0.0] * len(events)

@@ -39,7 +39,7 @@ Node: uint64 id = 1; string name = 2; int32 type = 3; repeated uint64 ctrl_deps 
     uint64 start_time_micros = 6; uint64 duration_micros = 7; Values inputs = 8; Values outputs = 9; repeated
     Attribute attr = 10
 """
-"""The published schema (`schema/protobuf/et_def.proto` of mlcommons/chakra), as far as it is read or written here."""
+"""The fields that are read or written here, of the published schema (`schema/protobuf/et_def.proto` of mlcommons/chakra)."""
 
 TYPES = (
     "INVALID_NODE",
@@ -59,7 +59,7 @@ _UNITS = {"MEM": "memory", "STORAGE": "memory", "CHECKPOINT": "memory", "COMM": 
 
 @dataclass
 class Node:
-    """What is read of a node, whatever the form of the file."""
+    """The fields of a node that are read, from either form of the file."""
 
     id: int
     name: str
@@ -74,15 +74,15 @@ class Node:
 
     @property
     def works(self) -> bool:
-        """Whether the node is an op, and not a note among the nodes."""
+        """Whether the node is an op, and not metadata."""
         return self.type not in ("INVALID_NODE", "METADATA_NODE")
 
 
 def nodes_of(data: bytes) -> list[Node]:
-    """The nodes of an `.et` file.
+    """Reads the nodes of an `.et` file.
 
     Raises:
-        FormatError: cut off, of another format or version, or a node type that the schema does not have.
+        FormatError: the file is cut off, has another format or version, or a node type that the schema does not have.
     """
     message_types = messages(SCHEMA)
     nodes: list[Node] = []
@@ -112,10 +112,10 @@ def nodes_of(data: bytes) -> list[Node]:
 
 
 def nodes_of_json(text: str) -> list[Node]:
-    """The nodes of the JSON form: objects one behind the other, or the list `nodes` of one object.
+    """Reads the nodes of the JSON form: a sequence of objects, or the list `nodes` of one object.
 
     Raises:
-        FormatError: cut off, or a field of the wrong type.
+        FormatError: the text is cut off, or a field has the wrong type.
     """
     documents = list(_objects(text))
     listed = documents[0].get("nodes") if documents else None
@@ -129,12 +129,12 @@ def nodes_of_json(text: str) -> list[Node]:
 
 
 def looks_like_chakra(beginning: str) -> bool:
-    """Does a text that begins like this hold nodes in the JSON form?"""
+    """Whether a text with this beginning holds nodes in the JSON form."""
     return any(f'"{name}"' in beginning for name in TYPES[1:8]) and '"format"' not in beginning[:200]
 
 
 def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
-    """One step from the nodes of one file, or of one file per rank.
+    """Makes the recording of one step from the nodes of one file, or of one file per rank.
 
     Raises:
         FormatError, DuplicateNameError, UnknownOpError, CycleError.
@@ -175,7 +175,7 @@ def _resolve_dependency(index: Mapping[tuple[int, int], int], node: Node, depend
 
 
 def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[list[int]]:
-    """What each node depends on; nodes without work are replaced by what they depend on themselves."""
+    """Returns the dependencies of each node; nodes without work are replaced by their own dependencies."""
     import numpy as np
 
     pairs = [(d, k) for k, listed in enumerate(reads) for d in set(listed) if d != k]
@@ -205,7 +205,7 @@ def _event(node: Node, several: bool) -> Event:
 
 
 def _unit(node: Node) -> tuple[str, str]:
-    """Lane within a rank, and kind of device."""
+    """Returns the lane within a rank, and the kind of device."""
     if node.attributes.get("is_cpu_op") is True:
         return f"cpu/thread {node.attributes.get('tid', 0)!s:.40}", "cpu"
     if "stream" in node.attributes:
@@ -215,7 +215,7 @@ def _unit(node: Node) -> tuple[str, str]:
 
 
 def _bytes(node: Node) -> int:
-    """Bytes of a node's outputs: of its tensors, `[id, storage, offset, elements, bytes each, device]`, else as it says."""
+    """Returns bytes of a node's outputs: of its tensors `[id, storage, offset, elements, bytes each, device]`, or as given."""
     total = 0
     if node.outputs:
         try:
@@ -232,7 +232,7 @@ def _bytes(node: Node) -> int:
 
 
 def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Event]) -> int:
-    """A receive waits for the send of its peer with the same tag; returns how many have none."""
+    """Makes each receive wait for the send of its peer with the same tag; returns the number of receives without one."""
     sends: dict[tuple[Any, Any, Any], int] = {}
     for k, node in enumerate(nodes):
         if node.type == "COMM_SEND_NODE":
@@ -258,9 +258,9 @@ def _alone(receives: int) -> list[str]:
 
 
 def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
-    """Where the trace has no start times, the earliest that lanes and dependencies allow; of what is ready, file order.
+    """Sets missing start times to the earliest that lanes and dependencies allow; ready events start in file order.
 
-    A lane never waits for an event of its own that is not ready yet: a receive does not hold up sends behind it.
+    A lane runs any ready event: a receive that is not ready does not delay later sends.
     """
     if any(n.start_us for n in nodes) or not any(n.duration_us for n in nodes):
         return [] if any(n.duration_us for n in nodes) else ["the trace has no durations; every op takes 0 us"]
@@ -293,7 +293,7 @@ def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:
 def _start_ready(
     events: Sequence[Event], length: Sequence[float], ready: Mapping[str, list[int]], busy: set[str], time_us: float
 ) -> list[tuple[float, int]]:
-    """What lanes that are not busy take at `time_us`, each the first ready event of the file: a heap of (end, event)."""
+    """Starts, at `time_us`, the first ready event in file order of each idle lane; returns a heap of (end, event)."""
     begun = [heappop(waiting) for lane, waiting in ready.items() if waiting and lane not in busy]
     for i in begun:
         events[i].start_us, events[i].end_us = time_us, time_us + length[i]
@@ -301,7 +301,7 @@ def _start_ready(
 
 
 def _check_version(version: object) -> None:
-    """The schema that is read here calls itself 0.0.4; files that say nothing are taken to be of it."""
+    """Raises `FormatError` for another version than 0.x; a file without a version counts as 0.0.4, the schema read here."""
     if version and not str(version).startswith("0."):
         raise FormatError(f"version is {version!r:.60}; versions 0.x of Chakra traces are read")
 
@@ -377,7 +377,7 @@ def _listed(value: object, k: int, key: str) -> list[object]:
 
 
 def _as_integer(value: object, field: str) -> int:
-    """A whole number; JSON of protocol buffers has those of 64 bits as text."""
+    """Reads a whole number; JSON of protocol buffers has 64-bit numbers as text."""
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) <= 20:
         value = int(value)
     if type(value) is not int or not 0 <= value < 2**64:

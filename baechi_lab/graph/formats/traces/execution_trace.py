@@ -1,9 +1,9 @@
 """PyTorch's execution traces (`torch.profiler.ExecutionTraceObserver`): which tensors each op read and wrote.
 
-A tensor is `[tensor, storage, offset, elements, bytes each, device]`. An op depends on the last one before it that wrote a
-storage that it reads. It writes the storages of its outputs, but not those that it was given and only looks at in another
-shape; and those of inputs that its schema marks as changed (`Tensor(a!)`), for which it also waits until those before it
-have read. What nobody wrote before is there from before the step, and counts as persistent on the op that reads it first.
+A tensor is `[tensor, storage, offset, elements, bytes each, device]`. An op depends on the last earlier op that wrote a
+storage that it reads. It writes the storages of its outputs, except views of its inputs, and those of inputs that its schema
+marks as changed (`Tensor(a!)`), for which it also waits for earlier readers. A storage that no op has written exists before the
+step, and counts as persistent bytes of the first op that reads it.
 
 A node and the op of a Kineto trace are one by their record function id (`rf_id`), which traces have since PyTorch 2.3 where the
 profiler was given the observer. Before, and where the observer ran by itself, they are one by `External id`, or by their order
@@ -23,15 +23,15 @@ from .kineto_rows import Row
 from .recording import MOST_BYTES, Event
 
 _AGREEMENT = 0.5
-"""Of the ops whose number is in both traces, so many have one name, or the numbers are of different things."""
+"""Least share of ops with equal names among those whose number is in both traces; below, the numbers do not correspond."""
 _FEWEST_IN_ORDER = 8
-"""Fewer ops in a row are in many programs."""
+"""Least number of consecutive ops that identify a program; shorter sequences occur in many programs."""
 _VERSION = re.compile(r"^1\.\d+\.\d+")
 
 
 @dataclass(frozen=True)
 class Access:
-    """Storages that an op of this name reads, writes anew and changes in place, each with its bytes."""
+    """The storages that an op of this name reads, writes and changes in place, each with its bytes."""
 
     reads: dict[int, int]
     makes: dict[int, int]
@@ -40,20 +40,20 @@ class Access:
     thread: str = ""
 
     def is_of(self, op: str) -> bool:
-        """Whether it may be what an op of this name did; overloads may stand behind a dot."""
+        """Whether it may belong to an op of this name; overloads may follow a dot."""
         return not self.name or self.name.partition(".")[0] == op.partition(".")[0]
 
 
 def looks_like_execution_trace(document: object) -> bool:
-    """Is this parsed JSON an execution trace?"""
+    """Whether this parsed JSON is an execution trace."""
     return isinstance(document, Mapping) and "schema" in document and "nodes" in document
 
 
 def accesses(document: Any) -> dict[int, Access]:
-    """Record function id -> what the op did.
+    """Returns the storage accesses of each op by its record function id.
 
     Raises:
-        FormatError: another format or version, or a field of the wrong type.
+        FormatError: the document has another format or version, or a field of the wrong type.
     """
     if not looks_like_execution_trace(document):
         raise FormatError("not an execution trace: it has no fields schema and nodes")
@@ -94,7 +94,7 @@ def _values(node: Mapping[str, object], key: str) -> list[object]:
 
 
 def _storages(value: object) -> Iterator[tuple[int, int]]:
-    """(storage, bytes) of a tensor, or of every tensor in a list."""
+    """Returns (storage, bytes) of a tensor, or of every tensor in a list."""
     if not isinstance(value, list):
         return
     if len(value) == 6 and all(type(x) is int for x in value[:5]) and isinstance(value[5], str):
@@ -107,7 +107,7 @@ def _storages(value: object) -> Iterator[tuple[int, int]]:
 
 
 def _changed(schema: str) -> set[int]:
-    """Positions of the arguments that a schema marks as changed.
+    """Returns the positions of the arguments that a schema marks as changed.
 
     >>> _changed("aten::add_.Tensor(Tensor(a!) self, Tensor other, *, Scalar alpha=1) -> Tensor(a!)")
     {0}
@@ -131,15 +131,15 @@ def _changed(schema: str) -> set[int]:
 def join(
     rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]
 ) -> tuple[dict[int, Access], list[str]]:
-    """Returns what rows of a Kineto trace did, by `id` of the row, and a sentence where that is inferred.
+    """Returns the storage accesses of rows of a Kineto trace, by `id` of the row, and a sentence if they are inferred.
 
     Args:
-        rows: all ops of the trace, those within others too.
-        needed: those of the step that is read.
-        accesses: of the execution trace.
+        rows: all ops of the trace, including those within others.
+        needed: the ops of the step that is read.
+        accesses: the accesses of the execution trace.
 
     Raises:
-        FormatError: none of `needed` is in the execution trace.
+        FormatError: the execution trace has none of `needed`.
     """
     by_record = _by_number(rows, "Record function id", accesses)
     by_external = _by_number(rows, "External id", accesses)
@@ -158,7 +158,7 @@ def join(
 
 
 def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) -> dict[int, Access]:
-    """By a number of both traces; nothing where it leads to other names more often than by mistake."""
+    """Joins by a number of both traces; empty if too many names differ."""
     times = Counter(row.args.get(key) for row in rows if isinstance(row.args.get(key), (int, str)))
     numbered = [row for row in rows if times.get(row.args.get(key)) == 1 and row.args[key] in accesses]
     agreeing = [row for row in numbered if accesses[row.args[key]].is_of(row.name)]
@@ -167,7 +167,7 @@ def _by_number(rows: Sequence[Row], key: str, accesses: Mapping[int, Access]) ->
 
 
 def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int, Access]) -> dict[int, Access]:
-    """By the order of ops on each thread, where the names of one trace's thread all follow each other in the other's."""
+    """Joins by the order of ops on each thread, if the names of one trace's thread occur in this order in the other's."""
     threads: dict[str, list[Row]] = {}
     for row in sorted(rows, key=lambda row: (row.start, -row.end)):
         if "::" in row.name:
@@ -189,7 +189,7 @@ def _by_order(rows: Sequence[Row], needed: Sequence[Row], accesses: Mapping[int,
 
 
 def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tuple[Row, Access]]]:
-    """Pairs for every place at which all names of the shorter list are those of the longer one."""
+    """Returns the pairs of every position at which the names of the shorter list match the longer one."""
     shorter, shift = sorted((len(rows), len(nodes)))
     if shorter < _FEWEST_IN_ORDER and len(rows) != len(nodes):
         return
@@ -204,7 +204,7 @@ def _aligned(rows: Sequence[Row], nodes: Sequence[Access]) -> Iterator[list[tupl
 
 
 def storage_dependencies(events: Sequence[Event], does: Mapping[int, Access]) -> list[str]:
-    """Give events what they read; a sentence on what was there before the step."""
+    """Sets the tensors that events read; returns a sentence on those that existed before the step."""
     writer: dict[int, int] = {}
     readers: dict[int, list[int]] = {}
     outside: dict[int, int] = {}

@@ -1,9 +1,9 @@
-"""What depends on what, where a trace does not say: an op waits for the one before it on its lane.
+"""Inferred dependencies of a trace that has none: an op waits for the previous op on its lane.
 
-An op that starts later than that one ended also waits for the op that had ended last, on whatever lane. Where the trace
-says what the host launched and where it waited, hosts and devices are looked at apart. Such dependencies explain the measured
-order and no more: with them, work can move to other devices, but what could have run side by side
-does not show. The size of what is passed on is that of the reader's largest input, where the trace has shapes.
+An op that starts later than the previous op ended also waits for the op on any lane that ended last. If the trace has the
+launches and waits of the host, hosts and devices are treated separately. Such dependencies only explain the measured order: work
+can be moved to other devices, but ops that could have run in parallel are not found. The size of a tensor is that of the reader's
+largest input, if the trace has shapes.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from .recording import CLOCK_US, Event
 def chain(
     events: Sequence[Event], input_bytes: Sequence[int] | None = None, blocked: Sequence[float] | None = None
 ) -> str:
-    """Give every event its dependencies by order, and return the sentence that says so.
+    """Sets the dependencies of every event by order; returns the sentence that says so.
 
-    `blocked`: until when something outside of the step kept each event waiting, so that what ended before is no reason.
+    `blocked`: the time until which another step blocked each event, so that earlier ends do not explain its start.
 
     >>> a, b = Event("a", "op", "x", 0.0, 1.0), Event("b", "op", "x", 1.0, 2.0)
     >>> chain([a, b])[:38], b.reads
@@ -58,5 +58,5 @@ def chain(
 
 
 def _side(event: Event) -> str:
-    """Host or device, where what is between them is in the trace."""
+    """Returns the kind of the event's device if the trace has the launches of the host, else an empty text."""
     return event.kind if event.fixed else ""

@@ -1,4 +1,4 @@
-"""Kineto traces: what `torch.profiler` exports as a Chrome trace, with or without its execution trace.
+"""Kineto traces: the Chrome traces that `torch.profiler` exports, with or without an execution trace.
 
     cpu_op              the outermost ATen (or other library's) op on a thread is one op; wrappers of autograd and optimizers
                         are looked into
@@ -43,12 +43,12 @@ _WIDTH = {
     "c10::complex<double>": 16,
 }
 _ROUNDING = 0.2
-"""Kernels of one stream that overlap by up to this share of the shorter one ran one behind the other."""
+"""Kernels of one stream that overlap by up to this share of the shorter one ran one after the other."""
 
 
 @dataclass(eq=False)
 class _Op:
-    """An op on the host, or a call of the runtime outside of any; `row` is its row, where it is an op."""
+    """An op on the host, or a call of the runtime outside of all ops; `row` is the row of an op."""
 
     name: str
     thread: str
@@ -61,7 +61,7 @@ class _Op:
 
 @dataclass
 class _Cut:
-    """Where the host launches something (`correlation`), waits for the device from `start` to `end`, or both."""
+    """A time at which the host launches a kernel (`correlation`), waits for the device from `start` to `end`, or both."""
 
     start: float
     end: float
@@ -71,15 +71,15 @@ class _Cut:
 
 
 def looks_like_kineto(document: object) -> bool:
-    """Is this parsed JSON a Chrome trace?"""
+    """Whether this parsed JSON is a Chrome trace."""
     return isinstance(document, Mapping) and "traceEvents" in document
 
 
 def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Access] | None, name: str) -> Recording:
-    """The step of a parsed trace; `tensors` is what its execution trace says, where there is one.
+    """Makes the recording of a parsed trace; `tensors` are the accesses of its execution trace, if there is one.
 
     Raises:
-        FormatError: another version, fields of the wrong type, no ops, or an execution trace of another run.
+        FormatError: the trace has another version, fields of the wrong type, no ops, or an execution trace of another run.
     """
     if document.get("schemaVersion", 1) != 1:
         raise FormatError(f"field schemaVersion is {document['schemaVersion']!r:.60}; version 1 is read")
@@ -121,9 +121,9 @@ def _lane(row: Row) -> str:
 
 
 def _in_turn(kernels: Sequence[Row]) -> None:
-    """A stream runs one kernel behind the other; where clocks are coarse, one ends when the next begins.
+    """Makes the kernels of a stream end before the next begins, since coarse clocks make them overlap.
 
-    Those that lie within another, or overlap by more, ran beside it (branches of a CUDA graph).
+    Kernels that lie within another one, or overlap by more, ran in parallel (branches of a CUDA graph).
     """
     last: dict[str, Row] = {}
     for row in sorted(kernels, key=lambda row: (row.start, row.end)):
@@ -138,7 +138,7 @@ def _in_turn(kernels: Sequence[Row]) -> None:
 
 
 class _EventBuilder:
-    """Events while they are made, and which belong to which op and launch."""
+    """Makes the events, and records the op and the launch of each."""
 
     def __init__(self, on_device: bool):
         self.events: list[Event] = []
@@ -151,7 +151,7 @@ class _EventBuilder:
         self.input_bytes: dict[int, int] = {}
 
     def host(self, op: _Op) -> None:
-        """The parts of an op on the host, one behind the other."""
+        """Add the parts of an op on the host, one after the other."""
         start, before, pending = op.start, -1, False
         self.of_op[id(op)] = []
         for cut in [*sorted(op.cuts, key=lambda c: c.start), None]:
@@ -176,7 +176,7 @@ class _EventBuilder:
         return len(self.events) - 1
 
     def kernel(self, row: Row) -> None:
-        """An event on a stream, after the part of the op that launched it."""
+        """Add an event on a stream, after the part of the op that launched it."""
         k = self._add(Event(row.name, row.category, _lane(row), row.start, row.end, "gpu", fixed=True))
         if row.correlation is None or row.correlation not in self.launched:
             return
@@ -190,14 +190,14 @@ class _EventBuilder:
         self.input_bytes[k] = op.input_bytes
 
     def wait_for_device(self) -> None:
-        """What waited on the host goes on after the kernels that had ended last on each stream."""
+        """Make events of the host that waited for a device depend on the last kernels of each stream before their end."""
         kernels = sorted((e.end_us, k) for k, e in enumerate(self.events) if e.kind == "gpu")
         for start, k in self.waits:
             last = {self.events[j].lane: j for end, j in kernels if end <= start + CLOCK_US}
             self.events[k].after |= set(last.values())
 
     def by_tensors(self, ops: Sequence[_Op], rows: Sequence[Row], of: Mapping[int, Access]) -> list[str]:
-        """Dependencies by the storages that ops read and wrote; sentences on what is left out."""
+        """Set dependencies by the storages that ops read and wrote; returns sentences on omissions."""
         op_rows = [op.row for op in ops if op.row is not None]
         access, notes = join([row for row in rows if row.category == "cpu_op"], op_rows, of)
         with_access = [op for op in ops if op.row is not None and id(op.row) in access]
@@ -212,7 +212,7 @@ class _EventBuilder:
         return notes + storage_dependencies(self.events, does)
 
     def doers(self, op: _Op) -> list[int]:
-        """The events that touch an op's tensors: its kernels, or its only part on the host."""
+        """Returns the events that access an op's tensors: its kernels, or its only part on the host."""
         return self.of_op[id(op)] or [self.first[id(op)]]
 
 
@@ -222,7 +222,7 @@ def _op(row: Row) -> _Op:
 
 
 def _largest(dims: object, types: object) -> int:
-    """Bytes of the largest input."""
+    """Returns the bytes of the largest input."""
     if not isinstance(dims, list) or not isinstance(types, list):
         return 0
     sizes = [0]
@@ -238,7 +238,7 @@ def _largest(dims: object, types: object) -> int:
 
 
 def _outermost(ops: list[_Op]) -> list[_Op]:
-    """Per thread, the ops that lie in no other one; wrappers (names without `::`, or autograd's) do not count."""
+    """Returns the ops of each thread that lie in no other op, apart from wrappers (names without `::`, or autograd's)."""
     real = [
         op for op in ops if "::" in op.name and not op.name.startswith(("autograd::", "torch::autograd", "profiler::"))
     ]
@@ -253,9 +253,9 @@ def _outermost(ops: list[_Op]) -> list[_Op]:
 
 
 def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[Any, float]) -> None:
-    """Give each op the calls of the runtime within it; calls outside of any op become ops of their own.
+    """Assigns calls of the runtime to the ops around them; calls outside of all ops become ops.
 
-    `copied`: when each copy ended on its device. A copy that ended within its call kept the host waiting.
+    `copied`: when each copy ended on its device. The host waited for a copy that ended within its call.
     """
     by_thread: dict[str, list[_Op]] = {}
     for op in ops:
@@ -274,7 +274,7 @@ def _cut(ops: list[_Op], runtime: Sequence[Row], copied: Mapping[Any, float]) ->
 
 
 def _holding(ops: list[_Op], start: float) -> _Op | None:
-    """The op (of a list by start) within which that moment lies."""
+    """Returns the op, of a list sorted by start, that contains the time `start`; None if there is none."""
     from bisect import bisect_right
 
     k = bisect_right(ops, start, key=lambda op: op.start) - 1

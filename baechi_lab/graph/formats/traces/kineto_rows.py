@@ -27,9 +27,9 @@ _OLD_NAMES = {
 _ANNOTATION = "user_annotation"
 _READ = ("cpu_op", _ANNOTATION, *KERNELS, *RUNTIME)
 LATEST_US = 1e16
-"""Times are below: the year 2286 in microseconds since 1970. Nanoseconds since then are above."""
+"""Largest time in microseconds since 1970: the year 2286. Times in nanoseconds are larger."""
 _SIMILAR = 0.1
-"""Steps of one kind differ by this share in their counts of ops at most."""
+"""Largest relative difference in the number of ops between steps of one kind."""
 
 
 @dataclass(eq=False)
@@ -45,14 +45,14 @@ class Row:
 
     @property
     def correlation(self) -> int | str | None:
-        """What a launch and its kernels have in common."""
+        """The number that a launch and its kernels have in common."""
         value = self.args.get("correlation")
         return value if isinstance(value, (int, str)) else None
 
 
 @dataclass(frozen=True)
 class Step:
-    """The rows of one step: what ran on the host, on devices, and what devices ran of other steps."""
+    """The rows of one step: those of the host, those of devices, and those of other steps on devices."""
 
     host: list[Row]
     kernels: list[Row]
@@ -61,7 +61,7 @@ class Step:
 
 
 def rows_of(document: Mapping[str, object]) -> list[Row]:
-    """The rows that are read, in the order of the file.
+    """Returns the rows of the categories that are read, in the order of the file.
 
     Raises:
         FormatError: `traceEvents` is no list, or a time is no number of microseconds.
@@ -77,7 +77,7 @@ def rows_of(document: Mapping[str, object]) -> list[Row]:
 
 
 def _complete(entries: Iterator[Mapping[str, object]]) -> Iterator[Mapping[str, object]]:
-    """Entries of the categories that are read, each with a duration; what never ended is left out."""
+    """Returns the entries of the categories that are read, each with a duration; entries without an end are left out."""
     open_entries: dict[tuple[object, object], list[Mapping[str, object]]] = {}
     for entry in entries:
         phase, lane = entry.get("ph"), (str(entry.get("pid")), str(entry.get("tid")))
@@ -116,7 +116,7 @@ def _row(entry: Mapping[str, object]) -> Row:
 
 
 def _time(entry: Mapping[str, object], key: str) -> float:
-    """A number of microseconds; some writers have it as text."""
+    """Reads a number of microseconds, which some writers store as text."""
     value = entry.get(key)
     number = value
     if isinstance(value, str):
@@ -137,9 +137,9 @@ def _time(entry: Mapping[str, object], key: str) -> float:
 
 
 def one_step(rows: Sequence[Row]) -> Step:
-    """The rows of one step where the profiler marked steps: the last that has about as many ops and kernels as most.
+    """Returns the rows of one step, if the profiler marked steps: the last one with a usual number of ops and kernels.
 
-    The first step may have more, which are made once, and the last may be cut off.
+    The first step may have ops that run once, and the last step may be cut off.
     """
     marks = [r for r in rows if r.category == _ANNOTATION and r.name.startswith("ProfilerStep#")]
     marks.sort(key=lambda row: (row.start, row.end))
@@ -163,7 +163,7 @@ def one_step(rows: Sequence[Row]) -> Step:
 
 
 def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row], marks: list[Row]) -> list[list[Row]]:
-    """Per step, the kernels that it launched; one without a launch goes by its op (`External id`), else by its time."""
+    """Returns the kernels that each step launched; one without a launch is assigned by its op (`External id`) or its time."""
     step_of_launch = {row.correlation: k for k, step in enumerate(host) for row in step if row.category in RUNTIME}
     launches = {row.correlation for row in every_host if row.category in RUNTIME} - {None}
     step_of_op = {
@@ -187,7 +187,7 @@ def _kernels_of(host: list[list[Row]], every_host: list[Row], kernels: list[Row]
 
 
 def _usual_step(ops: list[int], kernels: list[int]) -> int:
-    """The last step with about the median count of ops and no fewer kernels; else the last with most ops.
+    """Returns the last step with about the median number of ops and no fewer kernels; else the last with most ops.
 
     >>> _usual_step([900, 500, 500, 500], [800, 400, 400, 100])
     2

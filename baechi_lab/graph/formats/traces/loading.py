@@ -1,4 +1,4 @@
-"""`load_trace`: a trace file of any of the formats in this room -> `Recording`."""
+"""`load_trace`: reads a trace file of any format of this room as a `Recording`."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ PEEK = 65536
 
 
 class InferredDependencies(UserWarning):
-    """A trace was read as a graph, and does not say everything; the message says what was inferred and how."""
+    """A trace lacks information that its graph needs; the message says what was inferred and how."""
 
 
 def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike | None = None) -> Recording:
-    """Read a step that was traced elsewhere: what ran where and when, and what depended on what.
+    """Reads a step that was traced elsewhere: its ops, their devices and times, and their dependencies.
 
     Args:
-        path: a Kineto trace (what `torch.profiler` exports; `.json`, `.json.gz`), a Chakra execution trace (`.et`, or its
+        path: a Kineto trace (exported by `torch.profiler`; `.json`, `.json.gz`), a Chakra execution trace (`.et`, or its
             JSON), TensorFlow's RunMetadata (`.pb`, `.pbtxt`) or XPlane (`.xplane.pb`). Several paths are the ranks of one
             Chakra trace.
-        execution_trace: of a Kineto trace, what PyTorch's `ExecutionTraceObserver` wrote in the same run: the tensors that
-            say what depends on what.
+        execution_trace: for a Kineto trace, the file that PyTorch's `ExecutionTraceObserver` wrote in the same run; its
+            tensors give the dependencies.
 
     Returns:
-        graph, cluster, placement and timeline as measured, and notes on what was inferred.
+        A `Recording`: graph, cluster, placement and timeline as measured, and notes on inferred dependencies.
 
     Raises:
-        FormatError: unreadable, cut off, or another format; the message names file, field and place.
-        InvalidInput: the file is well-formed, but what it describes is no valid graph.
+        FormatError: the file is unreadable, cut off, or has another format; the message names file, field and place.
+        InvalidInput: the file is well-formed, but does not describe a valid graph.
 
     >>> import json, tempfile
     >>> op = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "tid": 1, "ts": 0, "dur": 5}
@@ -69,7 +69,7 @@ def load_trace(path: PathLike | Sequence[PathLike], *, execution_trace: PathLike
 
 
 def _tensors_of(path: PathLike) -> dict[int, Access]:
-    """What the ops of an execution trace read and wrote."""
+    """Reads the storage accesses of an execution trace."""
     data = read(path)
     return with_file_name(path, lambda: accesses(parse(data)))
 
@@ -77,7 +77,7 @@ def _tensors_of(path: PathLike) -> dict[int, Access]:
 def trace_reader(
     path: PathLike, data: bytes, tensors: dict[int, Access] | None = None
 ) -> Callable[[], Recording] | None:
-    """What reads the file, by its name where it is binary and by its content where it is text; None for no trace."""
+    """Returns the reader of a file, by the name of a binary file and by the content of a text; None if it is no trace."""
     name, title = name_of(path).removesuffix(".gz"), stem(path)
     if name.endswith(".xplane.pb"):
         return lambda: graph_from_xplane(data, title)
@@ -93,7 +93,7 @@ def _beginning(data: bytes) -> str:
 
 
 def _is_kineto(name: str, beginning: str) -> bool:
-    """Whether this is a Kineto trace, or the execution trace that somebody gives in its place."""
+    """Whether this is a Kineto trace, or an execution trace that was passed in its place."""
     if name.endswith((".pb", ".pbtxt", ".et")) or looks_like_chakra(beginning):
         return False
     return '"traceEvents"' in beginning or ('"schema"' in beginning[:1000] and '"chakra' not in name)
@@ -116,7 +116,7 @@ def _of_json(data: bytes, tensors: dict[int, Access] | None, title: str) -> Reco
 
 
 def graph_of_trace(path: PathLike, reader: Callable[[], Recording]) -> OpGraph:
-    """The graph alone, with a warning that says what was inferred."""
+    """Returns only the graph, with a warning about inferred dependencies."""
     recording = with_file_name(path, reader)
     if recording.notes:
         warnings.warn(

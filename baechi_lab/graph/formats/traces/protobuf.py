@@ -1,8 +1,8 @@
-"""Messages of other projects' protocol buffers, from the few fields of their published schemas that are read here.
+"""Protocol buffers of other projects, with only those fields of their published schemas that are read here.
 
-A schema is a text of messages, one per line, `Name: type field = number; ...` (indented lines go on). Of the fields marked
-`oneof` a message has one. Fields that the schema leaves out are skipped when a message is read, as the format has it.
-`google.protobuf` comes with TensorFlow; it is loaded on first use.
+A schema is a text of messages, one per line, `Name: type field = number; ...`; an indented line continues a message. A message
+has one of the fields marked `oneof`. Fields that the schema leaves out are skipped, as the format allows. `google.protobuf` is
+installed with TensorFlow; it is loaded on first use.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _MOST_VARINT_BYTES = 10
 
 @cache
 def messages(schema: str) -> dict[str, Any]:
-    """Message name -> class.
+    """Makes the classes of a schema's messages, by name.
 
     >>> pair = messages("Pair: string name = 1; repeated int64 sizes = 2")["Pair"]
     >>> pair.FromString(pair(name="a", sizes=[1, 2]).SerializeToString()).sizes[1]
@@ -59,10 +59,10 @@ def _add_field(message: Any, words: list[str], names: set[str], kinds: Any) -> N
 
 
 def parsed(cls: Any, data: bytes, noun: str) -> Any:
-    """The message that the bytes hold.
+    """Reads a message from bytes.
 
     Raises:
-        FormatError: they are cut off, or no message.
+        FormatError: the bytes are cut off, or no message.
     """
     from google.protobuf.message import DecodeError
 
@@ -73,10 +73,10 @@ def parsed(cls: Any, data: bytes, noun: str) -> Any:
 
 
 def parsed_text(cls: type[Message], text: str, noun: str) -> Any:
-    """The message of protocol buffers' text format.
+    """Reads a message in the text format of protocol buffers.
 
     Raises:
-        FormatError: the line and what is wrong there.
+        FormatError: the text is no message; the error names the line and the problem.
     """
     from google.protobuf import text_format
 
@@ -88,10 +88,10 @@ def parsed_text(cls: type[Message], text: str, noun: str) -> Any:
 
 
 def delimited(data: bytes) -> Iterator[bytes]:
-    """The messages of a stream in which each follows its length (a varint).
+    """Yields the messages of a stream, each after its length (a varint).
 
     Raises:
-        FormatError: it ends within a message.
+        FormatError: the stream ends within a message.
     """
     at = 0
     while at < len(data):
@@ -105,7 +105,7 @@ def delimited(data: bytes) -> Iterator[bytes]:
 
 
 def with_length(data: bytes) -> bytes:
-    """A message behind its length, as `delimited` reads it."""
+    """Returns a message after its length, as `delimited` reads it."""
     length, prefix = len(data), bytearray()
     while length > 127:
         prefix.append(length & 127 | 128)

@@ -1,11 +1,11 @@
-"""Recording: a step that was traced elsewhere - what ran, where, when, and what depended on what.
+"""Recording: a step that was traced elsewhere, with its ops, their lanes and times, and their dependencies.
 
-Readers of traces give `Event`s; `recording` makes records of them. Every lane of the trace (a thread, a stream) becomes a
-device, since it is what does one thing at a time; links cost nothing, because what transfers took is in the trace.
+Readers of traces make `Event`s; `recording` makes records of them. Every lane of the trace (a thread, a stream) becomes a
+device, since it runs one event at a time. Links cost nothing, because the trace contains the times of transfers.
 
-Durations are such that a replay in the measured order gives the measured times: an op starts when its lane is free and
-what it waits for is there; if it started later, and nothing in the trace says why (the program was elsewhere, a launch
-took time), the wait counts with the op, and a note says what share of the step such waits are.
+Durations are such that a replay in the measured order gives the measured times. An op starts when its lane is free and its
+inputs are there. If it started later for a reason that is not in the trace (other code, a launch), the wait is added to its
+duration, and a note gives the share of such waits.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from ...tensors import TensorTable
 from ...timeline import MemoryLog, Timeline, Transfers
 
 CLOCK_US = 1.0
-"""Ends and starts are compared to a microsecond: some traces have no finer clock."""
+"""Tolerance for comparing ends and starts, in microseconds: some traces have no finer clock."""
 
 MOST_BYTES = 2**53
-"""Of one tensor or op; a trace that says more is damaged."""
+"""Most bytes of one tensor or op; a trace with more is damaged."""
 
 
 @dataclass
 class Event:
-    """One thing that ran. `reads`: (event, label of the tensor) -> bytes; `after`: events that it waited for otherwise.
+    """One op of a trace. `reads`: bytes by (event, label of the tensor); `after`: other events for which it waited.
 
     `tie_order`: the order of events with the same times.
     """
@@ -58,13 +58,13 @@ class Recording:
     """A traced step as records.
 
     Args:
-        graph: what ran, with measured durations.
+        graph: the ops, with measured durations.
         cluster: a device per thread or stream of the trace.
-        placement: where each op ran, in the measured order.
-        timeline: when it ran.
-        notes: what the trace does not say and how it was inferred, one sentence each.
+        placement: the device of each op, with the measured order.
+        timeline: the measured times.
+        notes: sentences on information that the trace lacks, and how it was inferred.
 
-    `bl.simulate(graph, cluster, placement)` replays the step; another cluster and placer answer what it would take there.
+    `bl.simulate(graph, cluster, placement)` replays the step. With another cluster and placer it predicts the step there.
     """
 
     graph: OpGraph
@@ -79,10 +79,10 @@ class Recording:
 
 
 def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> Recording:
-    """The records of a step's events, which may come in any order.
+    """Makes the records of a step from its events, in any order.
 
     Raises:
-        FormatError: no events, more lanes than a cluster has devices, or times and sizes out of range.
+        FormatError: there are no events, more lanes than a cluster may have devices, or times and sizes out of range.
 
     >>> first = Event("a", "op", "thread 1", 5.0, 7.0)
     >>> second = Event("b", "op", "thread 2", 8.0, 11.0, reads={(0, "x"): 64})
@@ -107,7 +107,7 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     number = {x: k for k, x in enumerate(lanes)}
     device = np.array([number[x] for x in lane])
     kinds = {x: events[i].kind for x, i in zip(reversed(lane), reversed(order), strict=True)}
-    # No trace says how much memory there was: enough for all.
+    # Traces do not contain the memory of devices, so it is enough for all.
     capacity_bytes = min(int(graph.persistent_bytes.sum() + 2 * graph.tensor_bytes.sum()) + 1, 2**62 // len(lanes))
     cluster = Cluster(tuple(Device(x, kinds[x], capacity_bytes) for x in lanes), Link(0.0, 0.0), "parallel")
     placement = Placement(
@@ -134,15 +134,15 @@ def _check(events: Sequence[Event]) -> None:
 
 
 def _order(events: Sequence[Event]) -> tuple[list[int], dict[int, int]]:
-    """Events by start, and the place of each."""
+    """Returns the events by start, and the position of each."""
     order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
     return order, {i: k for k, i in enumerate(order)}
 
 
 def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
-    """The lane of each event, by start; events that overlap on one get others (`thread 1 (2)`).
+    """Returns the lane of each event, by start; events that overlap on one lane get further lanes (`thread 1 (2)`).
 
-    Also which events of a stream lie within another one of it: nothing says why they start when they do.
+    Also returns the events of a stream that lie within another one of it, whose start has no known reason.
     """
     free: dict[str, list[float]] = {}
     lanes, parallel = [], set()
@@ -161,9 +161,9 @@ def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
 def _dependencies(
     events: Sequence[Event], order: list[int], place: dict[int, int]
 ) -> tuple[TensorTable, list[list[int]], int]:
-    """Tensors, what each op waits for, and how many dependencies the measured times contradict.
+    """Returns tensors, the ops for which each op waits, and the number of dependencies that the measured times contradict.
 
-    An op that started before what it depends on had ended depends on what that one depended on instead.
+    An op that started before the end of a dependency gets the dependencies of that one instead.
     """
     table, dropped = TensorTable(), 0
     waits_for: list[list[int]] = [[] for _ in order]
@@ -187,14 +187,14 @@ def _dependencies(
 
 
 def _contradicted(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
-    """Had `i` started before `j` ended?"""
+    """Whether `i` started before `j` ended."""
     return place[j] > place[i] or events[j].end_us > events[i].start_us + CLOCK_US
 
 
 def _before_those(
     events: Sequence[Event], place: dict[int, int], waits: Sequence[set[int]], i: int, contradicted: list[int]
 ) -> set[int]:
-    """What the contradicted dependencies of `i` depended on, as far as that had ended."""
+    """Returns the dependencies of the contradicted dependencies of `i`, as far as these had ended."""
     visited, pending, before = {i, *contradicted}, list(contradicted), set()
     while pending:
         for j in waits[pending.pop()] - visited:
@@ -209,10 +209,10 @@ def _before_those(
 def _durations(
     events: Sequence[Event], lane: list[str], waits_for: list[list[int]], parallel: set[int]
 ) -> tuple[list[float], float]:
-    """What each op lasts in a replay, and how much of it all are unexplained waits.
+    """Returns the duration of each op in a replay, and the sum of unexplained waits.
 
-    An op that lies within another one of its stream (`parallel`) lasts as long as measured, unless the step ends with it: its
-    wait would be as long as what it ran beside.
+    An op that lies within another one of its stream (`parallel`) keeps its measured duration, unless the step ends with it: its
+    wait would be as long as the op around it.
     """
     first_start, finish = min(e.start_us for e in events), max(e.end_us for e in events)
     free: dict[str, float] = {}
@@ -233,7 +233,7 @@ def _durations(
 
 
 def _groups(events: Sequence[Event], lane: list[str]) -> tuple[list[str], int]:
-    """The group of each event, none for those that ran on another lane than its first; and how many these are."""
+    """Returns the group of each event, none for events on another lane than their group's first, and the number of these."""
     home: dict[str, str] = {}
     groups = [e.group if home.setdefault(e.group, x) == x else "" for e, x in zip(events, lane, strict=True)]
     return groups, sum(bool(e.group) and not group for e, group in zip(events, groups, strict=True))
@@ -276,7 +276,7 @@ def _graph(events: Sequence[Event], duration: list[float], table: TensorTable, g
 
 
 def _distinct(names: list[str]) -> tuple[str, ...]:
-    """Each name once: the second `a` is `a#2`."""
+    """Makes names distinct: the second `a` becomes `a#2`."""
     used_names, distinct, count = set(names), [], dict.fromkeys(names, 0)
     for name in names:
         count[name] += 1

@@ -1,4 +1,4 @@
-"""TensorFlow's RunMetadata, as a session or `tf.profiler` of version 1 writes it: binary, or text (`.pbtxt`).
+"""Reads TensorFlow's RunMetadata, which a session or `tf.profiler` of version 1 writes: binary, or text (`.pbtxt`).
 
     node stats          one op, on the device where the executor ran it; kernels of `/stream:N` are ops of their own, on
                         that stream, after the op that launched them
@@ -6,7 +6,7 @@
     timeline_label      `name = Type(input, ^control)`: what depends on what; where labels name no inputs, `cost_graph` does
     output              bytes as allocated, else of the tensor's shape and type
 
-Without either, ops are taken to depend on what ran before them, and a note says so.
+Without either, ops depend on the ops that ran before them, and a note says so.
 """
 
 from __future__ import annotations
@@ -67,10 +67,10 @@ _LABEL = re.compile(r"^(?P<name>\S+) = (?P<type>[\w>.:-]+)\((?P<inputs>.*)\)", r
 
 
 def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recording:
-    """The step of a RunMetadata, binary or as text.
+    """Makes the recording of a RunMetadata, binary or as text.
 
     Raises:
-        FormatError: cut off, another format, or a trace without ops.
+        FormatError: the file is cut off, has another format, or no ops.
     """
     cls = messages(SCHEMA)["RunMetadata"]
     if text:
@@ -95,7 +95,7 @@ _Row = tuple[Event, Any]
 
 
 def _rows(devices: Any) -> Iterator[_Row]:
-    """An event for each entry of each device, `stream:all` and what belongs to no device left out."""
+    """Makes an event for each entry of each device, except `stream:all` and entries without a device."""
     # Nanoseconds since 1970 are whole numbers of more digits than a float has.
     origin = min((n.all_start_nanos or 1000 * n.all_start_micros for d in devices for n in d.node_stats), default=0)
     launched = {d.device.partition("/stream:")[0].rpartition("/device:")[2] for d in devices if "/stream:" in d.device}
@@ -131,7 +131,7 @@ def _task(device: str) -> str:
 
 
 def _launches(rows: list[_Row]) -> None:
-    """A kernel waits for the op of its name that launched it, where that had begun before."""
+    """Makes a kernel wait for the op of its name that launched it, if that began before."""
     host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
     for event, _ in rows:
         if event.kind != "cpu" and (launcher := host.get(op_name(event.name))) is not None:
@@ -140,12 +140,12 @@ def _launches(rows: list[_Row]) -> None:
 
 
 def op_name(name: str) -> str:
-    """The op of an entry: `a/MatMul` of `a/MatMul:MatMul` and of `a/MatMul@@kernel`."""
+    """Returns the op of an entry: `a/MatMul` for `a/MatMul:MatMul` and for `a/MatMul@@kernel`."""
     return name.split(":")[0].split("@@")[0]
 
 
 def _latest(rows: list[_Row]) -> dict[str, list[int]]:
-    """Name -> its entries by end; kernels stand for their op where there are any."""
+    """Returns the entries of each name by end; if an op has kernels, these represent it."""
     kernels = {op_name(e.name) for e, _ in rows if e.kind != "cpu"}
     rows_of: dict[str, list[int]] = {}
     for k in sorted(range(len(rows)), key=lambda k: rows[k][0].end_us):
@@ -156,7 +156,7 @@ def _latest(rows: list[_Row]) -> dict[str, list[int]]:
 
 
 def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, slot: int) -> bool:
-    """Entry `k` reads an output (-1: waits for) of the last entry of that name that had ended."""
+    """Makes entry `k` read an output (-1: wait) of the last entry of that name that had ended."""
     event = rows[k][0]
     before = [j for j in entries.get(name, ()) if j != k and rows[j][0].end_us <= event.start_us]
     if not before:
@@ -170,7 +170,7 @@ def _read(rows: list[_Row], entries: dict[str, list[int]], k: int, name: str, sl
 
 
 def _by_label(rows: list[_Row]) -> bool:
-    """Dependencies from the labels; False where there are none."""
+    """Sets dependencies from the labels; returns False if there are none."""
     entries, any_label = _latest(rows), False
     labels = {op_name(stats.node_name): m for _, stats in rows if (m := _LABEL.match(stats.timeline_label))}
     for k, (event, _) in enumerate(rows):
@@ -185,7 +185,7 @@ def _by_label(rows: list[_Row]) -> bool:
 
 
 def _variables(rows: list[_Row]) -> None:
-    """A variable and the ops that read or assign it share a device, which holds the bytes that were read."""
+    """Makes a variable and the ops that read or assign it share a device, with the bytes that were read."""
     handles = {op_name(e.name): e for e, _ in rows if e.op_type in ("VarHandleOp", "VariableV2")}
     for event, stats in rows:
         label = _LABEL.match(stats.timeline_label)
@@ -201,7 +201,7 @@ def _variables(rows: list[_Row]) -> None:
 
 
 def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
-    """Dependencies from the cost graph; False where there are none."""
+    """Sets dependencies from the cost graph; returns False if there are none."""
     entries, any_cost = _latest(rows), False
     nodes = {node.id: node for node in graph.node}
     by_name = {node.name: node for node in graph.node}

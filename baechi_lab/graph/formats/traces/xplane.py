@@ -1,12 +1,12 @@
-"""TensorFlow's (and JAX's) profiler: `.xplane.pb`, an XSpace of planes, lines and events.
+"""Reads profiles of TensorFlow and JAX: `.xplane.pb`, an XSpace of planes, lines and events.
 
     plane /host:CPU     lines are threads; ops are the events named `op:Type` (others are the profiler's own)
     planes of devices   lines are streams (`Stream #n`) on GPUs and `XLA Ops` on TPUs; other lines repeat these by name,
                         module or step
     offset, duration    picoseconds from the line's start
 
-The format knows no tensors: what depends on what is inferred from the order on threads and streams, and a kernel waits for
-the op on the host of its name (`tf_op`) or of its `correlation_id`.
+The format has no tensors: dependencies are inferred from the order on threads and streams, and a kernel waits for the op on the
+host with its name (`tf_op`) or its `correlation_id`.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ Plane: int64 id = 1; string name = 2; repeated Line lines = 3; repeated EventEnt
     StatEntry stat_metadata = 5
 XSpace: repeated Plane planes = 1
 """
-"""`xplane.proto` of tensorflow/tsl, as far as it is read here."""
+"""The fields of tensorflow/tsl's `xplane.proto` that are read."""
 
 _HOST_OP = re.compile(r"^[\w./>-]+:[A-Z_]\w*$")
 _DEVICE = re.compile(r"^/device:(?P<kind>[A-Z]+):(?P<number>\d+)")
 
 
 def graph_from_xplane(data: bytes, name: str) -> Recording:
-    """The step (all that was recorded) of an XSpace.
+    """Makes the recording of an XSpace, with all its ops.
 
     Raises:
-        FormatError: cut off, another format, or no ops in it.
+        FormatError: the file is cut off, has another format, or no ops.
     """
     space = parsed(messages(SCHEMA)["XSpace"], data, "an XSpace")
     origin = min((line.timestamp_ns for plane in space.planes for line in plane.lines if line.events), default=0)
@@ -65,7 +65,7 @@ def graph_from_xplane(data: bytes, name: str) -> Recording:
 
 
 def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
-    """Events of a plane, with what names the launch that they belong to."""
+    """Returns the events of a plane, with the key of the launch to which each belongs."""
     names = {e.key: e.value for e in plane.event_metadata}
     stats = {e.key: e.value.name for e in plane.stat_metadata}
     device = _DEVICE.match(plane.name)
@@ -92,7 +92,7 @@ def _rows(plane: Any, origin: int) -> Iterator[tuple[Event, list[str]]]:
 
 
 def _innermost(rows: list[Any], device: bool) -> Iterator[Any]:
-    """On the host, the ops that hold no other op: a call of a function is as long as what it calls."""
+    """Returns the ops of the host that contain no other op, since a call of a function lasts as long as its ops."""
     ops = rows if device else [row for row in rows if _HOST_OP.match(row[1].name)]
     ops.sort(key=lambda row: (row[0].offset_ps, -row[0].duration_ps))
     for k, (event, metadata) in enumerate(ops):
