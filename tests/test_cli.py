@@ -304,6 +304,14 @@ raise SystemExit(cli.main(["place", "--list"]))
     assert (process.returncode, process.stdout, process.stderr) == (130, "", "baechi-lab place: interrupted\n")
 
 
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full")
+def test_a_full_disk_under_standard_output_is_one_sentence(monkeypatch, capsys):
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["place", "--list"]) == 2
+    assert capsys.readouterr().err == "baechi-lab place: the output cannot be written: No space left on device\n"
+
+
 def test_an_interrupted_search_ends_with_what_it_has_and_says_so(call, graph_file, tmp_path, monkeypatch):
     from baechi_lab.placers.search.multistart import MultiStart
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -126,6 +127,14 @@ def _missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackage
     return MissingPackage.of(package, extra.name, purpose)
 
 
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+def _drop_output() -> None:
+    """Sends what standard output still holds nowhere, so that the end of Python does not fail to write it."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     # A file's name may hold bytes that are no text: they are shown escaped, not a reason to end.
@@ -140,6 +149,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _interruptible(), _collecting_warnings(notes):
             arguments: Any = parser().parse_args(words)
             code = int(arguments.work(arguments) or 0)
+            if sys.stdout is not None:
+                sys.stdout.flush()
         for note in dict.fromkeys(notes):
             print(f"note: {_one_line(note)}", file=sys.stderr)
         return code
@@ -163,5 +174,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"baechi-lab {command}: the current folder was deleted; change into another", file=sys.stderr)
         return 2
     except BrokenPipeError:  # the reader (head, less) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        _drop_output()
+        print(f"baechi-lab {command}: the output cannot be written: {error.strerror}", file=sys.stderr)
+        return 2

@@ -204,7 +204,7 @@ def test_unreadable_and_missing_files(tmp_path):
 
 def test_another_kind_of_record(tmp_path):
     save(bl.Cluster.uniform(2), tmp_path / "c.json")
-    with pytest.raises(bl.FormatError, match="'cluster'; a OpGraph was asked for"):
+    with pytest.raises(bl.FormatError, match="field kind is 'cluster'; it must be 'graph'"):
         bl.load_graph(tmp_path / "c.json")
 
 
@@ -259,6 +259,18 @@ def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, monkeypat
 def test_a_missing_folder_is_refused(tmp_path):
     with pytest.raises(bl.FormatError, match="cannot be written"):
         write_atomically(tmp_path / "none" / "g.json", b"")
+
+
+def test_links_stay_and_pipes_are_never_replaced(tmp_path):
+    pipe, link = tmp_path / "pipe", tmp_path / "link.json"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_atomically(pipe, b"plan")
+    assert os.read(reader, 10) == b"plan" and pipe.is_fifo()
+    os.close(reader)
+    link.symlink_to("g.json")
+    write_atomically(link, b"plan")
+    assert link.is_symlink() and (tmp_path / "g.json").read_bytes() == b"plan"
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="a process that is killed")

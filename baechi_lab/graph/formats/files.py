@@ -21,7 +21,7 @@ from ..opgraph import OpGraph
 from ..placement import Placement
 from ..timeline import Timeline
 from .dnn_partitioning import graph_from_partitioning, looks_like_partitioning
-from .json_format import FORMAT, Record, from_document, to_document
+from .json_format import FORMAT, KINDS, Record, from_document, to_document
 from .leftovers import RANDOM, clear, lock
 from .pipedream import PEEK, graph_from_pipedream, looks_like_pipedream
 from .reading import PathLike, name_of, parse, program_kind, read, refuse_model_config, stem, text_of, with_file_name
@@ -138,11 +138,20 @@ def save(record: Record, path: PathLike) -> None:
 
 
 def write_atomically(path: PathLike, data: bytes) -> None:
-    """Write beside, then rename; parents must exist. What a killed writer of this file left there is removed.
+    """Writes beside the file, then renames; parents must exist. What a killed writer of this file left there is removed.
+
+    A link stays a link: the file that it names is written. Devices and pipes are written as they are, and never replaced.
 
     Raises `FormatError` when the place cannot be written.
     """
     target = Path(name_of(path))
+    try:
+        if target.exists() and not (target.is_file() or target.is_dir()):
+            target.write_bytes(data)
+            return
+        target = Path(os.path.realpath(target)) if target.is_symlink() else target
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{target}: cannot be written: {getattr(error, 'strerror', None) or error}") from error
     clear(target.parent, rf"\.{re.escape(target.name[:50])}\.{RANDOM}\.part", os.unlink)
     mode = None
     try:
@@ -194,8 +203,8 @@ def compressed(data: bytes) -> bytes:
 def _expect(path: PathLike, document: Any, cls: type[_T]) -> _T:
     record = with_file_name(path, lambda: from_document(document))
     if not isinstance(record, cls):
-        kind = document["kind"]
-        raise FormatError(f"{name_of(path)}: field kind is {kind!r}; a {cls.__name__} was asked for")
+        wanted_kind = next(kind for kind, (record_class, *_) in KINDS.items() if record_class is cls)
+        raise FormatError(f"{name_of(path)}: field kind is {document['kind']!r}; it must be {wanted_kind!r}")
     return record
 
 
