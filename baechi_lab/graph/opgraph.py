@@ -71,7 +71,8 @@ class OpGraph(Picklable):
             empty by default. As `info`, no part of what the graph is compared by.
         info: what else there is to say of the costs, as JSON has it; no part of what the graph is compared by. Of a measured
             profile `info["measured"]` says how its repeats differed and what other programs used meanwhile, see
-            `baechi_lab.profilers.machine_load.summarize_repeats`.
+            `baechi_lab.profilers.machine_load.summarize_repeats`. Of a PyTorch model `info["batch_readers"]` names the calls of
+            functions that take an input of the model.
 
     Raises:
         CostError: a duration or size that is negative, NaN or infinite.

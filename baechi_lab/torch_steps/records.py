@@ -8,6 +8,8 @@ from typing import Any
 
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
+BATCH_READERS = "batch_readers"
+"""Key of a graph's `info`: names of the calls of functions that take an input of the model."""
 STATE = "State"
 """Type of the ops of an offloaded graph that have an optimizer's state on a host."""
 
@@ -53,6 +55,8 @@ class Call:
     non-reentrant checkpointing stops early."""
     read_at: dict[int, int] = field(default_factory=dict)
     """Value -> its first position among the tensors passed in."""
+    reads_batch: bool = False
+    """Whether it takes an input of the model, or a view of one."""
     output_shapes: str = ""
     """Types and shapes of what it returns, as `OpGraph.output_shapes` has them."""
 

@@ -334,6 +334,7 @@ class Tracer(Handler):
                 module=self._name(module),
                 reads=tuple(reads),
                 read_at=reads,
+                reads_batch=any(flow.value_of.get(id(t), (t, 0))[1] < 0 for t in input_tensors),
                 after=tuple(sorted(after - {flow.values[v].producer for v in reads})),
                 parameters=tuple(dict.fromkeys(names)),
                 buffers=tuple(dict.fromkeys(buffers)),

@@ -311,6 +311,39 @@ def test_modules_whose_outputs_meet_share_a_device():
     )
 
 
+class Pooled(torch.nn.Module):
+    """Multiplies the last layer's outputs with a mask of the batch, in its own code."""
+
+    def __init__(self, mask_code):
+        super().__init__()
+        self.words, self.head, self.mask_code = torch.nn.Embedding(10, 4), torch.nn.Linear(4, 2), mask_code
+        self.layers = torch.nn.ModuleList(Residual() for _ in range(3))
+
+    def forward(self, tokens, mask):
+        x = self.words(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.mask_code(x, mask))
+
+
+@pytest.mark.parametrize(
+    "mask_code",
+    [
+        lambda x, mask: (x * mask[..., None]).mean(1),
+        lambda x, mask: (x + (1 - mask)[..., None]).sum(1) / mask.sum(1, keepdim=True),
+        lambda x, mask: torch.where(mask[..., None] > 0, x, x.min()).amax(1),
+    ],
+)
+def test_bug_outputs_that_meet_inputs_are_on_the_main_device(mask_code):
+    """The mask stays on GPU 0, where accelerate has the inputs; the last layer was on GPU 1."""
+    model, inputs = Pooled(mask_code).eval(), {"tokens": TOKENS, "mask": torch.ones(TOKENS.shape)}
+    graph = bl.torch.profile(model, inputs, mode="inference", hardware="a100")
+    later = placed(graph, {"words": 0, "layers.0": 0, "layers.1": 0, "": 1})
+    plan = bl.write_plan(graph, later, model=model)
+    assert plan.value == {"words": 0, "layers": 0, "head": 1}
+    as_accelerate_runs(model, plan.value, inputs)
+
+
 SMALL = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 99}
 SEQUENCES = {
     "d_model": 32, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4,

@@ -1,9 +1,10 @@
 """accelerate and transformers: `device_map`, from a module's name to a GPU's number or "cpu".
 
 Idea: accelerate moves what a module of the map reads to that module's device, and nothing else. A map runs as written where
-no code between its modules meets tensors of two devices. So three kinds of modules stay together: a module whose own
+no code between its modules meets tensors of two devices. So four kinds of modules stay together: a module whose own
 code calls functions (a decoder layer with its residual additions) is one entry; modules whose outputs meet in the code of a
-module around the layers (embeddings of tokens and positions) share a device; modules that share a tensor share a device.
+module around the layers (embeddings of tokens and positions) share a device; if they meet an input there (a mask), they are
+on the main device, where accelerate has the inputs; modules that share a tensor share a device.
 
 Every parameter and buffer is covered. Complexity: O((ops + edges) * modules that are moved).
 """
@@ -19,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
+from ...torch_steps.records import BATCH_READERS
 from .records import Request, Written, heaviest, is_call, stem
 
 
@@ -174,6 +176,7 @@ class _Units:
         """Joins modules whose outputs meet in code around the blocks; returns a sentence if that moves one."""
         graph = self.request.graph
         around = [i for i in self.ops if self.unit[i] == i]
+        on_main = self._calls_on_main(around)
         met: list[int] = []
         changed = True
         while changed:
@@ -182,11 +185,10 @@ class _Units:
                 parents = [self.unit[p] for p in self.parents[i] if p in self.unit]
                 sources = [u for u in parents if u in self.modules or self.root(u) != u]
                 devices = {self.runs_on(u) for u in sources}
-                reads_root = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
-                if len(devices | ({self.main()} if reads_root else set())) > 1:
+                if len(devices | ({self.main()} if i in on_main and sources else set())) > 1:
                     main = self.main()
                     self.join(sources)
-                    if reads_root:
+                    if i in on_main:
                         self.device[self.root(sources[0])] = main
                     met.append(i)
                     changed = True
@@ -201,6 +203,24 @@ class _Units:
             f"accelerate moves what modules read, not what code between them reads ({', '.join(names[:3])}{more_text}); modules "
             "whose outputs meet there are kept on one device"
         ]
+
+    def _calls_on_main(self, around: list[int]) -> set[int]:
+        """Returns calls that meet what is on the main device: the model's own parameters, its inputs, and what calls compute
+        from these alone. Losses are left out; see `compare_with_inputs`.
+        """
+        graph = self.request.graph
+        batch_readers = set(graph.info.get(BATCH_READERS, ()))
+        on_main: set[int] = set()
+        only_main: set[int] = set()
+        for i in around:
+            own = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
+            parents = self.parents[i]
+            if own or graph.names[i] in batch_readers or not only_main.isdisjoint(parents):
+                if not _LOSS.search(graph.op_types[i]):
+                    on_main.add(i)
+                if only_main.issuperset(parents):
+                    only_main.add(i)
+        return on_main
 
     def compare_with_inputs(self) -> list[str]:
         """Returns a sentence if a loss in the model's code runs off the main device, where its targets are."""

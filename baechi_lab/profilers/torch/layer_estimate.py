@@ -99,7 +99,7 @@ class LayerEstimate:
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
         return graph.replace(
             duration_by_kind={kind: durations(layers) for kind, layers in layers_by_kind.items()},
-            info={"estimate": record},
+            info={**graph.info, "estimate": record},
         )
 
     def _layers_with_times(self, hardware: Hardware, states: int | None) -> LayerProfile:

@@ -38,7 +38,7 @@ from ...graph import CONTROL_BYTES, OpGraph
 from ...graph.opgraph import GROWS, OWN, VIEW
 from ...graph.tensors import PARTS_TYPE, TensorTable
 from ...passes.named_tensors import NAMED
-from ...torch_steps.records import UPDATE, Trace
+from ...torch_steps.records import BATCH_READERS, UPDATE, Trace
 from ..precision import Precision
 from .memory import CallMemory
 from .memory_levels import with_measured_levels
@@ -131,7 +131,8 @@ class LayerProfile:
 
     def graph(self, *, optimizer_states: int | None = None) -> OpGraph:
         """The OpGraph; `optimizer_states` counts tensors of a parameter's size that the optimizer keeps, None: as measured."""
-        return layer_graph(self, optimizer_states=optimizer_states).replace(info=self.info)
+        graph = layer_graph(self, optimizer_states=optimizer_states)
+        return graph.replace(info={**graph.info, **self.info})
 
 
 def layer_graph(
@@ -215,6 +216,7 @@ def layer_graph(
         colocation_names=groups,
         forward_of=np.array(forward_of),
         name=profile.name,
+        info={BATCH_READERS: [c.key for c in trace.calls if c.reads_batch and c.module is None]},
         **table.columns(),
     )
     return graph if profile.mode != "training" else with_measured_levels(graph, _levels(profile, backward, loss))
