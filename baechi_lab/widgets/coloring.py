@@ -67,11 +67,17 @@ def coloring(
 
 
 def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, Any]]:
-    """Returns the legend of devices, with the time for which each computes in the first timeline."""
+    """Returns the legend of the devices that do anything, with the time for which each computes in the first timeline."""
     if not timelines:
         return []
+    active = {
+        line.device_names[d]
+        for line in timelines
+        for column in (line.device, line.transfers.source, line.transfers.target)
+        for d in np.unique(column).tolist()
+    }
     rows = zip(timelines[0].device_names, colors, timelines[0].busy_us.tolist(), strict=False)
-    return [{"label": short_device(name), "color": color, "time": time} for name, color, time in rows]
+    return [{"label": short_device(name), "color": color, "time": time} for name, color, time in rows if name in active]
 
 
 def phase_legend(timeline: Timeline) -> list[dict[str, Any]]:

@@ -53,3 +53,12 @@ def test_a_budget_does_not_pay_for_compiling(clock):
     clock[0] += 4.0
     assert budget.elapsed == pytest.approx(5.0)
     assert budget.spent(0) == pytest.approx(0.5)
+
+
+def test_bug_the_clock_went_back_while_another_thread_compiled(monkeypatch):
+    """The clock was read twice: what passed between both readings was taken off once more."""
+    readings = iter(range(100))
+    monkeypatch.setattr(compiling, "_clock", compiling._Clock())
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(readings)))
+    compiling._clock.start()
+    assert compiling.working_seconds() <= compiling.working_seconds()

@@ -67,6 +67,8 @@ def test_more_micro_batches_than_colours_begin_anew(diamond):
 
 def test_the_view_takes_classes_and_goes_back_to_devices(diamond, split):
     view = TimelineView()
+    view.show(diamond, [bl.simulate(diamond, bl.Cluster.uniform(9), bl.Placement(device=[7] * 4))])
+    assert [one["label"] for one in view.legend] == ["gpu:7"]  # the others do nothing
     view.show(diamond, [split], critical_chain(diamond, split))
     assert view.kinds == b"" and [one["label"] for one in view.legend] == ["gpu:0", "gpu:1"]
     assert [one["time"] for one in view.legend] == [20, 10]

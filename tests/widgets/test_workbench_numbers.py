@@ -58,6 +58,10 @@ def test_bug_steps_of_other_batches_were_held_against_each_other(diamond, pair):
     larger = replace(now, setting=now.setting.replace(batch_size=64))
     assert "against the setting before" not in dict(facts_of(larger, before))
     assert "against the setting before" not in dict(facts_of(now, larger))
+    measured = replace(now, setting=now.setting.replace(profile="measured"))  # costs of another kind
+    assert "against the setting before" not in dict(facts_of(measured, before))
+    made.change(micro_batches=2)  # of a stored graph: twice its step
+    assert "against the setting before" not in dict(facts_of(made.outcome, now))
 
 
 def test_costs_are_told_as_the_graph_has_them_not_as_the_setting(diamond, pair):

@@ -27,8 +27,11 @@ class _Clock:
 
     @property
     def seconds(self) -> float:
+        return self.seconds_until(time.perf_counter())
+
+    def seconds_until(self, now: float) -> float:
         total, began = self.state
-        return total if began is None else total + time.perf_counter() - began
+        return total if began is None else total + max(now - began, 0.0)
 
 
 _clock = _Clock()
@@ -52,4 +55,5 @@ def working_seconds() -> float:
     >>> working_seconds() <= working_seconds()
     True
     """
-    return time.perf_counter() - _clock.seconds
+    now = time.perf_counter()
+    return now - _clock.seconds_until(now)

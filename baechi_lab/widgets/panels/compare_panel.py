@@ -65,14 +65,12 @@ class ComparePanel:
         self.placers = Fold("Placers", [placer_row])
         charts = ipywidgets.HBox([self.times, self.peaks], layout=WIDE)
         charts.add_class("bl-charts")
+        self.compared = ipywidgets.VBox([self.rows, self.notes, self.errors, charts], layout=WIDE)
         self.widget = ipywidgets.VBox(
             [
                 self.placers,
                 row(self.compare, self.hold, self.state),
-                self.rows,
-                self.notes,
-                self.errors,
-                charts,
+                self.compared,
                 self.pinned,
                 self.held_buttons,
             ],
@@ -152,8 +150,7 @@ class ComparePanel:
             placer="", params={}, moves=()
         )
         say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.")
-        for shown in (self.rows, self.times, self.peaks):
-            (shown.remove_class if same else shown.add_class)("bl-stale")
+        (self.compared.remove_class if same else self.compared.add_class)("bl-stale")
         self._show_held()
 
     def _show_held(self) -> None:

@@ -127,8 +127,9 @@ class Header:
         spans += [f'<span class="bl-note">{explained(won)}</span>'] if won else []
         measured = outcome.graph.info.get("measured", {})
         if measured.get("busy"):
-            repeats = html.escape(f"profile measured on a busy machine: {describe_repeats(measured)}")
-            spans.append(f'<span class="bl-bad">{repeats}</span>')
+            load = f"busy machine: others used {measured['others_share']:.2g} of {measured['cores']} cores"
+            hint = html.escape(f"while the profile was measured: {describe_repeats(measured)}")
+            spans.append(f'<span class="bl-bad" title="{hint}">{load}</span>')
         self.verdict.show(outcome)
         fitting = "fits" if fits else "does not fit"
         self.verdict.said = f"step {format_us(line.makespan_us)}, {fitting}, placed by {outcome.setting.placer}"
@@ -210,7 +211,7 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
             "moved",
             f"{format_bytes(line.moved_bytes)} in {transfer_count:,} transfer{'' if transfer_count == 1 else 's'}",
         ),
-        ("placed by", f"{placed_by} in {outcome.base.seconds:.3g} s"),
+        ("placed by", f"{placed_by} in {max(outcome.base.seconds, 0.0005):.3g} s"),
         ("graph", f"{outcome.graph.n:,} ops{groups}"),
         ("costs", costs_in_words(outcome.graph)),
         ("", outcome.base.info.get("finer_groups", "")),
@@ -219,11 +220,16 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
 
 
 def same_work(first: Outcome, second: Outcome) -> bool:
-    """Whether the steps of two outcomes do the same work: the same model or graph, and as many samples."""
+    """Whether the steps of two outcomes do the same work: one model or graph, as many samples, both estimated or both measured.
+
+    Where samples are unknown, a micro-batch is one run of the graph: steps of as many micro-batches do the same work.
+    """
     a, b = first.setting, second.setting
+    if first.samples is None and (a.micro_batches or 1) != (b.micro_batches or 1):
+        return False
     return (
         first.graph.name == second.graph.name
-        and (a.source, a.model_params) == (b.source, b.model_params)
+        and (a.source, a.model_params, a.profile) == (b.source, b.model_params, b.profile)
         and first.samples == second.samples
     )
 

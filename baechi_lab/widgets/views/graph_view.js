@@ -69,15 +69,16 @@ function render({ model, el }) {
 
   /** Show boxes: as it is where they can be read, else as near as they fit. */
   function bring(targets) {
+    const right = list.hidden ? view.width : Math.max(list.offsetLeft, view.width / 3); // beside the list of hits
     const well = (id) => {
       const [x0, y0, x1, y1] = extentOf(scene, id) || [0, 0, 0, 0];
-      return t.k >= 0.55 && x0 * t.k + t.x > 0 && y0 * t.k + t.y > 24 && x1 * t.k + t.x < view.width && y1 * t.k + t.y < view.height;
+      return t.k >= 0.55 && x0 * t.k + t.x > 0 && y0 * t.k + t.y > 24 && x1 * t.k + t.x < right && y1 * t.k + t.y < view.height;
     };
     if (!targets.length || targets.every(well)) return view.redraw();
     const [x0, y0, x1, y1] = bounds(scene, targets);
-    const most = Math.min((view.width - 60) / Math.max(x1 - x0, 1), (view.height - 80) / Math.max(y1 - y0, 1));
+    const most = Math.min((right - 60) / Math.max(x1 - x0, 1), (view.height - 80) / Math.max(y1 - y0, 1));
     t.k = Math.min(Math.max(t.k, 0.8), most);
-    t.x = view.width / 2 - ((x0 + x1) / 2) * t.k;
+    t.x = right / 2 - ((x0 + x1) / 2) * t.k;
     t.y = view.height / 2 - ((y0 + y1) / 2) * t.k;
     untouched = false;
     return view.redraw();
