@@ -22,6 +22,7 @@ import pytest
 import baechi_lab as bl
 
 pytest.importorskip("tensorflow")
+from exported_script import run_script, start_script
 from other_users import needs_networks
 
 BLOCKER = """
@@ -65,18 +66,19 @@ def folder(step, placement, tmp_path):
     return bl.export(step, placement, tmp_path / "placed training")
 
 
-def run_script(folder, *arguments):
-    start = f"sys.argv = ['train.py', *{list(arguments)!r}]\nrunpy.run_path('train.py', run_name='__main__')"
-    command = [sys.executable, "-I", "-c", f"{BLOCKER}\nimport runpy\n{start}"]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    return subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=120)
+def losses_of(output):
+    """The losses that a script has printed, one per step."""
+    return [float(line.split()[-1]) for line in output.splitlines()]
 
 
 def test_script_trains_without_baechi_lab(folder, step):
-    process = run_script(folder, "--steps", "5")
+    """In a new process, which other tests save: they run scripts where TensorFlow has been imported."""
+    start = "import runpy\nsys.argv = ['train.py', '--steps', '5']\nrunpy.run_path('train.py', run_name='__main__')"
+    command = [sys.executable, "-I", "-c", f"{BLOCKER}\n{start}"]
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+    process = subprocess.run(command, cwd=folder, env=quiet, capture_output=True, text=True, timeout=120)
     assert process.returncode == 0, process.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
-    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
     with np.load(folder / "trained_values.npz", allow_pickle=False) as trained:
         assert all(np.all(trained[f"variable_{i}"] != v) for i, v in enumerate(step.initial_values))
 
@@ -92,8 +94,7 @@ def test_script_of_a_recomputed_graph_trains_the_same(step, tmp_path):
     folder = bl.export(step, placed, tmp_path / "again", graph=recomputed)
     process = run_script(folder, "--steps", "5")
     assert process.returncode == 0, process.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
-    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
     assert f"{tanh}/again".encode() in (folder / "placed_graph.pb").read_bytes()
 
 
@@ -290,8 +291,7 @@ def test_script_of_micro_batches_trains_the_undivided_step(third, step, tmp_path
     feed_whole_batches(folder, step)
     process = run_script(folder, "--steps", "5")
     assert process.returncode == 0, process.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
-    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
 
 
 def test_micro_batches_on_workers(third, step, tmp_path):
@@ -339,14 +339,7 @@ def test_a_cluster_that_no_script_reaches_is_not_exported_for(step, placement, t
 
 def train_on_workers(folder, workers, step, serving, training, lose=None):
     """Start workers with some options, then train with others: the losses without baechi_lab; then `lose` a worker."""
-    lines = [["train.py", "--worker", address, *serving] for address in workers]
-    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
-    started = [
-        subprocess.Popen(
-            [sys.executable, *line], cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
-        )
-        for line in lines
-    ]
+    started = [start_script(folder, "--worker", address, *serving) for address in workers]
     try:
         for process in started:
             assert process.stdout.readline().startswith(b"worker 127.0.0.1:")
@@ -354,19 +347,21 @@ def train_on_workers(folder, workers, step, serving, training, lose=None):
             assert listeners(int(address.rpartition(":")[2])) == (["127.0.0.1"] if training else ["lo"])
         done = run_script(folder, "--steps", "5", *training)
         if lose is not None:
-            check_lost(folder, workers[lose], started[lose], quiet)
+            check_lost(folder, workers[lose], started[lose])
     finally:
         for process in started:
             process.kill()
             process.wait()
+            process.stdin.close()
             process.stdout.close()
     assert done.returncode == 0, done.stderr[-2000:]
-    np.testing.assert_allclose([float(x.split()[-1]) for x in done.stdout.splitlines()], step.info["losses"], rtol=1e-6)
+    np.testing.assert_allclose(losses_of(done.stdout), step.info["losses"], rtol=1e-6)
 
 
-def check_lost(folder, address, worker, quiet):
+def check_lost(folder, address, worker):
     """Training whose worker is killed ends within seconds, with a sentence; it waited for worker 0 for ever."""
     train = [sys.executable, "train.py", "--steps", "1000000"]
+    quiet = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     with subprocess.Popen(train, cwd=folder, env=quiet, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as training:
         try:
             assert training.stdout.readline().startswith(b"step 0 ")
@@ -390,8 +385,7 @@ def test_replicated_constants_run_and_export_to_the_same_losses(step, tmp_path):
     np.testing.assert_allclose([float(outputs[0]) for outputs in run.outputs[:5]], step.info["losses"], rtol=1e-6)
     process = run_script(bl.export(step, placed, tmp_path / "replicated"), "--steps", "5")
     assert process.returncode == 0, process.stderr[-2000:]
-    losses = [float(line.split()[-1]) for line in process.stdout.splitlines()]
-    np.testing.assert_allclose(losses, step.info["losses"], rtol=1e-6)
+    np.testing.assert_allclose(losses_of(process.stdout), step.info["losses"], rtol=1e-6)
 
 
 def test_replicas_are_refused(step, tmp_path):
