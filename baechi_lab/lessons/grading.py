@@ -79,7 +79,7 @@ def grade_folder(folder: str | os.PathLike[str], seconds: float = 300.0) -> list
 
     Args:
         folder: the folder of the submitted notebooks (`*.ipynb`), which may be in subfolders.
-        seconds: the time limit of each notebook.
+        seconds: the time limit of each notebook, which counts from the start of its process.
 
     Raises:
         FormatError: the folder does not exist, or has no notebook.
@@ -122,7 +122,7 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
     if submission.lesson is None and not submission.is_homework:
         return grade.remark("it has neither exercises of a lesson nor homework")
     grade = grade.remark(*(f"{text}; the answers were judged without it" for text in submission.tampering))
-    with tempfile.TemporaryDirectory() as folder, NotebookRun(folder, time.monotonic() + seconds) as run:
+    with tempfile.TemporaryDirectory() as folder, NotebookRun(folder, seconds) as run:
         try:
             judged = grade
             values = run.values(submission)
@@ -203,18 +203,17 @@ def _answer(value: Mapping[str, Any], run: NotebookRun) -> object:
 
 
 class NotebookRun:
-    """The process of a notebook; it is killed at the deadline, and at the end of the context."""
+    """The process of a notebook; it is killed `seconds` after its start, and at the end of the context."""
 
-    def __init__(self, folder: str, deadline: float) -> None:
-        self.deadline, self.remarks = deadline, []  # type: tuple[float, list[str]]
+    def __init__(self, folder: str, seconds: float) -> None:
+        self.remarks: list[str] = []
         self._folder = _folder_with_data(folder)
         self._process = self._start(CREATE_NETWORK)
-        if (
-            self._read(min(START_SECONDS, self._remaining())) is None
-        ):  # the system cannot start a process without network
+        if self._read(START_SECONDS) is None:  # the system cannot start a process without network
             self.close()
             self._process = self._start(None)
-            self._read(min(START_SECONDS, self._remaining()))
+            self._read(START_SECONDS)
+        self.deadline = time.monotonic() + seconds
 
     def _start(self, network: int | None) -> subprocess.Popen[bytes]:
         self._buffer = b""
