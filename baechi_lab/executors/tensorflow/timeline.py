@@ -10,13 +10,16 @@ from numpy.typing import NDArray
 
 from ...graph import CONTROL_BYTES, MemoryLog, OpGraph, Timeline, Transfers
 from ...memory_saving.offload import STORED
-from .allocations import COPIES, PERSISTENT, replaced_variable_values
+from .allocations import COPIES, OUTPUTS, PERSISTENT, TEMPORARY, replaced_variable_values
 from .offloaded_state import returned_state_tensors, state_ops
 from .sends import CONTROL, LENT
 from .trace import Trace
 
 ASSIGNMENT = "AssignVariableOp"
 """The op that makes its input's memory the variable's. Other updates write in place, or record what they allocate."""
+_LISTS = ("TensorListFromTensor", "TensorListScatter", "TensorListSplit")
+"""Ops that make lists. The records of their items last as long as lists of loops hold them, which are counted, too."""
+_BODIES = ("While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase")
 _CONTROL_NAME = "^"
 """Name in profiles of the tensor that represents an op's control dependencies."""
 
@@ -44,7 +47,9 @@ def to_timeline(
         moves[:, 6] - zero,
     )
     copies = _copies(trace, zero, _lent_until(trace, graph)) if copied else []
-    log = _memory(trace, zero, persistent, copies, _assignments(trace, graph))
+    in_bodies = _bytes_of_bodies(trace, zero, graph)
+    recorded = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
+    log = _memory(recorded, zero, persistent, [*copies, *in_bodies], _assignments(trace, graph))
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
     end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
     order = np.lexsort((trace.op, trace.device, trace.start_us))
@@ -65,7 +70,7 @@ def to_timeline(
         tensor_bytes=sizes,
         info={
             "clock_offsets_us": trace.offsets_us.tolist(),
-            "peak": "requested by tensors",
+            "peak": "requested by tensors" + (", inside loops as counted from their bodies" if in_bodies else ""),
             "allocator_peak_bytes": trace.in_use.tolist(),
         },
     )
@@ -103,6 +108,27 @@ def _copies(trace: Trace, zero: float, lent_until: dict[int, float]) -> list[tup
     return rows
 
 
+def _bytes_of_bodies(trace: Trace, zero: float, graph: OpGraph) -> list[tuple[float, ...]]:
+    """Returns memory rows of loops, conditionals and lists: TensorFlow records nothing of what runs inside of them.
+
+    Outputs, lists among them, are live until their last reader on the device has ended; one round's bytes while the op runs.
+    """
+    interval = dict(zip(trace.op.tolist(), zip(trace.device, trace.start_us, trace.end_us, strict=True), strict=True))
+    rows: list[tuple[float, ...]] = []
+    for op, (device, start, end) in interval.items():
+        if not graph.op_types[op].startswith((*_BODIES, *_LISTS)):
+            continue
+        intervals = [(end, TEMPORARY, int(graph.temp_bytes[op]))] if graph.op_types[op].startswith(_BODIES) else []
+        for tensor in graph.outputs(op):
+            reading = graph.consumers[graph.consumer_ptr[tensor] : graph.consumer_ptr[tensor + 1]].tolist()
+            readers = [interval[r] for r in reading if r in interval]
+            last = max((e for d, _, e in readers if d == device), default=end)
+            intervals.append((max(last, end), OUTPUTS, int(graph.tensor_bytes[tensor])))
+        for until, category, size in intervals:
+            rows += [(device, start - zero, category, size, op), (device, until - zero, category, -size, op)]
+    return [row for row in rows if row[3]]
+
+
 def _lent_until(trace: Trace, graph: OpGraph) -> dict[int, float]:
     """Returns op that reads offloaded state -> start of its write-back. The device keeps the value until then."""
     began = dict(zip(trace.op.tolist(), trace.start_us.tolist(), strict=True))
@@ -133,7 +159,7 @@ def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
 
 
 def _memory(
-    trace: Trace,
+    recorded: NDArray[np.float64],
     zero: float,
     persistent: Sequence[tuple[int, int, int]],
     copies: list[tuple[float, ...]],
@@ -141,7 +167,7 @@ def _memory(
 ) -> MemoryLog:
     variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
     op_rows = np.concatenate(
-        [trace.memory, np.array(replaced_variable_values(trace.memory, assigned), dtype=np.float64).reshape(-1, 5)]
+        [recorded, np.array(replaced_variable_values(recorded, assigned), dtype=np.float64).reshape(-1, 5)]
     )
     op_rows[:, 1] = np.maximum(op_rows[:, 1] - zero, 0.0)
     rows = np.concatenate([np.array([*variable_rows, *copies], dtype=np.float64).reshape(-1, 5), op_rows])

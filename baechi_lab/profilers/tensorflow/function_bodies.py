@@ -139,17 +139,15 @@ class Library:
     def _ops_of_function(
         self, function: FunctionDef, argument_values: Mapping[str, float], times: float, depth: int
     ) -> Iterator[BodyOp]:
-        tensors: dict[str, tuple[Shape, int]] = {}
-        for k, arg in enumerate(function.signature.input_arg):
-            attrs = function.arg_attr[k].attr if k in function.arg_attr else {}
-            proto = attrs[SHAPES].list.shape[0] if SHAPES in attrs else None
-            shape = () if proto is None else _shape(proto)
-            if proto is not None and any(d.size < 0 for d in proto.dim):
-                self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
-            tensors[arg.name] = (shape, arg.type)
+        tensors = tensor_specs(function)
+        if any(
+            d.size < 0
+            for attrs in function.arg_attr.values()
+            for shape in attrs.attr[SHAPES].list.shape
+            for d in shape.dim
+        ):
+            self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
         inner = {n.name: n for n in function.node_def}
-        for node in function.node_def:
-            tensors.update(_output_specs(node))
         for node in function.node_def:
             if node.op in CONTROL_FLOW_OPS or called_functions(node):
                 yield from self._ops_of_call(node, inner, argument_values, times, depth + 1)
@@ -206,7 +204,7 @@ class Library:
         """Returns what each round adds to a variable of the loop; None if that is not known."""
         inner = {n.name: n for n in body.node_def}
         counter = body.signature.input_arg[position].name
-        changed = inner.get(_source(_returned(body, position), inner).split(":")[0])
+        changed = inner.get(_source(returned_reference(body, position), inner).split(":")[0])
         if changed is None or changed.op not in ("Add", "AddV2", "Sub"):
             return None
         left, right = (_source(reference, inner) for reference in changed.input[:2])
@@ -231,7 +229,7 @@ class Library:
         inner = {} if body is None else {n.name: n for n in body.node_def}
         constants = {}
         for k, (arg, reference) in enumerate(zip(function.signature.input_arg, data[max(skip, 0) :], strict=False)):
-            if body is not None and _source(_returned(body, k), inner) != body.signature.input_arg[k].name:
+            if body is not None and _source(returned_reference(body, k), inner) != body.signature.input_arg[k].name:
                 continue
             value = _number(reference, outer_nodes, argument_values)
             name, output = split(reference)
@@ -243,7 +241,8 @@ class Library:
         return constants
 
 
-def _returned(function: FunctionDef, position: int) -> str:
+def returned_reference(function: FunctionDef, position: int) -> str:
+    """Returns the reference of a body's output."""
     return function.ret[function.signature.output_arg[position].name]
 
 
@@ -312,6 +311,17 @@ def _size(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
 
 def _shape(proto: TensorShapeProto) -> Shape:
     return tuple(max(d.size, 1) for d in proto.dim)
+
+
+def tensor_specs(function: FunctionDef) -> dict[str, tuple[Shape, int]]:
+    """Returns shape and DataType of the arguments and of all tensors of a body, by the names that its ops read them by."""
+    specs: dict[str, tuple[Shape, int]] = {}
+    for k, arg in enumerate(function.signature.input_arg):
+        attrs = function.arg_attr[k].attr if k in function.arg_attr else {}
+        specs[arg.name] = (_shape(attrs[SHAPES].list.shape[0]) if SHAPES in attrs else (), arg.type)
+    for node in function.node_def:
+        specs.update(_output_specs(node))
+    return specs
 
 
 def _output_specs(node: NodeDef) -> dict[str, tuple[Shape, int]]:

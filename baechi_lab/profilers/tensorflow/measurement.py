@@ -22,8 +22,9 @@ from ...errors import ExecutionError, UnknownNameError
 from ...graph.kernels.csr import Ints
 from ...graph.step import Step
 from ...workers.failures import first_line
+from .nodes import HANDLE_BYTES, bytes_per_element
 from .prevent_fusion import prevent_fusion
-from .structure import HANDLE_BYTES, Structure, bytes_per_element
+from .structure import Structure
 
 if TYPE_CHECKING:
     from types import ModuleType

@@ -11,14 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph.opgraph import OVERWRITES, OWN, VIEW
+from .nodes import VIEWS
 from .structure import Structure
 
-VIEWS = frozenset(
-    str.split("""
-        Bitcast CheckNumerics DebugIdentity EnsureShape ExpandDims GuaranteeConst Identity IdentityN
-        PlaceholderWithDefault PreventGradient ReadVariableOp Reshape Snapshot Squeeze StopGradient
-    """)
-)
 IN_PLACE = frozenset(
     str.split("""
         Abs Acos Acosh AccumulateNV2 Add AddN AddV2 Asin Asinh Atan Atan2 Atanh BiasAdd BitwiseAnd BitwiseOr
@@ -52,7 +47,8 @@ def _reuse(structure: Structure, op: int) -> int:
     kind = structure.nodes[op].op
     if kind in VIEWS or (kind == "Unpack" and _cuts(structure, op)):
         return VIEW
-    return OVERWRITES if kind in IN_PLACE else OWN
+    is_list = structure.list_bytes.keys() & set(structure.output_tensors[op]) if kind == "ZerosLike" else False
+    return OVERWRITES if kind in IN_PLACE and not is_list else OWN
 
 
 def _cuts(structure: Structure, op: int) -> bool:

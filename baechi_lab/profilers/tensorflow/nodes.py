@@ -23,6 +23,17 @@ READ_ONLY = frozenset(
 )
 """Ops that can take a variable's handle without changing the variable."""
 
+VIEWS = frozenset(
+    str.split("""
+        Bitcast CheckNumerics DebugIdentity EnsureShape ExpandDims GuaranteeConst Identity IdentityN
+        PlaceholderWithDefault PreventGradient ReadVariableOp Reshape Snapshot Squeeze StopGradient
+    """)
+)
+"""Ops that pass on the memory of their first input."""
+
+HANDLE_BYTES = 8
+"""Bytes of a resource or variant in a transfer: a pointer to data that stays where it is."""
+
 _HARMLESS_STATEFUL = frozenset({"VarHandleOp", "Placeholder", "_Arg", "_Retval"}) | READ_ONLY
 
 
@@ -117,3 +128,31 @@ def reachable(nodes: dict[str, NodeDef], roots: Iterable[str]) -> set[str]:
         visited.add(name)
         stack.extend(p for p, _ in map(split, nodes[name].input) if p not in visited)
     return visited
+
+
+@cache
+def bytes_per_element() -> dict[int, int]:
+    """Returns DataType number -> bytes of one element, without handles; a text counts as 8 bytes."""
+    import tensorflow as tf
+
+    width = {tf.string.as_datatype_enum: 8}
+    for name in [
+        "float16",
+        "float32",
+        "float64",
+        "bfloat16",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "bool",
+        "complex64",
+        "complex128",
+    ]:
+        dtype = getattr(tf, name)
+        width[dtype.as_datatype_enum] = dtype.size
+    return width

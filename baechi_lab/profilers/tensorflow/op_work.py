@@ -16,8 +16,9 @@ from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
 from .flops import METADATA_OPS, flops, is_matrix_product, product_shapes, repeated_rows
 from .function_bodies import Library
+from .nodes import HANDLE_BYTES, bytes_per_element
 from .recurrent_layers import kernel_plumbing
-from .structure import HANDLE_BYTES, Structure, bytes_per_element
+from .structure import Structure
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.node_def_pb2 import NodeDef

@@ -95,12 +95,19 @@ def _kernels(work: Work) -> Iterator[Kernel]:
 
 
 def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tuple[str, dict[str, Any], int]:
-    """Returns the device, the graph's columns, and the number of ops that are not in the traces."""
+    """Returns the device, the graph's columns, and the number of ops that are not in the traces.
+
+    What an op allocates for items of a list is none of its temporary bytes; the traces have no records of loops.
+    """
     device_name, kind, measured = measure(step, **asdict(settings))
     size = structure.tensor_bytes.copy()
+    temp_bytes = measured.temp_bytes + structure.round_bytes
     for pair, seen_bytes in measured.output_bytes.items():
-        if pair in structure.tensor_of:
-            size[structure.tensor_of[pair]] = seen_bytes
+        tensor = structure.tensor_of.get(pair, -1)
+        if tensor in structure.list_bytes:
+            temp_bytes[pair[0]] -= min(measured.temp_bytes[pair[0]], structure.list_bytes[tensor])
+        elif tensor >= 0:
+            size[tensor] = seen_bytes
     differences = summarize_repeats(
         [node.name for node in structure.nodes], measured.run_us, measured.others_share, cores_needed=1
     )
@@ -109,7 +116,7 @@ def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tup
         "duration_us": measured.duration_us,
         "duration_by_kind": {kind: measured.duration_us},
         "tensor_bytes": size,
-        "temp_bytes": measured.temp_bytes,
+        "temp_bytes": temp_bytes,
         "persistent_bytes": _variable_bytes(step, structure) + measured.persistent_bytes,
         "info": {"measured": differences},
     }
@@ -133,6 +140,7 @@ def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph
         **{
             "reuse": reuse_of(structure),
             "tensor_bytes": structure.tensor_bytes,
+            "temp_bytes": structure.round_bytes,
             "persistent_bytes": _variable_bytes(step, structure),
             **columns,
         },

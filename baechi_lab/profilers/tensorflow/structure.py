@@ -5,8 +5,8 @@ One linear pass over the nodes and inputs of the GraphDef, without calls into Te
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from math import prod
 from typing import TYPE_CHECKING
 
@@ -17,15 +17,13 @@ from ...graph import CONTROL_BYTES, Step
 from ...graph.kernels.csr import Ints, offsets
 from ...graph.tensors import shapes_in_words
 from .float_types import replace_float_types
-from .nodes import output_types, split
+from .list_bytes import count_lists
+from .nodes import HANDLE_BYTES, bytes_per_element, output_types, split
 from .shapes import SHAPES, lacks_shapes, with_shapes
 
 if TYPE_CHECKING:
     from tensorflow.core.framework.graph_pb2 import GraphDef
     from tensorflow.core.framework.node_def_pb2 import NodeDef
-
-HANDLE_BYTES = 8
-"""Bytes of a resource or variant in a transfer: a pointer to data that stays where it is."""
 
 CONTROL = "^"
 """Name of the tensor that represents an op's control dependencies."""
@@ -36,7 +34,8 @@ class Structure:
     """Ops of a step in topological order, and every tensor: its producer, output number, shape and bytes.
 
     `output` is -1 for the tensor of control dependencies. `consumer_ptr`, `consumers` as in OpGraph. `open_shapes`
-    counts tensors whose size the graph leaves open; an open dimension counts as 1.
+    counts tensors whose size the graph leaves open; an open dimension counts as 1. `list_bytes` are the tensors that are lists
+    and the bytes of their items, `round_bytes` int64[ops] the most bytes that a round of a loop holds (see `list_bytes`).
     """
 
     graph_def: GraphDef
@@ -48,6 +47,8 @@ class Structure:
     consumer_ptr: Ints
     consumers: NDArray[np.int32]
     open_shapes: int
+    list_bytes: dict[int, int] = field(default_factory=dict)
+    round_bytes: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
 
     @property
     def n(self) -> int:
@@ -119,7 +120,7 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     tensor = {pair: t for t, pair in enumerate(zip(producer, output, strict=True))}
     pairs = sorted({(tensor[p, k], i) for p, k, i in edges})
     row = np.array([t for t, _ in pairs], dtype=np.int64)
-    return Structure(
+    structure = Structure(
         graph_def,
         nodes,
         np.array(producer, dtype=np.int32),
@@ -130,6 +131,9 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
         np.array([i for _, i in pairs], dtype=np.int32),
         unknown,
     )
+    list_bytes, round_bytes = count_lists(structure)
+    structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())
+    return replace(structure, list_bytes=list_bytes, round_bytes=round_bytes)
 
 
 def _tensors(
@@ -160,31 +164,3 @@ def _tensors(
             shapes.append(())
             size.append(CONTROL_BYTES)
     return producer, output, size, shapes, unknown
-
-
-@cache
-def bytes_per_element() -> dict[int, int]:
-    """Returns DataType number -> bytes of one element, without handles; a text counts as 8 bytes."""
-    import tensorflow as tf
-
-    width = {tf.string.as_datatype_enum: 8}
-    for name in [
-        "float16",
-        "float32",
-        "float64",
-        "bfloat16",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bool",
-        "complex64",
-        "complex128",
-    ]:
-        dtype = getattr(tf, name)
-        width[dtype.as_datatype_enum] = dtype.size
-    return width
