@@ -15,7 +15,7 @@ STORED = Path(bl.__file__).parent.parent / "studies" / "results" / "recomputing.
 def test_a_small_case_live():
     """An MLP of PyTorch's would do as well; a small BERT is there. The saving is met, the losses are the same."""
     pytest.importorskip("torch")
-    sizes = {"batch_size": 4, "length": 8, "vocabulary": 11, "width": 16, "heads": 2, "inner": 64, "layers": 3}
+    sizes = {"batch_size": 4, "length": 8, "vocabulary": 11, "width": 16, "heads": 2, "inner": 64, "layers": 2}
     rows = recomputing.study({"torch": {"bert": sizes}}, steps=1, rounds=1)
     assert [row.choice for row in rows] == ["plain", "sqrt", "budget"]
     plain, segments, _ = rows
