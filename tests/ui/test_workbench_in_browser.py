@@ -124,6 +124,11 @@ def _at_most(value, limit):
     assert value <= limit
 
 
+def spread_over(count):
+    """The numbers below `count`, neighbours far apart: on a grid of places, a box is hit early. 233 is a prime."""
+    return (233 * k % count for k in range(count))
+
+
 def control(page, label):
     """The control behind a label of the setting."""
     return page.locator(f'.bl-setting .widget-inline-hbox:has(label:text-is("{label}"), label > :text-is("{label}"))')
@@ -397,7 +402,7 @@ def test_a_box_is_dragged_onto_a_device(page, expected):
     box, stage = None, page.locator(GRAPH).bounding_box()
     tooltip = page.locator(f".bl-stage:has({GRAPH}) .bl-tooltip")
     names = [tree.names[node] for node in shown]
-    for step in range(600):
+    for step in spread_over(600):
         x, y = (
             stage["x"] + stage["width"] * (step % 40) / 40,
             stage["y"] + stage["height"] * (0.2 + 0.04 * (step // 40)),
@@ -430,7 +435,7 @@ def test_hovering_and_clicking_in_every_view(page):
         jb.settle(page)
         box = page.locator(f'canvas[aria-label="{view}"]').bounding_box()
         tooltip = page.locator(f'.bl-stage:has(canvas[aria-label="{view}"]) .bl-tooltip')
-        for step in range(400):
+        for step in spread_over(400):
             x, y = (
                 box["x"] + 135 + (box["width"] - 150) * (step % 40) / 40,
                 box["y"] + 35 + (step // 40) * (box["height"] - 50) / 10,
