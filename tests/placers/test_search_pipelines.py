@@ -40,6 +40,28 @@ def test_period_of_every_assignment_and_the_smallest(seed, comm):
     assert placement.info["period_us"] == pytest.approx(best)
 
 
+def test_bug_the_best_of_sixteen_assignments_was_missed():
+    """Four layers on two devices, whose collectives and transfers leave one good assignment behind bad ones.
+
+    Layers 0 and 2 on the first device, at speed 1, and 1 and 3 on the other, at 2: compute 2 + 16 + 1 = 19 us there and
+    (5 + 17 + 12) / 2 = 17 us here, collectives 16 and 18 us. All neighbours have a device with at least 20 us.
+    """
+    types = ["matmul"] * 6 + ["all_gather", "all_reduce"]
+    edges = [(0, 1, 1), (1, 2, 1), (2, 3, 1), (7, 6, 1), (6, 5, 1), (5, 4, 1)]
+    graph = bl.OpGraph.from_edges(
+        [2.0, 5.0, 1.0, 12.0, 16.0, 17.0, 16.0, 18.0],
+        edges,
+        op_types=types,
+        colocation=np.tile(np.arange(4, dtype=np.int32), 2),
+        colocation_names=tuple("abcd"),
+        forward_of=[-1] * 4 + [0, 1, 2, 3],
+    )
+    devices = [bl.Device("gpu:0", "gpu", 10**9), bl.Device("gpu:1", "gpu", 10**9, speed=2.0)]
+    cluster = bl.Cluster(devices, link=bl.Link(0.0, 0.0))
+    placement = bl.place(graph, cluster, "search", objective="throughput", time_limit=None, evaluations=100, workers=1)
+    assert placement.info["period_us"] == 19.0 and placement.device.tolist() == [0, 1, 0, 1] * 2
+
+
 def training(seed: int, layers: int = 5) -> bl.OpGraph:
     """Layers whose forward and backward ops share a device."""
     rng = np.random.default_rng(seed)

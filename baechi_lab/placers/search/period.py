@@ -4,6 +4,7 @@ Chains start from the best cut into stages (`contiguous`), or from a given place
 from the best candidate of all chains, at temperatures from a twentieth of its period down. The results of a round are measured
 like in `bl.throughput`, and their memory by a simulated micro-batch. If that exceeds a device's memory, later rounds may place
 fewer bytes there.
+Of few assignments each is tried instead, those with the smallest load first.
 """
 
 from __future__ import annotations
@@ -15,10 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...graph import Cluster, OpGraph, Placement
-from ..pipeline_stages.device_loads import anneal_loads, load_model
+from ..pipeline_stages.device_loads import anneal_loads, largest_load, load_model, loads_of
 from ..pipeline_stages.objective import Objective
+from .assignments import every_assignment
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
+
+MOST_ASSIGNMENTS = 4096
+"""Most assignments that are all tried, which takes less than a tenth of a second."""
 
 
 def search_period(
@@ -35,6 +40,8 @@ def search_period(
     """Returns the best placement, never worse than `start`, its period in microseconds, and the number of moves."""
     run = _Annealing(graph, cluster, objective, start, budget, workers, seed, numbers)
     try:
+        if run.try_every_assignment():
+            return run.best, run.us, run.used
         with ThreadPoolExecutor(workers) as pool:
             for _ in range(numbers.period_rounds):
                 if budget.spent(run.used) >= 1.0 or run.us <= 0.0 or cluster.n == 1:
@@ -68,6 +75,19 @@ class _Annealing:
         self.home[self.model.unit] = start.device
         self.limit = cluster.memory_bytes.copy()
         self.rngs = [np.random.default_rng([seed, k]) for k in range(workers)]
+
+    def try_every_assignment(self) -> bool:
+        """Tries all assignments if they are few, and returns whether they are."""
+        loads: list[tuple[float, int, NDArray[np.int64]]] = []
+        for home in every_assignment(self.model.allowed, MOST_ASSIGNMENTS):
+            self.used += 1
+            if np.all(np.bincount(home, self.model.persistent_bytes, self.cluster.n) <= self.limit):
+                loads.append((largest_load(self.model, loads_of(self.model, home))[0], self.used, home))
+        for load, _, home in sorted(loads):
+            if load >= self.us * (1 - 1e-9) or self.budget.spent(0) >= 1.0:
+                break
+            self._take(home)
+        return self.used > 0
 
     def round(self, pool: ThreadPoolExecutor) -> None:
         """Anneal all chains once, and measure their results, the most promising first."""

@@ -5,7 +5,7 @@ replicas. A move shifts a unit to the previous or next stage, with other units s
 exchanges two devices. If devices may share a stage, a move may also add a device to a stage (an idle one, or one of another
 stage), cut a stage with several devices into two, join two consecutive stages, or make a device idle. A candidate that exceeds
 memory, or forms no pipeline for the schedule, has infinite cost. The start is the result of the dynamic programs; the moves
-improve what these programs do not model.
+improve what these programs do not model. Of few assignments each is measured first.
 Complexity: one measured period or step per candidate.
 """
 
@@ -23,8 +23,12 @@ from ..contiguous import lines
 from ..evaluation.acceptance import acceptance_threshold
 from ..pipeline_stages.objective import Objective
 from ..pipeline_stages.pipeline_units import PipelineUnits, make_pipeline_units
+from .assignments import every_assignment
 from .budget import Budget
 from .parameters import SEARCH, SearchParameters
+
+MOST_ASSIGNMENTS = 64
+"""Most assignments that are all measured."""
 
 Groups = Mapping[int, tuple[int, ...]]
 """All devices of each stage, the leading device first, by the leading device."""
@@ -62,12 +66,21 @@ def search_stages(
     rng, units = np.random.default_rng(seed), make_pipeline_units(graph, cluster, next(iter(lines(graph).values())))
     cost_of: dict[tuple[object, ...], float] = {}
     best, us, used = start, objective.measure(graph, cluster, start).us, 1
-    candidate = _candidate(start, units)
-    if candidate is None:
-        return best, us, used
-    moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
-    current_us, (hot, cold) = us, numbers.step_heat
     try:
+        for home in every_assignment(units.allowed, MOST_ASSIGNMENTS):
+            if budget.spent(used) >= 1.0:
+                break
+            assignment = _led(home, {})
+            used += 1
+            cost_of[assignment.key] = _measured(graph, cluster, objective, assignment, units)
+            if cost_of[assignment.key] < us * (1 - 1e-12):
+                best, us = assignment.placement(units), cost_of[assignment.key]
+            tell(us, used)
+        candidate = _candidate(best, units)
+        if candidate is None or (used > 1 and not objective.replicas):
+            return best, us, used
+        moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
+        current_us, (hot, cold) = us, numbers.step_heat
         while (progress := budget.spent(used)) < 1.0 and units.n and cluster.n > 1:
             used += 1  # also if no unit moves, so that the search ends
             neighbour = moves.any(candidate)
