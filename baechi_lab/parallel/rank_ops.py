@@ -158,12 +158,12 @@ class _PartWriter:
         backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, Kernel(moved_bytes=HALF * back))
         self.rows.append((forward, (backward,)))
 
-    def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, causal: bool) -> None:
-        """Add attention in one kernel; `width` is the sum of the sizes of a key and a value.
+    def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, share: float) -> None:
+        """Add attention in one kernel; `width` is the sum of the sizes of a key and a value, `share` that of keys attended to.
 
         Under context parallelism it has one round per device, between which keys and values are passed around the ring.
         """
-        flops = 2.0 * batch * heads * queries * keys * width * (0.5 if causal else 1.0)
+        flops = 2.0 * batch * heads * queries * keys * width * share
         moved = HALF * batch * (heads * queries + kv_heads * keys) * width
         name = f"{self.name}/attention"
         forward = RankOp(name, "flash_attention", kernel=_attention_kernel(flops, moved))
@@ -351,7 +351,7 @@ def _attention(
     writer.saved += HALF * kept
     before = writer.saved
     if precision.flash_attention:
-        writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.causal)
+        writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.attended_share(keys))
         writer.saved += FULL * tokens * heads
     else:
         gathered_bytes = HALF * batch * keys * kv_heads * (size + model.value_size)

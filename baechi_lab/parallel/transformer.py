@@ -32,9 +32,9 @@ ALIASES = {
     "vocabulary": ("vocab_size", "vocabulary"),
     "positions": ("n_positions", "max_position_embeddings", "max_seq_len"),
     "experts": ("num_local_experts", "num_experts", "n_routed_experts", "expert_num", "moe_num_experts"),
-    "experts_per_token": ("num_experts_per_tok", "topk", "top_k", "moe_top_k"),
+    "experts_per_token": ("num_experts_per_tok", "topk", "moe_k", "moe_topk", "moe_top_k"),
     "expert_feed_forward": ("moe_intermediate_size", "moe_ffn_hidden_size"),
-    "dense_layers": ("first_k_dense_replace", "dense_layers"),
+    "dense_layers": ("first_k_dense_replace", "dense_layers", "moe_layer_start_index"),
     "query_rank": ("q_lora_rank",),
     "key_rank": ("kv_lora_rank",),
     "rope_size": ("qk_rope_head_dim", "qk_pos_emb_head_dim"),
@@ -73,7 +73,10 @@ CHECKED = (
     | ENCODERS
     | frozenset(
         str.split(
-            "apertus gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2 xlm-roberta-xl"
+            """
+            apertus ernie4_5_moe gpt2 gpt_neo gpt_bigcode gpt-sw3 openai-gpt opt biogpt bert-generation deberta-v2
+            xlm-roberta-xl
+            """
         )
     )
 )
@@ -95,8 +98,20 @@ REFUSED = {
 }
 """Model types that are no stack of equal transformer blocks, with a description of each."""
 
-EXPERT_PATTERNS = ("interleave_moe_layer_step", "moe_layer_freq", "decoder_sparse_step", "moe_layer_frequency")
+EXPERT_PATTERNS = (
+    "interleave_moe_layer_step",
+    "moe_layer_freq",
+    "decoder_sparse_step",
+    "moe_layer_frequency",
+    "moe_layer_interval",
+)
 """Fields that say that only every n-th layer has experts."""
+
+PART_FIELDS = {"attn_config": ("kv_n_heads",), "ffn_config": ("ffn_hidden_size", "moe_num_experts", "moe_top_k")}
+"""Parts of a configuration (DBRX, MPT), and their fields that say a size."""
+
+WINDOW_PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "cohere2": 4}
+"""Model types of whose layers every n-th attends to the whole sequence, the others to a window."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +134,7 @@ class Transformer(Params):
         dense_layers: number of first layers without experts.
         query_rank, key_rank, rope_size, value_size: sizes of latent attention (DeepSeek): ranks of the compressed queries and
             of keys and values, rotary part of a head, size of a value; 0 without it.
+        window, windowed_layers: tokens that attention looks back, and number of layers where it does; 0 without a window.
         name: the name in titles.
 
     >>> Transformer(hidden=768, layers=12, heads=12, vocabulary=50257, positions=1024).parameters
@@ -148,6 +164,8 @@ class Transformer(Params):
     key_rank: int = 0
     rope_size: int = 0
     value_size: int = 0
+    window: int = 0
+    windowed_layers: int = 0
     name: str = "transformer"
 
     def __post_init__(self) -> None:
@@ -178,6 +196,8 @@ class Transformer(Params):
             "query_rank",
             "key_rank",
             "rope_size",
+            "window",
+            "windowed_layers",
         ):
             check_whole(field, getattr(self, field), 0)
         if self.heads % self.kv_heads:
@@ -233,6 +253,19 @@ class Transformer(Params):
     def has_experts(self, layer: int) -> bool:
         """Whether the feed-forward part of that layer is a mixture of experts."""
         return bool(self.experts) and layer >= self.dense_layers
+
+    def attended_share(self, length: int) -> float:
+        """Mean share of `length` keys that a query attends to, in the mean of all layers.
+
+        >>> gemma = Transformer(hidden=64, layers=6, heads=4, vocabulary=100, window=1024, windowed_layers=5)
+        >>> gemma.attended_share(1024), gemma.attended_share(4096)    # 5 layers with 0.25 * (1 - 0.25 / 2), one with 0.5
+        (0.5, 0.265625)
+        """
+        if not self.causal:
+            return 1.0
+        looked_back = min(self.window / length, 1.0) if self.windowed_layers else 1.0
+        windowed = self.windowed_layers / self.layers
+        return windowed * looked_back * (1 - looked_back / 2) + (1 - windowed) * 0.5
 
     @property
     def projection_parameters(self) -> int:
@@ -346,8 +379,10 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     """Reads the sizes from the fields of a Hugging Face configuration, or of another one with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
         fields = fields["text_config"]
-    parts = [fields[name] for name in ("attn_config", "ffn_config") if isinstance(fields.get(name), Mapping)]
-    fields = {key: value for part in (*parts, fields) for key, value in part.items()}
+    for part, names in PART_FIELDS.items():
+        sizes_of_part = fields.get(part)
+        if isinstance(sizes_of_part, Mapping):
+            fields = {**{name: sizes_of_part[name] for name in names if name in sizes_of_part}, **fields}
     kind = str(fields.get("model_type", "")).lower()
     refused = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
     if refused:
@@ -358,6 +393,11 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         raise InvalidInput(
             f"{pattern} of {source} is {fields[pattern]!r:.60}; layouts are for models where all layers have experts, or all "
             "but the first ones"
+        )
+    other = next((t for t in fields.get("layer_types") or () if "attention" not in str(t) or "linear" in str(t)), None)
+    if other is not None:
+        raise InvalidInput(
+            f"layer_types of {source} has {other!r:.60}; layouts are for models whose layers are attention"
         )
     sizes: dict[str, Any] = {}
     for field, names in ALIASES.items():
@@ -382,6 +422,13 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         sizes["kv_heads"] = 1  # Falcon's configuration names as many heads of keys as of queries, and has one
     if sizes["key_rank"]:  # latent attention: head_size is the part of a head without rotary positions
         sizes["head_size"] = int(fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"])
+    end = fields.get("moe_layer_end_index")
+    if end not in (None, -1) and end != sizes["layers"] - 1:
+        raise InvalidInput(
+            f"moe_layer_end_index of {source} is {end!r:.60}; layers behind it have no experts, and layouts are for models where "
+            "all layers have experts, or all but the first ones"
+        )
+    window, windowed_layers = _window(fields, kind, sizes["layers"], source)
     tied = fields.get("tie_word_embeddings")
     return Transformer(
         **sizes,
@@ -391,10 +438,17 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         causal=kind not in ENCODERS,
         dropout=any(float(fields.get(key) or 0) > 0 for key in _DROPOUTS),
         shared_feed_forward=_shared_width(fields, sizes),
+        window=window,
+        windowed_layers=windowed_layers,
         name=str(fields.get("model_name") or fields.get("_name_or_path") or kind or "transformer"),
     )
 
 
+_SHARED_WIDTHS = (
+    "shared_expert_intermediate_size",
+    "moe_shared_expert_intermediate_size",
+    "shared_intermediate_size",
+)
 _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
 
 
@@ -402,7 +456,24 @@ def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
     """Returns the inner width of the shared experts, which every token passes."""
     if fields.get("model_type") == "llama4_text":
         return sizes["feed_forward"]
-    width = fields.get("shared_expert_intermediate_size") or fields.get("moe_shared_expert_intermediate_size")
-    if width:
-        return int(width)
-    return int(fields.get("n_shared_experts") or 0) * sizes["expert_feed_forward"]
+    width = next((fields[name] for name in _SHARED_WIDTHS if fields.get(name)), 0)
+    return int(
+        width
+        or (fields.get("n_shared_experts") or fields.get("moe_num_shared_experts") or 0) * sizes["expert_feed_forward"]
+    )
+
+
+def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> tuple[int, int]:
+    """Tokens that attention looks back in some layers, and the number of these layers."""
+    window = fields.get("sliding_window")
+    if not window or fields.get("use_sliding_window") is False:
+        return 0, 0
+    types = fields.get("layer_types")
+    pattern = fields.get("sliding_window_pattern", fields.get("_sliding_window_pattern")) or WINDOW_PATTERNS.get(kind)
+    if types:
+        count = sum(name == "sliding_attention" for name in types[:layers])
+    elif isinstance(pattern, str):
+        count = sum(pattern[k % len(pattern)] == "L" for k in range(layers))
+    else:
+        count = layers - layers // check_whole(f"sliding_window_pattern of {source}", pattern) if pattern else layers
+    return check_whole(f"sliding_window of {source}", window), count

@@ -168,7 +168,7 @@ def test_sizes_of_configurations_under_their_many_names() -> None:
         "max_seq_len": 32768,
     }
     dbrx |= {"attn_config": {"model_type": "", "kv_n_heads": 8}, "tie_word_embeddings": False}
-    dbrx |= {"ffn_config": {"model_type": "", "ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}}
+    dbrx |= {"ffn_config": {"hidden_size": 2048, "ffn_hidden_size": 10752, "moe_num_experts": 16, "moe_top_k": 4}}
     assert read_transformer(dbrx).parameters == 131_596_523_520
     assert (read_transformer(dbrx).experts_per_token, read_transformer(dbrx).kv_heads) == (4, 8)
     bert = {
@@ -310,6 +310,39 @@ def test_experts_in_every_second_layer_are_refused() -> None:
         read_transformer({**fields, "decoder_sparse_step": 2})
     with pytest.raises(InvalidInput, match=r"mlp_only_layers of the configuration is \[1\]"):
         read_transformer({**fields, "mlp_only_layers": [1]})
+
+
+def test_shared_experts_have_several_names() -> None:
+    fields = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100}
+    granite = {"model_type": "granitemoeshared", "num_local_experts": 4, "intermediate_size": 32}
+    assert read_transformer({**fields, **granite, "shared_intermediate_size": 48}).shared_feed_forward == 48
+    ernie = {"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 3, "moe_num_shared_experts": 2}
+    ernie |= {"intermediate_size": 128, "moe_intermediate_size": 16, "moe_layer_start_index": 1, "hidden_act": "silu"}
+    model = read_transformer({**fields, **ernie, "moe_layer_end_index": 1})
+    assert (model.experts, model.experts_per_token, model.shared_feed_forward, model.dense_layers) == (4, 3, 32, 1)
+    with pytest.raises(InvalidInput, match="moe_layer_end_index of the configuration is 0"):
+        read_transformer({**fields, **ernie, "moe_layer_end_index": 0})
+
+
+def test_windows_of_attention_leave_work_out() -> None:
+    """Of six layers with a window of 8 of 32 tokens, the sixth sees all: 5 times 1/4 * (1 - 1/8), and a half."""
+    gemma = {"model_type": "gemma3_text", "hidden_size": 64, "num_hidden_layers": 6, "num_attention_heads": 4}
+    gemma |= {"intermediate_size": 96, "vocab_size": 100, "sliding_window": 8}
+    model, whole = read_transformer(gemma), read_transformer({**gemma, "sliding_window": None})
+    assert (model.window, model.windowed_layers, whole.windowed_layers) == (8, 5, 0)
+    assert model.attended_share(32) == pytest.approx((5 * 0.25 * 0.875 + 0.5) / 6)
+
+    def attention_flops(model: Transformer, length: int) -> float:
+        part = make_block(model, Layout(), length, Storage(), experts=False)
+        return sum(op.kernel.flops for op in part.forward if op.op_type == "flash_attention")
+
+    assert attention_flops(model, 32) / attention_flops(whole, 32) == pytest.approx(2 * model.attended_share(32))
+    assert attention_flops(model, 8) == attention_flops(whole, 8)
+    named = {**gemma, "layer_types": ["full_attention"] * 4 + ["sliding_attention"] * 2}
+    assert read_transformer(named).windowed_layers == 2
+    assert read_transformer({**gemma, "model_type": "exaone4", "sliding_window_pattern": "LLLG"}).windowed_layers == 5
+    with pytest.raises(InvalidInput, match="layer_types of the configuration has 'linear_attention'"):
+        read_transformer({**gemma, "layer_types": ["full_attention", "linear_attention"]})
 
 
 def test_gemma_shares_the_table_of_its_embedding() -> None:

@@ -4,8 +4,8 @@ PyTorch divides the model itself: `torch.distributed.tensor.parallel.parallelize
 turns parameters into `DTensor`, and one step on meta tensors shows what the first rank computes and which collectives it starts.
 So what is simulated is what PyTorch would run. The plan of a model names the layers that are divided by columns and by rows:
 that of its Hugging Face configuration (`tp_plan`), or one by the names that layers of GPT, BERT, OPT and Llama kinds have.
-`sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama. OPT, whose blocks
-join batch and sequence into one dimension, is refused then.
+`sequence_parallel` divides norms and residual sums along the sequence, as in torchtitan's plan of Llama. Mixtures of experts of
+Mixtral's kind get their tokens evenly (`rank_experts`), and are divided over `ep` of the `dp` ranks.
 
 A collective is an op of type `all_reduce`, `all_gather`, `reduce_scatter` or `all_to_all`;
 `graph.info["collectives"]` has its axis
@@ -41,6 +41,7 @@ from .layer_estimate import optimizer_states
 from .layers import mode_of, run_once
 from .operator_counter import is_model_operator
 from .operators import Recorder, add_updates, make_operator_graph
+from .rank_experts import RankExperts
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload
@@ -96,12 +97,11 @@ def profile_divided(
     """
     if not isinstance(layout, Layout):
         raise InvalidInput(f"layout is {layout!r:.60}; it must be a bl.Layout")
-    for axis in ("pp", "cp", "ep"):
+    for axis in ("pp", "cp"):
         if getattr(layout, axis) > 1:
             raise InvalidInput(
-                f"{axis} of layout is {getattr(layout, axis)}; bl.torch.profile divides operators over tp and "
-                f"gradients over dp, so "
-                f"it must be 1 (bl.layouts simulates the others)"
+                f"{axis} of layout is {getattr(layout, axis)}; bl.torch.profile divides operators over tp, experts over ep and "
+                "gradients over dp, so it must be 1 (bl.layouts simulates the others)"
             )
     if autocast is not None:
         raise InvalidInput("autocast is given and layout too; give precision or dtype in its place")
@@ -114,11 +114,17 @@ def profile_divided(
     args, kwargs = map_tensors((args, kwargs), lambda t: _on_meta(t, types["dtype"]))
     recorder = RankRecorder()
     with ExitStack() as stack:
-        if layout.tp > 1:
-            stack.enter_context(fake_ranks(layout.tp))
-            _divide(rank_model, layout, plan)
+        mixtures = [name for name, module in rank_model.named_modules() if _is_mixture(module)]
+        if layout.ep > 1 and not mixtures:
+            raise InvalidInput(f"ep of layout is {layout.ep} and {type(model).__name__} has no experts; it must be 1")
+        if layout.tp > 1 or layout.ep > 1:
+            stack.enter_context(fake_ranks(layout.tp * layout.ep))
+            recorder.axes = _divide(rank_model, layout, plan, mixtures)
             if layout.sequence_parallel:
                 kwargs = _with_positions(kwargs)
+        else:
+            _replace_experts(rank_model, layout, mixtures, {})
+        recorder.experts = frozenset(mixtures)
         recorder.register_states(rank_model)
         for name, module in rank_model.named_modules():
             recorder.watch(name, module)
@@ -174,23 +180,52 @@ def fake_ranks(count: int) -> Iterator[None]:
 # -- dividing the model -------------------------------------------------------------------------------------------------
 
 
-def _divide(model: nn.Module, layout: Layout, plan: Plan | None) -> None:
-    """Divides the layers of a model over `tp` ranks, in place."""
+def _replace_experts(model: nn.Module, layout: Layout, mixtures: Sequence[str], axes: Mapping[str, str]) -> None:
+    """Puts a rank's share of its experts in the place of every mixture; `axes` has the axis of every process group."""
+    groups = {axis: group for group, axis in axes.items()}
+    for name in mixtures:
+        experts = RankExperts(
+            name,
+            model.get_submodule(name),
+            layout.tp,
+            layout.ep,
+            groups["tp"] if layout.tp > 1 else "",
+            groups["ep"] if layout.ep > 1 else "",
+        )
+        model.set_submodule(name, experts)
+
+
+def _divide(model: nn.Module, layout: Layout, plan: Plan | None, mixtures: Sequence[str]) -> dict[str, str]:
+    """Divides the layers of a model over `tp` ranks, in place, and its mixtures over `ep` ranks too.
+
+    Returns the axis of every process group by name.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor.parallel import PrepareModuleOutput, parallelize_module
 
+    if mixtures and layout.sequence_parallel:
+        raise InvalidInput(
+            f"sequence_parallel of layout is True and {type(model).__name__} has experts; bl.torch.profile divides them "
+            "without it (bl.layouts simulates both)"
+        )
+    whole = init_device_mesh("cpu", (layout.ep, layout.tp), mesh_dim_names=("ep", "tp"))
+    mesh = whole["tp"]
+    axes = {whole.get_group(axis).group_name: axis for axis in ("ep", "tp")}
+    _replace_experts(model, layout, mixtures, axes)
+    if layout.tp == 1:
+        return axes
     _replace_transposed_layers(model, layout.tp)
     kinds = make_plan(model, layout, plan)
     styles = {name: _style(kind, layout.sequence_parallel) for name, kind in kinds.items()}
     if layout.sequence_parallel:
         styles |= _sequence_styles(model, styles, kinds)
-    mesh = init_device_mesh("cpu", (layout.tp,))
     parallelize_module(model, mesh, styles)
     if layout.sequence_parallel:
         last_norms = [name for name, _ in model.named_modules() if re.search(_LAST_NORM, name)]
         gathered = PrepareModuleOutput(output_layouts=Shard(1), desired_output_layouts=Replicate())
         parallelize_module(model, mesh, dict.fromkeys(last_norms, gathered))
+    return axes
 
 
 def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dict[str, str]:
@@ -208,12 +243,6 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
     chosen: dict[str, str] = {}
     for name, module in model.named_modules():
         if not isinstance(module, (nn.Linear, nn.Embedding)):
-            if _is_mixture(module):
-                raise InvalidInput(
-                    f"layer {name!r} is a mixture of experts, whose work depends on values; bl.layouts "
-                    f"simulates it from the model's "
-                    "configuration"
-                )
             continue
         kind = next((kind for pattern, kind in patterns if pattern.match(name)), None)
         if kind is None and plan is None:
@@ -291,8 +320,16 @@ _GATHERING = {
 _LOGITS = r"(^|\.)predictions\.decoder$"
 """Whole output layers by name, which gather the sequence."""
 
-_LAST_NORM = r"(^|\.)ln_f$"
+_JOINED_TOKENS = r"(^|\.)decoder\.layers\.\d+\.(fc[12]|final_layer_norm)$"
+"""Layers by name (OPT) whose inputs have batch and sequence joined into one dimension."""
+
+_LAST_NORM = r"(^|\.)(ln_f|decoder\.final_layer_norm)$"
 """Norms behind the last block of models that give what follows the shape of the whole sequence: there it is gathered."""
+
+
+def _token_dimension(name: str) -> int:
+    """The dimension of a layer's input that sequence parallelism divides."""
+    return 0 if re.search(_JOINED_TOKENS, name) else 1
 
 
 def _sequence_styles(
@@ -304,6 +341,7 @@ def _sequence_styles(
         ColwiseParallel,
         PrepareModuleInput,
         PrepareModuleOutput,
+        RowwiseParallel,
         SequenceParallel,
     )
 
@@ -318,7 +356,7 @@ def _sequence_styles(
         is_norm = isinstance(module, nn.LayerNorm) or "norm" in name.rsplit(".", 1)[-1].lower()
         passed_as = next((way for pattern, way in _GATHERING.items() if re.search(pattern, name)), "")
         if is_norm and not list(module.children()) and list(module.parameters()):
-            extra[name] = SequenceParallel(use_local_output=True)
+            extra[name] = SequenceParallel(sequence_dim=_token_dimension(name), use_local_output=True)
         elif isinstance(module, nn.Embedding) and name not in styles:
             extra[name] = PrepareModuleOutput(output_layouts=Replicate(), desired_output_layouts=Shard(1))
         elif passed_as and any(key.startswith(f"{name}.") for key in styles):
@@ -327,7 +365,9 @@ def _sequence_styles(
         elif re.search(_LOGITS, name) and name not in styles:
             extra[name] = PrepareModuleInput(**first, use_local_output=True)
         elif plan.get(name) == COLUMNS and not name.startswith(tuple(gathering)):
-            extra[name] = ColwiseParallel(input_layouts=Shard(1))
+            extra[name] = ColwiseParallel(input_layouts=Shard(_token_dimension(name)))
+        elif plan.get(name) == ROWS and _token_dimension(name) == 0:
+            extra[name] = RowwiseParallel(output_layouts=Shard(0))
     return extra
 
 
@@ -353,7 +393,9 @@ class RankRecorder(Recorder):
         super().__init__()
         self.modules: list[str] = []
         self.module_of_op: list[str] = []
-        self.messages: dict[int, tuple[str, int]] = {}
+        self.messages: dict[int, tuple[str, str, int]] = {}  # type, axis and bytes of a collective
+        self.axes: dict[str, str] = {}
+        self.experts: frozenset[str] = frozenset()
         self.alive: list[torch.Tensor] = []  # type: ignore[assignment]
 
     def watch(self, name: str, module: nn.Module) -> None:
@@ -377,7 +419,8 @@ class RankRecorder(Recorder):
             self._record(func, args, kwargs, out)
             if len(self.ops) > index:
                 self.ops[index].op_type = COLLECTIVE_TYPES[kind]
-                self.messages[index] = COLLECTIVE_TYPES[kind], max(inputs, outputs)
+                axis = next((self.axes[a] for a in args if isinstance(a, str) and a in self.axes), "tp")
+                self.messages[index] = COLLECTIVE_TYPES[kind], axis, max(inputs, outputs)
         elif is_model_operator(func):
             self._record(func, args, kwargs, out)
 
@@ -449,13 +492,13 @@ def _rank_cluster(hardware: Hardware, devices: int) -> Cluster:
 def _with_collective_times(
     graph: OpGraph, recorder: RankRecorder, kinds: Mapping[str, Hardware], layout: Layout
 ) -> OpGraph:
-    """Durations of collectives over `tp`, and their axes and bytes in `info`."""
+    """Durations of collectives over `tp` and `ep`, and their axes and bytes in `info`."""
     columns = {kind: us.copy() for kind, us in graph.duration_by_kind.items()}
     for kind, hardware in kinds.items():
-        collectives = Collectives(_rank_cluster(hardware, layout.tp))
-        for op, (collective, size) in recorder.messages.items():
-            columns[kind][op] = collectives.us(collective, size, range(layout.tp))
-    described = {graph.names[op]: {"axis": "tp", "bytes": size} for op, (_, size) in recorder.messages.items()}
+        collectives = Collectives(_rank_cluster(hardware, layout.tp * layout.ep))
+        for op, (collective, axis, size) in recorder.messages.items():
+            columns[kind][op] = collectives.us(collective, size, layout.axis_devices(axis))
+    described = {graph.names[op]: {"axis": axis, "bytes": size} for op, (_, axis, size) in recorder.messages.items()}
     info = {**graph.info, "layout": repr(layout), "collectives": described}
     return graph.replace(duration_us=next(iter(columns.values())), duration_by_kind=columns, info=info)
 
@@ -484,8 +527,10 @@ def _divide_gradients(
         readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
         maker = gradient.maker if gradient.maker >= 0 else users[0]
         backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
+        copies = _copies(name, recorder, layout)
+        axis = "dp+cp" if copies == layout.dp else "edp"
         buckets.append(
-            Bucket(f"{name}/data", users[0], backward, users[-1], recorder.size[name], kept, 0, 0, layout.dp)
+            Bucket(f"{name}/data", users[0], backward, users[-1], recorder.size[name], kept, 0, 0, copies, axis)
         )
     divided = divide_data(
         graph,
@@ -496,6 +541,11 @@ def _divide_gradients(
     return divided.replace(persistent_bytes=_divided_bytes(divided, recorder, states, layout, precision))
 
 
+def _copies(name: str, recorder: RankRecorder, layout: Layout) -> int:
+    """Ranks that hold a parameter: of `dp`, those of experts are on `dp / ep`."""
+    return layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp
+
+
 def _divided_bytes(
     graph: OpGraph,
     recorder: RankRecorder,
@@ -503,19 +553,20 @@ def _divided_bytes(
     layout: Layout,
     precision: Precision,
 ) -> np.ndarray:
-    """int64[n]: persistent bytes of one of `dp` copies: a share of states and gradients, as ZeRO says.
+    """int64[n]: persistent bytes of one of the copies: a share of states and gradients, as ZeRO says.
 
     Those of parameters are divided by the pass.
     """
     persistent = graph.persistent_bytes.copy()
 
-    def keep_share(op: int, nbytes: float) -> None:
-        persistent[op] -= int(nbytes) - int(-(-nbytes // layout.dp))
+    def keep_share(op: int, nbytes: float, copies: int) -> None:
+        persistent[op] -= int(nbytes) - int(-(-nbytes // copies))
 
     for name, gradient in recorder.gradients.items():
-        users = recorder.users[name]
+        users, copies = recorder.users[name], _copies(name, recorder, layout)
         if layout.zero >= 1:
-            keep_share(users[-1], recorder.size[name] * precision.state_share(states))
+            keep_share(users[-1], recorder.size[name] * precision.state_share(states), copies)
         if layout.zero >= 2:
-            keep_share(gradient.maker if gradient.maker >= 0 else users[0], gradient.size * precision.gradient_share)
+            maker = gradient.maker if gradient.maker >= 0 else users[0]
+            keep_share(maker, gradient.size * precision.gradient_share, copies)
     return persistent

@@ -33,6 +33,13 @@ GPT = {
 }
 BERT = {"model_type": "bert", "architectures": ["BertForMaskedLM"], **SIZES}
 OPT = {"model_type": "opt", "architectures": ["OPTForCausalLM"], "ffn_dim": 96, "word_embed_proj_dim": 64, **SIZES}
+MIXTRAL = {
+    **LLAMA,
+    "model_type": "mixtral",
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 4,
+    "num_experts_per_tok": 2,
+}
 BATCH, LENGTH = 2, 16
 
 
@@ -45,6 +52,14 @@ class FeedForward(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.second(torch.relu(self.first(x)))
+
+
+class OtherExperts(nn.Module):
+    """Experts of one matrix each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(4, 8, 8))
 
 
 def rank_graph(fields: dict[str, Any], layout: bl.Layout, **options: Any) -> bl.OpGraph:
@@ -92,7 +107,7 @@ def _matrix_bytes(graph: bl.OpGraph, layer: str) -> int:
     return int(graph.persistent_bytes[ops].sum())
 
 
-@pytest.mark.parametrize("fields", [LLAMA, GPT, BERT], ids=["llama", "gpt", "bert"])
+@pytest.mark.parametrize("fields", [LLAMA, GPT, BERT, OPT], ids=["llama", "gpt", "bert", "opt"])
 def test_sequence_parallelism_gathers_and_scatters(fields: dict[str, Any]) -> None:
     """Positions from a rotation, or from a table, of which each rank adds the rows of its share."""
     layout = bl.Layout(tp=4, sequence_parallel=True, micro_batch=BATCH)
@@ -153,15 +168,37 @@ def test_what_cannot_be_divided_is_named() -> None:
         bl.torch.profile(model, inputs, hardware="a100", layout=bl.Layout(pp=2))
     with pytest.raises(bl.InvalidInput, match="dp of layout is 2 and optimizer is not given"):
         bl.torch.profile(model.train(), inputs, hardware="a100", layout=bl.Layout(dp=2))
-    with pytest.raises(
-        bl.InvalidInput, match=r"OPTForCausalLM does not run divided by Layout\(tp=2, sequence_parallel=True"
-    ):
-        rank_graph(OPT, bl.Layout(tp=2, sequence_parallel=True))
     with pytest.raises(bl.InvalidInput, match="tp is 8; it must divide the model's num_key_value_heads, which is 4"):
         rank_graph(LLAMA, bl.Layout(tp=8))
 
 
-def test_experts_are_refused() -> None:
-    mixtral = {**LLAMA, "model_type": "mixtral", "architectures": ["MixtralForCausalLM"]}
-    with pytest.raises(bl.InvalidInput, match=r"layer 'model.layers.0.mlp.experts' is a mixture of experts"):
-        rank_graph(mixtral, bl.Layout(tp=2))
+def test_experts_are_divided_over_the_ranks_that_share_them() -> None:
+    """Four experts over two ranks, each of half a width: all-to-all of every token's two rows, there and back."""
+    graph = rank_graph(MIXTRAL, bl.Layout(tp=2, dp=4, ep=2, zero=1))
+    rows = 2 * BATCH * LENGTH * 2 * 64
+    of_experts = [
+        (name.rsplit("/", 1)[1].partition("#")[0], entry["axis"], entry["bytes"])
+        for name, entry in graph.info["collectives"].items()
+        if name.startswith("model.layers.0.mlp.experts/") and "backward" not in name
+    ]
+    exchange = ("all_to_all_single", "ep", rows)
+    assert of_experts == [exchange, exchange, ("all_reduce", "tp", rows // 2)]
+    experts = [k for k, name in enumerate(graph.names) if name.startswith("model.layers.0.mlp.experts/bmm")]
+    # three weights of 64 x 96 per expert in half precision
+    assert graph.persistent_bytes[experts].sum() == 3 * 64 * 96 * 2 * 4 // 2 // 2
+    undivided = rank_graph(MIXTRAL, bl.Layout())
+    assert not undivided.info["collectives"]
+
+
+def test_experts_that_cannot_be_divided_are_named() -> None:
+    with pytest.raises(
+        bl.InvalidInput, match=r"ep is 3; it must divide the experts of layer 'model.layers.0.mlp.experts'"
+    ):
+        rank_graph(MIXTRAL, bl.Layout(dp=3, ep=3))
+    with pytest.raises(bl.InvalidInput, match="ep of layout is 2 and LlamaForCausalLM has no experts"):
+        rank_graph(LLAMA, bl.Layout(dp=2, ep=2))
+    with pytest.raises(bl.InvalidInput, match="sequence_parallel of layout is True and MixtralForCausalLM has experts"):
+        rank_graph(MIXTRAL, bl.Layout(tp=2, sequence_parallel=True))
+    other = nn.ModuleDict({"first": OtherExperts()})
+    with pytest.raises(bl.InvalidInput, match="layer 'first' is a mixture of experts, but not one of Mixtral's kind"):
+        bl.torch.profile(other, torch.empty(2, 8, device="meta"), hardware="a100", layout=bl.Layout())
