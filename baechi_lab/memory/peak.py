@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from heapq import heappop, heappush
-
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import OpGraph
 from ..graph.kernels.csr import inverse
+from ..graph.kernels.readiness import order_of_readiness
 from ..graph.opgraph import GROWS, OWN
 from .reuse_peak import reuse_peak
 
@@ -56,19 +55,11 @@ def order_peak(graph: OpGraph, order: NDArray[np.int64]) -> int:
 
 def readiness_order(graph: OpGraph) -> NDArray[np.int64]:
     """Returns int64[n]: the ops in the order of readiness, as one device runs them first in, first out."""
-    pointer, successor = (a.tolist() for a in graph.successors)
-    open_inputs = np.diff(graph.predecessors[0]).tolist()
-    us, now_us, order = graph.duration_us.tolist(), 0.0, []
-    ready: list[tuple[float, int]] = [(0.0, op) for op in range(graph.n) if open_inputs[op] == 0]
-    while ready:
-        _, op = heappop(ready)
-        order.append(op)
-        now_us += us[op]
-        for reader in successor[pointer[op] : pointer[op + 1]]:
-            open_inputs[reader] -= 1
-            if open_inputs[reader] == 0:
-                heappush(ready, (now_us, reader))
-    return np.array(order, dtype=np.int64)
+    pointer, successor = graph.successors
+    open_inputs = np.diff(graph.predecessors[0])
+    return order_of_readiness(pointer, successor.astype(np.int64), open_inputs, graph.duration_us.copy()).astype(
+        np.int64
+    )
 
 
 def counted_bytes(graph: OpGraph, shared: bool = False) -> NDArray[np.int64]:

@@ -6,13 +6,13 @@ follows it in the plan, because a copy that runs earlier saves no memory.
 
 from __future__ import annotations
 
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..graph import CONTROL_BYTES, OpGraph
+from ..graph.kernels.csr import distinct
 from ..graph.tensors import tensor_columns, text_column
 from .op_sequence import OpSequence
 
@@ -46,22 +46,29 @@ class _CopyLayout:
         row[by_copy] = graph.tensor_count + np.searchsorted(key, copy * max(graph.tensor_count, 1) + tensor[by_copy])
         return row, plan.node[reader]
 
-    def waits(self) -> list[tuple[int, int]]:
-        """Returns (op, op) per control dependency: copies after their trigger, updates after copies that read the variable."""
-        plan, dependencies = self.plan, set()
+    def waits(self) -> Ints:
+        """Returns int64[k, 2], (op, op) per control dependency, ascending.
+
+        Copies come after their trigger, updates after copies that read the variable.
+        """
+        plan, nodes = self.plan, np.int64(self.graph.n + len(self.origin))
         _, source_run, reader = plan.reads
-        reads: dict[int, set[int]] = {}
-        for source, position in zip(source_run.tolist(), reader.tolist(), strict=True):
-            reads.setdefault(position, set()).add(source)
-        for position in plan.copies.tolist():
-            op, node, due = int(plan.ops[position]), int(plan.node[position]), plan.due[position]
-            if not any(not plan.first[k] and plan.due[k] == due for k in reads.get(position, ())):
-                dependencies.add((plan.trigger(int(due)), node))
-            dependencies |= {(node, update) for update in plan.training.updates_read.get(op, ())}
+        follows_copy = np.zeros(len(plan.ops), dtype=np.bool_)  # reads a copy for the same op, which waits already
+        follows_copy[reader[~plan.first[source_run] & (plan.due[source_run] == plan.due[reader])]] = True
+        waiting = plan.copies[~follows_copy[plan.copies]]
+        due, number = np.unique(plan.due[waiting], return_inverse=True)
+        triggers = np.array([plan.trigger(op) for op in due.tolist()], dtype=np.int64)[number]
+        updates = [
+            (node, update)
+            for node, op in enumerate(self.origin.tolist(), self.graph.n)
+            for update in plan.training.updates_read.get(op, ())
+        ]
+        before_update, update = np.array(updates, dtype=np.int64).reshape(-1, 2).T
+        dependencies = [triggers * nodes + plan.node[waiting], before_update * nodes + update]
         if self.order is not None:
-            read = {(int(plan.node[k]), int(plan.node[p])) for p, sources in reads.items() for k in sources}
-            dependencies |= set(pairwise(self.order.tolist())) - read
-        return sorted(dependencies)
+            consecutive = self.order[:-1] * nodes + self.order[1:]
+            dependencies.append(np.setdiff1d(consecutive, plan.node[source_run] * nodes + plan.node[reader]))
+        return np.stack(np.divmod(distinct(np.concatenate(dependencies)), nodes), axis=1)
 
 
 def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
@@ -121,7 +128,7 @@ def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
 
 def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:
     """Returns producer, bytes, names and readers of all tensors, by producer; a control dependency has no bytes."""
-    waits = np.array(at.waits(), dtype=np.int64).reshape(-1, 2)
+    waits = at.waits()
     waited_op, wait_number = np.unique(waits[:, 0], return_inverse=True)
     rows, readers = at.data()
     rows = np.concatenate([rows, graph.tensor_count + len(at.tensors) + wait_number.reshape(-1)])

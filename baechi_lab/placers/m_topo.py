@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.csr import Integers
+from ..graph.kernels.jit import has_few_entries, njit
 from ..graph.units import format_bytes
 from .base import Placer
 from .list_scheduling.earliest_start_reference import Candidate, Decision
@@ -99,40 +100,41 @@ def _reject_reason(
     return "its turn has not come" if d > placed_device else "its turn is over"
 
 
+@njit(cache=True, nogil=True, interpreted_if=has_few_entries)
 def _assign(
-    sequence: Integers,
+    sequence: NDArray[np.int64],
     need: NDArray[np.int64],
     persistent_bytes: NDArray[np.int64],
     allowed: NDArray[np.bool_],
     cap: NDArray[np.float64],
     limit: NDArray[np.int64],
 ) -> NDArray[np.int32]:
+    """int32[groups]: the device of every group."""
     devices = len(cap)
-    used, promised, current = [0] * devices, [0] * devices, 0
-    home = np.zeros(len(need), dtype=np.int32)
-    allowed_rows, needs, holds = allowed.tolist(), need.tolist(), persistent_bytes.tolist()
-    cap_bytes, memory_bytes = cap.tolist(), limit.tolist()
-    for g in sequence.tolist():
-
-        def fits(p: int, g: int = g) -> bool:
-            return (
-                allowed_rows[g][p] and used[p] + needs[g] <= cap_bytes[p] and promised[p] + holds[g] <= memory_bytes[p]
-            )
-
-        while current < devices - 1 and allowed_rows[g][current] and not fits(current):
+    used, promised, current = np.zeros(devices, np.int64), np.zeros(devices, np.int64), 0
+    home = np.zeros(len(need), np.int32)
+    for g in sequence:
+        while (
+            current < devices - 1
+            and allowed[g, current]
+            and (used[current] + need[g] > cap[current] or promised[current] + persistent_bytes[g] > limit[current])
+        ):
             current += 1
-        p = next((p for p in [*range(current, devices), *range(current)] if fits(p)), -1)
-        if p < 0:
-            p = min(
-                range(devices),
-                key=lambda p: (
-                    not allowed_rows[g][p],
-                    max(promised[p] + holds[g] - memory_bytes[p], 0),
-                    used[p] - cap_bytes[p],
-                    p,
-                ),
-            )
-        home[g] = p
-        used[p] += needs[g]
-        promised[p] += holds[g]
+        chosen = -1
+        for k in range(devices):
+            p = (current + k) % devices
+            if allowed[g, p] and used[p] + need[g] <= cap[p] and promised[p] + persistent_bytes[g] <= limit[p]:
+                chosen = p
+                break
+        if chosen < 0:  # the device that lacks the fewest bytes, then that which is filled least
+            least_missing, least_filled = 0, 0.0
+            for p in range(devices):
+                missing, filled = max(promised[p] + persistent_bytes[g] - limit[p], 0), used[p] - cap[p]
+                if allowed[g, p] and (
+                    chosen < 0 or missing < least_missing or (missing == least_missing and filled < least_filled)
+                ):
+                    chosen, least_missing, least_filled = p, missing, filled
+        home[g] = chosen
+        used[chosen] += need[g]
+        promised[chosen] += persistent_bytes[g]
     return home

@@ -3,7 +3,7 @@
 import numpy as np
 
 import baechi_lab as bl
-from baechi_lab.placers.m_topo import caps
+from baechi_lab.placers.m_topo import _assign, caps
 
 
 def test_caps_uniform_and_by_memory():
@@ -37,3 +37,15 @@ def test_goes_back_to_fill_a_gap():
 def test_no_memory_needed_or_had():
     g = bl.OpGraph.from_edges([1, 1, 1])
     assert bl.place(g, bl.Cluster.uniform(2, memory_bytes=0), "m-topo").device.tolist() == [0, 0, 0]
+
+
+def test_without_room_the_device_that_lacks_least_is_chosen():
+    """Both devices are full after ops 0 and 1 (6 of 7 and 5 of 8 bytes): op 2 lacks 1 byte on the first, none on the second."""
+    need, limit = np.array([6, 5, 2, 4]), np.array([7, 8])
+    allowed = np.ones((4, 2), dtype=np.bool_)
+    sequence, cap = np.arange(4), np.array([6.0, 6.0])
+    home = _assign(sequence, need, need, allowed, cap, limit)
+    # op 3 then lacks 6 + 4 - 7 = 3 bytes on device 0 and 7 + 4 - 8 = 3 on device 1, which is 1 above its cap, not 0
+    assert home.tolist() == [0, 1, 1, 0]
+    allowed[3, 0] = False
+    assert _assign(sequence, need, need, allowed, cap, limit).tolist() == [0, 1, 1, 1]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from typing import TypeVar
 
 import numpy as np
@@ -67,18 +66,9 @@ def topological_order(n: int, source: Integers, target: Integers) -> NDArray[np.
     """
     if bool(np.all(source < target)):
         return np.arange(n, dtype=np.int32)
-    by_source = np.argsort(source, kind="stable")
-    pointer = offsets(source, n).tolist()
-    successors = target[by_source].tolist()
-    missing = np.bincount(target, minlength=n).tolist()
-    ready = [i for i in range(n) if missing[i] == 0]
-    order: list[int] = []
-    while ready:
-        node = heapq.heappop(ready)
-        order.append(node)
-        for k in range(pointer[node], pointer[node + 1]):
-            child = successors[k]
-            missing[child] -= 1
-            if missing[child] == 0:
-                heapq.heappush(ready, child)
-    return np.array(order, dtype=np.int32) if len(order) == n else None
+    from .readiness import order_of_readiness  # loads the compiler, which most graphs do without
+
+    successors = target[np.argsort(source, kind="stable")].astype(np.int64)
+    missing = np.bincount(target, minlength=n).astype(np.int64)
+    order = order_of_readiness(offsets(source, n), successors, missing, np.zeros(n))
+    return order if len(order) == n else None
