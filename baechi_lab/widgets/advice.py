@@ -137,25 +137,28 @@ def _simulated_us(setting: Setting, outcome: Outcome, memo: Memo) -> float:
 def _finer_groups(outcome: Outcome, memo: Memo, report: Report) -> Iterator[Advice]:
     """Returns the advice to leave out the fewest passes with which the step is shorter, where groups can be divided.
 
-    If the placer took long, the `QUICK` placers are tried instead.
+    The same placer is tried unless it took long, and the `QUICK` placers.
     """
     setting, before = outcome.setting, outcome.timeline.makespan_us
     divided = before <= WELL_DIVIDED * outcome.one_device_us
     if divided or not too_coarse(outcome.graph, outcome.coarse, setting.cluster):
         return
-    quick = _asking_quick_placers(setting) if outcome.seconds > SECONDS else {}
+    by_quick = f", placed by {Auto.name} among {', '.join(QUICK)}"
+    placers: dict[str, dict[str, Any]] = {} if outcome.seconds > SECONDS else {"": {}}
+    if setting.placer != Auto.name or not placers:
+        placers[by_quick] = _asking_quick_placers(setting)
     for passes in finer(setting.passes):
-        changes = {"passes": passes, "moves": (), **quick}
-        changed = setting.replace(**changes)
-        if too_coarse(outcome.graph, optimized(changed, outcome.graph, memo), setting.cluster):
+        finer_setting = setting.replace(passes=passes, moves=())
+        if too_coarse(outcome.graph, optimized(finer_setting, outcome.graph, memo), setting.cluster):
             continue
         report(f"is it faster with {', '.join(passes) or 'no passes'}?", 0.97)
-        step_us = _step_us(changed, outcome, memo)
-        if step_us < BETTER * before:
-            by = f", placed by {Auto.name} among {', '.join(QUICK)}" if quick else ""
+        steps = {by: _step_us(finer_setting.replace(**change), outcome, memo) for by, change in placers.items()}
+        by = min(steps, key=lambda text: steps[text])
+        if steps[by] < BETTER * before:
             left_out = _without(setting.passes, passes)
             cause = f"{coarse_in_words(outcome.coarse)}; {left_out}{by}"
-            yield Advice(cause, f"Place {left_out}", changes, before, step_us)
+            changes = {"passes": passes, "moves": (), **placers[by]}
+            yield Advice(cause, f"Place {left_out}", changes, before, steps[by])
             return
 
 

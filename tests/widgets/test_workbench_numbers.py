@@ -186,6 +186,10 @@ def test_finer_groups_are_offered_where_they_are_faster_and_it_is_said_by_how_mu
     assert made.advice[0].sentence.endswith(": 25.0 -> 17.0 us")  # 10, 2 on the way, 5
     made.change(**made.advice[0].changes)
     assert made.outcome.timeline.makespan_us == 17
+    # A rule that gains nothing by finer groups, however fast it is: others may.
+    made = computed(forked, quick, passes=GROUPING, placer="single")
+    assert "placed by auto among single, m-topo" in made.advice[0].sentence
+    assert made.advice[0].sentence.endswith(": 25.0 -> 17.0 us")
     # Over a slow link one device is best in any case: the click that was offered changed nothing.
     made = computed(forked, slow, passes=GROUPING)
     assert made.outcome.coarse.n == 1 and all("micro_batches" in one.changes for one in made.advice)
