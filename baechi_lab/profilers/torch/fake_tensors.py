@@ -1,7 +1,8 @@
 """Runs a model on fake tensors: shapes and types without data, so that a model of any size runs anywhere.
 
 Every parameter, buffer and input is replaced by a fake tensor on the CPU, even if it was on the meta device, so that code
-that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use.
+that creates tensors gets fake tensors on the same device. Attention and dropout run as the fused kernels that GPUs use,
+or as a CPU runs them.
 Random numbers are really drawn, one for each operator that would draw, so that a trace sees which calls are random.
 
 Operators that read values (`item()`, `nonzero()`) run if the values depend only on integer inputs and on tensors that the
@@ -105,6 +106,7 @@ def use_fake_tensors(
     dtype: torch.dtype | None = None,
     autocast: torch.dtype | None = None,
     observer: OperatorObserver | None = None,
+    on_cpu: bool = False,
 ) -> Iterator[Any]:
     """Runs the body with a fake model, under fake tensors and `observer`; yields the fake inputs.
 
@@ -114,6 +116,7 @@ def use_fake_tensors(
         dtype: type of floating-point parameters, buffers and inputs, as after `model.to(dtype)`.
         autocast: type of matrix products, as under `torch.autocast`.
         observer: a mode that sees every operator that runs.
+        on_cpu: run dropout, attention and norms as a CPU does, not as the fused kernels of GPUs.
 
     Raises:
         InvalidInput: the model reads values that fake tensors do not have, or has parameters without a shape.
@@ -126,7 +129,7 @@ def use_fake_tensors(
         stack.enter_context(_swap_tensors(model, fake))
         stack.enter_context(ModelSnapshot(model))  # enters before the fake mode, so that its copies of values are real
         stack.enter_context(mode)
-        stack.enter_context(use_fused_kernels())
+        stack.enter_context(use_fused_kernels(on_cpu))
         stack.enter_context(_skip_value_checks())
         stack.enter_context(_use_known_values(observer.values))
         observer.routing = EvenRouting(expert_counts(model), observer.values)
@@ -236,13 +239,14 @@ _REPLACING = threading.RLock()
 
 
 @contextmanager
-def use_fused_kernels() -> Iterator[None]:
+def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, one
     for a norm by the root of the mean square, and one for a recurrent layer over a whole sequence.
 
     Those of attention and norm are the kernels of attention without dropout and of a layer norm, whose work is the same. Other
     threads, which may train for real, get the functions as they are. Layers of attention run operator by operator in inference,
-    too: one operator for a whole layer would hide its products.
+    too: one operator for a whole layer would hide its products. `on_cpu` leaves all but recurrent layers as a CPU runs them: its
+    dropout keeps a mask of the type of its input, and attention with dropout keeps its scores.
     """
     _REPLACING.acquire()
     dropout, attention = functional.dropout, functional.scaled_dot_product_attention
@@ -295,8 +299,9 @@ def use_fused_kernels() -> Iterator[None]:
 
         return fused
 
-    functional.dropout, functional.scaled_dot_product_attention = fused_dropout, fused_attention  # type: ignore[assignment]
-    functional.rms_norm = fused_rms_norm  # type: ignore[assignment]
+    if not on_cpu:
+        functional.dropout, functional.rms_norm = fused_dropout, fused_rms_norm  # type: ignore[assignment]
+        functional.scaled_dot_product_attention = fused_attention  # type: ignore[assignment]
     recurrent = {name: getattr(torch._VF, name) for name in KINDS}
     for name, function in recurrent.items():
         setattr(torch._VF, name, fused_recurrent(function))

@@ -132,8 +132,10 @@ def estimate_layers(
     autocast: object = None,
     step: TorchStep | None = None,
     precision: Precision | str | None = None,
+    on_cpu: bool = False,
 ) -> LayerEstimate:
-    """Estimates a model's layers; arguments as in `bl.torch.profile`. `step` provides the loss and its targets.
+    """Estimates a model's layers; arguments as in `bl.torch.profile`. `step` provides the loss and its targets. `on_cpu`: with
+    the kernels of a CPU, see `use_fused_kernels`.
 
     >>> import torch
     >>> estimate = estimate_layers(nn.Linear(16, 4, device="meta"), torch.empty(8, 16), mode="training")
@@ -146,7 +148,7 @@ def estimate_layers(
     kinds = types_of_estimate(precision, dtype, autocast)
     args, kwargs = as_arguments(sample_inputs, model)
     batch = (args, with_full_attention(kwargs), () if step is None else step.targets)
-    with in_mode(model, training), use_fake_tensors(model, batch, observer=counter, **kinds) as batch:
+    with in_mode(model, training), use_fake_tensors(model, batch, observer=counter, on_cpu=on_cpu, **kinds) as batch:
         args, kwargs, targets = batch
         counter.know_quantized(model)
         model_trace = trace(model, (args, kwargs), atomic=atomic)

@@ -203,6 +203,7 @@ def profile_operators(
     optimizer: str | None = None,
     states: int = 0,
     precision: Precision | str | None = None,
+    on_cpu: bool = False,
 ) -> OpGraph:
     """Builds the graph of a step's ATen operators on hardware; arguments as in `bl.torch.profile`.
 
@@ -218,7 +219,10 @@ def profile_operators(
     args, kwargs = as_arguments(sample_inputs, model)
     with (
         in_mode(model, training),
-        use_fake_tensors(model, (args, with_full_attention(kwargs)), observer=recorder, **types) as (args, kwargs),
+        use_fake_tensors(model, (args, with_full_attention(kwargs)), observer=recorder, on_cpu=on_cpu, **types) as (
+            args,
+            kwargs,
+        ),
     ):
         recorder.know_quantized(model)
         model_trace = trace(model, (args, kwargs), atomic=atomic)

@@ -190,6 +190,7 @@ def _estimate(
 ) -> OpGraph:
     if not (options["precision"].name or options["dtype"] or options["autocast"]):
         warn_about_configured_dtype(model)
+    options["on_cpu"] = all(chosen.kind == "cpu" for chosen in kinds.values())
     if granularity == "layer":
         graph = estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
     else:
