@@ -307,11 +307,9 @@ class Timeline:
         """One row per op and per transfer: kind, name, device, target, start_us, end_us, duration_us, size_bytes."""
         import pandas as pd
 
-        names, devices, transfers = (
-            np.array(self.op_names, dtype=object),
-            np.array(self.device_names, dtype=object),
-            self.transfers,
-        )
+        names = np.array(self.op_names, dtype=object)
+        devices = np.array(self.device_names, dtype=object)
+        transfers = self.transfers
         ops = pd.DataFrame(
             {
                 "kind": "op",

@@ -184,9 +184,8 @@ def _simulated(grade: Grade, graph: OpGraph, cluster: Cluster, devices: list[int
     if timeline.violations:
         return grade.remark(f"the placement is not allowed: {timeline.violations[0].message}")
     gap = timeline.makespan_us / (grade.bound_us or timeline.makespan_us) - 1
-    return replace(
-        grade, step_us=timeline.makespan_us, gap=max(gap, 0.0)
-    )  # a bound may be rounded up in its last digit
+    # A bound may be rounded up in its last digit.
+    return replace(grade, step_us=timeline.makespan_us, gap=max(gap, 0.0))
 
 
 def _answer(value: Mapping[str, Any], run: NotebookRun) -> object:

@@ -155,9 +155,8 @@ class Chain:
             if stages and max(stages) == 0 and not training.is_backward[readers].any():
                 self.start_bytes += int(graph.tensor_bytes[t])
         kept_bytes = self.kept = np.cumsum(until)  # alive in stage j: what is needed in a stage of at most j
-        self.backward_op_bytes = (
-            live[first_backward:] + graph.temp_bytes[self.backward_ops]
-        )  # while each backward op runs
+        # Bytes while each backward op runs.
+        self.backward_op_bytes = live[first_backward:] + graph.temp_bytes[self.backward_ops]
         self.due, self.backward = kept_bytes.copy(), kept_bytes.copy()
         for j in range(count):
             ranks = first_backward + np.flatnonzero(self.stage == j)

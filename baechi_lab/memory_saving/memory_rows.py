@@ -25,9 +25,8 @@ class MemoryRows:
         self.unit = max(float(groups.bytes.sum() + groups.due.max(initial=0)) / UNITS, 1.0)
         self.size, self.inner = (groups.bytes / self.unit).tolist(), (groups.inner / self.unit).tolist()
         self.budget_units = budget / self.unit
-        self.undecided_terms: dict[int, Terms] = {
-            t: [] for t in range(groups.stages + 1)
-        }  # of each stage, H times bytes
+        # The terms of H times bytes, by stage.
+        self.undecided_terms: dict[int, Terms] = {t: [] for t in range(groups.stages + 1)}
 
     def add(self) -> None:
         """Add all rows."""

@@ -197,9 +197,8 @@ class _OffloadBuilder:
         self.names, self.types, self.bytes = [], [], []  # type: list[str], list[str], list[int]
         self.new_tensors: list[tuple[int, int, str]] = []  # producer, bytes, name of each new tensor
         self.reads: list[tuple[int, int]] = []  # (tensor, reader); tensors of the graph first
-        self.dropped = np.zeros(
-            graph.edge_count, dtype=np.bool_
-        )  # edges of the graph that read the host's copy instead
+        # Edges of the graph that read the copy on the host instead.
+        self.dropped = np.zeros(graph.edge_count, dtype=np.bool_)
         self.moved_bytes = np.zeros(graph.n, dtype=np.int64)  # persistent bytes that went to the host
         self.temporary, self.size = graph.temp_bytes.copy(), graph.tensor_bytes.copy()
         self.layers: list[int] = []  # updates that keep their state themselves

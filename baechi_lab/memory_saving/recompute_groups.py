@@ -72,10 +72,8 @@ class RecomputeGroups:
         self.us, self.bytes, self.inner = np.zeros(m), np.zeros(m, dtype=np.int64), np.zeros(m, dtype=np.int64)
         np.add.at(self.us, self.group, chain.us)
         reads: list[set[int]] = [set() for _ in range(m)]
-        read_by_backward, inside = (
-            is_read_by_backward_op(self.training)[chain.ops],
-            chain.training.graph.temp_bytes[chain.ops].copy(),
-        )
+        read_by_backward = is_read_by_backward_op(self.training)[chain.ops]
+        inside = chain.training.graph.temp_bytes[chain.ops].copy()
         views = _viewed_ops(chain)
         for p, g in enumerate(group):
             reading_groups = {group[q] for q in chain.readers[p].tolist()} - {g}

@@ -30,10 +30,8 @@ class _CopyLayout:
         copied_tensors = np.repeat(self.graph.output_ptr[self.origin] - np.cumsum(outputs) + outputs, outputs)
         copied_tensors += np.arange(len(copied_tensors))
         maker = np.repeat(np.arange(len(self.origin)), outputs)
-        self.tensors, self.maker = (
-            copied_tensors[sized[copied_tensors]],
-            maker[sized[copied_tensors]],
-        )  # of each tensor that copies make: origin, copy
+        # The origin of each tensor that copies make, and its copy.
+        self.tensors, self.maker = copied_tensors[sized[copied_tensors]], maker[sized[copied_tensors]]
 
     def data(self) -> tuple[Ints, Ints]:
         """Returns (tensor row, reader) of all reads; rows of tensors that copies make follow those of the graph."""

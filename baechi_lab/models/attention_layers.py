@@ -87,14 +87,10 @@ class _Layer:
         self.cross = _Attention(make, f"{scope}/cross", model, causal=False) if cross else None
         self.scope = f"{scope}/dense"
         units, inner = model.units, model.inner
-        self.up, self.up_bias = (
-            make.matrix(f"{self.scope}/up", units, inner),
-            make.zeros(f"{self.scope}/up_bias", inner),
-        )
-        self.down, self.down_bias = (
-            make.matrix(f"{self.scope}/down", inner, units),
-            make.zeros(f"{self.scope}/bias", units),
-        )
+        self.up = make.matrix(f"{self.scope}/up", units, inner)
+        self.up_bias = make.zeros(f"{self.scope}/up_bias", inner)
+        self.down = make.matrix(f"{self.scope}/down", inner, units)
+        self.down_bias = make.zeros(f"{self.scope}/bias", units)
         self.norm = _Norm(make, self.scope, units)
 
     def __call__(self, x: tf.Tensor, memory: tf.Tensor | None = None) -> tf.Tensor:
@@ -121,11 +117,9 @@ class _Attention:
     def __call__(self, x: tf.Tensor, memory: tf.Tensor) -> tf.Tensor:
         width = self.model.units // self.model.heads
         with tf.name_scope(f"{self.scope}/forward"):
-            query, key, value = (
-                self._heads(x, self.query),
-                self._heads(memory, self.key),
-                self._heads(memory, self.value),
-            )
+            query = self._heads(x, self.query)
+            key = self._heads(memory, self.key)
+            value = self._heads(memory, self.value)
             scores = tf.matmul(query, key, transpose_b=True) * width**-0.5
             scores = scores if self.mask is None else scores + self.mask
             mixed = tf.transpose(tf.matmul(tf.nn.softmax(scores), value), [0, 2, 1, 3])

@@ -286,9 +286,8 @@ def make_block(model: Transformer, layout: Layout, sequence_length: int, precisi
     batch, length = layout.micro_batch, sequence_length // layout.cp
     tokens, hidden, tp = batch * length, model.hidden, layout.tp
     writer = _PartWriter("block", layout, tokens, hidden, precision.products)
-    shared = (
-        tokens // tp if layout.sequence_parallel else tokens
-    )  # tokens of tensors that tensor parallelism does not divide
+    # Tokens of tensors that tensor parallelism does not divide.
+    shared = tokens // tp if layout.sequence_parallel else tokens
     norm = hidden * (1 + model.bias)
     writer.parameters += norm
     writer.move("norm", 2 * shared * hidden, 3 * shared * hidden, saved=HALF * shared * hidden)

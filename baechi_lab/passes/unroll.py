@@ -229,9 +229,8 @@ def _names(graph: OpGraph, at: Layout) -> tuple[str, ...]:
     out = _names_per_replica(graph, at, at.setup)
     each = [graph.names[i] for i in at.each.tolist()]
     first = graph.output_ptr[graph.tensor_producer]
-    added = [
-        f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()
-    ]  # the position, since a tensor's name may not be valid as an op's name
+    # The position, since a tensor's name may not be valid as an op's name.
+    added = [f"{graph.names[graph.tensor_producer[t]]}/accumulate{t - first[t]}" for t in at.summed.tolist()]
     for k in range(at.count):
         out += [f"{name}/mb{k}" for name in each]
         out += [f"{added[t]}/mb{k}" for t in np.flatnonzero(at.additions[k] >= 0).tolist()]

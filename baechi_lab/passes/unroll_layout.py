@@ -33,9 +33,8 @@ class Layout:
         read = np.zeros(graph.tensor_count, dtype=np.bool_)
         read[graph.edge_tensor[self.updates[graph.consumers] & self.repeats[graph.edge_source]]] = True
         self.summed = np.flatnonzero(read & (graph.tensor_bytes > CONTROL_BYTES))  # tensors to accumulate
-        self.turn = self.width[
-            graph.tensor_producer[self.summed]
-        ]  # a replica adds the gradients of every `turn`-th micro-batch
+        # A replica adds the gradients of every `turn`-th micro-batch.
+        self.turn = self.width[graph.tensor_producer[self.summed]]
         # The first micro-batch of every replica needs no addition.
         adds = np.arange(count)[:, None] >= self.turn[None, :]
         setup, block = int(self.width[self.setup].sum()), len(self.each) + adds.sum(axis=1)

@@ -18,9 +18,8 @@ def unrolled_tensor_columns(graph: OpGraph, at: Layout) -> dict[str, Any]:
     """Returns producer, bytes, names and readers of all tensors, ordered by producer."""
     tensors, repeats = graph.tensor_count, at.repeats[graph.tensor_producer]
     copies = np.where(repeats, at.count, at.width[graph.tensor_producer])
-    first_row = np.concatenate(
-        [[0], np.cumsum(copies)]
-    )  # copy k of tensor t is row begin[t] + k, in no special order yet
+    # Copy k of tensor t is row begin[t] + k, in no special order yet.
+    first_row = np.concatenate([[0], np.cumsum(copies)])
     original_tensor = np.repeat(np.arange(tensors), copies)
     copy_number = np.arange(first_row[-1]) - first_row[original_tensor]
     producer = at.first[graph.tensor_producer[original_tensor]] + np.where(
@@ -66,9 +65,8 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
     edge, replica = of_once(np.flatnonzero(~made_per_batch & ~read_per_batch))
     add(first_row[tensor[edge]] + np.where(together[edge], replica, 0), at.first[reader[edge]] + replica)
     step = np.arange(at.count)[:, None]
-    edge = np.flatnonzero(
-        read_per_batch
-    )  # one per micro-batch: from a copy, or from the op that runs once on its replica
+    # One per micro-batch: from a copy, or from the op that runs once on its replica.
+    edge = np.flatnonzero(read_per_batch)
     setup = np.where(together[edge], step % at.width[source[edge]], 0)
     add(
         first_row[tensor[edge]] + np.where(made_per_batch[edge], step, setup),

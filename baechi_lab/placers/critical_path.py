@@ -84,11 +84,9 @@ def _path_devices(path: NDArray[np.int32], units: Units, number: int, usage: Dev
     fastest = np.lexsort((np.arange(len(units.limit)), units.cost[path].sum(axis=0), -units.pace)).tolist()
     first_device = number % len(fastest)
     devices = fastest[first_device:] + fastest[:first_device]
-    persistent_bytes, need, allowed = (
-        int(units.persistent_bytes[path].sum()),
-        int(units.need[path].sum()),
-        np.all(units.allowed[path], axis=0),
-    )
+    persistent_bytes = int(units.persistent_bytes[path].sum())
+    need = int(units.need[path].sum())
+    allowed = np.all(units.allowed[path], axis=0)
     for d in devices:
         if (
             allowed[d]

@@ -73,10 +73,7 @@ def walk(graph: OpGraph) -> NDArray[np.int64]:
 def _visit(sources: NDArray[np.int64], pointer: NDArray[np.int64], successor: NDArray[np.int32]) -> NDArray[np.int64]:
     n = len(pointer) - 1
     visit_order, visited, visit_count = np.empty(n, np.int64), np.zeros(n, np.bool_), 0
-    stack, place = (
-        np.empty(n, np.int64),
-        np.empty(n, np.int64),
-    )  # the path walked, and the next successor of each op on it
+    stack, place = np.empty(n, np.int64), np.empty(n, np.int64)  # the path, and the next successor of each op on it
     for s in sources:
         if visited[s]:
             continue

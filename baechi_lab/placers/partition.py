@@ -100,14 +100,12 @@ def empty_usage(units: Units) -> DeviceUsage:
 @njit(cache=True)
 def feasible(g: int, usage: DeviceUsage, mask: NDArray[np.bool_]) -> bool:
     """Sets `mask` bool[D] to the feasible devices of unit `g`; returns whether they have memory for all of its bytes."""
-    allowed, persistent_bytes, need, limit, used_persistent, used = (
-        usage.allowed,
-        usage.persistent_bytes,
-        usage.need,
-        usage.limit,
-        usage.used_persistent,
-        usage.used,
-    )
+    allowed = usage.allowed
+    persistent_bytes = usage.persistent_bytes
+    need = usage.need
+    limit = usage.limit
+    used_persistent = usage.used_persistent
+    used = usage.used
     roomy = holds = False
     for d in range(len(limit)):
         mask[d] = (

@@ -121,9 +121,8 @@ def make_vertices(graph: OpGraph, cluster: Cluster, *, by_bytes: bool = False) -
     total = np.maximum(total, SMALLEST_SHARE * total.max()) if total.any() else np.ones(cluster.n)
     share = fair_shares(total.max() / total)  # all devices done at once: capacity is the inverse of the time for all
     a, b = of[graph.edge_source].astype(np.int64), of[graph.consumers].astype(np.int64)
-    reader_share = (
-        1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]
-    )  # sent once per device, not per reader
+    # Sent once per device, not per reader.
+    reader_share = 1.0 / np.maximum(np.diff(graph.consumer_ptr), 1)[graph.edge_tensor]
     size = reader_share * graph.tensor_bytes[graph.edge_tensor]
     crossing = a != b
     key = np.concatenate([a[crossing] * count + b[crossing], b[crossing] * count + a[crossing]])

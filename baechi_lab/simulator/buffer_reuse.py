@@ -82,9 +82,8 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64]
     turn_of_op, producer = _turn_of_op(graph, line), graph.tensor_producer[transfers.tensor]
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
-    release_turn = np.where(
-        end > start, -1.0, turn_of_op + 0.5
-    )  # when an op gives back, within the instant at which it ends
+    # The turn at which an op frees bytes, within the instant of its end.
+    release_turn = np.where(end > start, -1.0, turn_of_op + 0.5)
     ops, moves = len(line.op), len(transfers)
     time = np.concatenate([line.start_us, line.end_us, transfers.receive_us, transfers.end_us])
     kind = np.repeat([START, END, RECEIVE, ARRIVED], [ops, ops, moves, moves])

@@ -29,9 +29,8 @@ def merge_reused_intervals(
     for t, until in zip(transfers.tensor.tolist(), transfers.end_us.tolist(), strict=True):
         uses[t].append((until, -1))
     leaves = set(transfers.tensor.tolist())
-    members: list[list[int] | None] = [
-        [k] for k in range(len(size))
-    ]  # rows in the buffer of row k; None: persistent bytes
+    # Rows in the buffer of row k; None: persistent bytes.
+    members: list[list[int] | None] = [[k] for k in range(len(size))]
     tensors, size, release = graph.tensor_bytes, size.copy(), release.copy()
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
 

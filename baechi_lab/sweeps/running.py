@@ -124,10 +124,8 @@ def sweep(
     check_records(cluster=template)
     check_flag("progress", progress)
     check_callback("on_row", on_row, "row")
-    placing, steps = (
-        _checked_placing(passes, forward_only, scheduler, params or {}),
-        Steps.of(micro_batches, schedule, replicas),
-    )
+    placing = _checked_placing(passes, forward_only, scheduler, params or {})
+    steps = Steps.of(micro_batches, schedule, replicas)
     profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
     sizes = None if batch_size is None else as_list("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:

@@ -29,10 +29,8 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
         raise InvalidInput(f"fit_options draws what bl.fit returned, not a {type(answer).__name__}")
     shown = [k for k, option in enumerate(answer.options) if option.timeline is not None]
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in shown), default=1.0))
-    capacity_bytes, largest_peak = (
-        answer.room_bytes,
-        max([*(fullest_device_bytes(answer.options[k]) for k in shown), 1]),
-    )
+    capacity_bytes = answer.room_bytes
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in shown), 1])
     near = capacity_bytes <= FAR * largest_peak
     size, name = scale(max(largest_peak, capacity_bytes) if near else largest_peak, BYTES)
     figure = go.Figure()

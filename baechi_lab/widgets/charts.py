@@ -105,10 +105,8 @@ def fit_chart(answer: Fit) -> Any:
     from ..fitting.record import fullest_device_bytes
 
     tried = [k for k, option in enumerate(answer.options) if option.timeline is not None]
-    capacity_bytes, largest_peak = (
-        answer.room_bytes,
-        max([*(fullest_device_bytes(answer.options[k]) for k in tried), 1]),
-    )
+    capacity_bytes = answer.room_bytes
+    largest_peak = max([*(fullest_device_bytes(answer.options[k]) for k in tried), 1])
     near = capacity_bytes <= FAR * largest_peak
     size, bytes_unit = scale(float(max(largest_peak, capacity_bytes) if near else largest_peak), BYTES)
     factor, unit = scale(max((answer.options[k].time_per_sample_us for k in tried), default=1.0), UNITS)

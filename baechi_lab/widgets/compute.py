@@ -385,9 +385,8 @@ def as_groups(setting: Setting, graph: OpGraph, coarse: OpGraph, base: Placement
 
 def bounded(setting: Setting, graph: OpGraph, memo: Memo, placement: Placement | None = None) -> Mapping[str, float]:
     """Returns the named lower bounds; none if no device may run some op."""
-    replicated = (
-        placement if placement is not None and placement.replicas else None
-    )  # other bounds are for one device per op
+    # Other bounds are for one device per op.
+    replicated = placement if placement is not None and placement.replicas else None
     try:
         return memo.recall("bounds", _bounds, graph, setting.cluster, setting.micro_batches, replicated)[0]  # type: ignore[no-any-return]
     except InfeasiblePlacement:

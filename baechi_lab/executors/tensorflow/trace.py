@@ -47,10 +47,8 @@ class Trace:
 
     def first(self, devices: int) -> Trace:
         """Returns the rows of the first `devices` devices only."""
-        op_rows, transfer_rows = (
-            self.device < devices,
-            (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices),
-        )
+        op_rows = self.device < devices
+        transfer_rows = (self.transfers[:, 3] < devices) & (self.transfers[:, 4] < devices)
         return Trace(
             self.op[op_rows],
             self.device[op_rows],

@@ -98,10 +98,8 @@ def _sampled(objective: Objective, s: State, cutoff: float, overflow_limit: floa
             samples.per_byte[k],
             m.comm,
         )
-        assignment, limits = (
-            Assignment(s.device, s.position, s.at, s.by_rank),
-            Limits(objective.track, np.inf, overflow_limit),
-        )
+        assignment = Assignment(s.device, s.position, s.at, s.by_rank)
+        limits = Limits(objective.track, np.inf, overflow_limit)
         times[k] = evaluate(sample, w, assignment, limits)
         late_count += times[k] > cutoff
         if late_count > count - 1 - samples.place:

@@ -190,10 +190,8 @@ class LoadProgram:
         """Puts the devices in a line, along which these units follow each other."""
         if not self.r["chain"]:
             return
-        model, place = (
-            self.model,
-            [self.model.new_int_var(0, self.devices - 1, f"place{d}") for d in range(self.devices)],
-        )
+        model = self.model
+        place = [self.model.new_int_var(0, self.devices - 1, f"place{d}") for d in range(self.devices)]
         model.add_all_different(place)
         after = {}
         for a, b in permutations(range(self.devices), 2):

@@ -356,11 +356,9 @@ def _schedule(
     n, count, most_inputs = len(ops) - 1, len(devices), 1
     for i in range(n):
         most_inputs = max(most_inputs, ops[i + 1].first_input - ops[i].first_input)
-    fetch, other_fetch, held_pairs = (
-        records(np.empty(most_inputs, FETCH)),
-        records(np.empty(most_inputs, FETCH)),
-        np.empty(n, np.int64),
-    )
+    fetch = records(np.empty(most_inputs, FETCH))
+    other_fetch = records(np.empty(most_inputs, FETCH))
+    held_pairs = np.empty(n, np.int64)
     heaps = Heaps(records(np.empty((HEAPS * count, n), WAITING)), np.zeros(HEAPS * count, np.int64))
     heap_size = len(tensors) + len(consumers) + len(groups) + 1
     freed = Freed(np.empty(heap_size), np.empty(heap_size, np.int64), np.zeros(1, np.int64))

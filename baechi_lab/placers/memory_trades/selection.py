@@ -86,11 +86,9 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
 
 def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -> Iterator[PlacedVariant]:
     """Graphs with a memory trade, placed by fast placers."""
-    placing, devices, variant_count = (
-        BestOfPlacers(FAST_PLACERS),
-        sum(device.kind != HOST for device in cluster.devices),
-        0,
-    )
+    placing = BestOfPlacers(FAST_PLACERS)
+    devices = sum(device.kind != HOST for device in cluster.devices)
+    variant_count = 0
     if "recompute" in trades:
         for variant in recompute_and_place(graph, cluster, placing, devices):
             variant_count += 1

@@ -184,9 +184,8 @@ def _sweep_intervals(
         for i in range(blocks + 1):
             useful_devices[g, i, 0] = 0
             useful_devices[g, i, 1] = _last_useful_device(chain, sums[0], i, goals[g, 1], bound[g]) + 1
-    start = np.zeros(
-        len(goals), np.int64
-    )  # of the longest interval up to j that is not above the bound by its work alone
+    # The start of the longest interval up to j whose work is within the bound.
+    start = np.zeros(len(goals), np.int64)
     for j in range(1, blocks + 1):
         for k in range(pointer[j - 1], pointer[j]):
             c, first, last = column[k], block_range[k, 0], block_range[k, 1]

@@ -151,9 +151,8 @@ def _pipeline_order_edges(
     after, before = ~repeated[a] & repeated[b], repeated[a] & ~repeated[b]
     alone = np.flatnonzero(~repeated[a] & ~repeated[b])
     _, component = _strong_components(a[alone], b[alone], count)
-    alone = alone[
-        component[a[alone]] != component[b[alone]]
-    ]  # no order where these have a cycle: they need not share a stage
+    # No order where these have a cycle: they need not share a stage.
+    alone = alone[component[a[alone]] != component[b[alone]]]
     first = np.concatenate([a[ahead], b[mirrored], a[after], b[before], a[alone]])
     second = np.concatenate([b[ahead], a[mirrored], b[after], a[before], b[alone]])
     return first[first != second], second[first != second]

@@ -154,9 +154,8 @@ def _place(
     sampled = decoder.sample(first, noise, gumbel)
     log_p = decoder.log_p(first, noise, sampled)  # [m, M * k, D]
     log_probability = _by_grouping(tf, tf.one_hot(sampled, noise.shape[-1]))
-    total = tf.reshape(
-        tf.reduce_sum(log_probability * log_p, axis=-1), [log_p.shape[0], *sampled.shape[::2]]
-    )  # [m, M, k]
+    total = tf.reduce_sum(log_probability * log_p, axis=-1)
+    total = tf.reshape(total, [log_p.shape[0], *sampled.shape[::2]])  # [m, M, k]
     return sampled, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
 
 

@@ -145,10 +145,8 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
         return () if product is None else (product,)
     if node.op_type in ("Conv", "FusedConv", "ConvInteger", "ConvTranspose"):
         image, weight, outputs = shapes[0], shapes[1], tuple(_require_shape(output_shapes[0]))
-        steps, groups = (
-            (*attribute(node, "strides", []), *attribute(node, "dilations", [])),
-            attribute(node, "group", 1),
-        )
+        steps = (*attribute(node, "strides", []), *attribute(node, "dilations", []))
+        groups = attribute(node, "group", 1)
         plain = all(step == 1 for step in steps)
         if node.op_type == "ConvTranspose":
             return transposed_products(image[0], image[2:], weight[0], weight[1] * groups, weight[2:], groups, plain)

@@ -267,10 +267,8 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         why = "a body that runs an unknown number of times"
     elif not _is_operator(node, version):
         why = "no operator of ONNX"
-    flops, width = (
-        float(outputs * per_element(node.op_type)),
-        _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4,
-    )
+    flops = float(outputs * per_element(node.op_type))
+    width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
     rows = repeated_rows(node, input_shapes, width) if input_shapes and input_shapes[0] else None
     return Kernel(flops=flops, moved_bytes=float(moved_bytes), rows=rows), why
 

@@ -286,9 +286,8 @@ def make_operator_graph(
                 temporary[gradient.maker] += gradient.size
             persistent[last if ops[last].op_type == UPDATE else users[0]] += size[state] * precision.state_share(states)
     unread = {memory.state for memory in recorder.memory.values()} - recorder.users.keys() - {""}
-    persistent[:1] += sum(
-        size[state] for state in unread
-    )  # unread parameters belong to the first op, as in a layer graph
+    # Unread parameters belong to the first op, as in a layer graph.
+    persistent[:1] += sum(size[state] for state in unread)
     groups = join_groups(n, [*recorder.groups, *(tuple(dict.fromkeys(users)) for users in recorder.users.values())])
     colocation = np.full(n, -1, dtype=np.int32)
     for k, group in enumerate(groups):

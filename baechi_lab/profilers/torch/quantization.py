@@ -261,10 +261,8 @@ def _flatten(names: Any) -> list[str]:
 
 def _awq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
     """Packed numbers and zero points, and float16 scales."""
-    bits, group = (
-        int(config.get("bits", config.get("w_bit", 4))),
-        int(config.get("group_size", config.get("q_group_size", 128))),
-    )
+    bits = int(config.get("bits", config.get("w_bit", 4)))
+    group = int(config.get("group_size", config.get("q_group_size", 128)))
     yield Scheme(_packed(bits, group, bool(config.get("zero_point", True)), False))
 
 

@@ -42,11 +42,9 @@ def compare(limit: float, x: MergeProblem, deductions: Deductions, units: tuple[
                 return False
         if count < BIG:
             big[u], roots[count] = count, u
-            release[count], finish[count], size[count] = (
-                head[own_members].min(),
-                tail[own_members].min(),
-                persistent_bytes[own_members].sum(),
-            )
+            release[count] = head[own_members].min()
+            finish[count] = tail[own_members].min()
+            size[count] = persistent_bytes[own_members].sum()
             count += 1
     separated[:, :] = False
     for a in range(count):

@@ -174,14 +174,12 @@ def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, for
 @njit(cache=True)
 def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Ints) -> int:
     """Ops of the zone with several readers that are dear to send: what is asked for first."""
-    pointer, near, cost, slot, total, readers = (
-        graph.pointer,
-        graph.near,
-        graph.cost,
-        zone.slot,
-        zone.work[0],
-        zone.work[1],
-    )
+    pointer = graph.pointer
+    near = graph.near
+    cost = graph.cost
+    slot = zone.slot
+    total = zone.work[0]
+    readers = zone.work[1]
     total[:size] = 0.0
     readers[:size] = 0.0
     for a in range(size):
@@ -247,15 +245,13 @@ def _earliest(
     `assumption` says what else is assumed: `fork` (a place in the zone) is on the same device, or not, or nothing.
     """
     p, unit, zone, tau, work, can = graph.p, graph.unit, zone_state.op, zone_state.tau, zone_state.work, zone_state.can
-    start_on_device, start_elsewhere, pay, release, length, start_with_fork, start_without_fork = (
-        work[0],
-        work[1],
-        work[2],
-        work[3],
-        work[4],
-        work[5],
-        work[6],
-    )
+    start_on_device = work[0]
+    start_elsewhere = work[1]
+    pay = work[2]
+    release = work[3]
+    length = work[4]
+    start_with_fork = work[5]
+    start_without_fork = work[6]
     local, remote, with_fork, without = can[0], can[1], can[2], can[3]
     for a in range(size):
         local[a] = with_fork[a] = without[a] = True
@@ -322,15 +318,13 @@ def _earliest(
 @njit(cache=True)
 def _pay(size: int, graph: Upstream, zone_state: Zone, local: Bools, remote: Bools, pay: Floats) -> None:
     """pay(u), of the zone's ops from the last to the first: least time from an end elsewhere to the start of the first."""
-    p, pointer, near, cost, zone, slot, tau = (
-        graph.p,
-        graph.pointer,
-        graph.near,
-        graph.cost,
-        zone_state.op,
-        zone_state.slot,
-        zone_state.tau,
-    )
+    p = graph.p
+    pointer = graph.pointer
+    near = graph.near
+    cost = graph.cost
+    zone = zone_state.op
+    slot = zone_state.slot
+    tau = zone_state.tau
     pay[:size] = 0.0
     for a in range(size):
         w = zone[a]

@@ -43,10 +43,8 @@ def paid_heads(problem: MergeProblem) -> tuple[NDArray[np.float64], NDArray[np.f
     """Heads and tails float64[n] by rules 1 and 5 alone, which hold for every makespan."""
     n, reach = len(problem.p), np.zeros((0, 0), np.uint8)
     unit, paid = problem.unit.copy(), np.zeros(len(problem.before.near), np.int8)
-    deductions, x = (
-        no_deductions(unit, paid, np.zeros(n), np.zeros(n)),
-        problem._replace(ancestors=reach, descendants=reach),
-    )
+    deductions = no_deductions(unit, paid, np.zeros(n), np.zeros(n))
+    x = problem._replace(ancestors=reach, descendants=reach)
     units = group_units(unit)
     sweep(x, False, deductions, units)
     sweep(x, True, deductions, units)

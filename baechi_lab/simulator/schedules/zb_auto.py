@@ -199,9 +199,8 @@ def _plan(
                 soon = min(max(at_f, now_us), max(at_b, now_us))
                 prefers = max(at_b, now_us) <= max(at_f, now_us) + hold[s] * forward[s]
                 kind, start = (1, max(at_b, now_us)) if prefers else (0, max(at_f, now_us))
-                waits = (
-                    b < f and s < p - 1 and at_b == np.inf
-                )  # the next B is not begun: it is there then at the earliest
+                # Stage s + 1 has not begun its B, so the earliest end of that B is estimated.
+                waits = b < f and s < p - 1 and at_b == np.inf
                 if waits:
                     soon = min(soon, max(free[s + 1] + inputs[s + 1] + backward_us[s], now_us))
                 enough = patience[s] if b < count - tail else max(patience[s], 1.0)

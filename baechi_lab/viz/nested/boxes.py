@@ -89,9 +89,8 @@ class _Levels:
         """Sort items topologically, by the mean position of their ops; items without inputs come just before their reader."""
         count = len(box.items)
         owner, position = self.item_of[box.ops], self.graph.position[box.ops]
-        timed: NDArray[np.float64] = np.where(
-            self.timed[box.ops], 1.0, 1e-6
-        )  # the positions of variables and updates say little about the time
+        # The positions of variables and updates say little about the time.
+        timed: NDArray[np.float64] = np.where(self.timed[box.ops], 1.0, 1e-6)
         mean: NDArray[np.float64] = np.bincount(owner, timed * position, minlength=count) / np.bincount(
             owner, timed, minlength=count
         )
