@@ -30,7 +30,7 @@ class Extra:
 
     @property
     def command(self) -> str:
-        """Installs what the extra needs, in any folder.
+        """The command that installs the packages of the extra, in any folder.
 
         >>> Extra("torch", "", ("torch>=2.13,<2.14", "accelerate>=1.0")).command
         "pip install 'torch>=2.13,<2.14' 'accelerate>=1.0'"
@@ -39,7 +39,7 @@ class Extra:
 
     @property
     def checkout_command(self) -> str:
-        """The same in a checkout, by the extra's name."""
+        """The command in a checkout, by the extra's name."""
         return f"pip install '.[{self.name}]'" if self.name else "pip install ."
 
 
@@ -132,7 +132,7 @@ class Package:
 
     @property
     def usable(self) -> bool:
-        """Whether nothing needs to be done."""
+        """Whether all requirements are installed."""
         return self.state in ("ok", "not on this platform")
 
 

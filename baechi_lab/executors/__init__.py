@@ -1,4 +1,4 @@
-"""Stage 5: a placed step -> what it really costs. Nothing here loads TensorFlow until it is used."""
+"""Stage 5: running a placed step on real devices and measuring it. TensorFlow is loaded on first use."""
 
 from __future__ import annotations
 

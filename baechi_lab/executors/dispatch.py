@@ -86,7 +86,7 @@ OPTIONS = {
 
 
 class Executor(Protocol):
-    """What a framework provides to run its steps: the functions of `executors/FRAMEWORK/framework.py`."""
+    """Protocol of a framework that runs steps: the functions of `executors/FRAMEWORK/framework.py`."""
 
     def attached_cluster(self, **options: object) -> Cluster:
         """The devices that the framework sees on this machine."""

@@ -135,7 +135,7 @@ def divided(step: Step, micro_batches: int, batch: object) -> tuple[object, ...]
 
 
 def batch_axes(step: Step, micro_batches: int, inputs: Sequence[object] | None) -> dict[str, int]:
-    """Returns input name -> axis along which it is split; without `inputs`, axis 0. Inputs that are not split are left out."""
+    """Returns the axis along which each input is split, by name; without `inputs`, axis 0. Other inputs are left out."""
     batch = None if inputs is None else next(iter(_one_by_one(step, inputs)), None)
     if batch is not None:
         arrays = [

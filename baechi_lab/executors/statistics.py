@@ -1,4 +1,4 @@
-"""What a series of step times says: median with a bootstrap interval, drift, and A against B.
+"""Statistics of a series of step times: median with a bootstrap interval, drift, and comparison of two series.
 
 Step times are skewed and have outliers, so the statistic is the median. Its interval is the percentile bootstrap
 (Efron 1979, doi:10.1214/aos/1176344552): resample the series with replacement, take the median, repeat; the interval
@@ -49,7 +49,7 @@ class Comparison:
 
     @property
     def differs(self) -> bool:
-        """Does the interval exclude 1?"""
+        """Whether the interval excludes 1."""
         return not self.low <= 1.0 <= self.high
 
     def __str__(self) -> str:

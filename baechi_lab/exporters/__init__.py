@@ -46,7 +46,7 @@ OPTIONS = {"tensorflow": TensorFlowOptions.__annotations__, "torch": TorchOption
 
 
 class Exporter(Protocol):
-    """What a framework provides to export its steps: the function of `exporters/FRAMEWORK/framework.py`."""
+    """Protocol of a framework that exports steps: the function of `exporters/FRAMEWORK/framework.py`."""
 
     def export(self, step: object, placement: Placement, folder: str | os.PathLike[str], **options: object) -> Path:
         """Writes the folder; the options of `bl.export`, and those of the framework."""

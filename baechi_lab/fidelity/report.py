@@ -116,7 +116,7 @@ class Report:
         return summarize_rows(self.rows, self.calibration.busy_share)
 
     def to_pandas(self) -> pandas.DataFrame:
-        """One line per placement, times in milliseconds; parts of peaks are persistent/outputs/temporary/received."""
+        """Returns a row per placement, times in milliseconds; parts of peaks are persistent/outputs/temporary/received."""
         import pandas as pd
 
         return pd.DataFrame(

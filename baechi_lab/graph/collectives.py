@@ -1,4 +1,4 @@
-"""How long collectives last: by algorithm, on the links between the devices that take part.
+"""Durations of collectives, by algorithm, on the links between the devices that take part.
 
 A ring all-reduce of `b` bytes over `n` devices takes `2 (n - 1)` messages of `b / n` bytes over the slowest link of the ring (P.
 Patarasuk, X. Yuan, 2009, doi:10.1016/j.jpdc.2008.09.002); an all-gather or reduce-scatter takes half of them. Where links have
@@ -58,7 +58,7 @@ class MeasuredCollective:
         object.__setattr__(self, "us", times)
 
     def us_of(self, size_bytes: float) -> float:
-        """Microseconds for so many bytes."""
+        """Returns the microseconds for `size_bytes`."""
         sizes, times = np.asarray(self.size_bytes), np.asarray(self.us)
         if len(sizes) == 1:
             return float(times[0] * max(size_bytes / sizes[0], 1.0)) if sizes[0] else float(times[0])
@@ -163,7 +163,7 @@ class _Level:
 
 
 def _hierarchical_us(levels: list[_Level], size_bytes: float, rounds: int) -> float:
-    """Level by level, innermost first; what is left to reduce shrinks by the width of each level."""
+    """Returns the time level by level, innermost first; the bytes to reduce are divided by the width of each level."""
     total, left = 0.0, size_bytes
     for level in levels:
         steps = rounds * (level.width - 1)

@@ -184,7 +184,7 @@ def _hardware(choice: str | Hardware) -> Hardware:
 
 
 def known_kind(name: object) -> str | None:
-    """The name in the table that a text means, whatever its case, spaces and hyphens; None if it means none.
+    """Returns the name in the table for a text, in any case and with any spaces and hyphens; None if there is none.
 
     >>> known_kind("A100"), known_kind("NVIDIA H100"), known_kind("gpu")
     ('a100', 'h100', None)
@@ -193,7 +193,7 @@ def known_kind(name: object) -> str | None:
 
 
 def kind_named(name: str) -> str:
-    """A device kind as it is written here: by its name in the table, or "gpu", "cpu", ..., whatever its case.
+    """Returns a device kind in its standard form: its name in the table, or "gpu", "cpu", ..., from any case.
 
     >>> kind_named("NVIDIA H100"), kind_named("CPU"), kind_named("Fpga")
     ('h100', 'cpu', 'Fpga')

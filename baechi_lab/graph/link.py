@@ -1,4 +1,4 @@
-"""Link: what it costs to move bytes from one device to another."""
+"""Link: the cost of moving bytes from one device to another."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ class LinkPreset:
 
     @property
     def link(self) -> Link:
-        """As the cost of a transfer."""
+        """The preset as the cost of a transfer."""
         return Link.from_bandwidth(self.bandwidth / 1e6, self.latency_us)
 
 
@@ -153,7 +153,7 @@ def named_link(name: str, kind: str = "gpu") -> Link:
 
 
 def default_link(kind: str) -> Link:
-    """The link that devices of a kind have to their like unless told otherwise: the fastest one of named hardware.
+    """Returns the default link between devices of one kind: the fastest one of named hardware.
 
     For other kinds, and for hardware without links of its own, it is PCIe 3.0 through host memory (paper B, section 5.1).
 

@@ -232,7 +232,7 @@ class OpGraph(Picklable):
 
     @cached_property
     def latest_durations(self) -> list[tuple[object, NDArray[np.float64]]]:
-        """The latest cluster of which `baechi_lab.graph.costs.durations` was asked, and its table; empty before."""
+        """Cache of `baechi_lab.graph.costs.durations`: the latest cluster and its table; empty before the first call."""
         return []
 
     # -- identity ------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class Placement(Picklable):
 
     @property
     def rank(self) -> NDArray[np.float64] | None:
-        """float64[n], lowest runs first, from `order` or `priority`; None when nothing was planned."""
+        """float64[n] from `order` or `priority`, lowest runs first; None without a plan."""
         if self.order is not None:
             return self.order
         return None if self.priority is None else -self.priority

@@ -19,7 +19,7 @@ LEAST_WITHOUT_UNIT = 100
 
 
 def parse_bytes(value: int | float | str, field: str = "memory_bytes") -> int:
-    """Bytes from a number or a text such as `8GB`, `2400MB`, `8GiB`; a text of a small number alone is refused.
+    """Reads bytes from a number or a text such as `8GB`, `2400MB`, `8GiB`; a text of only a small number is rejected.
 
     >>> parse_bytes("2.5kB")
     2500
@@ -59,7 +59,7 @@ def format_bytes(value: float) -> str:
 
 
 def exact_bytes(size: int) -> str:
-    """A size as people write it, in the largest unit that loses nothing.
+    """Returns a size in bytes as text, in the largest unit that is exact.
 
     >>> exact_bytes(8 << 30), exact_bytes(2_400_000_000), exact_bytes(7)
     ('8 GiB', '2400 MB', '7 B')

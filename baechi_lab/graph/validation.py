@@ -244,5 +244,5 @@ def _check_colocated_allowed(graph: GraphColumns) -> None:
 
 
 def _may_agree(names: set[str]) -> bool:
-    """A device name (`/gpu:0`, `gpu:0`) may be of a kind named elsewhere, so only a cluster can tell."""
+    """Whether a device name (`/gpu:0`, `gpu:0`) may be of a kind in the other list, which depends on the cluster."""
     return any(":" in x or "/" in x for x in names) and not all(":" in x or "/" in x for x in names)

@@ -1,4 +1,4 @@
-"""What every benchmark model is: a small parameter object that makes its training step and knows its expert."""
+"""The base class of benchmark models: a parameter object that makes its training step and its expert placement."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class Model(Params):
         return assign_by_scope(graph, devices, lambda scope_parts: 0)
 
     def owner_text(self) -> str:
-        """Messages say which model's parameter they mean."""
+        """Returns the text with which messages name the model of a parameter."""
         return f" of model {self.name!r}"
 
     def check_whole(self, field: str, low: int = 1) -> int:
-        """The parameter, refused with `InvalidInput` unless it is a whole number of at least `low`."""
+        """Returns the parameter; raises `InvalidInput` unless it is a whole number of at least `low`."""
         return check_whole(field + self.owner_text(), getattr(self, field), low)
 
     def check_among(self, field: str, choices: tuple[object, ...]) -> None:
-        """Refuse a parameter that is none of `choices`."""
+        """Raises `InvalidInput` for a parameter that is none of `choices`."""
         value = getattr(self, field)
         if value not in choices:
             allowed = ", ".join(repr(k) for k in choices)
             raise InvalidInput(f"{field}{self.owner_text()} is {value!r}; it must be one of {allowed}")
 
     def check_common(self) -> None:
-        """The parameters that all models have."""
+        """Checks the parameters that all models have."""
         self.check_whole("batch_size")
         self.check_whole("seed", low=0)
         self.check_among("optimizer", OPTIMIZERS)

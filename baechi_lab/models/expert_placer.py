@@ -1,4 +1,4 @@
-"""What human experts do: one LSTM layer per device, convolutional networks on one (papers B 5.3 and H 4)."""
+"""Placements of human experts: one LSTM layer per device, convolutional networks on one (papers B 5.3 and H 4)."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _AUTOMATIC = re.compile(r"_\d+$")
 
 
 class ImageModel(Protocol):
-    """What a step of images needs of a model."""
+    """The parameters of a model of images that its step needs."""
 
     name: ClassVar[str]
 
@@ -64,7 +64,7 @@ def image_step(model: ImageModel, make: Callable[[], keras.Model]) -> TrainingSt
 
 
 def _renumbered(model: keras.Model) -> keras.Model:
-    """The same model with automatic layer names (`conv2d_94`) counted from 0: Keras counts over the whole process."""
+    """Renumbers automatic layer names (`conv2d_94`) from 0, because Keras counts them over the whole process."""
     count_of: Counter[str] = Counter()
     names: dict[str, str] = {}
     for layer in model.layers:

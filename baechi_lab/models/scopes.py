@@ -51,7 +51,7 @@ def layer_number(components: tuple[str, ...]) -> int | None:
 
 
 def layer_count(graph: OpGraph) -> int:
-    """How many layers the graph's scopes name (at least 1)."""
+    """Returns the number of layers in the graph's scopes (at least 1)."""
     numbers = (layer_number(scope_parts(name)) for name in graph.names)
     return 1 + max((k for k in numbers if k is not None), default=0)
 

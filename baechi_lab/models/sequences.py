@@ -1,4 +1,4 @@
-"""What the models of sequences of words share: their parameters, and the step of a translation model."""
+"""Common parts of models of word sequences: their parameters, and the step of a translation model."""
 
 from __future__ import annotations
 

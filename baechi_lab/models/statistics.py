@@ -1,4 +1,4 @@
-"""How large each benchmark model is: `bl.models.describe` traces one, `bl.models.list` reads what was traced before.
+"""Sizes of benchmark models: `bl.models.describe` traces one, `bl.models.list` reads the stored ones.
 
 `python -m baechi_lab.models.statistics` traces all of them again (a few minutes) and rewrites `sizes.json`.
 """
@@ -40,7 +40,7 @@ _NOT_COMPUTED = frozenset({"Const", "VarHandleOp", "Placeholder", "ReadVariableO
 
 
 def describe(name: str, **params: object) -> dict[str, object]:
-    """What one training step of a model consists of, traced now. Needs TensorFlow.
+    """Traces one training step of a model and returns its sizes. Needs TensorFlow.
 
     Returns a record: `model`, `params` (as given), `ops` and `edges` of its OpGraph, `parameters` (trained numbers),
     `flops` (floating point operations of forward, backward and update), `activation_bytes` (results of forward ops

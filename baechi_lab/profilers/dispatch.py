@@ -48,7 +48,7 @@ class Report:
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """The arguments of `bl.profile` that say how a step is measured, with their defaults."""
+    """The arguments of `bl.profile` for measured profiles, with their defaults."""
 
     device: str | None = None
     warmup: int = 5
@@ -58,7 +58,7 @@ class MeasureSettings:
 
 
 class Profiler(Protocol):
-    """What a framework provides to profile its steps: the function of `profilers/FRAMEWORK/framework.py`."""
+    """Protocol of a framework that profiles steps: the function of `profilers/FRAMEWORK/framework.py`."""
 
     def profile_with_report(
         self,

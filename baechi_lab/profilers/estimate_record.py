@@ -1,4 +1,4 @@
-"""`OpGraph.info["estimate"]`: what an estimate was made for, and how far off it may be."""
+"""`OpGraph.info["estimate"]`: the hardware and constants of an estimate, and its possible error."""
 
 from __future__ import annotations
 

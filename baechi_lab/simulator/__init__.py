@@ -1,4 +1,4 @@
-"""Stage 4: a placement becomes a timeline. One event-driven simulator defines cost for every placer and picture.
+"""Stage 4: simulating a placement. One event-driven simulator defines the cost for every placer and picture.
 
 What a simulated microsecond means is defined in docs/simulated-time.md.
 """

@@ -32,7 +32,7 @@ from ..memory.buffers import ARRIVED, END, PERSISTENT, RECEIVE, START, apply_eve
 def apply_buffer_reuse(
     graph: OpGraph, cluster: Cluster, timeline: Timeline, *, over_copies_us: float = np.inf
 ) -> Timeline:
-    """Returns the timeline with memory, peaks and memory violations counted by buffers, as `graph.reuse` says.
+    """Returns the timeline with memory, peaks and memory violations counted by the buffers of `graph.reuse`.
 
     With `over_copies_us`, ops that start at least so long after a copy was received overwrite it, too. This is no rule of the
     simulator; TensorFlow does it.

@@ -85,7 +85,7 @@ CHANGE = np.dtype([("device", "i4"), ("category", "i1"), ("op", "i4"), ("time", 
 
 
 class Scheduler(NamedTuple):
-    """How a device chooses among ready ops.
+    """The rule by which a device chooses among ready ops.
 
     The modes: by ready time; by `rank`, lowest first; by `score` plus `wake_weight` per idle device that an op wakes, where
     `-rank` is the score if all other devices are idle; by unit, which is by rank, but no op starts before all ops of lower

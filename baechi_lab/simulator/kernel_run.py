@@ -1,4 +1,4 @@
-"""One run of the event loop: a placement and a scheduler become the state of every op and device."""
+"""Runs the event loop once for a placement and a scheduler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What devices hold where a busy device sends late, as TensorFlow's workers do.
+"""Peak memory of devices if a busy device sends late, as TensorFlow's workers do.
 
 A schedule sends a tensor as soon as its link is free. A worker whose core computes sends when it has nothing left to
 compute, and what it has produced until then stays in its memory; the receiver takes what comes at once. So a tensor is held,

@@ -1,4 +1,4 @@
-"""Longest paths: how long before an op can start at the earliest, and how long after it has ended the step goes on."""
+"""Longest paths before and after each op: its earliest start, and the least time from its end to the end of the step."""
 
 from __future__ import annotations
 

@@ -162,7 +162,7 @@ def _schedule_or_rule(schedule: ScheduleOption) -> Schedule | ScheduleRule:
 
 
 def schedule_shape(schedule: ScheduleOption) -> str:
-    """How a schedule lays stages on devices, one of `SHAPES`: as its rule says, or as a given order shows.
+    """Returns how a schedule assigns stages to devices, one of `SHAPES`, from its rule or from a given order.
 
     Lines with the same stages are replicas. Raises `InvalidInput` for anything that is not a schedule.
 

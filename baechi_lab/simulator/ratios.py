@@ -1,4 +1,4 @@
-"""What theory promises for a graph on a cluster, next to what a placement achieved (paper B sections 2.3 to 2.5)."""
+"""Approximation ratios that theory proves for a graph on a cluster, and the ratio of a placement (paper B 2.3 to 2.5)."""
 
 from __future__ import annotations
 

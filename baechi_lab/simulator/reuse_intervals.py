@@ -35,7 +35,7 @@ def merge_reused_intervals(
     reuse, (pointer, read) = np.asarray(graph.reuse), graph.inputs
 
     def free_for(tensor: int, op: int) -> bool:
-        """Whether nobody but `op` uses the buffer of `tensor` after the op has started."""
+        """Whether no other op than `op` uses the buffer of `tensor` after `op` has started."""
         sharing = members[row[tensor, device[op]]] or ()
         return all(until <= start[op] or user == op for k in sharing for until, user in uses[k])
 

@@ -1,4 +1,4 @@
-"""What devices hold where a framework runs a step in another way than a schedule does.
+"""Peaks of devices if the framework runs the step in another order than the schedule.
 
 A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late
 (`simulator.late_sends`) and promise no order of ops: one thread runs what is ready last first (`simulator.executor_order`),

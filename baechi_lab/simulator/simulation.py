@@ -121,7 +121,7 @@ def makespan_and_peak(
     micro_batches: int | None = None,
     schedule: ScheduleOption | None = None,
 ) -> tuple[float, NDArray[np.int64]]:
-    """Only the makespan in microseconds and peak bytes int64[devices]: what a search needs per evaluation."""
+    """Returns only the makespan in microseconds and the peak bytes int64[devices], as a search needs them."""
     placed = placement
     if micro_batches is None and schedule is None:
         refuse_replicas(placement, "bl.simulate without micro_batches")

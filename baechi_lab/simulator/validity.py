@@ -72,7 +72,7 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
 
 @dataclass(frozen=True, eq=False)
 class _TimedStep:
-    """A timeline and what it was simulated from."""
+    """A timeline with the graph, the cluster and the placement of its simulation."""
 
     graph: OpGraph
     cluster: Cluster

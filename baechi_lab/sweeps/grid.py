@@ -25,7 +25,7 @@ Subject = str | Step | OpGraph | Callable[[int], OpGraph]
 
 @dataclass(frozen=True)
 class Profiling:
-    """How a batch size becomes a graph with costs: see `bl.models.build` and `bl.profile`."""
+    """The arguments by which the graph of a batch size is built and profiled: see `bl.models.build` and `bl.profile`."""
 
     mode: str = "estimated"
     hardware: str | None = None
@@ -70,13 +70,13 @@ class Cell:
 
     @property
     def pipeline(self) -> dict[str, Any]:
-        """Those of `micro_batches` and `schedule` that are given."""
+        """The given ones of `micro_batches` and `schedule`."""
         options = {"micro_batches": self.micro_batches, "schedule": self.schedule}
         return {key: value for key, value in options.items() if value is not None}
 
     @property
     def placer_arguments(self) -> dict[str, object]:
-        """Those of `micro_batches` and `schedule` that the placer has parameters for."""
+        """The given ones of `micro_batches` and `schedule` that are parameters of the placer."""
         from ..placers.registry import pipeline_parameters
 
         return pipeline_parameters(self.placer, self.pipeline)

@@ -188,7 +188,7 @@ class Worker:
         return [s for s in (process.stdin, process.stdout, process.stderr) if s is not None]
 
     def close(self) -> None:
-        """Kill the worker and whatever it started, reap it, close every file. Can be called twice."""
+        """Kill the worker and all processes that it started, reap it, and close every file. May be called twice."""
         if self._process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)

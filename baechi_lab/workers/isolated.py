@@ -69,7 +69,7 @@ def child_path(paths: Sequence[str] | None = None) -> list[str]:
 
 
 def current_folder() -> str | None:
-    """The real path of the current folder; None where it was deleted, and a process goes on in it."""
+    """Returns the real path of the current folder; None if it was deleted."""
     try:
         return os.path.realpath(os.getcwd())
     except FileNotFoundError:

@@ -76,7 +76,7 @@ def leave_network() -> None:
 
 
 def _make_network() -> None:
-    """As `leave_network`; raises the system's own `OSError`."""
+    """Like `leave_network`, but raises the system's `OSError`."""
     if _call("unshare", _NEW_NETWORK):
         user, group = os.geteuid(), os.getegid()
         if len(os.listdir("/proc/self/task")) > 1:

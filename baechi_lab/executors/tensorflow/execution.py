@@ -1,4 +1,4 @@
-"""`execute`: check a placed step, run it in a worker process, and collect what was measured into a `Run`."""
+"""`execute`: checks a placed step, runs it in a worker process, and makes a `Run` of the measurements."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StepResult:
-    """One executed step. `phase` is `warmup`, `traced` or `measured`; `outputs` is what the step returned."""
+    """One executed step. `phase` is `warmup`, `traced` or `measured`; `outputs` are the values that the step returned."""
 
     index: int
     phase: str
@@ -43,7 +43,7 @@ class StepResult:
 
 @dataclass
 class _Collected:
-    """What the worker has sent so far."""
+    """The messages of the worker so far."""
 
     devices: list[str] = field(default_factory=list)
     memory_bytes: list[int] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""What TensorFlow provides to run its steps; it follows `baechi_lab.executors.dispatch.Executor`."""
+"""TensorFlow's implementation of the protocol `baechi_lab.executors.dispatch.Executor`."""
 
 from ..dispatch import step_timer
 from .devices import attached_cluster

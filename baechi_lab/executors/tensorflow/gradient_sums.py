@@ -1,4 +1,4 @@
-"""How what an update reads comes from several micro-batches: added up, or rows one behind the other.
+"""Gradients of several micro-batches for one update: added up, or joined as rows.
 
 A gradient is a sum over samples: those of the micro-batches are added. Of a table that was looked up it is rows and their
 indices (`tf.IndexedSlices`); both are put one behind the other, since other micro-batches look up other rows. They are

@@ -28,7 +28,7 @@ USERS_REFUSAL = (
 
 
 def refusal(host: str, has_secret: bool, trusted_network: bool, trusted_users: bool) -> str:
-    """Why a server at `host` could be reached by people whom nobody has trusted; empty if it could not."""
+    """Returns the reason why a server at `host` could be reached by people who are not trusted; empty if it could not."""
     if has_secret or trusted_network:
         return ""
     return REFUSAL if not is_loopback(host) else "" if trusted_users else USERS_REFUSAL

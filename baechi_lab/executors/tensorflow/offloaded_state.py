@@ -46,7 +46,7 @@ def state_ops(graph: OpGraph, kind: str = STATE) -> dict[str, int]:
 
 
 def returned_state_tensors(graph: OpGraph) -> dict[int, list[int]]:
-    """Returns op that uses offloaded state -> the tensors in which the state goes back to the host."""
+    """Returns the tensors that carry offloaded state back to the host, by the op that uses the state."""
     returned_tensors: dict[int, list[int]] = {}
     stored = state_ops(graph, STORED)
     for name, op in state_ops(graph).items():

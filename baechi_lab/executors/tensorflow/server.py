@@ -1,4 +1,4 @@
-"""One worker of a TensorFlow cluster: `baechi-lab worker --bind 127.0.0.1:2222`.
+"""A worker of a TensorFlow cluster: `baechi-lab worker --bind 127.0.0.1:2222`.
 
 TensorFlow's servers have NO AUTHENTICATION AND NO ENCRYPTION: whoever can connect to the port can run any op,
 reading and writing files included, as the user who started it. They listen on every interface, whatever address they
@@ -130,7 +130,7 @@ def main(
     spinning: bool = True,
     trusted_users: bool = False,
 ) -> int:
-    """Run one worker until it is stopped; prints its address on a line of its own.
+    """Run one worker until it is stopped; prints its address on a separate line.
 
     `bind` is `host:port` (loopback unless a host is named); `threads` ops run at a time; `core` pins the process to
     one processor core; `follow_stdin` ends it when its stdin does; `secret` lets those who have that file reach it

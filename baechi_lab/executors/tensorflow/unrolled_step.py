@@ -213,7 +213,7 @@ class _Unroller:
             return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
-        """A loss that is neither a mean nor a sum of its micro-batches' is no error: only its user knows what it means."""
+        """Warn about a loss that is neither the mean nor the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
         while self.nodes[name].op == "Identity":
             name = next(data_inputs(self.nodes[name]))[0]

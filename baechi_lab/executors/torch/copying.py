@@ -1,4 +1,4 @@
-"""Transport that treats CPU devices as if each had memory of its own: it copies what another device reads.
+"""Transport that treats CPU devices as if each had its own memory: it copies tensors that another device reads.
 
 CPU devices of one machine share its memory, so that a run copies nothing. A step that is observed for its memory uses this
 transport instead, and its copies count as received. Gradients are copied on their way back too. What a device takes that no

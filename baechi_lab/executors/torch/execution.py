@@ -212,7 +212,7 @@ def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: Schedul
 
 
 def in_flight(schedule: ScheduleOption | None, micro_batches: int, devices: int) -> int:
-    """How many micro-batches the session runs at once.
+    """Returns the number of micro-batches that the session runs at once.
 
     >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
     (8, 3)
@@ -396,7 +396,7 @@ def synchronize() -> None:
 
 
 def default_cluster(placement: Placement, kind: str = "auto") -> Cluster:
-    """As many devices of a kind as the placement uses; `auto` is GPUs if enough are attached, otherwise CPU devices."""
+    """Returns a cluster with as many devices as the placement uses; `auto` is GPUs if enough are attached, else CPU devices."""
     n = placement.devices
     if kind not in ("auto", "cpu", "gpu"):
         raise InvalidInput(f"kind is {kind!r}; it must be 'auto', 'cpu' or 'gpu'")

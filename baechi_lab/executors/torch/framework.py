@@ -1,4 +1,4 @@
-"""What PyTorch provides to run its steps; it follows `baechi_lab.executors.dispatch.Executor`."""
+"""PyTorch's implementation of the protocol `baechi_lab.executors.dispatch.Executor`."""
 
 from __future__ import annotations
 

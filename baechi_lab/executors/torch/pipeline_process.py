@@ -69,7 +69,7 @@ class Report:
 
 
 def run_process(packed: bytes, file: str) -> Report:
-    """Train as the pickled `Job` says. The processes find each other through `file`."""
+    """Train with the settings of the pickled `Job`. The processes find each other through `file`."""
     job: Job = pickle.loads(packed)  # noqa: S301  (from our own caller, through a pipe)
     cuda = job.device.startswith("cuda")
     if cuda:

@@ -159,7 +159,7 @@ def run_pipeline(
 def _collect_reports(
     jobs: list[Job], file: str, timeout: float | None, cancel: threading.Event | None, shared_pool: Pool | None
 ) -> tuple[list[Report], str, str]:
-    """The reports of all processes, or status and message of a failure. Afterwards no own process is left."""
+    """Returns the reports of all processes, or status and message of a failure, and ends all processes."""
     packed = [_pickle_job(job) for job in jobs]
     pool, ended = shared_pool or Pool(len(jobs), tries=1), False
     try:

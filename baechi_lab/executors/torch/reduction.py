@@ -1,4 +1,4 @@
-"""How the loss of a batch follows from those of its micro-batches: their mean or sum, and what each has to divide by.
+"""The loss of a batch from those of its micro-batches: as their mean or sum, and with other divisors where needed.
 
 The divisors of means come from a pass without data (`torch_runtime.divisors`). Then mean and sum are tried: the loss and the
 gradients of a few parameters must be equal for the micro-batches and the batch. A large model is tried on two of the
@@ -62,7 +62,7 @@ _FAILURES = (
 
 @dataclass(frozen=True)
 class Reduction:
-    """How micro-batches make up the step of the undivided batch.
+    """The way in which the micro-batches' losses make up the loss of the undivided batch.
 
     - `mean`: the batch's loss is the mean of theirs, otherwise their sum.
     - `divisors`: per micro-batch, what its means divide by instead.

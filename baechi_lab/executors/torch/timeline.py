@@ -132,7 +132,7 @@ class Measurement(Observer):
         self.base_ns = time.perf_counter_ns()
 
     def _hold(self, storages: StorageTracker, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
-        """Count what is in memory when the step starts."""
+        """Count the bytes in memory at the start of the step."""
         calls = self.session.plan.device
         first = calls[0] if calls else 0
         home = self.session.plan.parameters

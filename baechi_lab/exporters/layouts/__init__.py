@@ -30,7 +30,7 @@ def write_layout(
     precision: str = "mixed-bf16",
     folder: str | os.PathLike[str] | None = None,
 ) -> WrittenPlan:
-    """Writes a layout for a program that trains, and says which parts of it the program cannot be told.
+    """Writes a layout as the arguments of a training program, and lists the parts that the program cannot express.
 
     Args:
         layout: how the model is divided.

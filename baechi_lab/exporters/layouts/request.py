@@ -45,7 +45,7 @@ class LayoutRequest:
 
     @property
     def stage_layers(self) -> tuple[int, ...]:
-        """Layers of every pipeline stage; without a division of its own, the first stages have one more where they must."""
+        """Returns the layers of every pipeline stage; without a given division, the first stages have one more if necessary."""
         if self.layout.stage_layers is not None:
             return self.layout.stage_layers
         stages, layers = self.layout.stages, self.transformer.layers

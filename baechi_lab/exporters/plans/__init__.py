@@ -27,7 +27,7 @@ def write_plan(
     layers: str | None = None,
     timeline: Timeline | None = None,
 ) -> WrittenPlan:
-    """Writes a placement for another runtime, and says which parts of it the format cannot express.
+    """Writes a placement for another runtime, and lists the parts that the format cannot express.
 
     Args:
         graph: the graph that was placed, or the one that it was fused from; of `bl.torch.profile` for formats of layers.

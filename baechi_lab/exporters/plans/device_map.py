@@ -57,7 +57,7 @@ _LOSS = re.compile("loss|cross_entropy|kl_div")
 
 
 class _Units:
-    """What has one device in the map: a block that is kept whole, a module, or a call in the code around the blocks.
+    """The units that have one device in the map: whole blocks, modules, and calls in the code around the blocks.
 
     A unit is named as its module, a call by its op. `parent` is a union-find forest of units that share a device, whose
     roots are the first units in code order; their device counts.
@@ -315,7 +315,7 @@ def _enclosing(name: str, units: Any) -> Any:
 
 
 def _fewest_entries(modules: dict[str, object], module_devices: dict[str, int]) -> dict[str, int]:
-    """Returns the fewest entries: a module whose parts share a device stands for them."""
+    """Returns the fewest entries: a module whose parts share a device is one entry."""
     within: dict[str, set[int]] = defaultdict(set)
     for name, device in module_devices.items():
         path = name.split(".") if name else []

@@ -102,7 +102,7 @@ def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tupl
 
 
 def rounds(stages: Sequence[Stage]) -> int:
-    """How often the stages go through all their devices in one order: 1 for a stage each, 0 where they do not.
+    """Returns how often the stages go through all devices in one order: 1 for a stage each, 0 if they do not.
 
     >>> [rounds([Stage(d, k, k + 1) for k, d in enumerate(devices)]) for devices in ((2, 0), (0, 1, 0, 1), (0, 1, 0))]
     [1, 2, 0]

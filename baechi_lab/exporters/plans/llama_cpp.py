@@ -1,4 +1,4 @@
-"""llama.cpp: `--tensor-split` (layers per GPU) and `--override-tensor` (-ot) patterns for what it cannot say.
+"""llama.cpp: `--tensor-split` (layers per GPU), and `--override-tensor` (-ot) patterns for all other tensors.
 
 With all layers offloaded, GPU g takes the layers from the sum of the shares before it on; the output counts as one more
 layer. Key-value caches follow the shares, so a layer is counted where its attention was planned. A pattern is a regular

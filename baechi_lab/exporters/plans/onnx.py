@@ -1,4 +1,4 @@
-"""ONNX: the model with a device for every node, as its multi-device configuration (IR version 11) says it.
+"""ONNX: the model with a device for every node, in the multi-device configuration of IR version 11.
 
 `ModelProto.configuration` names the devices. Every node gets a `device_configurations` entry, whose `sharding_spec` puts each
 of its outputs on one device, undivided; where the devices follow each other as a pipeline, it has its `pipeline_stage` too.
@@ -71,7 +71,7 @@ def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, 
 
 
 def _stages(order: list[int]) -> dict[int, int] | None:
-    """Returns device -> stage; None where nodes return to a device that they left."""
+    """Returns the stage of each device; None if nodes return to a device that they left."""
     visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
     return {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
 

@@ -73,7 +73,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Written:
-    """A request in one format: `device` is where its ops will run, -1 where the format does not say."""
+    """A plan in one format: `device` is the device of each op, -1 if the format does not express it."""
 
     value: Any
     text: str
@@ -106,7 +106,7 @@ def is_call(graph: OpGraph, op: int) -> bool:
 
 
 def check_modules(request: Request, names: Sequence[str]) -> None:
-    """Rejects names that `model.get_submodule` would not know, where a model was given.
+    """Raises for names that are no submodules of the given model.
 
     Raises:
         InvalidInput: such a name.

@@ -86,7 +86,7 @@ def _save(arrays: Mapping[str, NDArray[np.generic]], stream: BinaryIO) -> None:
 def readme(
     step: Step, placement: Placement, devices: Sequence[str], workers: Sequence[str], cut: PipelinedStep | None = None
 ) -> str:
-    """Returns the README: what the folder holds and how to train."""
+    """Returns the README: the contents of the folder, and how to train."""
     counts = np.bincount(placement.device, minlength=len(devices)).tolist()
     table = "\n".join(
         f"| {i} | `{name}` | {count} |" for i, (name, count) in enumerate(zip(devices, counts, strict=True))

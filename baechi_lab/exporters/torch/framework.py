@@ -1,4 +1,4 @@
-"""What PyTorch provides to export its steps; it follows `baechi_lab.exporters.Exporter`."""
+"""PyTorch's implementation of the protocol `baechi_lab.exporters.Exporter`."""
 
 from __future__ import annotations
 

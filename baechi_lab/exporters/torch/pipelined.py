@@ -33,7 +33,7 @@ from .sources import Sources, flat, runtime_files, saved
 
 @dataclass(frozen=True, eq=False)
 class StepDivision:
-    """How a step is divided: micro-batches, the pipeline or None, how many run at once, and how losses add up."""
+    """The division of a step: micro-batches, the pipeline or None, how many run at once, and how losses add up."""
 
     micro_steps: list[TorchStep]
     cut: Cut | None
@@ -43,7 +43,7 @@ class StepDivision:
 
     @property
     def counts(self) -> bool:
-        """Whether the script must find what the means of each batch divide by."""
+        """Whether the script must find the divisors of the means in each batch."""
         return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
 
 

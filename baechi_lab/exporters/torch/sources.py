@@ -1,4 +1,4 @@
-"""The source files that an exported model needs, and how a script refers to what they define."""
+"""The source files that an exported model needs, and the names by which a script refers to their definitions."""
 
 from __future__ import annotations
 

@@ -50,7 +50,7 @@ if HAS_NUMBA:
 
 
 def working_seconds() -> float:
-    """`time.perf_counter` without what was spent compiling, in any thread; reading compiled kernels from disk counts.
+    """Returns `time.perf_counter` minus the time of compiling in any thread; reading compiled kernels from disk counts.
 
     >>> working_seconds() <= working_seconds()
     True

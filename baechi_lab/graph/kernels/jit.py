@@ -143,7 +143,7 @@ def _for_disk(kernel: Dispatcher) -> Dispatcher:
 
 
 def _with_forgiving_cache(kernel: Dispatcher) -> Dispatcher:
-    """A cache on disk that was written for argument classes that are gone since is an empty one, not an error.
+    """Treats a cache on disk that was written for argument classes that no longer exist as empty.
 
     numba reads the whole index before it sees that the source has changed, and names every class in it.
     """
@@ -162,7 +162,7 @@ def _with_forgiving_cache(kernel: Dispatcher) -> Dispatcher:
 
 
 def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:
-    """Compiles what other kernels call apart from what Python calls, which takes a third less time.
+    """Compiles a kernel separately for calls from kernels and from Python, which takes a third less time.
 
     Kernels call a form without the wrappers that convert Python objects. It is compiled once for all values of a type,
     where numba would compile it for every constant, and once for whole numbers of all widths.
@@ -192,7 +192,7 @@ def _widest(argument: Type) -> Type:
 
 
 def _compiled_by_one(kernel: Any) -> Any:
-    """Of several processes that need a kernel at a time one compiles it; the others wait and read its cache.
+    """Makes one of several processes compile a kernel that all need; the others wait and read the cache.
 
     A process holds a kernel's lock while it compiles those that it calls. No two kernels call each other, so nobody waits
     in a circle; within a process numba's own lock comes first.

@@ -1,1 +1,1 @@
-"""What list schedulers share: earliest starts, insertion into gaps, queues of pairs, replay of plans."""
+"""Common parts of list schedulers: earliest starts, insertion into gaps, queues of pairs, replay of plans."""

@@ -1,4 +1,4 @@
-"""When an op's inputs are on a device: waits in the communication queues included (paper B, section 3.4); compiled."""
+"""Arrival times of an op's inputs on a device, with waits in the communication queues (paper B, section 3.4); compiled."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ROUNDING = 1e-12  # a bound that adds in another order than the arrival itself m
 
 @njit(cache=True, allocates=False)
 def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) -> tuple[float, int]:
-    """When all inputs of `op` are on `p`, and how many must be fetched (listed in `fetch`); queues move where `keep`."""
+    """Returns when all inputs of `op` are on `p`, and the number of fetches, listed in `fetch`; `keep` updates the queues."""
     ops, tensors, devices, copies, links, inputs, comm = traffic
     latest, count = 0.0, 0
     for e in range(ops[op].first_input, ops[op + 1].first_input):
@@ -56,7 +56,7 @@ def arrival_of(op: int, p: int, keep: bool, traffic: Traffic, fetch: Records) ->
 
 @njit(cache=True, allocates=False)
 def queued_time(count: int, fetch: Records) -> float:
-    """How long the fetches just listed hold the receiver's queue."""
+    """Returns how long the listed fetches hold the receiver's queue."""
     total = 0.0
     for k in range(count):
         total += fetch[k].end - fetch[k].receive
@@ -65,7 +65,7 @@ def queued_time(count: int, fetch: Records) -> float:
 
 @njit(cache=True, allocates=False)
 def waits_for_queue(arrival: float, count: int, fetch: Records) -> bool:
-    """Whether the one fetch just listed begins when the receiver's queue is done with others, and nothing arrives later.
+    """Whether the only listed fetch begins when the receiver's queue becomes free, and no input arrives later.
 
     Queues only grow, so from now on the op arrives no earlier than its transfer takes after the queue.
     """
@@ -74,7 +74,7 @@ def waits_for_queue(arrival: float, count: int, fetch: Records) -> bool:
 
 @njit(cache=True, allocates=False)
 def receiving_queue(p: int, comm: int, devices: Records) -> float:
-    """When device `p` is done with the transfers that it has been asked to receive."""
+    """Returns when device `p` has received all requested transfers."""
     return devices[p].out_queue if comm == SEQUENTIAL else devices[p].in_queue
 
 

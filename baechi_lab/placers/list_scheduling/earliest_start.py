@@ -214,7 +214,7 @@ def _choose(
 
 @njit(cache=True, allocates=False)
 def _lacks_memory(op: int, p: int, traffic: Traffic, groups: Records, fetch: Records, freed: Freed) -> bool:
-    """Would starting `op` on `p` exceed what the device has left, promises included?"""
+    """Whether starting `op` on `p` would exceed the device's memory, including promised bytes."""
     ops, tensors, devices, (free_time, free_code, size) = traffic.ops, traffic.tensors, traffic.devices, freed
     arrival, count = arrival_of(op, p, False, traffic, fetch)
     start = max(devices[p].free, arrival)
@@ -312,7 +312,7 @@ def _reopen_group(
     heaps: Heaps,
     fetch: Records,
 ) -> None:
-    """Group `g` has just been promised device `p`: members that were dropped there for lack of it are looked at again."""
+    """Add the dropped pairs of group `g` on device `p` again, since the device's memory is now promised to the group."""
     for k in range(groups[g].first_member, groups[g + 1].first_member):
         i = members[k]
         if pairs[p, i].dropped:

@@ -1,4 +1,4 @@
-"""Readable twin of `earliest_start.py`: looks at every (op, device) pair in every step, and can say why it chose.
+"""Readable twin of `earliest_start.py`: compares every (op, device) pair in every step, and can log its reasons.
 
 Used by the tests (identical results) and for `explain=True` (the decision log). O(ops^2 x devices).
 """
@@ -28,7 +28,7 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Decision:
-    """One step of the list scheduler: what could start, what was ruled out and why, what was chosen."""
+    """One step of the list scheduler: the candidates, those ruled out with reasons, and the chosen pair."""
 
     step: int
     candidates: tuple[Candidate, ...]
@@ -61,7 +61,7 @@ class _State:
         self.dropped: dict[tuple[int, int], str] = {}
 
     def arrival(self, op: int, p: int) -> tuple[float, list[tuple[int, float, float]], list[list[float]]]:
-        """When all inputs of `op` are on `p`; the transfers needed (tensor, receive start, end); queues after them."""
+        """Returns when all inputs of `op` are on `p`; the transfers (tensor, receive start, end); the queues after."""
         q = self.problem
         queues, latest, fresh = [list(x) for x in self.queues], 0.0, []
         for t in q.inputs[q.input_ptr[op] : q.input_ptr[op + 1]].tolist():
@@ -164,7 +164,7 @@ class _State:
 
 
 def _roomiest(state: _State, op: int) -> int:
-    """Among the devices that may run `op` but for its memory, the one with most bytes left."""
+    """Returns the device with most free bytes of those that are allowed for `op` but lack memory."""
     q = state.problem
     home = state.home[q.group[op]]
     allowed_devices = [p for p in range(len(state.free)) if q.allowed[op, p] and home in (-1, p)]
@@ -184,7 +184,7 @@ def _pairs(state: _State, ready: list[int]) -> list[tuple[float, int, bool, int]
 
 
 def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate], str, bool]:
-    """The pair to commit, the candidates looked at, the reason, and whether memory had to be exceeded."""
+    """Returns the pair to schedule, the candidates, the reason, and whether memory had to be exceeded."""
     ruled_out: list[Candidate] = []
     while True:
         pairs = _pairs(state, ready)

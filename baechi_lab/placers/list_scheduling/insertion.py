@@ -46,7 +46,7 @@ class Plan(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """How the next op and its device are chosen, and whether it may use a gap between ops scheduled before."""
+    """The rule that chooses the next op and its device, and whether the op may fill a gap between scheduled ops."""
 
     mode: int
     choice: int
@@ -54,7 +54,7 @@ class Rule(NamedTuple):
 
 
 class Sources(NamedTuple):
-    """Where the inputs of an op come from, and what it costs to bring them: fields of `Problem`."""
+    """The producers of an op's inputs, and the costs of their transfers: fields of `Problem`."""
 
     producer: NDArray[np.int32]
     size: NDArray[np.int64]
@@ -65,7 +65,7 @@ class Sources(NamedTuple):
 
 
 class Busy(NamedTuple):
-    """When each device works: `start`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
+    """The busy intervals of each device: `start`, `end` float64[D, ..] of `count` int64[D] intervals, ascending."""
 
     start: NDArray[np.float64]
     end: NDArray[np.float64]
@@ -219,7 +219,7 @@ def _earliest_pair(
     busy: Busy,
     mask: NDArray[np.bool_],
 ) -> int:
-    """Where in `ready` the op stands that can start earliest on the device it would get; ties by op index."""
+    """Returns the position in `ready` of the op that can start earliest on its device; ties by op index."""
     at, first = 0, np.inf
     for k in range(size):
         i = ready[k]

@@ -1,4 +1,4 @@
-"""Where the ready ops of each device wait: four heaps per device.
+"""The ready ops of each device, in four heaps per device.
 
 - *Arrived*: ops whose inputs are there before the device is free, by op (their key is 0).
 - *Following*: ops whose one transfer begins when the device's queue of transfers is done, by (transfer time, op). They arrive

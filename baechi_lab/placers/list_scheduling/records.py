@@ -72,7 +72,7 @@ Records = NDArray[np.void]
 
 
 class Traffic(NamedTuple):
-    """What says when an op's inputs are on a device: records of the dtypes above, and the communication mode."""
+    """The state from which arrivals of inputs are computed: records of the dtypes above, and the communication mode."""
 
     ops: Records
     tensors: Records

@@ -1,4 +1,4 @@
-"""Verify in simulation that a memory-aware plan fits; else plan with less memory, then repair, then refuse with a reason.
+"""Checks by simulation that a plan fits memory; if not, plans with less memory, then repairs, then raises with a reason.
 
 The plan's own memory timeline is exact for the plan. The simulation starts transfers when tensors are produced and may order
 ops differently, so its peaks can be higher. Each further attempt lowers the limits by the bytes that the last one exceeded.
@@ -25,7 +25,7 @@ _REPAIRS: ContextVar[bool] = ContextVar("repairs", default=True)
 
 @contextmanager
 def without_repairs() -> Iterator[None]:
-    """Within this context placers only plan. They refuse at once what they would have to repair or to try out.
+    """Within this context placers only plan. They raise at once instead of repairing or trying other limits.
 
     `bl.fit` asks many placers about many graphs and repairs one plan at the end.
     """

@@ -105,7 +105,7 @@ def is_grouped(graph: OpGraph) -> bool:
 
 
 def describe_op(graph: OpGraph, op: int) -> str:
-    """Names an op, or the group of ops that it stands for with the largest of these.
+    """Names an op, or a group of ops with its largest op.
 
     >>> describe_op(OpGraph.from_edges([1], names=["a"]), 0)
     "op 'a'"

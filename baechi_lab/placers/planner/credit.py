@@ -1,4 +1,4 @@
-"""Which sample gets how much credit: the `R - B` of paper H's equations 4 and 6, per grouping and per placement.
+"""Credit of each sample: the `R - B` of paper H's equations 4 and 6, per grouping and per placement.
 
 `moving_average` is H's baseline: one number for all samples of all updates. `others` compares a sample with the other
 samples of its update (leave one out; Kool, van Hoof and Welling 2019, "Buy 4 REINFORCE samples, get a baseline for free!"):

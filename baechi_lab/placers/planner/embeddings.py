@@ -1,4 +1,4 @@
-"""What the planner's networks read: a vector per operation and a vector per group (paper H, section 2).
+"""Inputs of the planner's networks: a vector per operation and a vector per group (paper H, section 2).
 
 A *unit* is what is grouped: a colocation group, or an op of none (TensorFlow runs colocated ops together whatever a
 placement says). A unit looks like its longest op, with the edges of all of its members.

@@ -1,4 +1,4 @@
-"""What a planner learned, as a record: its groups, where each went, and what they have in common."""
+"""The groups that a planner learned, as a record: their ops, their devices, and their common properties."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class History:
 
 @dataclass
 class Draw:
-    """What one update sampled: `device` int32[m, k, n], `group` int64[m, U], `seconds` float64[m, k], mean entropies."""
+    """The samples of one update: `device` int32[m, k, n], `group` int64[m, U], `seconds` float64[m, k], mean entropies."""
 
     device: NDArray[np.int32]
     group: NDArray[np.int64]

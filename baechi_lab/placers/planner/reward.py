@@ -1,4 +1,4 @@
-"""Seconds per step of sampled placements: simulated in parallel over cores, measured by running them, or asked of others.
+"""Seconds per step of sampled placements: simulated in parallel, measured by running them, or computed by an executor.
 
 The simulated reward is compiled code without the interpreter lock, first in first out as TensorFlow runs ready ops, in one
 thread per core: samples / workers simulations of O(ops + edges) each (`evaluation.batch`). `ExecutorReward` sends samples to
@@ -87,7 +87,7 @@ class MeasuredReward:
 
 
 class Job:
-    """What another process needs in order to answer: told with every question, made ready once per `key`."""
+    """The reward function for another process: sent with every request, prepared once per `key`."""
 
     def __init__(self, make: Callable[..., Reward], graph: OpGraph, *arguments: object):
         document = json.dumps(to_document(graph), separators=(",", ":")).encode()

@@ -1,4 +1,4 @@
-"""What a training run needs to know; `placers.hierarchical` says what each means."""
+"""Parameters of a training run; `placers.hierarchical` describes them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What TensorFlow provides to profile its steps; it follows `baechi_lab.profilers.dispatch.Profiler`."""
+"""TensorFlow's implementation of the protocol `baechi_lab.profilers.dispatch.Profiler`."""
 
 from .profiling import profile_with_report
 

@@ -1,4 +1,4 @@
-"""How TensorFlow's ops get the memory of their outputs (`OpGraph.reuse`), mostly by op type.
+"""The memory of the outputs of TensorFlow's ops (`OpGraph.reuse`), mostly by op type.
 
 Views pass on their input or parts of it, and `ReadVariableOp` passes on the variable itself. Most elementwise kernels
 overwrite an input that has no other reference (`forward_input_or_allocate_output` in their source). All other kernels and

@@ -1,4 +1,4 @@
-"""`bl.torch.measure_collective`: how long a collective lasts among running processes, as a table for `bl.layouts(measured=)`."""
+"""`bl.torch.measure_collective`: measures a collective among running processes, as a table for `bl.layouts(measured=)`."""
 
 from __future__ import annotations
 

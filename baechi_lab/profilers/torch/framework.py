@@ -1,4 +1,4 @@
-"""What PyTorch provides to profile its steps; it follows `baechi_lab.profilers.dispatch.Profiler`."""
+"""PyTorch's implementation of the protocol `baechi_lab.profilers.dispatch.Profiler`."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def is_model_operator(func: OpOverload) -> bool:
 
 
 class WorkWatch(MemoryWatch):
-    """The handler that tells the counter which call is running, and measures what it allocates."""
+    """The handler that passes the running call to the counter, and measures its allocations."""
 
     def __init__(self, model: nn.Module, trace: Trace, training: bool, counter: Counter):
         super().__init__(model, trace, training, cuda=False)

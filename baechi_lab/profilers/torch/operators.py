@@ -187,7 +187,7 @@ class Recorder(Counter):
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:
-    """What the first rank holds of a tensor that may be divided."""
+    """Returns the first rank's part of a tensor that may be divided."""
     return tensor._local_tensor if hasattr(tensor, "_local_tensor") else tensor
 
 
@@ -268,7 +268,7 @@ def make_operator_graph(
     precision: Precision,
     half: str,
 ) -> OpGraph:
-    """Builds the graph of what a recorder has seen."""
+    """Builds the graph of the recorded operators."""
     ops, n, size, gradients = recorder.ops, len(recorder.ops), recorder.size, recorder.gradients
     table = TensorTable()
     for (producer, label), (nbytes, readers) in recorder.edges.items():

@@ -96,7 +96,7 @@ def _store(name: str, module: nn.Module, schemes: list[Scheme], unquantized: set
 
 
 def quantization_facts(model: nn.Module) -> str | None:
-    """Describes what is quantized; None if nothing is."""
+    """Describes the quantized modules; None if there are none."""
     quantized = [p for p in model.parameters() if hasattr(p, "stored_bytes")]
     if not quantized:
         return None

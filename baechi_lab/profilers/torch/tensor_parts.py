@@ -20,7 +20,7 @@ CallStorage = tuple[int, int]
 
 @dataclass(frozen=True)
 class ValueTensors:
-    """How values become tensors of a graph.
+    """Converts values of a trace to tensors of a graph.
 
     `same` maps every value to the first value that is the same tensor. `whole_value` maps a storage that is read in parts or by
     several views to the value that covers it, and `op` maps it to the op that produces them.

@@ -34,7 +34,7 @@ CHUNK = 256
 
 
 def energy_heads(problem: MergeProblem, head: Floats, tail: Floats, until: float = np.inf) -> None:
-    """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
+    """Raise valid heads and tails float64[n] in place, until the time `until` (`working_seconds`) at most.
 
     >>> from baechi_lab import Cluster, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem

@@ -82,7 +82,7 @@ def forced_merges(
 
 
 def _climb(problem: MergeProblem, low: float, high: float, until: float, start: tuple[Floats, Floats]) -> float:
-    """Shaving costs most where nothing contradicts, so it climbs from the proven bound in steps."""
+    """Raise the proven bound in steps, because shaving takes longest if there is no contradiction."""
     step = 0.02
     while step >= PRECISION and low < high and working_seconds() < until:
         if _shaved(problem, min(low * (1.0 + step), high), until, start):

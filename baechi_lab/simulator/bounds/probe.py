@@ -68,7 +68,7 @@ CHUNK = 256
 
 
 def probe_heads(problem: MergeProblem, head: Floats, tail: Floats, zone: int, until: float = np.inf) -> None:
-    """Raise valid heads and tails float64[n] in place; stops at `until` (`working_seconds`), what is raised stays.
+    """Raise valid heads and tails float64[n] in place, until the time `until` (`working_seconds`) at most.
 
     >>> from baechi_lab import Cluster, Link, OpGraph
     >>> from baechi_lab.simulator.bounds.problem import merge_problem
@@ -173,7 +173,7 @@ def _bisect(low: float, high: float, size: int, graph: Upstream, zone: Zone, for
 
 @njit(cache=True)
 def _choose_forks(size: int, graph: Upstream, zone: Zone, forks: Ints) -> int:
-    """Ops of the zone with several readers that are dear to send: what is asked for first."""
+    """Choose the forks: ops of the zone with several readers whose transfers cost most."""
     pointer = graph.pointer
     near = graph.near
     cost = graph.cost

@@ -1,4 +1,4 @@
-"""All rules of `bounds.merge` for one assumed makespan, until nothing changes or something is impossible."""
+"""Applies all rules of `bounds.merge` for an assumed makespan until they derive nothing new, or a contradiction."""
 
 from __future__ import annotations
 

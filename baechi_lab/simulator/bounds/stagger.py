@@ -48,7 +48,7 @@ def _by_unit(starts: Floats, p: Floats, unit: NDArray[np.int32]) -> Floats:
 
 @njit(cache=True)
 def first_starts(x: MergeProblem, backwards: bool, unit: NDArray[np.int32], head: Floats) -> Floats:
-    """float64[n]: earliest start of each op if nothing of positive duration ran on its device before (infinite: never)."""
+    """Returns float64[n]: the earliest start of each op as the first one of positive duration on its device (infinite: never)."""
     order, p, n = x.order, x.p, len(x.p)
     pointer, near, cost, _ = x.after if backwards else x.before
     starts = head.copy()

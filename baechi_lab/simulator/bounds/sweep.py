@@ -20,7 +20,7 @@ BIG = 48
 
 
 class Deductions(NamedTuple):
-    """What has been derived so far from one assumed makespan.
+    """The facts that were derived from one assumed makespan.
 
     `unit` int32[n], a union-find; `paid` int8[E], 1 if an edge must cross devices; `head`, `tail` float64[n];
     `big` int64[n], the row of each heavy unit in `separated` (-1: none); `separated` bool[BIG, BIG], units on different devices.
@@ -126,7 +126,7 @@ def sweep(x: MergeProblem, backwards: bool, deductions: Deductions, units: tuple
 
 @njit(cache=True)
 def serial_or_queue(free: int, nodes: Ints, near: NDArray[np.int32], cost: Floats, head: Floats, p: Floats) -> float:
-    """Rule 5: the smallest max(serial end, queue end) over fractional choices of what is local."""
+    """Returns rule 5's bound: the smallest max(serial end, queue end) over fractional choices of local producers."""
     start_r, queue_r, serial = np.inf, np.inf, 0.0
     ratio = np.empty(free)
     for a in range(free):

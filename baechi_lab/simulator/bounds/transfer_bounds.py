@@ -9,7 +9,7 @@ from .sweep import paid_heads
 
 
 def paid_bounds(graph: OpGraph, cluster: Cluster) -> dict[str, float]:
-    """Both bounds by name. O(ops + edges) apart from sorting.
+    """Returns both bounds by name. O(ops + edges) apart from sorting.
 
     `local-or-paid`: the longest path in which every producer is either on its reader's device, and delays it by running
     there, or elsewhere, and delays it by its transfer (rules 1 and 5 of `bounds.merge`), once from the front and once from

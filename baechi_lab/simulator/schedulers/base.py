@@ -1,4 +1,4 @@
-"""What every scheduler is: an object that prepares the arrays by which the simulator's devices choose."""
+"""The base class of schedulers: an object that prepares the arrays by which the simulator's devices choose."""
 
 from __future__ import annotations
 

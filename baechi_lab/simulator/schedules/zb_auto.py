@@ -78,7 +78,7 @@ def _line(setting: Setting) -> _Line:
 
 @dataclass(frozen=True, eq=False)
 class _Tuning:
-    """What each device goes by, [p] each: see the module's text; `ahead` is the forwards before their Bs at most."""
+    """The parameters of each device, [p] each, see the module's text; `ahead`: most forward passes before their Bs."""
 
     patience: Floats
     hold: Floats
@@ -86,14 +86,14 @@ class _Tuning:
     tail: int = 0
 
     def on(self, device: int, patience: float, hold: float, ahead: int) -> _Tuning:
-        """The same, changed on one device."""
+        """Returns the parameters changed on one device."""
         choice = _Tuning(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
         choice.patience[device], choice.hold[device], choice.ahead[device] = patience, hold, max(ahead, 1)
         return choice
 
 
 def _search_order(line: _Line) -> tuple[float, Orders]:
-    """The best choice that is the same on all devices, then changed device by device, then on several at random."""
+    """Searches parameters: the best common choice of all devices, then changes of one device, then of several at random."""
     p, m = line.costs.shape[1], line.batches
     from_end = p - 1 - np.arange(p)
     aheads = [np.full(p, m), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
