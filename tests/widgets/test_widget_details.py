@@ -10,6 +10,7 @@ from baechi_lab.graph.units import format_us
 from baechi_lab.widgets.causes import cause
 from baechi_lab.widgets.details import MOST_TENSORS, op_details, selection_details
 from baechi_lab.widgets.views.details_view import op_facts
+from tests.helpers.messages import receive
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def test_links_select_and_lead_on(bench):
         (1, "s/b", "8 B, gpu:0"),
         (2, "s/c", "8 B, gpu:1"),
     ]
-    bench.details._clicked(None, {"type": "go", "op": 2}, None)
+    receive(bench.details, type="go", op=2)
     assert bench.model.selection == (2,) and bench.details.heading == "s/c" and bench.timeline.selected == [2]
     assert dict(bench.details.facts)["runs"] == f"{format_us(7.0)} to {format_us(27.0)}"
     assert json.loads(json.dumps(bench.details.sections)) == bench.details.sections  # as the page is sent them
@@ -82,7 +83,7 @@ def test_several_ops_are_summed_and_the_longest_listed(bench):
     details = selection_details(bench.outcome, [0, 1, 2])
     assert (details.count, details.duration_us) == (3, 25) and details.longest[0] == (1, "s/b", 10.0)
     assert bench.details.heading == "3 ops" and [r["op"] for r in bench.details.sections[0]["rows"]] == [1, 2, 0]
-    bench.details._clicked(None, {"type": "go", "op": 0}, None)
+    receive(bench.details, type="go", op=0)
     assert bench.details.heading == "a"
 
 

@@ -8,6 +8,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.widgets.levels import LiveBytes, live_bytes
 from baechi_lab.widgets.views import MemoryView
+from tests.helpers.messages import receive
 
 
 @pytest.fixture
@@ -46,7 +47,7 @@ def test_they_sum_up_to_the_level_at_every_instant():
 def test_the_view_lists_what_is_live_and_forgets_it_with_its_timeline(line):
     view = MemoryView()
     view.show(line)
-    view._received(None, {"type": "live", "row": 0, "time_us": 10.0}, None)
+    receive(view, type="live", row=0, time_us=10.0)
     assert (view.live["row"], view.live["bytes"], view.live["count"]) == (0, 123, 4)
     assert view.live["rows"][0] == [0, "a", "persistent", 100] and json.dumps(view.live)
     view.show_live(9, 10.0)

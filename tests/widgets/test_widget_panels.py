@@ -18,6 +18,7 @@ from baechi_lab.widgets.panels.parts import table
 from baechi_lab.widgets.setting import LINKS
 from baechi_lab.widgets.views.chart_view import ChartView
 from baechi_lab.widgets.views.table_view import TableView
+from tests.helpers.messages import receive
 
 
 @pytest.fixture
@@ -191,9 +192,9 @@ def test_what_was_said_of_a_move_goes_with_it(diamond, pair):
     bench = bl.Workbench(diamond, pair, placer="single", passes=())
     bench.model.inline = True
     node = bench.graph.nodes_shown[-1]
-    bench._command("move", {"nodes": [int(node)], "device": 1})
+    receive(bench.graph, type="move", nodes=[int(node)], device=1)
     assert "moved to gpu:1" in bench.graph.status
-    bench._command("undo", {})
+    receive(bench.graph, type="undo")
     assert bench.graph.status == ""
 
 
@@ -393,13 +394,13 @@ def test_selection_runs_through_all_views(bench):
 
 def test_moving_in_the_graph_moves_in_the_library(bench, diamond, pair):
     node = bench.graph.tree.names.index("s/c")
-    bench.graph._received(bench.graph, {"type": "move", "nodes": [node], "device": 1}, [])
+    receive(bench.graph, type="move", nodes=[node], device=1)
     assert bench.outcome.timeline.makespan_us == 24 and bench.model.setting.moves == (("s/c", "gpu:1"),)
     placed = bl.move(bl.place(diamond, pair, "single"), diamond, pair, {"s/c": "gpu:1"})
     assert np.array_equal(placed.device, bench.outcome.placement.device)
-    bench.graph._received(bench.graph, {"type": "undo"}, [])
+    receive(bench.graph, type="undo")
     assert bench.outcome.timeline.makespan_us == 30
-    bench.graph._received(bench.graph, {"type": "redo"}, [])
+    receive(bench.graph, type="redo")
     assert bench.outcome.timeline.makespan_us == 24
 
 
@@ -407,7 +408,7 @@ def test_a_refused_move_is_shown(pair):
     graph = bl.OpGraph.from_edges([1, 1], names=["w", "x"], allowed=[0, -1], allowed_sets=(("gpu:0",),))
     made = bl.Workbench(graph, pair, passes=())
     made.model.inline = True
-    made.graph._received(made.graph, {"type": "move", "nodes": [made.graph.tree.names.index("w")], "device": 1}, [])
+    receive(made.graph, type="move", nodes=[made.graph.tree.names.index("w")], device=1)
     assert "cannot move to gpu:1" in made.header.problem.value
 
 
@@ -430,7 +431,7 @@ def test_compare_panel(bench):
     assert [lane["d"] for lane in single["lanes"]] == ["M0 1v-1h60v1z", ""]
     bench.compare.hold.click()
     place = [row["cells"][0] for row in shown.rows].index("m-etf")
-    shown._clicked(shown, {"type": "action", "row": place, "action": "Use"}, [])
+    receive(shown, type="action", row=place, action="Use")
     assert bench.outcome.placement.placer == "m-etf" and "groups are elsewhere" in bench.compare.pinned.value
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
@@ -517,7 +518,7 @@ def test_explore_panel_sweeps_and_takes_the_best(bench):
         assert bench.model.setting.cluster.n == 1 and bench.outcome.timeline.makespan_us == 30
         panel.front.clicked = cells["22"]
         assert bench.model.setting.cluster.n == 2 and bench.outcome.timeline.makespan_us == 22
-    panel.rows._clicked(panel.rows, {"type": "action", "row": 0, "action": "Open"}, [])
+    receive(panel.rows, type="action", row=0, action="Open")
     assert bench.outcome.timeline.makespan_us == 30
     panel.devices.value = "two"
     panel.start.click()

@@ -13,6 +13,7 @@ from baechi_lab.widgets.guard import Problem
 from baechi_lab.widgets.model import WorkbenchModel, first_setting
 from baechi_lab.widgets.panels.header import facts_of, mood, why_other, why_won
 from baechi_lab.widgets.setting import Setting
+from tests.helpers.messages import receive
 
 
 @pytest.fixture
@@ -549,9 +550,7 @@ def test_the_verdict_divides_the_step_by_what_its_critical_path_does(diamond, pa
     assert parts == pytest.approx({"gpu:0": 5 + 5, "gpu:1": 10, "transfers": 2 + 2})
     assert bench.header.verdict.bound == pytest.approx(bench.outcome.lower_bound_us / 24)
     assert "step 24.00 us, fits, placed by single" in bench.header.verdict.said
-    bench.header.verdict._clicked(
-        None, {"type": "zoom", "part": 1}, None
-    )  # c, from 7 to 17, and 15 % of that around it
+    receive(bench.header.verdict, type="zoom", part=1)  # c, from 7 to 17, and 15 % of that around it
     assert bench.timeline.window == pytest.approx([5.5, 18.5]) and bench.tabs.chosen == "Timeline"
     # A queue: two tensors leave one after the other, the second waits for the first.
     fork = bl.OpGraph.from_networkx(_fork())

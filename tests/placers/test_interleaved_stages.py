@@ -1,4 +1,4 @@
-"""Placements for schedules that lead through the devices several times."""
+"""Placements for schedules with several pipeline stages on each device."""
 
 import numpy as np
 import pytest
@@ -40,15 +40,15 @@ def test_zb_v_leads_there_and_back(placer):
 
 
 def test_too_few_layers_go_through_fewer_devices():
-    """Of three layers there are no eight stages, but two on one device."""
+    """Three layers cannot form eight stages; they form two stages on one device."""
     graph = bl.generators.pipeline([1.0] * 3, [1.0] * 3, [1.0] * 3)
     placed = bl.place(graph, free(P), "contiguous", objective="step", micro_batches=COUNT, schedule="zb-v")
     assert len(set(placed.device.tolist())) == 1
     assert placed.info["step_us"] == pytest.approx(COUNT * 9)
 
 
-def test_dear_links_take_fewer_devices_than_there_are():
-    """What every device saves of 16 us is less than the 100 us that each further border costs."""
+def test_expensive_links_use_fewer_devices():
+    """A further device saves less than 16 us, and each further border costs 100 us."""
     graph = bl.generators.pipeline([1.0] * 8, [1.0] * 8)
     dear = bl.Cluster.uniform(P, memory_bytes="8GB", link=bl.Link(100.0, 0.0))
     for schedule in ("zb-v", "interleaved-1f1b"):
@@ -58,7 +58,7 @@ def test_dear_links_take_fewer_devices_than_there_are():
 
 @pytest.mark.parametrize("schedule", ["interleaved-1f1b", "zb-v"])
 def test_stages_of_a_device_share_its_memory(schedule):
-    """Layers of 1 GB each on devices of 2.5 GB: two layers each, wherever they come in the round."""
+    """Layers of 1 GB on devices of 2.5 GB: every device gets two layers, at any position of the round."""
     graph = bl.generators.pipeline([1.0] * 8, [2.0] * 8)
     persistent_bytes = np.zeros(graph.n, dtype=np.int64)
     persistent_bytes[np.flatnonzero([name.startswith("F") for name in graph.names])] = 10**9
