@@ -88,7 +88,7 @@ def layers() -> list[Layer]:
         (4096, 1024, 1001),
         (8192, 2048, 5504),
     ):
-        add("linear", f"{count} x {inner} -> {outer}", layer_on(lambda i=inner, o=outer: nn.Linear(i, o), count, inner))
+        add("linear", f"{count} x {inner} -> {outer}", layer_on(lambda i=inner, o=outer: nn.Linear(i, o), count, inner))  # type: ignore[misc]
     for b, m, k, n in (
         (96, 512, 64, 512),
         (96, 512, 512, 64),
@@ -120,7 +120,7 @@ def layers() -> list[Layer]:
             "depthwise convolution" if groups == channels else "convolution",
             f"{batch} x {channels} x {size} x {size} -> {filters}, {kernel} x {kernel}, stride {stride}, {groups} groups",
             layer_on(
-                lambda c=channels, f=filters, k=kernel, s=stride, g=groups: nn.Conv2d(
+                lambda c=channels, f=filters, k=kernel, s=stride, g=groups: nn.Conv2d(  # type: ignore[misc]
                     c, f, k, s, 0 if k == s else k // 2, groups=g
                 ),
                 batch,
@@ -141,8 +141,8 @@ def layers() -> list[Layer]:
         layer_on(lambda: nn.ConvTranspose2d(256, 128, 2, 2), 16, 256, 32, 32),
     )
     for count, width in ((8192, 1024), (65536, 768), (4096, 8192), (1024, 32768)):
-        add("layer norm", f"{count} x {width}", layer_on(lambda w=width: nn.LayerNorm(w), count, width))
-        add("rms norm", f"{count} x {width}", layer_on(lambda w=width: nn.RMSNorm(w), count, width))
+        add("layer norm", f"{count} x {width}", layer_on(lambda w=width: nn.LayerNorm(w), count, width))  # type: ignore[misc]
+        add("rms norm", f"{count} x {width}", layer_on(lambda w=width: nn.RMSNorm(w), count, width))  # type: ignore[misc]
     add("batch norm", "32 x 64 x 112 x 112", layer_on(lambda: nn.BatchNorm2d(64), 32, 64, 112, 112))
     add("batch norm", "32 x 256 x 56 x 56", layer_on(lambda: nn.BatchNorm2d(256), 32, 256, 56, 56))
     add("batch norm", "64 x 256 x 14 x 14", layer_on(lambda: nn.BatchNorm2d(256), 64, 256, 14, 14))
@@ -176,13 +176,13 @@ def layers() -> list[Layer]:
         add(
             "embedding",
             f"{count} of {vocabulary} x {width}",
-            lambda c=count, v=vocabulary, w=width: (nn.Embedding(v, w), (torch.randint(v, (c,)),)),
+            lambda c=count, v=vocabulary, w=width: (nn.Embedding(v, w), (torch.randint(v, (c,)),)),  # type: ignore[misc]
         )
     for count, vocabulary in ((8192, 50257), (4096, 32000)):
         add(
             "cross entropy",
             f"{count} x {vocabulary}",
-            lambda c=count, v=vocabulary: (
+            lambda c=count, v=vocabulary: (  # type: ignore[misc]
                 Apply(F.cross_entropy),
                 (torch.randn(c, v).requires_grad_(), torch.randint(v, (c,))),
             ),

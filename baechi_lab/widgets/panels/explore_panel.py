@@ -257,14 +257,15 @@ def described(values: Any) -> str:
 
 
 def against_current(values: Any, current: Outcome) -> str:
-    """That a row of a sweep is slower than the result on the screen; empty unless it is, and does the same work.
+    """Says that a row of a sweep is slower than the current outcome; empty if it is not, or if it does other work.
 
-    Rates are compared where batch sizes are known, else steps of as many micro-batches.
+    Rates are compared if batch sizes are known, else steps with equal numbers of micro-batches.
     """
     step, rate, micro = current.timeline.makespan_us, values["samples_per_second"], values.get("micro_batches")
-    by_rate = bool(_is_present(rate) and current.samples)
+    samples = current.samples or 0
+    by_rate = bool(_is_present(rate) and samples)
     same_work = by_rate or (int(micro) if _is_present(micro) else None) == current.setting.micro_batches
-    slower = current.samples * 1e6 / step / rate if by_rate and step > 0 else values["makespan_us"] / max(step, 1e-12)
+    slower = samples * 1e6 / step / rate if by_rate and step > 0 else values["makespan_us"] / max(step, 1e-12)
     if not (current.timeline.feasible and same_work and slower > 1.0005):
         return ""
     ours = f"makes {plain_number(rate * slower)} samples per second" if by_rate else f"takes {format_us(step)}"
