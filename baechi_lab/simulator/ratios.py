@@ -102,6 +102,7 @@ def _missing_premises(graph: OpGraph, cluster: Cluster, rho: float) -> tuple[str
         (same, "equal devices"),
         (not graph.colocation_names, "no colocation groups"),
         (not graph.allowed_sets, "every op allowed on every device"),
+        (not graph.on_communication_lane.any(), "no collectives"),
     )
     return tuple(premise for holds, premise in checks if not holds)
 

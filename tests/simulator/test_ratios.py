@@ -33,6 +33,8 @@ def test_premises_that_fail_are_named():
     assert proven.sct_share == 0.5  # the edge between the two ops of 8
     assert len(proven.premises) == 3
     assert math.isnan(bl.ratios(graph, cluster(memory=0)).m_sct)
+    collectives = bl.OpGraph.from_edges([1, 1], op_types=["matmul", "all_reduce"])  # one device runs both at once
+    assert bl.ratios(collectives, cluster()).premises == ("no collectives",)
 
 
 def test_zero_durations_leave_no_ratio_for_etf():
