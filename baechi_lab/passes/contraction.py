@@ -44,8 +44,9 @@ def contract(graph: OpGraph, group: Integers) -> OpGraph:
     """Returns the coarse graph with one op per distinct value of `group` (int[n]), numbered by their smallest member.
 
     A group has the name and type of its longest member (ties: smallest index). It belongs to every colocation group of its
-    members, which become one group. It has the meet of their allowed lists, and a `forward_of` on which more than half of its
-    members agree. The graph itself is returned if every group has one member. O((ops + edges) log).
+    members, which become one group. It has the meet of their allowed lists, and a `forward_of` on which more than half of
+    its members agree, or the largest part of them if all are backward ops. The graph itself is returned if every group has
+    one member. O((ops + edges) log).
 
     Raises:
         InvalidInput: `group` has another length or type, or holds a collective and an op that computes, which run on two lanes.
@@ -256,12 +257,21 @@ def _colocation(graph: OpGraph, label: Ints, count: int) -> tuple[NDArray[np.int
 
 
 def _forward_of(graph: OpGraph, label: Ints, count: int) -> NDArray[np.int32]:
-    """Returns the group that holds the forward ops of more than half of a group's members, or -1."""
+    """Returns the group that holds the forward ops of most members of a group, or -1.
+
+    These are more than half of all members, or all members are backward ops. Of several such groups it is that of more time.
+    """
     member = np.flatnonzero(graph.forward_of >= 0)
+    size = np.bincount(label, minlength=count)
+    backward = np.bincount(label[member], minlength=count) == size
     source, target = label[member], label[graph.forward_of[member]]
-    between_groups = source != target
-    pair, votes = np.unique(source[between_groups] * (count + 1) + target[between_groups], return_counts=True)
+    member, code = member[source != target], (source * (count + 1) + target)[source != target]
+    pair, at, votes = np.unique(code, return_inverse=True, return_counts=True)
+    us = np.bincount(at, weights=graph.duration_us[member], minlength=len(pair))
+    source, target = pair // (count + 1), pair % (count + 1)
+    order = np.lexsort((us, votes, source))
+    last = order[np.r_[source[order][1:] != source[order][:-1], np.ones(min(len(order), 1), dtype=np.bool_)]]
+    won = last[backward[source[last]] | (2 * votes[last] > size[source[last]])]
     forward_of = np.full(count, -1, dtype=np.int32)
-    won = 2 * votes > np.bincount(label, minlength=count)[pair // (count + 1)]
-    forward_of[pair[won] // (count + 1)] = pair[won] % (count + 1)
+    forward_of[source[won]] = target[won]
     return forward_of

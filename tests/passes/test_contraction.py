@@ -184,8 +184,17 @@ def test_forward_of_follows_the_majority():
     # Backward ops 3, 4, 5 of forward ops 0, 0, 1; groups {0}, {1}, {2}, {3, 4, 5}.
     graph = chain(6).replace(forward_of=[-1, -1, -1, 0, 0, 1])
     assert contract(graph, np.array([0, 1, 2, 3, 3, 3])).forward_of.tolist() == [-1, -1, -1, 0]
-    graph = graph.replace(forward_of=[-1, -1, -1, 0, 2, 1])
+    graph = graph.replace(forward_of=[-1, -1, -1, 0, -1, 1])  # an update between two gradients
     assert contract(graph, np.array([0, 1, 2, 3, 3, 3])).forward_of.tolist() == [-1, -1, -1, -1]
+
+
+def test_bug_gradients_of_several_ops_had_no_forward_op():
+    """A group of backward ops alone, such as the gradients of an activation and of the product before it, belongs to the
+    group of most of their forward ops, and of these to that of more time."""
+    graph = chain(6).replace(forward_of=[-1, -1, -1, 0, 2, 1], duration_us=[1.0, 1.0, 1.0, 2.0, 3.0, 1.0])
+    assert contract(graph, np.array([0, 1, 2, 3, 3, 3])).forward_of.tolist() == [-1, -1, -1, 2]
+    graph = graph.replace(forward_of=[-1, -1, -1, 0, 2, 0])
+    assert contract(graph, np.array([0, 1, 2, 3, 3, 3])).forward_of.tolist() == [-1, -1, -1, 0]
 
 
 def test_tensor_names_stay_distinct():
