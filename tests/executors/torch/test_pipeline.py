@@ -484,7 +484,7 @@ def test_bug_language_models_of_transformers_are_cut(name, kind):
 
 
 @pytest.mark.slow
-def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_processes(two_processes):
+def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_processes(processes):
     """Two micro-batches, one padded and one not: losses and gradients are those of the undivided batch."""
     batch = {"input_ids": torch.randint(5, 99, (4, 12)), "attention_mask": padding(12, 12, 9, 5)}
     batch["labels"] = batch["input_ids"].clone()
@@ -506,7 +506,7 @@ def test_a_language_model_with_labels_and_padding_trains_as_a_pipeline_of_proces
         steps=1,
         warmup=0,
         gradients=True,
-        pool=two_processes,
+        pool=processes,
     )
     loss, gradients = undivided(step)
     assert run.status == "ok" and run.outputs[0][0] == pytest.approx(loss, rel=1e-6)
@@ -679,8 +679,9 @@ class Norms(nn.Sequential):
 
 
 @pytest.fixture(scope="module")
-def two_processes():
-    with Pool(2, tries=1) as pool:
+def processes():
+    """Three, for pipelines of two or three: they import PyTorch once."""
+    with Pool(3, tries=1) as pool:
         yield pool
 
 
@@ -697,7 +698,7 @@ SCHEDULES = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes, schedule):
+def test_every_schedule_gives_the_gradients_of_the_undivided_batch(processes, schedule):
     """Also where labels do not count, and of the weight that two stages share, of which either process has a copy."""
     step = padded(skipping(tied=True))
     graph = profiled(step)
@@ -716,7 +717,7 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
         steps=2,
         warmup=1,
         gradients=True,
-        pool=two_processes,
+        pool=processes,
     )
     loss, gradients = undivided(step)
     assert run.status == "ok" and len(run.step_seconds) == 2 and len(run.outputs) == 3
@@ -729,12 +730,6 @@ def test_every_schedule_gives_the_gradients_of_the_undivided_batch(two_processes
         assert [units[i] for i in run.timeline.op[own_rows]] == str(cut_up.schedule).splitlines()[line].split()
 
 
-@pytest.fixture(scope="module")
-def three_processes():
-    with Pool(3, tries=1) as pool:
-        yield pool
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "stages", "replicas"),
@@ -744,7 +739,7 @@ def three_processes():
         ("gpipe", [0], [(0, 1, 2)]),  # data parallel, replicas with two micro-batches and with one
     ],
 )
-def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_processes, schedule, stages, replicas):
+def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(processes, schedule, stages, replicas):
     step = padded(skipping(tied=True))
     graph, cluster = profiled(step), cpus(3)
     placed = in_stages(graph, stages).replace(replicas=replicas)
@@ -761,7 +756,7 @@ def test_replicas_of_stages_add_up_the_gradients_of_the_undivided_batch(three_pr
         steps=2,
         warmup=1,
         gradients=True,
-        pool=three_processes,
+        pool=processes,
     )
     loss, gradients = undivided(step)
     assert run.status == "ok"
@@ -786,7 +781,7 @@ class Turn(nn.Module):
 
 
 @pytest.mark.slow
-def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
+def test_bug_a_gradient_that_is_not_contiguous_is_sent(processes):
     """The second stage begins with a transposition, so what it sends back is a view."""
     step = TorchStep("turning", Turning, (torch.arange(16.0).view(4, 4),))
     graph = profiled(step, 2)
@@ -804,7 +799,7 @@ def test_bug_a_gradient_that_is_not_contiguous_is_sent(two_processes):
         steps=1,
         warmup=0,
         gradients=True,
-        pool=two_processes,
+        pool=processes,
     )
     expected = {}
     for stage_module in micro_steps:
