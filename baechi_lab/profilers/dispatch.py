@@ -91,7 +91,7 @@ def profile(
     Args:
         step_or_fn: a `Step`, or whatever `bl.trace` takes. A `bl.torch.TorchStep`, or a PyTorch module with one sample
             input, is given to `bl.torch.profile`: measured where it is, or estimated. A program (`.onnx`, `.pt2`, or in
-            memory) is estimated by `bl.profile_program`, which has sizes for open dimensions.
+            memory) is estimated by `bl.profile_program`, whose options it takes (`batch_size`, `sizes`, ...).
         inputs: where it is a function or a model: one value per input, as in `bl.trace`.
         mode: `measured` runs `warmup` steps, then averages `runs` traced ones, op after op on one `device`
             (default the first GPU, else the CPU), in a process of its own. `estimated` asks a model of kernels and runs nothing.
@@ -106,7 +106,8 @@ def profile(
         device, warmup, runs: for `measured`, see there.
         timeout: seconds for measuring, starting the process included; None for no limit.
         progress: True shows a progress bar while measuring.
-        options: for PyTorch, further options of `bl.torch.profile` (`optimizer`, `dtype`, ...).
+        options: for PyTorch, further options of `bl.torch.profile` (`optimizer`, `dtype`, ...); for programs, those of
+            `bl.profile_program`.
 
     Returns:
         an OpGraph: microseconds, bytes of every tensor (a control dependency is 4, a handle 8), colocation groups
@@ -164,7 +165,7 @@ def profile_with_report(
         raise InvalidInput(
             f"mode is {mode!r} and {len(inputs)} inputs are given; an exported program is profiled with mode='estimated' alone"
         )
-    graph = profile_program(step_or_fn, hardware=hardware, precision=precision)
+    graph = profile_program(step_or_fn, hardware=hardware, precision=precision, **options)
     return graph, Report.of_pairs(graph, mode, hardware_names(hardware), started)
 
 

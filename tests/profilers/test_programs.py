@@ -266,6 +266,12 @@ def test_open_dimensions():
     with pytest.raises(InvalidInput, match="'width' at position 1; give sizes"):
         bl.profile_program(inner, batch_size=2)
     assert bl.profile_program(inner, batch_size=2, sizes={"width": 8}).n == bl.profile_program(two_layers(2)).n
+    # bl.profile ignored the options of programs
+    assert bl.profile(inner, batch_size=2, sizes={"width": 8}) == bl.profile_program(
+        inner, batch_size=2, sizes={"width": 8}
+    )
+    with pytest.raises(TypeError, match="batchsize"):
+        bl.profile(two_layers(), batchsize=2)
     with pytest.raises(InvalidInput, match="sizes names 'heigth'; the program leaves open 'batch', 'width'"):
         bl.profile_program(inner, batch_size=2, sizes={"width": 8, "heigth": 8})
 
@@ -281,6 +287,24 @@ def test_unknown_operators_are_named_with_their_share():
     kernel = Kernel(64 * 64, 2 * 4.0 * 64 * 64)
     follows = estimated_us(work_of(1, [(0, kernel)]), Hardware.named("v100"), follows=True)
     assert graph.duration_us[1] == pytest.approx(follows[0])
+
+
+def test_bug_models_of_ml_count_their_coefficients():
+    """scikit-learn's models are one operator each, with its weights as attributes; the work was that of the outputs."""
+    from baechi_lab.profilers.programs.onnx_model import program_of
+
+    linear = helper.make_node("LinearClassifier", ["x"], ["label", "y"], domain="ai.onnx.ml", coefficients=[0.5] * 24)
+    trees = helper.make_node("TreeEnsembleRegressor", ["y"], ["z"], domain="ai.onnx.ml", name="trees")
+    onnx_model = model(
+        [linear, trees],
+        [value("x", 32, 8)],
+        [value("z", 32, 1)],
+        opset_imports=[helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.ml", 3)],
+    )
+    with pytest.warns(GuessedCosts, match=r"only the bytes are counted \(TreeEnsembleRegressor\)"):
+        bl.profile_program(onnx_model, training=False)
+    kernel = program_of(onnx_model).ops[0].kernels[0]
+    assert kernel.flops == 2 * 32 * 24 and kernel.matrix  # three classes of eight coefficients
 
 
 def test_shapes_that_are_not_known_are_said():

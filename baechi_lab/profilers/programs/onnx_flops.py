@@ -38,12 +38,16 @@ def product_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) 
 
 
 def attribute(node: NodeProto, name: str, default: object) -> Any:
-    """Returns the value of a node's attribute (a number, text or list of whole numbers)."""
+    """Returns the value of a node's attribute (a number, text or list of numbers)."""
     for entry in node.attribute:
         if entry.name == name:
-            return {1: entry.f, 2: entry.i, 3: entry.s.decode("utf-8", "replace"), 7: list(entry.ints)}.get(
-                entry.type, default
-            )
+            return {
+                1: entry.f,
+                2: entry.i,
+                3: entry.s.decode("utf-8", "replace"),
+                6: entry.floats,
+                7: list(entry.ints),
+            }.get(entry.type, default)
     return default
 
 
@@ -114,6 +118,11 @@ def _attention(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> 
     return int(sum(product.flops for product in _attention_products(node, input_shapes)))
 
 
+def _linear_model(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> int:
+    """Every row is multiplied with the coefficients, which are an attribute."""
+    return 2 * prod(_require_shape(input_shapes[0])[:-1]) * len(attribute(node, "coefficients", ()))
+
+
 _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     **dict.fromkeys(("MatMul", "FusedMatMul", "MatMulInteger", "QLinearMatMul", "Gemm", "FusedGemm"), _matmul),
     "Conv": _conv(1),
@@ -122,6 +131,8 @@ _RULES: dict[str, Callable[[NodeProto, Shapes, Shapes], int]] = {
     "QLinearConv": _conv(3),
     "ConvTranspose": lambda node, i, o: 2 * prod(_require_shape(i[0])) * prod(_require_shape(i[1])[1:]),
     "Einsum": _einsum,
+    "LinearClassifier": _linear_model,
+    "LinearRegressor": _linear_model,
     "LSTM": _recurrent(4),
     "GRU": _recurrent(3),
     "RNN": _recurrent(1),

@@ -55,6 +55,8 @@ _STATISTICS = {"BatchNormalization": (3, 4)}
 OLDEST_OPSET = 7
 """Oldest operator version that ONNX Runtime reads (its "Compatibility" page)."""
 _CONTROL_FLOW = ("If", "Loop", "Scan")
+_OF_ATTRIBUTES = ("SVM", "TreeEnsemble")
+"""Operators of `ai.onnx.ml` whose work is that of the vectors or trees in their attributes, which are not read."""
 
 Shape = tuple[int, ...]
 
@@ -265,7 +267,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
     why = ""
     if node.op_type in _CONTROL_FLOW:
         why = "a body that runs an unknown number of times"
-    elif not _is_operator(node, version):
+    elif not _is_operator(node, version) or node.op_type.startswith(_OF_ATTRIBUTES):
         why = "no operator of ONNX"
     flops = float(outputs * per_element(node.op_type))
     width = _WIDTH.get(types.get(node.input[0], ""), 4) if node.input else 4
