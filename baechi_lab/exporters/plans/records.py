@@ -106,10 +106,10 @@ def is_call(graph: OpGraph, op: int) -> bool:
 
 
 def check_modules(request: Request, names: Sequence[str]) -> None:
-    """Raises for names that are no submodules of the given model.
+    """Checks that each name is a submodule of the given model.
 
     Raises:
-        InvalidInput: such a name.
+        InvalidInput: a name is no submodule.
     """
     if not hasattr(request.model, "named_modules"):
         return

@@ -164,7 +164,7 @@ class _State:
 
 
 def _roomiest(state: _State, op: int) -> int:
-    """Returns the device with most free bytes of those that are allowed for `op` but lack memory."""
+    """Returns the device with most free bytes of those that are allowed for `op`."""
     q = state.problem
     home = state.home[q.group[op]]
     allowed_devices = [p for p in range(len(state.free)) if q.allowed[op, p] and home in (-1, p)]

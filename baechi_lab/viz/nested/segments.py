@@ -107,7 +107,7 @@ def _stretch(match: NDArray[np.bool_]) -> tuple[int, int]:
 
 
 def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
-    """Moves the borders by less than a period, so that they cross fewest edges."""
+    """Returns the first border, moved by less than a period so that the borders cross fewest edges."""
     padded = np.concatenate([[0], width, [0]])
     costs = []
     for shift in range(-(period // 2), period - period // 2):
