@@ -35,7 +35,7 @@ class Efficiency(Params):
 
     Args:
         product_share: of the peak in linear layers whose tiles fill the device.
-        misaligned_share: share of `product_share` in products whose rows in memory do not begin at multiples of 16 bytes.
+        misaligned_share: share of that share (of `score_share` too) in products whose rows are no multiple of 16 bytes.
         attention_share: share of the peak in half precision, for attention as one kernel.
         score_share: share of the peak, for products of attention as separate kernels.
         bandwidth_share: share of the memory bandwidth.
@@ -104,11 +104,13 @@ def rank_kernel_us(op: RankOp, hardware: Hardware, efficiency: Efficiency) -> fl
     >>> rank_kernel_us(op, Hardware.named("a100"), Efficiency(bandwidth_share=0.5))
     2000.0
     """
-    share = efficiency.product_share * (efficiency.misaligned_share if _is_misaligned(op) else 1.0)
+    share = efficiency.product_share
     if op.kernel.matrix and op.op_type != "matmul":
         share = efficiency.attention_share
     elif op.kernel.batched and "experts" not in op.name:
         share = efficiency.score_share
+    if _is_misaligned(op):
+        share *= efficiency.misaligned_share
     return _kernel_us(op.kernel, hardware, share, efficiency.bandwidth_share)
 
 

@@ -30,6 +30,10 @@ FORWARD, INPUT, WEIGHT = "F", "B", "W"
 DUALS = {"all_gather": "reduce_scatter", "reduce_scatter": "all_gather", "all_to_all": "all_to_all"}
 """Collectives of the forward pass, and the collective of the gradient for each."""
 
+SOFTMAX_MULTIPLE, LONGEST_SOFTMAX = 4, 16384
+"""Megatron-LM has a softmax in one kernel for at most so many keys, where sequences have a multiple of 4 tokens and a rank has a
+multiple of 4 heads in all sequences of a micro-batch."""
+
 LOSS_PASSES = {False: 14.0, True: 5.0}
 """Number of times that the cross entropy reads or writes float32 logits in memory, as separate kernels and fused."""
 
@@ -358,7 +362,7 @@ def _attention(
         writer.saved += gathered_bytes - gathered_bytes // layout.cp
         scores = batch * heads * length * keys
         writer.scores("scores", batch * heads, length, keys, size)
-        writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
+        _softmax(writer, batch * heads, length, keys)
         if model.dropout:
             writer.move("dropout", 2.5 * scores, 2.5 * scores, saved=(HALF + 1) * scores)
         writer.scores("context", batch * heads, length, model.value_size, keys)
@@ -366,6 +370,20 @@ def _attention(
     writer.attention_saved = writer.saved - before
     writer.product("out", tokens, heads * model.value_size, hidden, bias=model.bias)
     writer.leave_tensor_parallel("out")
+
+
+def _softmax(writer: _PartWriter, heads: int, length: int, keys: int) -> None:
+    """Add the softmax of scores: one kernel where Megatron-LM has one for these sizes, else one per step, in float32."""
+    scores = heads * length * keys
+    if heads % SOFTMAX_MULTIPLE == 0 and length % SOFTMAX_MULTIPLE == 0 and keys <= LONGEST_SOFTMAX:
+        writer.move("softmax", 2 * scores, 3 * scores, saved=HALF * scores)
+        return
+    # elements of half precision, where those in float32 count twice
+    writer.move("softmax/float", 3 * scores)
+    writer.move("softmax/scale", 4 * scores)
+    writer.move("softmax/mask", 4 * scores)
+    writer.move("softmax/exp", 4 * scores, 6 * scores)
+    writer.move("softmax/half", 3 * scores, saved=(HALF + FULL) * scores)
 
 
 def _feed_forward(

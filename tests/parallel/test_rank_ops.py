@@ -66,6 +66,15 @@ def test_without_tensor_parallelism_a_block_has_the_parameters_of_the_model() ->
     assert part.parameters + part.expert_parameters == MIXTRAL.expert_layer_parameters
 
 
+def test_softmax_is_one_kernel_for_multiples_of_four_heads() -> None:
+    """A rank with one head has them with four sequences; with three, float32 scores are kept beside those in half precision."""
+    fused, unfused = (make_block(GPT, Layout(tp=8, micro_batch=b), S, EAGER, experts=False) for b in (4, 3))
+    assert [sum("softmax" in op.name for op in part.forward) for part in (fused, unfused)] == [1, 5]
+    scores = S * S
+    assert fused.attention_bytes == 4 * 2 * scores
+    assert unfused.attention_bytes == 3 * (2 + 4) * scores
+
+
 def test_causal_flash_attention_does_half_of_the_work_and_keeps_no_scores() -> None:
     flash = make_block(GPT, Layout(micro_batch=2), S, Storage(), experts=False)
     eager = make_block(GPT, Layout(micro_batch=2), S, EAGER, experts=False)
@@ -78,10 +87,10 @@ def test_causal_flash_attention_does_half_of_the_work_and_keeps_no_scores() -> N
 def test_saved_activations_follow_korthikanti() -> None:
     """34 bytes per token and hidden unit, and 5 per score, with dropout in a block of GPT (arXiv:2205.05198, equation 1)."""
     dropped = Transformer(hidden=H, layers=4, heads=A, vocabulary=V, dropout=True)
-    part = make_block(dropped, Layout(), S, EAGER, experts=False)
-    expected = S * H * 34 + 5 * A * S * S
+    part = make_block(dropped, Layout(micro_batch=2), S, EAGER, experts=False)
+    expected = 2 * (S * H * 34 + 5 * A * S * S)
     assert part.saved_bytes == expected
-    divided = make_block(dropped, Layout(tp=4, sequence_parallel=True), S, EAGER, experts=False)
+    divided = make_block(dropped, Layout(tp=4, micro_batch=2, sequence_parallel=True), S, EAGER, experts=False)
     assert divided.saved_bytes == expected / 4
 
 
@@ -204,6 +213,17 @@ def test_rows_of_odd_length_slow_a_product_down() -> None:
     aligned, odd, odd_tokens = logits_us(50304, 1024), logits_us(50257, 1024), logits_us(50304, 1023)
     assert odd == pytest.approx([2 * us for us in aligned], rel=0.06)  # but for the start of a tile
     assert odd_tokens == pytest.approx(aligned, rel=0.05)
+
+
+def test_heads_of_odd_size_slow_scores_down() -> None:
+    a100, efficiency = Hardware.named("a100"), Efficiency(misaligned_share=0.5)
+
+    def scores_us(head_size: int) -> float:
+        model = Transformer(hidden=4096, layers=1, heads=32, head_size=head_size, vocabulary=100)
+        block = make_block(model, Layout(micro_batch=4), 2048, EAGER, experts=False)
+        return next(rank_kernel_us(op, a100, efficiency) for op in block.forward if op.name == "block/scores")
+
+    assert scores_us(124) > 1.5 * scores_us(128)
 
 
 def test_checkpoints_of_fsdp_end_with_the_last_input_that_is_needed() -> None:
