@@ -16,12 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement
-from ..graph import OpGraph
+from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from ..internal_warnings import warn
 from ..memory.code_order import code_order, has_code_order
 from ..memory.peak import least_of_one_op, order_peak, readiness_order, readiness_peak
+from ..simulator import simulate
 from .chain import Chain, Table
 from .checkpoints import boundaries, segments
 from .integer_program import Program
@@ -99,6 +100,15 @@ def _work(plan: OpSequence) -> float:
     return plan.work_us
 
 
+def _peak_without_order(graph: OpGraph) -> int:
+    """Returns the peak bytes on one device whose ops run as they become ready; collectives run beside other ops."""
+    peak = readiness_peak(graph)
+    if not graph.on_communication_lane.any():
+        return peak
+    timeline = simulate(graph, Cluster.uniform(1), Placement(device=np.zeros(graph.n, dtype=np.int32)), "fifo")
+    return max(peak, int(timeline.peak_bytes[0]))
+
+
 @lru_cache(maxsize=4)
 def plans_for(graph: OpGraph, in_code_order: bool = False) -> RecomputePlans:
     """Returns the plans of a graph, cached for the next budget."""
@@ -152,7 +162,7 @@ class RecomputePlans:
         """Returns the peaks in the order of readiness and in the order of the plan."""
         if plan not in self._peaks_of_plan:
             graph = graph_with_copies(plan)
-            peak, peak_in_plan_order = readiness_peak(graph), order_peak(graph, plan.node)
+            peak, peak_in_plan_order = _peak_without_order(graph), order_peak(graph, plan.node)
             if self.in_code_order:
                 peak = peak_in_plan_order = max(peak, order_peak(graph, code_order(graph)))
             self._peaks_of_plan[plan] = peak, peak_in_plan_order
