@@ -55,6 +55,18 @@ def test_megatron_arguments():
     assert sharded["--data-parallel-sharding-strategy"] == "optim_grads_params"
 
 
+def test_megatron_arguments_of_windows_and_positions():
+    """A window of 8 tokens is 7 before the own one; of four layers, every second attends to the whole sequence."""
+    gemma = LLAMA | {"model_type": "gemma2", "sliding_window": 8, "rope_theta": 1e6}
+    plan = written(bl.Layout(dp=4), "megatron", gemma)
+    assert (plan.value["--window-size"], plan.value["--window-attn-skip-freq"]) == ("7,0", 2)
+    assert plan.value["--rotary-base"] == 1_000_000 and plan.unsupported == ()
+    mpt = {"model_type": "mpt", "d_model": 32, "n_layers": 4, "n_heads": 4, "vocab_size": 64}
+    plan = written(bl.Layout(dp=4), "megatron", mpt)
+    assert plan.value["--position-embedding-type"] == "none"
+    assert plan.unsupported == ("Megatron has no ALiBi; these arguments train without positions",)
+
+
 def test_torchtitan_file():
     tomllib = pytest.importorskip("tomllib")
     plan = written(bl.Layout(tp=2, pp=2, dp=4, zero=1, stage_layers=(3, 1)), "torchtitan")

@@ -44,8 +44,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         switches += ["--disable-bias-linear"]
     if not model.tied:
         switches.append("--untie-embeddings-and-output-weights")
-    if not model.positions:
-        arguments["--position-embedding-type"] = "rope"
+    unsupported += _attend(request, arguments)
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
     if model.experts:
@@ -93,6 +92,31 @@ def write(request: LayoutRequest) -> WrittenPlan:
     value = arguments | dict.fromkeys(switches)
     text = " ".join(words) + "\n"
     return WrittenPlan("megatron", value, text, tuple(unsupported), {"megatron_arguments.txt": text.encode()})
+
+
+def _attend(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
+    """Adds the arguments of positions without a table and of windows of attention; returns what they cannot express."""
+    model, fields = request.transformer, request.fields
+    base = fields.get("rope_theta")
+    sentences = []
+    if not model.positions:
+        alibi = fields.get("alibi", fields.get("model_type") in ("bloom", "mpt"))
+        arguments["--position-embedding-type"] = "none" if alibi else "rope"
+        if alibi:
+            sentences.append("Megatron has no ALiBi; these arguments train without positions")
+        elif isinstance(base, (int, float)):
+            arguments["--rotary-base"] = int(base)
+    if model.windowed_layers:
+        arguments["--window-size"] = f"{model.window - 1},0"
+        full = model.layers - model.windowed_layers
+        every = model.layers // full if full else 0
+        if every and model.layers // every == full:
+            arguments["--window-attn-skip-freq"] = every
+        elif full:
+            sentences.append(
+                f"{full} of {model.layers} layers attend to the whole sequence; name them in --window-attn-skip-freq"
+            )
+    return sentences
 
 
 def _divide_into_stages(request: LayoutRequest, arguments: dict[str, object]) -> list[str]:
