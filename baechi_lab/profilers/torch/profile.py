@@ -76,7 +76,8 @@ def profile(
         accumulate: of a measurement: backward passes add to gradients that are there, as those of all micro-batches but
             the first do.
         layout: of an estimate: the graph is that of one rank of this layout, operator by operator, with collectives as ops
-            (`baechi_lab.profilers.torch.divided`); operators are divided over `tp`, gradients over `dp`.
+            (`baechi_lab.profilers.torch.divided`); operators are divided over `tp`, experts over
+            `ep`, gradients over `dp`.
         plan: with `layout`: names of modules (`*` is a number) and how they are divided, in the words of Hugging Face's
             `tp_plan`: "colwise", "rowwise", "colwise_gather_output", "embedding_rowwise"; by default that of the model, or
             by the names of its layers.
