@@ -112,6 +112,16 @@ def local_clusters_start() -> None:
         LocalCluster.__init__ = start_trusting
 
 
+@pytest.fixture(scope="module", autouse=True)
+def no_job_outlives_its_file() -> Iterator[None]:
+    """The thread of a workbench that still computes takes time from later tests."""
+    yield
+    if background := sys.modules.get("baechi_lab.widgets.background"):
+        for each in list(background._BACKGROUNDS):
+            each.cancel()
+            each.wait()
+
+
 @pytest.fixture(autouse=True)
 def one_torch_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of PyTorch run on one thread: small models lose time to more, and machines are shared."""

@@ -131,3 +131,18 @@ def test_kernels_that_kernels_call_are_compiled_once_for_all_whole_numbers(tmp_p
     assert [name for name in compiled if name.startswith(("t", "d"))] == ["total", "twice_part"]
     assert kernels.twice(0.5) == 1.0  # from Python too, for another type
     assert kernels.depth(3) == 3  # a kernel that calls itself
+
+
+def test_compiling_replaces_no_filters_of_warnings(monkeypatch):
+    """numba does, for all threads: while a workbench compiled in its own, the notebook's cells warned of nothing."""
+    import numba
+
+    from baechi_lab.graph.kernels import jit
+
+    def replaced(*_, **__):
+        raise AssertionError("the filters of warnings are replaced")
+
+    kernel = numba.njit(lambda x: x + 1)
+    with jit._same_warning_filters(), monkeypatch.context() as patch:
+        patch.setattr("warnings.catch_warnings", replaced)
+        assert kernel(2) == 3

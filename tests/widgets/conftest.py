@@ -1,20 +1,8 @@
 """Records that the widget tests share."""
 
-from collections.abc import Iterator
-
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.widgets import background
-
-
-@pytest.fixture(scope="module", autouse=True)
-def no_job_outlives_its_file() -> Iterator[None]:
-    """A job that is still running takes time from later tests, and numba replaces the filters of warnings while it compiles."""
-    yield
-    for each in list(background._BACKGROUNDS):
-        each.cancel()
-        each.wait()
 
 
 @pytest.fixture

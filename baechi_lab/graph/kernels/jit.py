@@ -32,7 +32,7 @@ try:
         from numba import types as _types
         from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
         from numba.core.cpu import CPUTargetOptions
-        from numba.core.errors import NumbaError
+        from numba.core.errors import NumbaError, WarningsFixer
         from numba.extending import register_jitable as _inside_kernels
     if _config.DISABLE_JIT:  # asked for by NUMBA_DISABLE_JIT: as if numba were not there
         _njit = None
@@ -208,6 +208,7 @@ def _compiled_by_one(kernel: Any) -> Any:
             _alone(Path(index._index_path).with_suffix(".lock")),
             in_existing_folder(),
             _no_garbage_search(),
+            _same_warning_filters(),
         ):
             return compile_it(signature)
 
@@ -225,6 +226,17 @@ def _no_garbage_search() -> Iterator[None]:
     finally:
         if searches:
             gc.enable()
+
+
+@contextlib.contextmanager
+def _same_warning_filters() -> Iterator[None]:
+    """numba replaces the process's filters of warnings while it infers types. In a thread that silences what others warn of."""
+    catch_warnings = WarningsFixer.catch_warnings
+    WarningsFixer.catch_warnings = lambda *_, **__: contextlib.nullcontext()
+    try:
+        yield
+    finally:
+        WarningsFixer.catch_warnings = catch_warnings
 
 
 _locked_paths: set[Path] = set()
