@@ -32,7 +32,7 @@ try:
         from numba import types as _types
         from numba.core.compiler_lock import global_compiler_lock as _compiler_lock
         from numba.core.cpu import CPUTargetOptions
-        from numba.core.errors import NumbaError, WarningsFixer
+        from numba.core.errors import NumbaError, WarningsFixer  # type: ignore[attr-defined]
         from numba.extending import register_jitable as _inside_kernels
     if _config.DISABLE_JIT:  # asked for by NUMBA_DISABLE_JIT: as if numba were not there
         _njit = None
