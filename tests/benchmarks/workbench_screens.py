@@ -1,10 +1,10 @@
-"""Pictures of every part of the workbench on six graphs, at three sizes, light and dark, and what on them is not whole:
+"""Pictures of every part of the workbench on seven graphs, at three sizes, light and dark, and what on them is not whole:
 
     python tests/benchmarks/workbench_screens.py FOLDER
 
 Each part is asked what its button asks first. A picture is `graph-part-width-theme.png`; the exit code is 1 where a label is
-cut, a chart is blank, a part lies below the screen, or a text has the colour of its background. BERT-12 is built from a
-configuration (`transformers`); the graph of 22,856 ops has no scopes.
+cut, a chart is blank, a part lies below the screen, an error is shown, or a text has the colour of its
+background. BERT-12 is built from a configuration (`transformers`); the graph of 22,856 ops has no scopes.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ GRAPHS = {
     "bert": BERT,
     "mlp": 'graph = bl.models.build("mlp")',
     "large": LARGE,
+    "traced": 'graph = bl.profile(bl.models.build("gnmt", length=50), mode="estimated", hardware="rtx2080")',
 }
 
 
@@ -74,6 +75,7 @@ def walked(page, lab, name: str, folder: Path) -> list[str]:
         page.locator(f'.bl-pane .jupyter-button:visible:text-is("{words}")').first.click()
         page.wait_for_timeout(1500)
         page.wait_for_function(f"() => !({BUSY})()", timeout=400_000)
+    found += [f"{name}: {error}" for error in page.locator(".bl-problem:visible").all_inner_texts()]
     page.evaluate(EMPTIED)
     for theme in ("Light", "Dark"):
         themed(page, theme)

@@ -257,19 +257,20 @@ def described(values: Any) -> str:
 
 
 def against_current(values: Any, current: Outcome) -> str:
-    """Says that a row of a sweep is slower than the current outcome; empty if it is not, or if it does other work.
+    """Says that the result on the screen is faster than a row of a sweep; empty if it is not, or does other work.
 
-    Rates are compared if batch sizes are known, else steps with equal numbers of micro-batches.
+    Compares rates where batch sizes are known, else steps of as many micro-batches.
     """
     step, rate, micro = current.timeline.makespan_us, values["samples_per_second"], values.get("micro_batches")
-    samples = current.samples or 0
-    by_rate = bool(_is_present(rate) and samples)
-    same_work = by_rate or (int(micro) if _is_present(micro) else None) == current.setting.micro_batches
-    slower = samples * 1e6 / step / rate if by_rate and step > 0 else values["makespan_us"] / max(step, 1e-12)
-    if not (current.timeline.feasible and same_work and slower > 1.0005):
+    if not current.timeline.feasible or step <= 0:
         return ""
-    ours = f"makes {plain_number(rate * slower)} samples per second" if by_rate else f"takes {format_us(step)}"
-    return f"; the setting on the screen is faster, it {ours}"
+    if _is_present(rate) and current.samples is not None:
+        current_rate = current.samples * 1e6 / step
+        speed = f"makes {plain_number(current_rate)} samples per second" if current_rate > 1.0005 * rate else ""
+    else:
+        same_work = (int(micro) if _is_present(micro) else 1) == (current.setting.micro_batches or 1)
+        speed = f"takes {format_us(step)}" if same_work and values["makespan_us"] > 1.0005 * step else ""
+    return f"; the setting on the screen is faster, it {speed}" if speed else ""
 
 
 FRONT_NOTE = {"text": "◆", "hint": "on the Pareto front: nothing is both faster and smaller in memory", "good": True}
