@@ -436,7 +436,7 @@ def test_compare_panel(bench):
     bench.compare.back.click()
     assert bench.outcome.placement.placer == "single"
     bench.model.change(scheduler="fifo")
-    assert "another setting" in bench.compare.state.value and "bl-stale" in bench.compare.compared._dom_classes
+    assert "another setting" in bench.compare.state.value and "bl-outdated" in bench.compare.compared._dom_classes
 
 
 def test_a_placer_without_a_placement_is_a_row_without_buttons(bench):

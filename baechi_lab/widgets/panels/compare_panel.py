@@ -150,7 +150,7 @@ class ComparePanel:
             placer="", params={}, moves=()
         )
         say(self.state, "" if same else "This table was made under another setting; press Compare to renew it.")
-        (self.compared.remove_class if same else self.compared.add_class)("bl-stale")
+        (self.compared.remove_class if same else self.compared.add_class)("bl-outdated")
         self._show_held()
 
     def _show_held(self) -> None:
