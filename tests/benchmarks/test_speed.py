@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 
 import baechi_lab as bl
+from baechi_lab.memory.peak import single_device_peak
+from baechi_lab.memory_saving.budget import plans_for
 from baechi_lab.placers.sct_program import solver as sct_solver
 
 ROOT = Path(__file__).parents[2]
@@ -60,6 +62,21 @@ def test_place_traced_gnmt_with_m_sct(benchmark):
     work = lambda: bl.place(graph, cluster(), "m-sct")  # noqa: E731
     result = measure(benchmark, 2.5, work, 3, sct_solver._solution_cache.clear)
     assert len(result.device) == graph.n
+
+
+def test_auto_on_traced_gnmt(benchmark):
+    """The table of all fast placers under all schedulers, the traced graph and its groups: 134 simulations."""
+    graph = bl.load_graph(ROOT / "data" / "gnmt-length50-batch256.json.gz")
+    result = measure(benchmark, 1.5, lambda: bl.place(graph, cluster(), "auto"), 3, sct_solver._solution_cache.clear)
+    assert len(result.device) == graph.n
+
+
+def test_fit_with_recomputation(benchmark):
+    """17,838 ops on two devices that have 45 % of one device's peak each: no choice of ops fits, all are tried."""
+    graph = bl.load_graph(ROOT / "data" / "gnmt-length40-batch128.json.gz")
+    small = cluster(2, int(0.45 * single_device_peak(graph)))
+    work = lambda: bl.fit(graph, small, give_up=("recompute",))  # noqa: E731
+    assert not measure(benchmark, 20.0, work, 1, plans_for.cache_clear).fits
 
 
 def test_simulate(benchmark):

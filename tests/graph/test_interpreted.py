@@ -4,15 +4,16 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import baechi_lab as bl
-from baechi_lab.graph.kernels import jit
+from baechi_lab.graph.kernels import jit, readiness
 from baechi_lab.graph.kernels.interpreted import run_interpreted, to_lists
-from baechi_lab.placers import batch_split, contiguous, critical_path, dfs, hash_partition, mite
+from baechi_lab.placers import batch_split, contiguous, critical_path, dfs, hash_partition, m_topo, mite
 from baechi_lab.placers.list_scheduling import earliest_start, insertion
 from baechi_lab.placers.sct_program import solver
 from baechi_lab.simulator import kernel, paths, ranks
@@ -26,7 +27,7 @@ KERNELS = [
     *((dfs, "_visit"), (dfs, "_choose"), (critical_path, "_balance_work"), (batch_split, "_assign_batches")),
     *((hash_partition, "_spread"), (contiguous, "_cut_line"), (solver, "_spend_remaining_savings")),
     *((paths, "_heads"), (paths, "tails"), (ranks, "_longest_path_tree")),
-    *((sweep, "sweep"), (stagger, "staggered"), (units, "group_units")),
+    *((sweep, "sweep"), (stagger, "staggered"), (units, "group_units"), (m_topo, "_assign")),
 ]
 PLACERS = ("m-topo", "m-etf", "m-sct", "heft", "mite", "dfs", "critical-path", "batch-split", "hash", "contiguous")
 
@@ -61,6 +62,18 @@ def test_interpreted_kernels_give_the_same_bytes(comm, monkeypatch):
             monkeypatch.setattr(importing, name, run)
     assert list(timelines_and_bounds(graph, cluster)) == compiled
     assert len(interpreted) >= len(KERNELS) - 3, interpreted  # bounds of transfers need transfers that wait
+
+
+def test_the_order_of_readiness_is_the_same():
+    """0 (2 us) feeds 3 and 1 (1 us) feeds 2: 2 and 3 become ready at 3 and 2 us; without durations, by index. Then a cycle."""
+    pointer, successors = np.array([0, 1, 2, 2, 2]), np.array([3, 2])
+    for durations, expected_order in (([2.0, 1.0, 1.0, 1.0], [0, 1, 3, 2]), ([0.0] * 4, [0, 1, 2, 3])):
+        interpreted = partial(run_interpreted, readiness.order_of_readiness.py_func, None)
+        for run in (readiness.order_of_readiness, lambda *columns, run=interpreted: run(columns)):
+            order = run(pointer, successors, np.array([0, 0, 1, 1]), np.array(durations))
+            assert order.tolist() == expected_order
+    loop = readiness.order_of_readiness(np.array([0, 1, 2]), np.array([1, 0]), np.array([1, 1]), np.zeros(2))
+    assert len(loop) == 0
 
 
 def test_a_kernel_changes_its_structured_arrays_and_arrays_in_place():
