@@ -46,7 +46,7 @@ def to_timeline(
         moves[:, 5] - zero,
         moves[:, 6] - zero,
     )
-    copies = _copies(trace, zero, _lent_until(trace, graph)) if copied else []
+    copies = _copies(trace, zero, _lent_until(trace, graph), _list_sizes(graph)) if copied else []
     in_bodies = _bytes_of_bodies(trace, zero, graph)
     recorded = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
     log = _memory(recorded, zero, persistent, [*copies, *in_bodies], _assignments(trace, graph))
@@ -99,10 +99,19 @@ def _tensors(graph: OpGraph, moves: NDArray[np.float64]) -> tuple[NDArray[np.int
     return np.array(tensors, dtype=np.int32), np.array(producers, np.int32), np.array(sizes, np.int64)
 
 
-def _copies(trace: Trace, zero: float, lent_until: dict[int, float]) -> list[tuple[float, ...]]:
+def _list_sizes(graph: OpGraph) -> dict[tuple[int, str], int]:
+    """Returns (op, output) -> bytes of the outputs of loops, conditionals and lists: a list is recorded as a handle."""
+    ops = (op for op in range(graph.n) if graph.op_types[op].startswith((*_BODIES, *_LISTS)))
+    return {(op, graph.tensor_names[t]): int(graph.tensor_bytes[t]) for op in ops for t in graph.outputs(op)}
+
+
+def _copies(
+    trace: Trace, zero: float, lent_until: dict[int, float], list_sizes: dict[tuple[int, str], int]
+) -> list[tuple[float, ...]]:
     """Returns memory rows of received copies. A copy is live from its arrival until the last op that used it has ended."""
     rows: list[tuple[float, ...]] = []
-    for op, _, size, _, device, _, arrived, last in trace.transfers.tolist():
+    for op, slot, recorded, _, device, _, arrived, last in trace.transfers.tolist():
+        size = max(recorded, list_sizes.get((int(op), str(int(slot))), 0))
         end = max(last, arrived, lent_until.get(int(op), arrived))
         rows += [(device, arrived - zero, COPIES, size, op), (device, end - zero, COPIES, -size, op)]
     return rows
