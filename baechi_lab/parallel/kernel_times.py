@@ -129,6 +129,10 @@ def _is_misaligned(op: RankOp) -> bool:
 def _kernel_us(kernel: Kernel, hardware: Hardware, matrix_unit_share: float, bandwidth_share: float) -> float:
     generation = generation_named(hardware.generation)
     constants = replace(generation, bandwidth_share=bandwidth_share, matrix_unit_share=matrix_unit_share)
+    if kernel.precision != "fp32":  # the shares were fitted with the overhead of float32's tiles
+        rate = hardware.product_flops(kernel.precision) * matrix_unit_share
+        float32_rate = hardware.product_flops("fp32") * generation.product_share
+        constants = replace(constants, tile_us=generation.tile_us * rate / float32_rate)
     launched = replace(hardware, launch_us=0.0)
     return float(estimated_us(work_of(1, [(0, kernel)]), launched, generation=constants, follows=True)[0])
 

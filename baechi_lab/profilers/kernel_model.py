@@ -9,13 +9,21 @@ filled wave takes as long as a full one:
 
 A single product may split its summed dimension among blocks, which then add their parts; the number of splits is the best one.
 Batched products, which have enough blocks, do not split. Convolutions, whose gradients of filters sum over all positions of all
-images, split into more parts, and the groups of one split as well. Boards with a low power limit cannot hold their peak rate:
+images, split into more parts, and the groups of one split as well. The overhead of a tile, `tile_us`, is that of float32; matrix
+units, which are faster, wait for operands as much less. Boards with a low power limit cannot hold their peak rate:
 `power_us = FLOPs * product_pj / power`, where the FLOPs are those of whole tiles. A product takes the longest of `compute_us`,
 `power_us` and the time of its operands and output in memory.
 
 Convolutions are products of all output positions by channels. Filters of 3 x 3 with stride 1 have a second algorithm: Winograd's
 F(2 x 2, 3 x 3) computes each 4 x 4 part of the input by 16 products, with 2.25 times fewer FLOPs. The faster one counts. Each
-convolution also needs `convolution_us` for choosing its algorithm and changing layouts.
+convolution of float32 also needs `convolution_us` for choosing its algorithm and changing layouts. On matrix units,
+`layout_bytes` change their order in memory, and the kernels that do so need `LAYOUT_US`.
+
+Matrix units load `ALIGNED` bytes at once. Products with rows of other lengths run on kernels that reach `UNALIGNED_SHARES` of
+the peak.
+
+Arithmetic beside products (`vector_flops`) runs at the peak of float32: the scores of fused attention, depthwise convolutions
+and batch norms, of which a multiprocessor computes one channel at a time.
 
 All other kernels take the time of their bytes at `bandwidth_share` of the bandwidth, or of their arithmetic at the peak. Kernels
 that read a row of numbers more than once (softmax, norms) read it again from the L2 cache, if the rows of all running blocks
@@ -67,6 +75,15 @@ NORM_START_US = 25.0
 """Microseconds that a norm which is run alone takes more than other kernels: the host makes tensors for its statistics too."""
 ALL_CACHED, NONE_CACHED = 0.4, 0.8
 """Shares of the L2 cache that rows in flight may take until the first, and the last, of them is read from memory again."""
+LAYOUT_US = 10.0
+"""Microseconds per product of a convolution on matrix units for the kernels that change the order of its tensors in memory."""
+LAYOUT_SHARE = 0.45
+"""Share of the bandwidth of other kernels that those reach. Measured on an H200."""
+UNALIGNED_SHARES = {2: 0.11, 4: 0.24, 8: 0.24}
+"""Bytes that divide the rows of a product -> share of the matrix units' peak that it reaches on Hopper and later. Measured on an
+H200, whose kernels for such rows use the instructions of earlier hardware."""
+EARLIER_UNALIGNED_SHARE = 0.3
+"""The same on earlier hardware: with 50,304 words in place of 50,257, GPT-2 trains about 25 % faster on an A100 (nanoGPT)."""
 FP32 = PRECISIONS.index("fp32")
 
 
@@ -91,7 +108,11 @@ def estimated_us(
     memory_us, cache_us = _memory_us(work, hardware, constants)
     bytes_us = np.where(work.norm, np.maximum(memory_us, cache_us), memory_us + cache_us)
     kernel = np.maximum(_arithmetic_us(work, hardware, constants), bytes_us)
-    kernel = kernel + np.where(work.convolution, constants.convolution_us, 0.0)
+    if hardware.multiprocessors:
+        memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+        layout_us = LAYOUT_US * work.product_count + 1e6 * work.layout_bytes / (LAYOUT_SHARE * memory)
+        convolution_us = np.where(work.precision == FP32, constants.convolution_us, layout_us)
+        kernel = kernel + np.where(work.convolution, convolution_us, 0.0)
     if hardware.launches_hidden and not follows:
         first = np.flatnonzero(~(work.free | work.metadata))[:1]
         kernel[first] += start_us(work, constants)[first]
@@ -127,11 +148,18 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
     full_precision = work.precision == FP32
     reached = np.where(full_precision, constants.product_share, constants.matrix_unit_share)
+    if hardware.multiprocessors:
+        for alignment, hopper_share in UNALIGNED_SHARES.items():
+            share = hopper_share if hardware.generation in ("hopper", "blackwell") else EARLIER_UNALIGNED_SHARE
+            reached = np.where(~full_precision & (work.row_alignment == alignment), share, reached)
     rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated * reached
     rate = np.where(work.matrix, rates, hardware.peak_flops * hardware.arithmetic_share)
     unshaped = 1e6 * work.flops / rate
     if not hardware.multiprocessors:
         return unshaped
+    rows_at_a_time = np.where(work.row_count > 0, work.row_count, hardware.multiprocessors)
+    busy_share = np.minimum(1.0, rows_at_a_time / hardware.multiprocessors)
+    vector_us = 1e6 * work.vector_flops / (hardware.peak_flops * hardware.arithmetic_share * busy_share)
     owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
     splits = np.where(
@@ -151,7 +179,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     np.add.at(shaped, owner, product_us)
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
-    return np.where(has_shape, shaped, unshaped)
+    return np.where(has_shape, shaped, unshaped) + vector_us
 
 
 def _products_us(
@@ -173,6 +201,7 @@ def _products_us(
     long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
     tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
+    tile_us = tile_us * np.where(full_precision, 1.0, hardware.product_flops("fp32") * constants.product_share / rates)
     best = np.full(len(tiles), np.inf)
     for splits in CONVOLUTION_SPLITS:
         inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)

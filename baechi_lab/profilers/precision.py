@@ -112,15 +112,18 @@ class Precision:
         return 1 + self.gradient_share + 2 * self.state_share(states) if self.is_mixed else 3 + 2 * states
 
     def kernel(self, kernel: Kernel) -> Kernel:
-        """Returns the kernel with products of float32 numbers in TF32, if that is chosen."""
-        is_float32_product = kernel.matrix and kernel.precision == "fp32"
+        """Returns the kernel with products of float32 numbers in TF32, if that is chosen.
+
+        Fused attention and depthwise convolutions of float32 numbers have no such kernels.
+        """
+        is_float32_product = kernel.matrix and kernel.precision == "fp32" and not kernel.vector_flops
         return replace(kernel, precision="tf32") if is_float32_product and self.name == "tf32" else kernel
 
     def work(self, work: Work) -> Work:
         """Returns the work with products of float32 numbers in TF32, if that is chosen."""
         if self.name != "tf32":
             return work
-        is_float32_product = work.matrix & (work.precision == PRECISIONS.index("fp32"))
+        is_float32_product = work.matrix & (work.precision == PRECISIONS.index("fp32")) & (work.vector_flops == 0)
         return replace(work, precision=np.where(is_float32_product, PRECISIONS.index("tf32"), work.precision))
 
 

@@ -64,6 +64,32 @@ def test_bug_groups_of_a_convolution_did_not_split():
     assert product_us(filters, device=large, convolution=True) == pytest.approx(TILES.convolution_us + part)
 
 
+def test_matrix_units_wait_less_for_a_tile_and_need_rows_of_16_bytes():
+    """Four times as fast as float32, a tile's 2 us are 0.5; rows of 2 bytes reach 0.3 of the peak, of Hopper 0.11."""
+    device = replace(DEVICE, half_flops=16e12)
+    half_us = TILE_FLOPS / 4e6
+    assert product_us(Product(1, 64, 64, 64), device=device, precision="fp16") == pytest.approx(half_us / 2 + 0.5)
+    product, generation = Product(4, 64, 64, 128), replace(TILES, tile_us=0.0)
+    for hopper, share in (("", 0.3), ("hopper", 0.11)):
+        us = product_us(product, generation, replace(device, generation=hopper), precision="fp16", row_alignment=2)
+        assert us == pytest.approx(half_us / share)
+    assert product_us(product, generation, device, row_alignment=2) == pytest.approx(TILE_FLOPS / 1e6), "float32"
+
+
+def test_convolutions_on_matrix_units_change_layouts():
+    """10 us, and 4.5e5 bytes at 0.45 of 1e12 bytes/s, in place of the time that float32 takes."""
+    device, generation = replace(DEVICE, half_flops=16e12), replace(TILES, tile_us=0.0)
+    us = product_us(Product(4, 64, 64, 128), generation, device, precision="fp16", convolution=True, layout_bytes=4.5e5)
+    assert us == pytest.approx(TILE_FLOPS / 4e6 + 10 + 1)
+
+
+def test_channels_of_a_norm_keep_as_many_multiprocessors_busy():
+    """4e6 FLOPs at 4e12 FLOP/s take 1 us on four multiprocessors, and 2 us where there are two channels."""
+    for channels, us in ((4, 1), (40, 1), (2, 2)):
+        kernel = Kernel(vector_flops=4e6, rows=Rows.of_norm(channels * 10, 10, 4))
+        assert estimated_us(work_of(1, [(0, kernel)]), DEVICE, generation=Generation()) == pytest.approx(us)
+
+
 def test_power_holds_the_tiles_back():
     """100 W at 50 pJ per FLOP are 2e12 FLOP/s, half the peak, for whole tiles and only for float32."""
     generation = replace(TILES, tile_us=0.0, product_pj=50.0)

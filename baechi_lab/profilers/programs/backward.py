@@ -29,7 +29,7 @@ from dataclasses import replace
 
 from ...graph import CONTROL_BYTES
 from ..precision import Precision
-from ..work import Kernel
+from ..work import DEPTHWISE_GRADIENT, Kernel
 from .records import Program, ProgramOp
 
 _SAVES_NOTHING = frozenset(
@@ -246,4 +246,11 @@ class _BackwardBuilder:
 def _gradient_kernels(op: ProgramOp, value: str) -> tuple[Kernel, ...]:
     """Returns the kernels that make the gradient of one operand of a product: as many FLOPs, in other shapes."""
     side = "left_gradient" if op.reads and op.reads[0] == value else "right_gradient"
-    return tuple(replace(k, products=tuple(getattr(p, side) for p in k.products)) for k in op.kernels)
+    return tuple(
+        replace(
+            k,
+            products=tuple(getattr(p, side) for p in k.products),
+            vector_flops=DEPTHWISE_GRADIENT * k.vector_flops,  # no other product with two operands has any
+        )
+        for k in op.kernels
+    )

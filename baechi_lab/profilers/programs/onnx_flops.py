@@ -10,7 +10,15 @@ from collections.abc import Callable, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any
 
-from ..work import Product, Rows, convolution_products, einsum_product, matmul_product, transposed_products
+from ..work import (
+    Product,
+    Rows,
+    convolution_products,
+    depthwise_flops,
+    einsum_product,
+    matmul_product,
+    transposed_products,
+)
 
 if TYPE_CHECKING:
     from onnx import NodeProto
@@ -171,6 +179,14 @@ def product_shapes(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes)
     if node.op_type in ("Attention", "MultiHeadAttention", "GroupQueryAttention"):
         return _attention_products(node, input_shapes)
     return ()
+
+
+def vector_flops(node: NodeProto, input_shapes: Shapes, output_shapes: Shapes) -> float:
+    """Returns the `Kernel.vector_flops` of a depthwise convolution; 0 for other operators."""
+    groups, weight = attribute(node, "group", 1), input_shapes[1] if len(input_shapes) > 1 else None
+    if node.op_type not in ("Conv", "FusedConv") or groups == 1 or not weight or weight[1] != 1 or not output_shapes[0]:
+        return 0.0
+    return depthwise_flops(prod(output_shapes[0]), weight[2:])
 
 
 def repeated_rows(node: NodeProto, input_shapes: Shapes, number_bytes: int) -> Rows | None:

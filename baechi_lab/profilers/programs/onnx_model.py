@@ -18,7 +18,7 @@ from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
 from ..work import Kernel
-from .onnx_flops import SHAPE_OPS, product_flops, product_shapes, repeated_rows
+from .onnx_flops import SHAPE_OPS, product_flops, product_shapes, repeated_rows, vector_flops
 from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
 
 if TYPE_CHECKING:
@@ -261,6 +261,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             batched="Attention" in node.op_type or (not convolution and any(product.count > 1 for product in products)),
             products=products,
             convolution=convolution,
+            vector_flops=vector_flops(node, input_shapes, output_shapes),
             steps=input_shapes[0][0] if node.op_type in ("LSTM", "GRU", "RNN") and input_shapes[0] else 1,
         ), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)

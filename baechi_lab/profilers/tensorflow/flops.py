@@ -12,7 +12,16 @@ from math import prod
 from typing import TYPE_CHECKING
 
 from ..arithmetic import TRANSCENDENTAL, per_element
-from ..work import Product, Rows, convolution_products, einsum_product, matmul_product, transposed_products
+from ..work import (
+    DEPTHWISE_GRADIENT,
+    Product,
+    Rows,
+    convolution_products,
+    depthwise_flops,
+    einsum_product,
+    matmul_product,
+    transposed_products,
+)
 from .backward_pairing import is_backward
 
 if TYPE_CHECKING:
@@ -180,3 +189,12 @@ def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | No
         channels = inputs[0][1] if node.attr["data_format"].s.startswith(b"NC") else inputs[0][-1]
         return Rows.of_norm(prod(inputs[0]), prod(inputs[0]) // max(channels, 1), number_bytes)
     return None
+
+
+def vector_flops(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
+    """Returns the `Kernel.vector_flops` of a depthwise convolution or of one of its gradients; 0 for other ops."""
+    if not node.op.startswith("DepthwiseConv2dNative"):
+        return 0.0
+    gradient, of_filter = "Backprop" in node.op, node.op.endswith("BackpropFilter")
+    filters, convolved = outputs[0] if of_filter else inputs[1], inputs[2] if gradient else outputs[0]
+    return depthwise_flops(prod(convolved), filters[:2]) * (DEPTHWISE_GRADIENT if gradient else 1.0)

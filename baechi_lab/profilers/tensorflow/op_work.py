@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ..programs.estimation import GuessedCosts
 from ..work import Kernel, Work, work_of
-from .flops import METADATA_OPS, flops, is_matrix_product, product_shapes, repeated_rows
+from .flops import METADATA_OPS, flops, is_matrix_product, product_shapes, repeated_rows, vector_flops
 from .function_bodies import Library
 from .nodes import HANDLE_BYTES, bytes_per_element
 from .recurrent_layers import kernel_plumbing
@@ -88,6 +88,7 @@ def _kernel(
         products=products,
         convolution=convolution,
         rows=repeated_rows(node, inputs, 2 if half else 4),
+        vector_flops=vector_flops(node, inputs, outputs),
     )
 
 

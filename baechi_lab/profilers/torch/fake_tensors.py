@@ -238,6 +238,26 @@ _REPLACING = threading.RLock()
 """Held while functions of PyTorch are replaced: two threads at a time would leave a replacement behind."""
 
 
+def _unfused_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    mask: torch.Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    """Attention operator by operator, in float32: what GPUs run where the mask is trained, as the relative positions of T5."""
+    number_type, scale = query.dtype, query.shape[-1] ** -0.5 if scale is None else scale
+    if enable_gqa:
+        key, value = (t.repeat_interleave(query.shape[-3] // t.shape[-3], -3) for t in (key, value))
+    query, key, value, mask = (t.float() if t.itemsize == 2 else t for t in (query, key, value, mask))
+    scores = (query * scale**0.5) @ (key * scale**0.5).transpose(-2, -1) + mask
+    probabilities = torch._safe_softmax(scores, -1)
+    return (functional.dropout(probabilities, dropout_p) @ value).to(number_type)
+
+
 @contextmanager
 def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
     """Uses the kernels of GPUs: one for dropout, which keeps a mask of a byte per element, one for attention with dropout, one
@@ -274,6 +294,8 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
         if has_torch_function((query, key, value)):  # an interceptor gets this function, with its draw
             arguments = (query, key, value, attn_mask, dropout_p, *args)
             return handle_torch_function(fused_attention, (query, key, value), *arguments, **kwargs)
+        if isinstance(attn_mask, torch.Tensor) and attn_mask.requires_grad and torch.is_grad_enabled():
+            return _unfused_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)  # type: ignore[arg-type]
         if dropout_p > 0:
             advance_random_generator()
         return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)

@@ -6,10 +6,18 @@ Tensors may be fake or on the meta device. Operators of no known shape have no p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from math import prod
+from math import gcd, prod
 from typing import TYPE_CHECKING, Any
 
-from ..work import Product, Rows, convolution_products, transposed_products
+from ..work import (
+    ALIGNED,
+    DEPTHWISE_GRADIENT,
+    Product,
+    Rows,
+    convolution_products,
+    depthwise_flops,
+    transposed_products,
+)
 
 if TYPE_CHECKING:
     import torch
@@ -19,6 +27,37 @@ if TYPE_CHECKING:
 Products = tuple[Product, ...]
 
 
+SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 16.0
+"""`vector_flops` of a score in fused attention of float32 and of 16-bit numbers: an exponential is computed at a sixteenth of
+the rate of multiplications, and kernels of float32, which use no matrix units, wait for it. Measured on an H200."""
+BATCH_NORM_FLOPS, HALF_BATCH_NORM_FLOPS = (280.0, 600.0), (480.0, 725.0)
+"""`vector_flops` per number of a batch norm, forward and backward, of float32 and of 16-bit numbers. Measured on an H200."""
+_INDEXED: dict[str, tuple[int | None, float]] = {
+    "max_pool2d_with_indices": (None, 120.0),
+    "max_pool2d_with_indices_backward": (1, 750.0),
+    "upsample_bilinear2d": (None, 430.0),
+    "upsample_bilinear2d_backward": (0, 580.0),
+    "embedding_dense_backward": (0, 1200.0),
+}
+"""Operators whose kernels compute indices, or add numbers of one row in turn: the argument that counts, or None for the output,
+and the `vector_flops` per number, of a pooling window per position. Measured on an H200."""
+_FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
+_CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
+_CAUSAL = {
+    "_scaled_dot_product_flash_attention_for_cpu": 4,
+    "_scaled_dot_product_flash_attention_for_cpu_backward": 7,
+    "_scaled_dot_product_flash_attention": 4,
+    "_scaled_dot_product_flash_attention_backward": 11,
+    "_scaled_dot_product_efficient_attention": 6,
+    "_scaled_dot_product_efficient_attention_backward": 11,
+    "_scaled_dot_product_cudnn_attention": 6,
+    "_scaled_dot_product_cudnn_attention_backward": 14,
+    "_scaled_dot_product_fused_attention_overrideable": 5,
+    "_scaled_dot_product_fused_attention_overrideable_backward": 13,
+}
+"""Operators, and the position of their argument `is_causal`."""
+
+
 def products_of(name: str, args: Args) -> Products:
     """Returns the matrix products that an operator consists of; none if their shapes are not known.
 
@@ -26,13 +65,14 @@ def products_of(name: str, args: Args) -> Products:
         name: name of the ATen operator, such as "addmm".
         args: its positional arguments.
     """
-    if name in ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable"):
+    if name in _CONVOLUTIONS:
         return _convolution(args)
     if name == "convolution_backward":
         return _convolution_backward(args)
-    if name.startswith(("_scaled_dot_product_", "_flash_attention", "_efficient_attention")):
+    if name.startswith(_FUSED_ATTENTION):
         operands = [t for t in args if _dims(t) >= 3]
-        return _attention_backward(operands[1:4]) if "backward" in name else _attention(operands[:3])
+        causal = _is_causal(name, args)
+        return _attention_backward(operands[1:4], causal) if "backward" in name else _attention(operands[:3], causal)
     rule = _RULES.get(name)
     return () if rule is None else rule(args)
 
@@ -49,19 +89,19 @@ def rows_of(name: str, args: Args) -> Rows | None:
     if name in ("native_layer_norm", "_fused_rms_norm"):
         return Rows.of_norm(args[0].numel(), prod(args[1]), args[0].element_size())
     if name == "native_layer_norm_backward":
-        return Rows.of_norm(2 * args[0].numel(), prod(args[2]), args[0].element_size())
+        return Rows.of_norm(args[0].numel(), prod(args[2]), args[0].element_size(), tensors=2)
     if name in _BATCH_NORMS and args[_BATCH_NORMS[name]]:  # statistics of the batch: rows are channels
         tensor = args[0]
         return Rows.of_norm(tensor.numel(), tensor.numel() // max(tensor.shape[1], 1), tensor.element_size())
     if name == "native_batch_norm_backward" and args[7]:  # the gradient and the input, both of them twice
         tensor = args[1]
-        return Rows.of_norm(2 * tensor.numel(), tensor.numel() // max(tensor.shape[1], 1), tensor.element_size())
+        return Rows.of_norm(tensor.numel(), tensor.numel() // max(tensor.shape[1], 1), tensor.element_size(), tensors=2)
     if name == "native_group_norm":
         tensor, groups = args[0], args[6]
         return Rows.of_norm(tensor.numel(), tensor[0].numel() // groups, tensor.element_size())
     if name == "native_group_norm_backward":
         tensor, groups = args[1], args[8]
-        return Rows.of_norm(2 * tensor.numel(), tensor[0].numel() // groups, tensor.element_size())
+        return Rows.of_norm(tensor.numel(), tensor[0].numel() // groups, tensor.element_size(), tensors=2)
     return None
 
 
@@ -106,19 +146,88 @@ def _grouped(args: Args) -> Products:
     return (Product(groups, rows, columns, inner),)
 
 
-def _attention(operands: Sequence[torch.Tensor]) -> Products:
-    """Scores of queries and keys, and their product with the values, for every head of the queries."""
+def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
+    """Returns the `Kernel.vector_flops` of an operator: of fused attention, a depthwise convolution or a batch norm."""
+    if name.startswith(_FUSED_ATTENTION):
+        scores = products_of(name, args)[0]
+        score_flops = SCORE_FLOPS if args[0].element_size() > 2 else HALF_SCORE_FLOPS
+        return float(score_flops * scores.count * scores.rows * scores.columns)
+    if name in _CONVOLUTIONS and args[8] > 1 and args[1].shape[1] == 1:
+        return depthwise_flops(out.numel(), args[1].shape[2:])
+    if name == "convolution_backward" and args[9] > 1 and args[2].shape[1] == 1:
+        return sum(args[10][:2]) * DEPTHWISE_GRADIENT * depthwise_flops(args[0].numel(), args[2].shape[2:])
+    backward = name == "native_batch_norm_backward" and args[7]
+    if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
+        forward_flops, backward_flops = BATCH_NORM_FLOPS if args[0].element_size() > 2 else HALF_BATCH_NORM_FLOPS
+        return (backward_flops if backward else forward_flops) * args[0].numel()
+    if name in _INDEXED:
+        source, flops = _INDEXED[name]
+        window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
+        return flops * window * (out if source is None else args[source]).numel()
+    return 0.0
+
+
+def layout_bytes(name: str, args: Args, moved_bytes: float, out: torch.Tensor) -> float:
+    """Returns the `Kernel.layout_bytes` of a convolution, which reads and writes its tensors in another order.
+
+    A convolution of single positions is a product of matrices as they lie in memory. A bias is added by a kernel of its own.
+    """
+    if name in _CONVOLUTIONS:
+        weight, stride, bias = args[1], args[3], args[2]
+    elif name == "convolution_backward":
+        weight, stride, bias = args[2], args[4], None
+    else:
+        return 0.0
+    steps = prod(_of(stride, k) for k in range(_dims(weight) - 2))
+    pointwise = prod(weight.shape[2:]) == 1 and steps == 1
+    return (0.0 if pointwise else 2.0 * moved_bytes) + (0.0 if bias is None else 2.0 * out.numel() * out.element_size())
+
+
+def row_alignment(name: str, args: Args) -> int:
+    """Returns the largest power of two, up to `ALIGNED`, that divides the bytes from row to row of a product's operands."""
+    if name in _CONVOLUTIONS or name == "convolution_backward":  # channels come last on matrix units
+        weight, transposed = (args[1], args[6]) if name in _CONVOLUTIONS else (args[2], args[7])
+        return gcd(int(weight.shape[0 if transposed else 1]) * weight.element_size(), ALIGNED)
+    rule = {"addmm": args[1:3], "_addmm_activation": args[1:3], "baddbmm": args[1:3]}.get(name, args[:2])
+    if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
+        return ALIGNED
+    matrices = [t for t in rule if _dims(t) >= 2]
+    row_bytes = [_row_length(t) * t.element_size() for t in matrices]
+    if len(matrices) == 2:  # the output's rows
+        columns = matrices[1].shape[0] if name == "linear" else matrices[1].shape[-1]
+        row_bytes.append(columns * matrices[0].element_size())
+    return min((gcd(int(length), ALIGNED) for length in row_bytes), default=ALIGNED)
+
+
+def _row_length(tensor: torch.Tensor) -> int:
+    """Returns the numbers from row to row: a matrix may lie in memory by rows or by columns."""
+    strides = tensor.stride()[-2:]
+    return max(strides) if min(strides) == 1 and max(strides) > 1 else tensor.shape[-1]
+
+
+def _is_causal(name: str, args: Args) -> bool:
+    """Whether fused attention skips the keys after each query."""
+    position = _CAUSAL.get(name)
+    return position is not None and len(args) > position and args[position] is True
+
+
+def _attention(operands: Sequence[torch.Tensor], causal: bool = False) -> Products:
+    """Scores of queries and keys, and their product with the values, for every head of the queries.
+
+    Causal attention skips the blocks of keys after a query: a half of all.
+    """
     query, key, value = operands
     heads, positions, keys = prod(query.shape[:-2]), query.shape[-2], key.shape[-2]
+    keys = (keys + 1) // 2 if causal and keys > 1 else keys
     return (
         Product(heads, positions, keys, query.shape[-1]),
         Product(heads, positions, value.shape[-1], keys),
     )
 
 
-def _attention_backward(operands: Sequence[torch.Tensor]) -> Products:
+def _attention_backward(operands: Sequence[torch.Tensor], causal: bool = False) -> Products:
     """Scores again, and the gradients of both products."""
-    scores, context = _attention(operands)
+    scores, context = _attention(operands, causal)
     return (
         scores,
         context.left_gradient,

@@ -22,7 +22,7 @@ from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
 from ..work import Kernel
-from .kernel_shapes import products_of, rows_of
+from .kernel_shapes import layout_bytes, products_of, row_alignment, rows_of, vector_flops
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
@@ -59,6 +59,12 @@ _REDUCTIONS = frozenset(
         linalg_vector_norm topk sort nll_loss_forward
     """)
 )
+_READ_TWICE = frozenset({"native_layer_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data"})
+"""Operators that read their first two tensors from memory twice: for sums, and for the gradient."""
+_COPIES = frozenset({"copy_", "_to_copy", "clone", "contiguous"})
+INDEX_FLOPS = 210.0
+"""`vector_flops` per number of an element-wise kernel that computes where its operands lie: one of them is repeated along a
+dimension, or lies in memory in another order. Measured on an H200."""
 _BATCHED = frozenset({"bmm", "baddbmm"})
 
 
@@ -92,17 +98,29 @@ def kernel_of(
         return Kernel(metadata=True)
     count = _flops(packet, name, args, kwargs, out)
     products = () if count is None else products_of(name, args)
+    moved_bytes = float(_moved_bytes(name, inputs, outputs, size))
     return Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
-        moved_bytes=float(_moved_bytes(name, inputs, outputs, size)),
+        moved_bytes=moved_bytes,
         precision=_precision(inputs),
         matrix=count is not None,
         batched=count is not None and (name in _BATCHED or name.startswith((_FUSED, "_flash", "_efficient"))),
         products=products,
         convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
+        vector_flops=vector_flops(name, args, outputs[0]) or _index_flops(func, name, inputs, outputs[0]),
+        layout_bytes=layout_bytes(name, args, moved_bytes, outputs[0]),
+        row_alignment=row_alignment(name, args),
         steps=args[0].shape[0] if name.startswith(_RECURRENT) else 1,
     )
+
+
+def _index_flops(func: OpOverload, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> float:
+    """Returns the `Kernel.vector_flops` of an element-wise operator or copy with operands in another order than its output."""
+    if torch.Tag.pointwise not in getattr(func, "tags", ()) and name not in _COPIES:
+        return 0.0
+    in_order = all(t.numel() <= 1 or (t.shape == out.shape and t.stride() == out.stride()) for t in inputs)
+    return 0.0 if in_order else INDEX_FLOPS * out.numel()
 
 
 def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out: object) -> float | None:
@@ -198,6 +216,12 @@ def _moved_bytes(
     if name == "_grouped_mm" and inputs[0].dim() < inputs[1].dim():  # no more experts than there are tokens
         touched = min(1.0, inputs[0].shape[0] / max(inputs[1].shape[0], 1))
         return written + size(inputs[0]) + int(touched * size(inputs[1])) + sum(map(size, inputs[2:]))
+    if name == "nll_loss_forward":  # one number per target
+        return 2 * sum(size(t) for t in inputs[1:])
+    if name == "nll_loss_backward":
+        return written + sum(size(t) for t in inputs[2:])
+    if name in _READ_TWICE:
+        return written + sum(map(size, inputs)) + sum(map(size, inputs[:2]))
     distinct = {id(t): t for t in (inputs[1:] if name in _OVERWRITES else inputs)}
     return written + sum(map(size, distinct.values()))
 

@@ -36,25 +36,92 @@ def test_a_convolution_and_its_gradients():
     assert strided.products == (Product(1, 4 * 3 * 3, 5, 27),), "no Winograd"
 
 
-def test_a_depthwise_convolution_is_no_product_and_costs_what_it_moves():
-    """8 images of 256 channels of 28 x 28 are 6.4 MB, read and written: the same in PyTorch and TensorFlow, within 0.3 us."""
+def test_a_depthwise_convolution_is_no_product_and_computes_an_index_per_output():
+    """8 images of 256 channels of 28 x 28, windows of 9: 300 + 9 * 40 FLOPs per output in all readers, in full float32."""
     depthwise = torch.nn.Conv2d(256, 256, 3, padding=1, groups=256, bias=False, device="meta")
     x = torch.empty(8, 256, 28, 28, device="meta")
     (kernel,) = kernels_of(depthwise, x)
     assert kernel.products == () and not kernel.convolution
     assert kernel.moved_bytes == 4 * (2 * 8 * 256 * 28 * 28 + 256 * 9)
-    assert kernel.flops == 2 * 9 * 8 * 256 * 28 * 28
+    assert kernel.flops == 2 * 9 * 8 * 256 * 28 * 28 and kernel.vector_flops == 660 * 8 * 256 * 28 * 28
     up = torch.nn.ConvTranspose2d(256, 256, 3, groups=256, bias=False, device="meta")
     assert [k.products for k in kernels_of(up, x)] == [()]
     (backward,) = [
         k for k in kernels_of(depthwise, x.requires_grad_(), mode="training") if k.flops > 2 * kernel.flops - 1
     ]
-    assert backward.products == ()
-    here_us = bl.torch.profile(depthwise, x.detach(), mode="inference", hardware="t4").duration_us.max()
+    assert backward.products == () and backward.vector_flops == pytest.approx(2 * 1.64 * kernel.vector_flops)
+    x = x.detach()
+    here_us, tf32_us = (
+        bl.torch.profile(depthwise, x, mode="inference", hardware="t4", precision=p).duration_us.max()
+        for p in ("fp32", "tf32")
+    )
+    assert here_us == tf32_us
     tf = pytest.importorskip("tensorflow")
     filters = tf.zeros((3, 3, 256, 1))
     step = bl.trace(lambda x: tf.nn.depthwise_conv2d(x, filters, [1, 1, 1, 1], "SAME"), tf.zeros((8, 28, 28, 256)))
     assert bl.profile(step, hardware="t4").duration_us.max() == pytest.approx(here_us, abs=0.3)
+
+
+def test_causal_attention_skips_half_of_the_keys_and_computes_every_score():
+    """2 * 4 heads of 64 queries and keys of size 16: each sees 32 keys on average; TF32 makes no difference."""
+
+    class Attention(torch.nn.Module):
+        def forward(self, x, causal):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=causal)
+
+    x = torch.empty(2, 4, 64, 16, device="meta", requires_grad=True)
+    whole, half = ([k for k in kernels_of(Attention(), x, causal, mode="training") if k.batched] for causal in (False, True))
+    assert whole[0].products == (Product(8, 64, 64, 16), Product(8, 64, 16, 64))
+    for all_keys, seen_keys in zip(whole, half, strict=True):
+        assert all_keys.vector_flops == 200 * 8 * 64 * 64 == 2 * seen_keys.vector_flops
+        assert sum(p.flops for p in all_keys.products) == 2 * sum(p.flops for p in seen_keys.products)
+    x = x.detach()
+    plain, tf32 = (
+        estimate_layers(Attention(), (x, True), precision=p, mode="inference").kernels[0][1] for p in ("fp32", "tf32")
+    )
+    assert plain.precision == tf32.precision == "fp32"
+
+
+def test_a_trained_mask_is_attention_operator_by_operator_with_its_dropout():
+    """Scores of 2 x 3 x 5 x 5, their mask of dropout and what comes out of it are kept for the backward pass."""
+
+    class Attention(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.positions = torch.nn.Parameter(torch.empty(1, 3, 5, 5, device="meta"))
+
+        def forward(self, x):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x, self.positions, dropout_p=0.1)
+
+    x = torch.empty(2, 3, 5, 4, device="meta", requires_grad=True)
+    kernels = kernels_of(Attention(), x, mode="training")
+    assert [k.products for k in kernels if k.products][:2] == [(Product(6, 5, 5, 4),), (Product(6, 5, 4, 5),)]
+    graph = bl.torch.profile(Attention(), x, hardware="h100", granularity="operator")
+    assert {"native_dropout", "_safe_softmax"} <= {op_type.split(".")[-1] for op_type in graph.op_types}
+
+
+def test_rows_that_matrix_units_cannot_load_at_once():
+    """50,257 words of 2 bytes lie at odd multiples of 2; 50,264 at multiples of 16. Numbers of rows do not count."""
+
+    def alignments(inputs, outputs, count=7):
+        x = torch.empty(count, inputs, device="meta", requires_grad=True)
+        layer = torch.nn.Linear(inputs, outputs, device="meta")
+        kernels = estimate_layers(layer, (x,), mode="training", precision="bf16").kernels
+        return [kernel.row_alignment for _, kernel in kernels if kernel.products]
+
+    assert alignments(768, 50257) == [2, 2, 2] and alignments(768, 50260) == [8, 8, 8]
+    assert alignments(768, 50264) == [16, 16, 16]
+
+
+def test_a_batch_norm_runs_channel_by_channel_and_a_convolution_changes_layouts():
+    """2 images of 3 channels of 4 x 4: 280 FLOPs per number, 600 backward; a bias is read and written once more."""
+    x = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
+    flops = [k.vector_flops for k in kernels_of(torch.nn.BatchNorm2d(3, device="meta"), x, mode="training") if k.rows]
+    assert flops == [280 * 96, 600 * 96]
+    (kernel,) = kernels_of(torch.nn.Conv2d(3, 8, 3, device="meta"), x.detach())
+    assert kernel.layout_bytes == 2 * kernel.moved_bytes + 2 * 4 * 2 * 8 * 2 * 2
+    (pointwise,) = kernels_of(torch.nn.Conv2d(3, 8, 1, bias=False, device="meta"), x.detach())
+    assert pointwise.layout_bytes == 0
 
 
 def test_bug_gradients_of_groups_were_counted_once_per_group():
