@@ -179,7 +179,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     np.add.at(shaped, owner, product_us)
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
-    return np.where(has_shape, shaped, unshaped) + vector_us
+    return np.where(has_shape, shaped, np.where(work.vector_flops > 0, 0.0, unshaped)) + vector_us
 
 
 def _products_us(

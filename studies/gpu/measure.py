@@ -124,6 +124,7 @@ def layer_rows(layer: Layer) -> Iterator[dict[str, Any]]:
 
         with precision_of_products(precision):
             for phase, run in (("inference", infer), ("training", train)):
+                module.train(phase == "training")
                 us = microseconds(run)
                 yield {"precision": precision, "phase": phase, "us": round(us, 2), **kernel_times(run)}
 
@@ -149,6 +150,7 @@ def model_rows(case: Model) -> Iterator[dict[str, Any]]:
 
         with precision_of_products(precision):
             for phase, run in (("inference", infer), ("training", train), ("step", step)):
+                model.train(phase != "inference")
                 us = microseconds(run, 2)
                 torch.cuda.reset_peak_memory_stats()
                 run()

@@ -70,7 +70,9 @@ def test_causal_attention_skips_half_of_the_keys_and_computes_every_score():
             return torch.nn.functional.scaled_dot_product_attention(x, x, x, is_causal=causal)
 
     x = torch.empty(2, 4, 64, 16, device="meta", requires_grad=True)
-    whole, half = ([k for k in kernels_of(Attention(), x, causal, mode="training") if k.batched] for causal in (False, True))
+    whole, half = (
+        [k for k in kernels_of(Attention(), x, causal, mode="training") if k.batched] for causal in (False, True)
+    )
     assert whole[0].products == (Product(8, 64, 64, 16), Product(8, 64, 16, 64))
     for all_keys, seen_keys in zip(whole, half, strict=True):
         assert all_keys.vector_flops == 200 * 8 * 64 * 64 == 2 * seen_keys.vector_flops
