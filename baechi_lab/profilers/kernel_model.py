@@ -200,8 +200,9 @@ def _products_us(
     doublings *= np.clip((np.log2(np.maximum(operand_bytes, 1)) - near) / (far - near), 0.0, 1.0)
     long_row_us = 1e-6 * constants.long_row_ps * np.where(full_precision, doublings, 0.0)
     flop_us = hardware.multiprocessors * (1e6 / rates + long_row_us)
-    tile_us = constants.tile_us * tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
-    tile_us = tile_us * np.where(full_precision, 1.0, hardware.product_flops("fp32") * constants.product_share / rates)
+    area_share = tile_rows * tile_columns / (constants.tile_rows * constants.tile_columns)
+    float32_rate = hardware.product_flops("fp32") * constants.product_share
+    tile_us = constants.tile_us * area_share * np.where(full_precision, 1.0, float32_rate / rates)
     best = np.full(len(tiles), np.inf)
     for splits in CONVOLUTION_SPLITS:
         inner = products.inner if splits == 1 else np.maximum(np.ceil(products.inner / splits), SHORTEST_SPLIT)
