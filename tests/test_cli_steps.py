@@ -218,7 +218,7 @@ def test_links_are_measured_and_the_cluster_is_used(call, monkeypatch):
 
 def test_cluster_files_and_servers_that_are_none(call):
     bl.save_graph(bl.OpGraph.from_edges([1.0]), "graph.json")
-    assert "field kind is 'graph'; a Cluster" in call("compare", "graph.json", "--cluster", "graph.json")[2]
+    assert "field kind is 'graph'; it must be 'cluster'" in call("compare", "graph.json", "--cluster", "graph.json")[2]
     code, _, err = call("links", "--servers", "127.0.0.1:1,127.0.0.1:2")
     assert code == 2
     assert "worker '127.0.0.1:1' does not answer" in err
