@@ -21,7 +21,8 @@ cluster = bl.Cluster.uniform(3, memory_bytes=1 << 30, link=bl.Link(20.0, 0.001),
 compile_for(bl.optimize, graph)
 for name in ("m-topo", "m-etf", "m-sct", "etf", "sct", "contiguous", "dfs", "critical-path", "heft"):
     compile_for(bl.place, graph, cluster, name)
-compile_for(bl.simulate, graph, cluster, bl.Placement(device=[0] * graph.n))
+for scheduler in ("fifo", "pct", "msr"):
+    compile_for(bl.simulate, graph, cluster, bl.Placement(device=[0] * graph.n), scheduler=scheduler)
 compile_for(bl.place, graph, cluster, "search", time_limit=None, evaluations=60, workers=1)
 compile_for(bl.bounds, graph, cluster, effort="high", time_limit=1)
 for objective in ("latency", "throughput", "step"):

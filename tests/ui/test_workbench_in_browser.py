@@ -101,7 +101,7 @@ def shot(page, name):
     page.screenshot(path=jb.ARTIFACTS / f"{name}.png")
 
 
-def shows(page, text, timeout=30_000):
+def shows(page, text, timeout=90_000):
     """Wait until the facts above the views hold `text`, and are not out of date."""
     page.wait_for_function(
         "(text) => { const f = document.querySelector('.bl-header .bl-facts'); return f && f.textContent.includes(text) "
