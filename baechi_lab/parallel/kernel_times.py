@@ -35,7 +35,7 @@ class Efficiency(Params):
 
     Args:
         product_share: of the peak in linear layers whose tiles fill the device.
-        misaligned_share: share of that share (of `score_share` too) in products whose rows are no multiple of 16 bytes.
+        misaligned_share: factor on the shares of products whose rows are no multiple of 16 bytes.
         attention_share: share of the peak in half precision, for attention as one kernel.
         score_share: share of the peak, for products of attention as separate kernels.
         bandwidth_share: share of the memory bandwidth.

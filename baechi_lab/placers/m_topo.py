@@ -120,21 +120,21 @@ def _assign(
             and (used[current] + need[g] > cap[current] or promised[current] + persistent_bytes[g] > limit[current])
         ):
             current += 1
-        chosen = -1
+        best_device = -1
         for k in range(devices):
             p = (current + k) % devices
             if allowed[g, p] and used[p] + need[g] <= cap[p] and promised[p] + persistent_bytes[g] <= limit[p]:
-                chosen = p
+                best_device = p
                 break
-        if chosen < 0:  # the device that lacks the fewest bytes, then that which is filled least
+        if best_device < 0:  # the device that lacks the fewest bytes, then that which is filled least
             least_missing, least_filled = 0, 0.0
             for p in range(devices):
                 missing, filled = max(promised[p] + persistent_bytes[g] - limit[p], 0), used[p] - cap[p]
                 if allowed[g, p] and (
-                    chosen < 0 or missing < least_missing or (missing == least_missing and filled < least_filled)
+                    best_device < 0 or missing < least_missing or (missing == least_missing and filled < least_filled)
                 ):
-                    chosen, least_missing, least_filled = p, missing, filled
-        home[g] = chosen
-        used[chosen] += need[g]
-        promised[chosen] += persistent_bytes[g]
+                    best_device, least_missing, least_filled = p, missing, filled
+        home[g] = best_device
+        used[best_device] += need[g]
+        promised[best_device] += persistent_bytes[g]
     return home

@@ -16,12 +16,10 @@ Booleans = NDArray[np.bool_]
 
 REGISTER_ROW = 1024
 """Numbers of a row that PyTorch's softmax holds in the registers of one warp."""
-ALIGNED = 16
-"""Bytes that matrix units load at once."""
 SHARED_ROW_BYTES = 48 * 1024
 """Bytes of a row that it holds in the memory that a block of threads shares, if the row is a multiple of 4 numbers."""
-
-
+ALIGNED = 16
+"""Bytes that matrix units load at once."""
 DEPTHWISE_GRADIENT = 1.64
 """How many times as long as a depthwise convolution the gradient of its input, or of its filters, takes. Measured on an H200."""
 
@@ -69,7 +67,7 @@ class Rows:
         row_bytes: of one row; 0 if it is read again from faster memory always.
         rereads: times that each row is read again.
         norm: True for a norm, whose blocks are so many that some read rows again while others read from memory.
-        count: how many rows there are, of a norm.
+        count: the number of rows of a norm.
     """
 
     bytes: float

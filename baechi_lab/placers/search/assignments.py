@@ -9,12 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def every_assignment(allowed: NDArray[np.bool_], most: int) -> Iterator[NDArray[np.int64]]:
-    """Yields every device int64[units] that `allowed` bool[units, devices] permits; nothing if there are more than `most`.
+def every_assignment(allowed: NDArray[np.bool_], limit: int) -> Iterator[NDArray[np.int64]]:
+    """Yields every device int64[units] that `allowed` bool[units, devices] permits; nothing if there are more than `limit`.
 
     >>> [home.tolist() for home in every_assignment(np.array([[True, True], [False, True]]), 4)]
     [[0, 1], [1, 1]]
     """
-    if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() <= np.log(most) + 1e-9:
+    if np.log(np.maximum(allowed.sum(axis=1), 1)).sum() <= np.log(limit) + 1e-9:
         for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
             yield np.array(home, dtype=np.int64)

@@ -48,8 +48,8 @@ def count_lists(structure: Structure) -> tuple[dict[int, int], Ints]:
             sizes[outputs[0]] = sizes.get(inputs[0], passed.get(inputs[0], 0))
         elif node.op.endswith("While") and library.has_body(node):
             body = _Body(library.functions[node.attr["body"].func.name], is_fused(node))
-            held = body.list_bytes(library.rounds(node) or 1)
-            sizes.update((outputs[k], held[k]) for k in held)
+            bytes_by_argument = body.list_bytes(library.rounds(node) or 1)
+            sizes.update((outputs[k], bytes_by_argument[k]) for k in bytes_by_argument)
             passed.update((outputs[k], sizes[t]) for k, t in enumerate(inputs) if t in sizes and body.hands_on(k))
             round_bytes[i] = body.round_bytes()
     return sizes, round_bytes
@@ -69,15 +69,15 @@ class _Body:
         """Returns the bytes of the items that each list gets in all rounds, by its position among the arguments."""
         items = {k: item for name, k in self.arguments.items() if (item := self._item(name, k)) is not None}
         counted: set[str] = set()
-        held = {}
+        bytes_by_argument = {}
         for k in sorted(items, key=lambda k: items[k][1]):
             reference, _, times = items[k]
-            held[k] = HANDLE_BYTES
+            bytes_by_argument[k] = HANDLE_BYTES
             owner = self._owner(reference)
             if owner is not None and owner not in counted:
                 counted.add(owner)
-                held[k] = self._bytes(reference) * (rounds if times is None else times)
-        return held
+                bytes_by_argument[k] = self._bytes(reference) * (rounds if times is None else times)
+        return bytes_by_argument
 
     def hands_on(self, k: int) -> bool:
         """Whether no round changes an argument."""

@@ -188,10 +188,10 @@ def row_alignment(name: str, args: Args) -> int:
     if name in _CONVOLUTIONS or name == "convolution_backward":  # channels come last on matrix units
         weight, transposed = (args[1], args[6]) if name in _CONVOLUTIONS else (args[2], args[7])
         return gcd(int(weight.shape[0 if transposed else 1]) * weight.element_size(), ALIGNED)
-    rule = {"addmm": args[1:3], "_addmm_activation": args[1:3], "baddbmm": args[1:3]}.get(name, args[:2])
+    operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm") else args[:2]
     if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
         return ALIGNED
-    matrices = [t for t in rule if _dims(t) >= 2]
+    matrices = [t for t in operands if _dims(t) >= 2]
     row_bytes = [_row_length(t) * t.element_size() for t in matrices]
     if len(matrices) == 2:  # the output's rows
         columns = matrices[1].shape[0] if name == "linear" else matrices[1].shape[-1]
