@@ -78,7 +78,7 @@ class Attempt:
 
 @dataclass(frozen=True)
 class Auto(Placer):
-    """The best of every fast placer, on the raw and the optimized graph, under every scheduler (a portfolio).
+    """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
 
     Args:
         placers: names to ask; None means every registered placer that is fast.

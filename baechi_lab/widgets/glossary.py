@@ -13,9 +13,6 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
     {
         "1F1B": "A schedule: each device runs one forward pass, then one backward pass, in turns (`1f1b`).",
         "Activation": "An output of a forward op that the backward pass reads. The device holds it until then.",
-        "Against one device": (
-            "The step time over that of the whole graph on one device, the fastest one, whether or not it fits there."
-        ),
         "All-reduce": (
             "Adding up a tensor of several devices, so that each device has the sum. Replicas do so with "
             "gradients, around a ring."
@@ -238,6 +235,10 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
             "Small Communication Times: like ETF, but a device waits for the favourite child of its last op "
             "(paper B, section 2.4). *m-SCT* keeps to memory limits."
         ),
+        "Speed-up": (
+            "The step time of the whole graph on one device, the fastest one, whether or not it fits there, over that of "
+            "the placement."
+        ),
         "Stage": (
             "One of profile, optimize, place, simulate and execute: a function from records to a new record. On "
             "devices, see *pipeline stage*."
@@ -307,7 +308,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "policy": "Policy",
         "reward": "Reward",
         "baseline": "Baseline",
-        "against one device": "Against one device",
+        "speed-?up": "Speed-up",
         "optimum": "Optimum",
         "period": "Period",
         "repair": "Repair",

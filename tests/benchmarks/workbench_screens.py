@@ -43,7 +43,7 @@ GRAPHS = {
     "bert": BERT,
     "mlp": 'graph = bl.models.build("mlp")',
     "large": LARGE,
-    "traced": 'graph = bl.profile(bl.models.build("gnmt", length=50), mode="estimated", hardware="rtx2080")',
+    "traced": 'graph = bl.profile(bl.models.build("gnmt", sequence_length=50), mode="estimated", hardware="rtx2080")',
 }
 
 

@@ -184,9 +184,9 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
         Column("placer", table["placer"].astype(str).tolist()),
         quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
         quantity(
-            "× one device",
-            (table["makespan_us"] / one_device).tolist(),
-            hint="the step over that of one device alone",
+            "speed-up",
+            (one_device / table["makespan_us"].where(np.isfinite(table["makespan_us"]))).tolist(),
+            hint="the step of one device alone over this one; above 1 is faster",
         ),
         quantity(
             "gap", table["gap"].clip(lower=0.0).tolist(), PERCENT, "how far the step is above the largest lower bound"
