@@ -235,7 +235,7 @@ GLOSSARY: Mapping[str, str] = MappingProxyType(
             "Small Communication Times: like ETF, but a device waits for the favourite child of its last op "
             "(paper B, section 2.4). *m-SCT* keeps to memory limits."
         ),
-        "Speed-up": (
+        "Speedup": (
             "The step time of the whole graph on one device, the fastest one, whether or not it fits there, over that of "
             "the placement."
         ),
@@ -308,7 +308,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "policy": "Policy",
         "reward": "Reward",
         "baseline": "Baseline",
-        "speed-?up": "Speed-up",
+        "speed-?ups?": "Speedup",
         "optimum": "Optimum",
         "period": "Period",
         "repair": "Repair",

@@ -184,7 +184,7 @@ def compared_columns(table: pandas.DataFrame) -> list[Column]:
         Column("placer", table["placer"].astype(str).tolist()),
         quantity("step", table["makespan_us"].tolist(), UNITS, "simulated"),
         quantity(
-            "speed-up",
+            "speedup",
             (one_device / table["makespan_us"].where(np.isfinite(table["makespan_us"]))).tolist(),
             hint="the step of one device alone over this one; above 1 is faster",
         ),
