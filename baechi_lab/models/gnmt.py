@@ -74,16 +74,21 @@ class _Network:
 
     def loss(self, source: tf.Tensor, target_in: tf.Tensor, target_out: tf.Tensor) -> tf.Tensor:
         """Mean cross entropy per word; all inputs int32[steps, batch]."""
-        memory, states = self._encode(self.source(source))
-        return self._decode(self.target(target_in), memory, states, target_out)
-
-    def _encode(self, words: list[tf.Tensor]) -> tuple[list[tf.Tensor], list[State]]:
-        outputs, state = self._bidirectional(words)
+        memory, state = self._bidirectional(self.source(source))
         states = [state]
         for k, layer in enumerate(self.encoder, start=1):
-            outputs, state = layer.unroll(outputs, self.batch, residual=k >= 2)
+            memory, state = layer.unroll(memory, self.batch, residual=k >= 2)
             states.append(state)
-        return outputs, states
+        self.attention.read_weights(memory)
+        for layer in self.decoder:
+            layer.read_weights()
+        outputs = []
+        for t, x in enumerate(self.target(target_in)):
+            context = self.attention.step(t, states[0][1])
+            for k, layer in enumerate(self.decoder):
+                x, states[k] = layer.step(t, [x, context], states[k], residual=k >= 2)
+            outputs.append(x)
+        return self.projection.loss(outputs, target_out)
 
     def _bidirectional(self, words: list[tf.Tensor]) -> tuple[list[tf.Tensor], State]:
         import tensorflow as tf
@@ -96,17 +101,3 @@ class _Network:
                 outputs.append(tf.concat(pair, 1))
         with tf.name_scope("encoder/layer0/join/state"):
             return outputs, tuple(tf.concat(pair, 1) for pair in zip(ahead_state, back_state, strict=True))
-
-    def _decode(
-        self, words: list[tf.Tensor], memory: list[tf.Tensor], states: list[State], target: tf.Tensor
-    ) -> tf.Tensor:
-        self.attention.read_weights(memory)
-        for layer in self.decoder:
-            layer.read_weights()
-        outputs = []
-        for t, x in enumerate(words):
-            context = self.attention.step(t, states[0][1])
-            for k, layer in enumerate(self.decoder):
-                x, states[k] = layer.step(t, [x, context], states[k], residual=k >= 2)
-            outputs.append(x)
-        return self.projection.loss(outputs, target)

@@ -49,7 +49,11 @@ def image_step(model: ImageModel, make: Callable[[], keras.Model]) -> TrainingSt
     """
     with tf.device("/CPU:0"):
         network = _renumbered(make())
-    _seed_weights(network, model.seed)
+    # Keras' own initializers take their seed from the process.
+    random = np.random.default_rng(model.seed)
+    for variable in network.trainable_variables:
+        if len(variable.shape) >= 2:
+            variable.assign(glorot(random, tuple(variable.shape)))
 
     def loss(images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         probabilities = network(images, training=True)
@@ -90,11 +94,3 @@ def to_snake_case(class_name: str) -> str:
     """
     spaced = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", class_name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", spaced).lower()
-
-
-def _seed_weights(network: keras.Model, seed: int) -> None:
-    """Draw every kernel anew: Keras' own initializers take their seed from the process."""
-    random = np.random.default_rng(seed)
-    for variable in network.trainable_variables:
-        if len(variable.shape) >= 2:
-            variable.assign(glorot(random, tuple(variable.shape)))

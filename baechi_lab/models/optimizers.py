@@ -162,11 +162,12 @@ def clip_by_global_norm(
             halves.append(tf.nn.l2_loss(gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient))
     with tf.name_scope("optimizer/clip"):
         scale = limit / tf.maximum(tf.sqrt(2.0 * tf.add_n(halves)), limit)
-    return [_scaled(g, scale, v) for g, v in zip(gradients, variables, strict=True)]
-
-
-def _scaled(gradient: Gradient, scale: tf.Tensor, variable: tf.Variable) -> Gradient:
-    with tf.name_scope(f"optimizer/{plain_name(variable)}/clip"):
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values * scale, gradient.indices, gradient.dense_shape)
-        return gradient * scale
+    clipped: list[Gradient] = []
+    for gradient, variable in zip(gradients, variables, strict=True):
+        with tf.name_scope(f"optimizer/{plain_name(variable)}/clip"):
+            if isinstance(gradient, tf.IndexedSlices):
+                rows = gradient.values * scale
+                clipped.append(tf.IndexedSlices(rows, gradient.indices, gradient.dense_shape))
+            else:
+                clipped.append(gradient * scale)
+    return clipped

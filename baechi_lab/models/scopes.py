@@ -90,24 +90,16 @@ def translation_rule(layers: int, devices: int, attention: str) -> Rule:
 def assign_by_scope(graph: OpGraph, devices: int, rule: Rule) -> NDArray[np.int32]:
     """int32[n]: the rule's device for every op that it knows, its neighbours' for the others; groups stay together."""
     check_whole("devices", devices)
-    device = _from_names(graph, rule)
+    by_name = [rule(scope_parts(name)) for name in graph.names]
+    device = np.array([-1 if number is None else number for number in by_name], dtype=np.int64)
+    paired = (device < 0) & (graph.forward_of >= 0)
+    device[paired] = device[graph.forward_of[paired]]
     _join_groups(graph, device)
     _follow(device, graph.order[::-1], *graph.successors)
     _follow(device, graph.order, *graph.predecessors)
     device[device < 0] = 0
     _join_groups(graph, device)
     return device.astype(np.int32)
-
-
-def _from_names(graph: OpGraph, rule: Rule) -> NDArray[np.int64]:
-    devices = np.full(graph.n, -1, dtype=np.int64)
-    for op, name in enumerate(graph.names):
-        device = rule(scope_parts(name))
-        if device is not None:
-            devices[op] = device
-    paired = (devices < 0) & (graph.forward_of >= 0)
-    devices[paired] = devices[graph.forward_of[paired]]
-    return devices
 
 
 def _join_groups(graph: OpGraph, device: NDArray[np.int64]) -> None:

@@ -96,11 +96,9 @@ def table() -> pandas.DataFrame:
     import pandas
 
     rows = json.loads(files(__package__).joinpath(_STORED).read_text(encoding="utf-8"))
-    return pandas.DataFrame([row | {"params": _as_text(row["params"])} for row in rows])
-
-
-def _as_text(params: dict[str, object]) -> str:
-    return ", ".join(f"{key}={value!r}" for key, value in params.items())
+    for row in rows:
+        row["params"] = ", ".join(f"{key}={value!r}" for key, value in row["params"].items())
+    return pandas.DataFrame(rows)
 
 
 def store(path: Path, listed: Iterable[tuple[str, dict[str, object]]] = LISTED) -> None:

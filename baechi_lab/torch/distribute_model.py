@@ -89,17 +89,14 @@ def distribute(
                 device=next((d for d in names if d.startswith("cuda")), None),
             )
             graph = layers.graph(optimizer_states=optimizer_states)
-        _same_calls(graph, [c.key for c in traced.calls])
+        keys = [c.key for c in traced.calls]
+        if list(graph.names[: len(keys)]) != keys:
+            wrong = next((k for k, name in zip(keys, graph.names, strict=False) if k != name), keys[-1] if keys else "")
+            raise InvalidInput(
+                f"graph was profiled from another model or mode: call {wrong!r} is not where the model has it"
+            )
         # Fusing layers first would only take choices from the placer (`atomic` merges by module).
         placement = place(graph, cluster, placer, **placer_params)
     return assign(
         model, traced, placement, cluster, reorder=reorder, devices=devices, output_device=output_device, graph=graph
     )
-
-
-def _same_calls(graph: OpGraph, keys: list[str]) -> None:
-    if list(graph.names[: len(keys)]) != keys:
-        wrong = next((k for k, name in zip(keys, graph.names, strict=False) if k != name), keys[-1] if keys else "")
-        raise InvalidInput(
-            f"graph was profiled from another model or mode: call {wrong!r} is not where the model has it"
-        )

@@ -34,7 +34,14 @@ class Naive(Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         forward = forward_calls(graph)
-        weight = (_persistent_bytes(graph) + _output_bytes(graph))[forward].astype(np.float64)
+        # Bytes of the optimizer count for the call whose parameters it updates.
+        persistent_bytes = graph.persistent_bytes.copy()
+        for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
+            call = graph.index.get(graph.names[op].removesuffix("/update"), op)
+            persistent_bytes[call] += graph.persistent_bytes[op] * (call != op)
+        output_bytes = np.zeros(graph.n, dtype=np.int64)
+        np.add.at(output_bytes, graph.tensor_producer, graph.tensor_bytes)
+        weight = (persistent_bytes + output_bytes)[forward].astype(np.float64)
         return _placement(self, graph, equal_parts(weight, cluster.n))
 
 
@@ -173,21 +180,6 @@ def _covering(name: str, device_of: Mapping[str, int], otherwise: int) -> int:
         prefix = prefix.rpartition(".")[0]
     below = [device for module, device in device_of.items() if module.startswith(f"{name}.")]
     return below[0] if below else device_of.get("", otherwise)
-
-
-def _persistent_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    """Persistent bytes of each op. Bytes of the optimizer count for the call whose parameters it updates."""
-    persistent_bytes = graph.persistent_bytes.copy()
-    for op in (k for k, kind in enumerate(graph.op_types) if kind == UPDATE):
-        call = graph.index.get(graph.names[op].removesuffix("/update"), op)
-        persistent_bytes[call] += graph.persistent_bytes[op] * (call != op)
-    return persistent_bytes
-
-
-def _output_bytes(graph: OpGraph) -> NDArray[np.int64]:
-    output_bytes = np.zeros(graph.n, dtype=np.int64)
-    np.add.at(output_bytes, graph.tensor_producer, graph.tensor_bytes)
-    return output_bytes
 
 
 def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Placement:

@@ -31,24 +31,8 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
     """
     if graph is None or not recomputes_or_offloads(graph):
         return ()
-    all_rows = sorted(set(_all_rows(len(trace.calls), graph)))
-    unrepeatable_calls = find_unrepeatable_calls(trace)
-    kept_calls = {producer for _, _, _, producer, source in all_rows if source > 0} & unrepeatable_calls.keys()
-    if kept_calls:
-        warnings.warn(
-            describe_kept_outputs(trace, {call: unrepeatable_calls[call] for call in kept_calls}),
-            ActivationsKept,
-            stacklevel=4,
-        )
-    return tuple(
-        row
-        for row in all_rows
-        if not (row[3] in kept_calls and row[4] > 0) and not (row[0] in kept_calls and row[1] != BACKWARD)
-    )
-
-
-def _all_rows(calls: int, graph: OpGraph) -> Iterator[ActivationRow]:
-    """Rows for all reads of backward ops and copies. Of several sources of one reader, the one that lives longest counts."""
+    # Rows for all reads of backward ops and copies. Of several sources of one reader, the one that lives longest counts.
+    calls = len(trace.calls)
     run_of = [_run_of_op(calls, graph, op) for op in range(graph.n)]
     source_of: dict[tuple[int, int, int, int], int] = {}
     for edge, reader in enumerate(graph.consumers.tolist()):
@@ -68,13 +52,23 @@ def _all_rows(calls: int, graph: OpGraph) -> Iterator[ActivationRow]:
         if not (kind == SAVED or label.startswith("value:")):
             continue
         key, source = (*reader_run, kind, producer_run[0]), HOST if hosted else producer_run[1]
-        source_of[key] = source if key not in source_of else _longer(source_of[key], source)
-    return ((*key, source) for key, source in source_of.items() if source != 0 or key[1] != BACKWARD)
-
-
-def _longer(a: int, b: int) -> int:
-    """Of two sources of one reader: the first run, else the host, else the earlier run."""
-    return min(a, b, key=lambda source: (source != 0, source != HOST, source))
+        # The first run lives longest, then the host, then the earlier run.
+        longest = lambda source: (source != 0, source != HOST, source)  # noqa: E731
+        source_of[key] = min(source_of.get(key, source), source, key=longest)
+    all_rows = sorted((*key, source) for key, source in source_of.items() if source != 0 or key[1] != BACKWARD)
+    unrepeatable_calls = find_unrepeatable_calls(trace)
+    kept_calls = {producer for _, _, _, producer, source in all_rows if source > 0} & unrepeatable_calls.keys()
+    if kept_calls:
+        warnings.warn(
+            describe_kept_outputs(trace, {call: unrepeatable_calls[call] for call in kept_calls}),
+            ActivationsKept,
+            stacklevel=4,
+        )
+    return tuple(
+        row
+        for row in all_rows
+        if not (row[3] in kept_calls and row[4] > 0) and not (row[0] in kept_calls and row[1] != BACKWARD)
+    )
 
 
 def _run_of_op(calls: int, graph: OpGraph, op: int) -> tuple[int, int] | None:
@@ -116,8 +110,17 @@ def rerun_ops(calls: int, graph: OpGraph) -> dict[tuple[int, int], int]:
 
 def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
     """The calls that must not run twice, with the reason."""
-    reasons, storages_of = dict(trace.fixed), _storages_by_call(trace)
-    written = _last_writers(trace, storages_of)
+    # The storages that each call computes or hands on, and the last call that writes each storage in place.
+    storages_of: list[set[int]] = [set() for _ in trace.calls]
+    for value in trace.values:
+        if value.producer >= 0:
+            storages_of[value.producer].add(value.storage)
+    written: dict[int, int] = {}
+    for index, call in enumerate(trace.calls):
+        if call.inplace:
+            reads = {trace.values[v].storage for v in call.reads}
+            written |= dict.fromkeys(reads & storages_of[index] or reads, index)
+    reasons = dict(trace.fixed)
     for index, call in enumerate(trace.calls):
         if call.recomputed:
             reasons.setdefault(index, "a checkpointed region of the model's own")
@@ -127,25 +130,6 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
         if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
             reasons.setdefault(index, "a later call writes in place over what it reads or makes")
     return reasons
-
-
-def _storages_by_call(trace: Trace) -> list[set[int]]:
-    """The storages that each call computes or hands on."""
-    storages_of: list[set[int]] = [set() for _ in trace.calls]
-    for value in trace.values:
-        if value.producer >= 0:
-            storages_of[value.producer].add(value.storage)
-    return storages_of
-
-
-def _last_writers(trace: Trace, storages_of: list[set[int]]) -> dict[int, int]:
-    """Storage -> the last call that writes it in place."""
-    last_writer: dict[int, int] = {}
-    for index, call in enumerate(trace.calls):
-        if call.inplace:
-            reads = {trace.values[v].storage for v in call.reads}
-            last_writer |= dict.fromkeys(reads & storages_of[index] or reads, index)
-    return last_writer
 
 
 def describe_kept_outputs(trace: Trace, reasons: dict[int, str]) -> str:

@@ -76,7 +76,11 @@ class PinnedCalls:
         """Pin calls because of what the forward changed besides values. `modules` has the layer of every call."""
         named = dict(model.named_modules())
         for holder in snapshot.changes():
-            pinned = [i for i, layer in enumerate(modules) if layer is not None and _within(layer, holder.places)]
+            pinned = [
+                i
+                for i, layer in enumerate(modules)
+                if layer is not None and any(place == layer or place.startswith(f"{layer}.") for place in holder.places)
+            ]
             if any(
                 holder.container is named[p]._buffers for p in holder.places if p in named
             ) and _replaced_by_same_kind(holder):
@@ -120,10 +124,6 @@ def describe_pinned_calls(reasons: dict[int, str], keys: Iterable[str]) -> str:
         groups.setdefault(why, []).append(names[call])
     shown = "; ".join(f"{why} ({len(calls)}, such as {calls[0]!r})" for why, calls in groups.items())
     return f"{len(reasons)} of {len(names)} calls keep code order, because waiting could change results: {shown}"
-
-
-def _within(layer: str, places: Iterable[str]) -> bool:
-    return any(place == layer or place.startswith(f"{layer}.") for place in places)
 
 
 def _replaced_by_same_kind(buffers: ContainerSnapshot) -> bool:

@@ -12,7 +12,7 @@ from ..errors import CodeOrderKept, ExecutionError, InvalidInput, UnknownNameErr
 from ..graph import HOST, Cluster, OpGraph, Placement
 from ..graph.arguments import refuse_replicas
 from ..torch_runtime.order import CRITERIA
-from ..torch_runtime.plan import Plan, Send
+from ..torch_runtime.plan import Plan
 from .activation_rows import activation_rows, offloaded_state_groups
 from .pinned_calls import describe_pinned_calls
 from .records import Trace
@@ -47,23 +47,42 @@ def make_plan(
             raise InvalidInput(
                 f"the placement splits calls that share parameters or memory: {shown}; put them on one device"
             )
-    calls = trace.calls
+    last: dict[str, int] = {}
+    parents: list[tuple[int, ...]] = []
+    for i, call in enumerate(trace.calls):
+        above = set(trace.parents(i))
+        if call.random:
+            generator = devices[device[i]]
+            if generator in last:
+                above.add(last[generator])
+            last[generator] = i
+        parents.append(tuple(sorted(above)))
+    # Per call: (output, device, number of readers there) for every other device that reads it.
+    readers: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
+    parameters: dict[str, int] = {}
+    for i, call in enumerate(trace.calls):
+        for v in call.reads:
+            value = trace.values[v]
+            if value.position >= 0 and device[value.producer] != device[i]:
+                readers[value.producer].setdefault((value.position, device[i]), set()).add(i)
+        for name in (*call.parameters, *call.buffers):
+            parameters.setdefault(name, device[i])
     plan = Plan(
-        keys=tuple(c.key for c in calls),
+        keys=tuple(c.key for c in trace.calls),
         device=device,
         devices=devices,
-        parents=_parents(trace, device, devices),
-        sends=_sends(trace, device),
+        parents=tuple(parents),
+        sends=tuple(tuple((position, target, len(by)) for (position, target), by in row.items()) for row in readers),
         layers=trace.layers,
-        layer_device={c.module: device[i] for i, c in reversed(list(enumerate(calls))) if c.module is not None},
-        parameters=_homes(trace, device),
+        layer_device={c.module: device[i] for i, c in reversed(list(enumerate(trace.calls))) if c.module is not None},
+        parameters=parameters,
         rank=None if placement.rank is None else tuple(float(r) for r in placement.rank[:n]),
         reorder=reorder,
-        inplace=frozenset(i for i, c in enumerate(calls) if c.inplace),
+        inplace=frozenset(i for i, c in enumerate(trace.calls) if c.inplace),
         fixed=tuple(sorted(trace.fixed)),
         activation_rows=activation_rows(trace, graph),
         offloaded_state=tuple(names for _, names in offloaded_state_groups(trace, graph)),
-        shares=max(Counter(name for c in calls for name in c.parameters).values(), default=0) > 1,
+        shares=max(Counter(name for c in trace.calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
         warnings.warn(describe_pinned_calls(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
@@ -90,37 +109,3 @@ def torch_devices(cluster: Cluster, devices: tuple[str, ...] | list[str] | None 
         )
     next_gpu = iter(range(gpu_count))
     return tuple("cpu" if d.family in ("cpu", HOST) else f"cuda:{next(next_gpu)}" for d in cluster.devices)
-
-
-def _parents(trace: Trace, device: tuple[int, ...], devices: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
-    last: dict[str, int] = {}
-    parents: list[tuple[int, ...]] = []
-    for i, call in enumerate(trace.calls):
-        above = set(trace.parents(i))
-        if call.random:
-            generator = devices[device[i]]
-            if generator in last:
-                above.add(last[generator])
-            last[generator] = i
-        parents.append(tuple(sorted(above)))
-    return tuple(parents)
-
-
-def _sends(trace: Trace, device: tuple[int, ...]) -> tuple[tuple[Send, ...], ...]:
-    """Per call, (output, device, number of readers there) for every other device that reads it."""
-    readers: list[dict[tuple[int, int], set[int]]] = [{} for _ in trace.calls]
-    for i, call in enumerate(trace.calls):
-        for v in call.reads:
-            value = trace.values[v]
-            if value.position >= 0 and device[value.producer] != device[i]:
-                readers[value.producer].setdefault((value.position, device[i]), set()).add(i)
-    return tuple(tuple((position, target, len(by)) for (position, target), by in row.items()) for row in readers)
-
-
-def _homes(trace: Trace, device: tuple[int, ...]) -> dict[str, int]:
-    """The device of every parameter and buffer: that of the first call that uses it."""
-    homes: dict[str, int] = {}
-    for i, call in enumerate(trace.calls):
-        for name in (*call.parameters, *call.buffers):
-            homes.setdefault(name, device[i])
-    return homes

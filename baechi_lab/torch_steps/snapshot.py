@@ -70,7 +70,11 @@ class ModelSnapshot:
             holder.restore()
         for tensor, copy in self.tensors:
             if _differs(tensor, copy):
-                _write(tensor, copy)
+                with torch.inference_mode(tensor.is_inference()), torch.no_grad():
+                    if tensor.shape == copy.shape:
+                        tensor.copy_(copy)
+                    else:
+                        tensor.data = copy.to(tensor.device)
         for generator, state in self.generators:
             generator.set_state(state)
         for leaf, _, _ in self.gradients:
@@ -135,7 +139,16 @@ class ContainerSnapshot:
     def changed(self) -> list[object]:
         """The keys that were added, removed or replaced. Of a container without keys, `[""]` if it has changed."""
         if isinstance(self.container, dict):
-            return _changed_keys(self.container, self.before)
+
+            def same(after: object, before: object) -> bool:
+                return after is before or (isinstance(after, PLAIN) and outline(after) == outline(before))
+
+            added = [k for k, v in self.container.items() if k not in self.before and not isinstance(v, Intercepted)]
+            return added + [
+                k
+                for k, v in self.before.items()
+                if not same(self.container.get(k, _MISSING), v) and not isinstance(self.container.get(k), Intercepted)
+            ]
         pairs = zip(self.container, self.before, strict=False)
         return [""] if len(self.container) != len(self.before) or any(a is not b for a, b in pairs) else []
 
@@ -147,9 +160,10 @@ class ContainerSnapshot:
         if isinstance(self.container, dict):
             before = {**before, **{k: v for k, v in self.container.items() if isinstance(v, Intercepted)}}
         self.container.clear()
-        self.container.extend(before) if isinstance(
-            self.container, (list, collections.deque)
-        ) else self.container.update(before)
+        if isinstance(self.container, (list, collections.deque)):
+            self.container.extend(before)
+        else:
+            self.container.update(before)
 
 
 def host_states() -> tuple[Any, Any]:
@@ -178,27 +192,5 @@ def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
 _MISSING = object()
 
 
-def _changed_keys(container: dict[object, object], before: dict[object, object]) -> list[object]:
-    """Keys whose entries were added, removed or replaced (by another tensor, or by an unequal plain value)."""
-    added = [k for k, v in container.items() if k not in before and not isinstance(v, Intercepted)]
-    return added + [
-        k
-        for k, v in before.items()
-        if not _same(container.get(k, _MISSING), v) and not isinstance(container.get(k), Intercepted)
-    ]
-
-
-def _same(after: object, before: object) -> bool:
-    return after is before or (isinstance(after, PLAIN) and outline(after) == outline(before))
-
-
 def _differs(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     return tensor.shape != copy.shape or not torch.equal(tensor.detach().to("cpu"), copy)
-
-
-def _write(tensor: torch.Tensor, copy: torch.Tensor) -> None:
-    with torch.inference_mode(tensor.is_inference()), torch.no_grad():
-        if tensor.shape == copy.shape:
-            tensor.copy_(copy)
-        else:
-            tensor.data = copy.to(tensor.device)

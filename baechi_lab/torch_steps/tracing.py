@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
-from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -125,19 +124,6 @@ def output_shapes(outputs: Iterable[torch.Tensor]) -> str:
     return shapes_in_words((str(t.dtype).removeprefix("torch."), sizes(t)) for t in outputs)
 
 
-class _RunCall(NamedTuple):
-    """A call that has run: what it took and returned, and the storages that it wrote, among its inputs and of its own state."""
-
-    key: str
-    run: Callable[..., Any]
-    module: nn.Module | None
-    inputs: list[torch.Tensor]
-    outputs: list[torch.Tensor]
-    written: set[int]
-    state_written: set[int]
-    random: bool
-
-
 class Tracer(Handler):
     """The handler that records a trace."""
 
@@ -187,10 +173,13 @@ class Tracer(Handler):
         state_written, written = written - {storage_key(t) for t in inputs}, written & {storage_key(t) for t in inputs}
         self.drawn = generator_states()
         random = not same_states(before, self.drawn)
-        if module is not None:
-            idle = _hands_through(inputs, output_tensors) and not written
-        else:
-            idle = not self._computes(inputs, output_tensors, written, random)
+        if module is not None:  # a layer that returns the very tensors that it took, such as an identity
+            input_ids = {id(t) for t in inputs}
+            idle = bool(output_tensors) and all(id(t) in input_ids for t in output_tensors) and not written
+        else:  # a function that computes no new data, writes nothing of the model's and draws no random numbers
+            input_storages = {storage_key(t) for t in inputs}
+            computes = written or any(storage_key(t) not in input_storages for t in output_tensors)
+            idle = not random and not (computes and self.flow.tracked(inputs))
         shaped = self._shaped_by_values(values.reads_values, run, inputs, output_tensors, written)
         if idle:
             self.state.touched_between(inputs, written)
@@ -207,7 +196,7 @@ class Tracer(Handler):
         why = why or ("shapes that may depend on values" if shaped else None)
         if why is not None:
             self.pinned_calls.pin([len(self.calls)], why)
-        self._record(_RunCall(key, run, module, inputs, output_tensors, written, state_written, random))
+        self._record(key, run, module, inputs, output_tensors, written, state_written, random)
         return outputs
 
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
@@ -228,20 +217,23 @@ class Tracer(Handler):
             # One backward pass reads what all calls of the region saved.
             self.flow.groups.append(tuple(range(start, len(self.calls))))
         with torch._C.DisableTorchFunction():
-            self._carry(inputs, list(tensors(outputs)), start)
+            # The outputs depend on the calls behind the region's inputs, unless calls in it computed them.
+            output_tensors = list(tensors(outputs))
+            self.flow.shunt(inputs, output_tensors)
+            latest = max((self.flow.producer(t) for t in inputs if id(t) in self.flow.value_of), default=-1)
+            for tensor in output_tensors:
+                if not self.flow.tracked([tensor]):
+                    self.flow.add_carried(tensor, latest)
+            # Calls within a Function build no graph; the Function has gradients.
+            if any(t.requires_grad for t in output_tensors):
+                for i in range(start, len(self.calls)):
+                    self.calls[i] = replace(self.calls[i], requires_grad=True)
+                for k, value in enumerate(self.flow.values):
+                    if value.producer >= start and value.dtype.startswith(("float", "bfloat", "complex")):
+                        self.flow.values[k] = replace(value, requires_grad=True)
         return outputs
 
     # -- bookkeeping ---------------------------------------------------------------------------------
-
-    def _computes(
-        self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], written: set[int], random: bool
-    ) -> bool:
-        """Whether a function is an operator: it computes new data from the model's, writes in place, or draws random numbers."""
-        tracked = self.flow.tracked(inputs)
-        if random or (written and tracked):
-            return True
-        input_storages = {storage_key(t) for t in inputs}
-        return bool(tracked) and any(storage_key(t) not in input_storages for t in outputs)
 
     def _shaped_by_values(
         self,
@@ -283,20 +275,6 @@ class Tracer(Handler):
         for tensor in inputs:
             self.pinned_calls.pin(self.flow.behind(tensor), why)
 
-    def _carry(self, inputs: list[torch.Tensor], outputs: list[torch.Tensor], start: int) -> None:
-        """Record the outputs of a region. They depend on the calls behind its inputs, unless calls in it computed them."""
-        self.flow.shunt(inputs, outputs)
-        latest = max((self.flow.producer(t) for t in inputs if id(t) in self.flow.value_of), default=-1)
-        for tensor in outputs:
-            if not self.flow.tracked([tensor]):
-                self.flow.add_carried(tensor, latest)
-        if any(t.requires_grad for t in outputs):  # calls within a Function build no graph; the Function has gradients
-            for i in range(start, len(self.calls)):
-                self.calls[i] = replace(self.calls[i], requires_grad=True)
-            for k, value in enumerate(self.flow.values):
-                if value.producer >= start and value.dtype.startswith(("float", "bfloat", "complex")):
-                    self.flow.values[k] = replace(value, requires_grad=True)
-
     def pin_after_forward(self, snapshot: ModelSnapshot) -> None:
         """After the forward, pin the calls behind tensors that are still alive. Nobody else should hold its tensors then."""
         modules = [call.module for call in self.calls]
@@ -304,8 +282,18 @@ class Tracer(Handler):
         self.pinned_calls.pin_attribute_changes(self.model, snapshot, modules)
         self.state.pin_unseen_writes(snapshot.written(), modules)
 
-    def _record(self, call: _RunCall) -> None:
-        key, run, module, input_tensors, outputs, written, state_written, random = call
+    def _record(
+        self,
+        key: str,
+        run: Function,
+        module: nn.Module | None,
+        input_tensors: list[torch.Tensor],
+        outputs: list[torch.Tensor],
+        written: set[int],
+        state_written: set[int],
+        random: bool,
+    ) -> None:
+        """Record a call that has run, with the storages that it wrote, among its inputs and of its own state."""
         index = len(self.calls)
         flow, state = self.flow, self.state
         inputs = {storage_key(t) for t in input_tensors if id(t) in flow.value_of}
@@ -376,12 +364,6 @@ class Tracer(Handler):
             self.returned,
             self.pinned_calls.reasons,
         )
-
-
-def _hands_through(inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-    """Whether a layer returns the very tensors that it took (identity, dropout in evaluation), and so computes nothing."""
-    input_ids = {id(t) for t in inputs}
-    return bool(outputs) and all(id(t) in input_ids for t in outputs)
 
 
 def _run(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:

@@ -90,7 +90,10 @@ class Transformer(nn.Module):
     ):
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, width, padding_idx=0)
-        self.register_buffer("positions", _positions(length, width), persistent=False)
+        angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
+        self.register_buffer(
+            "positions", torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, width), persistent=False
+        )
         self.dropout = nn.Dropout(dropout)
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, inner, dropout) for _ in range(layers))
         self.decoder = nn.ModuleList(DecoderLayer(width, heads, inner, dropout) for _ in range(layers))
@@ -112,8 +115,3 @@ class Transformer(nn.Module):
     def _embed(self, tokens: torch.Tensor) -> torch.Tensor:
         x = self.embedding(tokens) * math.sqrt(self.embedding.embedding_dim)
         return self.dropout(x + self.positions[: tokens.size(1)])
-
-
-def _positions(length: int, width: int) -> torch.Tensor:
-    angle = torch.arange(length)[:, None] / 10000 ** (torch.arange(0, width, 2) / width)
-    return torch.stack([angle.sin(), angle.cos()], dim=-1).reshape(length, width)

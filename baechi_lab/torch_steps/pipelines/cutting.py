@@ -69,7 +69,20 @@ class _Cutter:
     def __init__(self, program: Program, stage: Sequence[int], count: int):
         self.program, self.count = program, count
         self.order = {node: k for k, node in enumerate(program.graph.nodes)}
-        stage = _keep_together(program, list(stage))
+        # A call that every stage computes gets the stage of the call that changes its output in place.
+        stage = list(stage)
+        key = {
+            call: node.target if isinstance(node.target, str) else node.target.__name__
+            for node, call in reversed(program.call_of.items())
+        }
+        for maker, writer, why in program.together:
+            if stage[maker] < 0:
+                stage[maker] = stage[writer]
+            if stage[maker] != stage[writer]:
+                raise InvalidInput(
+                    f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[maker]} {key[maker]!r:.60}, {why}; put "
+                    "both on one stage"
+                )
         self.stage = {node: int(stage[call]) for node, call in program.call_of.items() if stage[call] >= 0}
         empty = sorted(set(range(count)) - set(self.stage.values()))
         if empty:
@@ -77,31 +90,26 @@ class _Cutter:
         self.nodes_of_stage: list[set[fx.Node]] = []
         self.reads: list[set[fx.Node]] = []
         for s in range(count):
-            nodes, reads = self._closure(s)
+            stack = [node for node in self.program.calls if self.stage.get(node) == s]
+            if s == self.count - 1:
+                stack += self.program.outputs
+            nodes: set[fx.Node] = set()
+            reads: set[fx.Node] = set()
+            while stack:
+                node = stack.pop()
+                at = self.stage.get(node, s)
+                if at < s:
+                    reads.add(node)
+                elif at > s:
+                    raise InvalidInput(
+                        f"stage {s} reads what {node.target!r} makes in stage {at}; the stages form no pipeline"
+                    )
+                elif node not in nodes:
+                    nodes.add(node)
+                    stack += node.all_input_nodes
+                    stack += [w for w in self.program.after.get(node, ()) if self.stage.get(w, s) == s]
             self.nodes_of_stage.append(nodes)
             self.reads.append(reads)
-
-    def _closure(self, s: int) -> tuple[set[fx.Node], set[fx.Node]]:
-        """The nodes that stage `s` runs, and the nodes of earlier stages that it reads."""
-        stack = [node for node in self.program.calls if self.stage.get(node) == s]
-        if s == self.count - 1:
-            stack += self.program.outputs
-        nodes: set[fx.Node] = set()
-        reads: set[fx.Node] = set()
-        while stack:
-            node = stack.pop()
-            at = self.stage.get(node, s)
-            if at < s:
-                reads.add(node)
-            elif at > s:
-                raise InvalidInput(
-                    f"stage {s} reads what {node.target!r} makes in stage {at}; the stages form no pipeline"
-                )
-            elif node not in nodes:
-                nodes.add(node)
-                stack += node.all_input_nodes
-                stack += [w for w in self.program.after.get(node, ()) if self.stage.get(w, s) == s]
-        return nodes, reads
 
     def received(self) -> list[list[fx.Node]]:
         """Per stage, the nodes that it receives, for itself or to hand on. The last entry has the outputs."""
@@ -132,39 +140,18 @@ class _Cutter:
             copies[node] = graph.placeholder(str(node.target))
         for node in sorted(self.nodes_of_stage[s] - set(inputs), key=self.order.__getitem__):
             copies[node] = graph.node_copy(node, copies.__getitem__)
-        _replace_devices(graph)
+        # The attribute `device` of the stage says where it runs.
+        for call in list(graph.nodes):
+            if any(isinstance(a, torch.device) for a in (*call.args, *call.kwargs.values())):
+                with graph.inserting_before(call):
+                    device = graph.create_node("get_attr", "device")
+                call.args = tuple(device if isinstance(a, torch.device) else a for a in call.args)
+                call.kwargs = {k: device if isinstance(a, torch.device) else a for k, a in call.kwargs.items()}
         graph.output(tuple(copies[node] for node in received[s + 1]))
         module = fx.GraphModule(holder, graph, class_name=f"Stage{s}")
         return StageModule(
             module, tuple(str(node.target) for node in inputs), _specs(received[s]), _specs(received[s + 1])
         )
-
-
-def _keep_together(program: Program, stage: list[int]) -> list[int]:
-    """Give a call that every stage computes the stage of the call that changes its output in place."""
-    key = {
-        call: node.target if isinstance(node.target, str) else node.target.__name__
-        for node, call in reversed(program.call_of.items())
-    }
-    for maker, writer, why in program.together:
-        if stage[maker] < 0:
-            stage[maker] = stage[writer]
-        if stage[maker] != stage[writer]:
-            raise InvalidInput(
-                f"stage {stage[writer]} runs {key[writer]!r:.60} and stage {stage[maker]} {key[maker]!r:.60}, {why}; put "
-                "both on one stage"
-            )
-    return stage
-
-
-def _replace_devices(graph: fx.Graph) -> None:
-    """Replace devices among arguments by the attribute `device` of the stage, which says where it runs."""
-    for node in list(graph.nodes):
-        if any(isinstance(a, torch.device) for a in (*node.args, *node.kwargs.values())):
-            with graph.inserting_before(node):
-                device = graph.create_node("get_attr", "device")
-            node.args = tuple(device if isinstance(a, torch.device) else a for a in node.args)
-            node.kwargs = {k: device if isinstance(a, torch.device) else a for k, a in node.kwargs.items()}
 
 
 class _Holder(nn.Module):

@@ -133,9 +133,19 @@ def record(model: nn.Module, inputs: object, trace: Trace) -> Program:
             with _exporting():
                 _run(model, inputs, trace, recorder)
             stems = plain.counts.keys() | recorder.counts.keys()
-            _drop_calls(
-                recorder.program, trace, {stem for stem in stems if plain.counts[stem] != recorder.counts[stem]}
-            )
+            # If a function is called more or less often than in `trace`, the numbers in its keys say nothing.
+            stems = {stem for stem in stems if plain.counts[stem] != recorder.counts[stem]}
+            dropped = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
+            if any(
+                trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None for i in dropped
+            ):
+                raise InvalidInput(
+                    "calls that draw numbers, write in place or are layers cannot be repeated in several stages"
+                )
+            recorder.program.calls = [
+                node for node in recorder.program.calls if recorder.program.call_of[node] not in dropped
+            ]
+            recorder.program.call_of = {node: i for node, i in recorder.program.call_of.items() if i not in dropped}
         except InvalidInput:
             raise error from None
     return recorder.program
@@ -171,18 +181,6 @@ def stem(key: str) -> str:
     'layers.0/add'
     """
     return key.partition("#")[0]
-
-
-def _drop_calls(program: Program, trace: Trace, stems: set[str]) -> None:
-    """Make the calls with those stems nodes that every stage which reads them computes itself.
-
-    If a function is called more or less often than in `trace`, the numbers in its keys say nothing.
-    """
-    dropped = {i for i, call in enumerate(trace.calls) if stem(call.key) in stems}
-    if any(trace.calls[i].random or trace.calls[i].inplace or trace.calls[i].module is not None for i in dropped):
-        raise InvalidInput("calls that draw numbers, write in place or are layers cannot be repeated in several stages")
-    program.calls = [node for node in program.calls if program.call_of[node] not in dropped]
-    program.call_of = {node: i for node, i in program.call_of.items() if i not in dropped}
 
 
 @contextlib.contextmanager
@@ -249,7 +247,7 @@ class Recorder(Handler):
         target = self._target(key, run, module)
         nodes = [self._node_of(t) for t in inputs]
         behind = {w for t in inputs for w in self.writers.get(storage_key(t), ())}
-        node_arguments = self._arguments(args, kwargs)
+        node_arguments = map_tensors((tuple(args), dict(kwargs)), self._node_of)
         varying = self._is_varying(run, args, kwargs, module)
         before = None if varying else generator_states()
         self.within_call = True
@@ -273,7 +271,13 @@ class Recorder(Handler):
             for buffer in state:
                 self.users.setdefault(id(buffer), []).append(self.index[key])
         written = [t for t, v in versions if version(t) != v]
-        self._note_writes(node, key, written)
+        for t in written:
+            self.writers.setdefault(storage_key(t), []).append(node)
+            maker = self.maker.get(storage_key(t), -1)
+            if maker >= 0 and key in self.index:
+                self.program.together.append((maker, self.index[key], "which it writes into"))
+            if id(t) in self.users:
+                self.changed[id(t)] = self.names.get(id(t), "")
         if varying:
             self._mark_varying([*output_tensors, *written])
         self._mark_varying([t for t in written if storage_key(t) in self.lasting])
@@ -283,15 +287,6 @@ class Recorder(Handler):
         for t in output_tensors:
             self.maker.setdefault(storage_key(t), self.index.get(key, -1))
         return outputs
-
-    def _note_writes(self, node: fx.Node, key: str, tensors: list[torch.Tensor]) -> None:
-        for t in tensors:
-            self.writers.setdefault(storage_key(t), []).append(node)
-            maker = self.maker.get(storage_key(t), -1)
-            if maker >= 0 and key in self.index:
-                self.program.together.append((maker, self.index[key], "which it writes into"))
-            if id(t) in self.users:
-                self.changed[id(t)] = self.names.get(id(t), "")
 
     def metadata(self, run: Function, args: Args, kwargs: Kwargs) -> object:
         if run in SIZE_READERS and args and id(args[0]) in self.sized:
@@ -402,9 +397,6 @@ class Recorder(Handler):
             raise InvalidInput(
                 f"a call of {operation!r:.80} takes a {' or '.join(kinds)} that cannot be sent between stages; {_ELSE}"
             ) from error
-
-    def _arguments(self, args: Args, kwargs: Kwargs) -> tuple[tuple[object, ...], dict[str, object]]:
-        return map_tensors((tuple(args), dict(kwargs)), self._node_of)  # type: ignore[no-any-return]
 
     def _node_of(self, tensor: torch.Tensor) -> fx.Node:
         if id(tensor) not in self.node_of:

@@ -138,12 +138,21 @@ class Pipeline:
     ):
         self.count, self.device = micro_batches, torch.device(device)
         holders = [tuple(sorted({rank for s, _ in copies for rank in homes[s]})) for copies in tied]
-        groups = _groups([*(tuple(homes[s]) for s in range(stages)), *holders])
+        # A single process has no group. All processes create all groups.
+        groups = {
+            ranks: dist.new_group(list(ranks))
+            for ranks in sorted({*(tuple(homes[s]) for s in range(stages)), *holders})
+            if len(ranks) > 1
+        }
         self.replicas = groups.get(tuple(homes[next(iter(stage_modules))]))
         self.inputs = {name for _, spec in stage_modules.values() for name in spec["inputs"]}
         self.marks: Marks = []
         self.modules = {s: module.to(self.device) for s, (module, _) in stage_modules.items()}
-        self.tied = self._copies(tied, [groups[ranks] for ranks in holders])
+        self.tied: list[tuple[nn.Parameter, object]] = []
+        for copies, ranks in zip(tied, holders, strict=True):
+            local_copies = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
+            if local_copies and local_copies[0].requires_grad:
+                self.tied.append((local_copies[0], groups[ranks]))
         stage_objects = []
         for s, (module, spec) in sorted(stage_modules.items()):
             module.device = self.device  # type: ignore[assignment]
@@ -176,7 +185,10 @@ class Pipeline:
             stage.has_backward = True
             stage.clear_runtime_states()
         self.marks = []
-        stage_inputs = [self._stage_inputs(inputs) for inputs, _ in batches]
+        stage_inputs = [
+            {name: t.to(self.device) for i, t in enumerate(inputs) if (name := f"input_{i}") in self.inputs}
+            for inputs, _ in batches
+        ]
         last = any(stage.is_last for stage in stages)
         targets = [tuple(t.to(self.device) for t in micro_targets) for _, micro_targets in batches] if last else None
         if last and self.batch_shapes:
@@ -186,7 +198,13 @@ class Pipeline:
         shared = {id(p) for p, _ in self.tied}
         self._share([p.grad for p in self.parameters if p.grad is not None and id(p) not in shared], self.replicas)
         for parameter, group in self.tied:
-            self._share_copies(parameter, group)
+            # Every copy gets the sum of all copies' gradients, or none if no process has one.
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
+            has_gradient = gradient.new_tensor([float(parameter.grad is not None)])
+            dist.all_reduce(has_gradient, group=group)
+            if has_gradient.item() > 0:
+                self._share([gradient], group)
+                parameter.grad = gradient
         if not last:
             return None
         total = torch.stack([loss.detach() for loss in self.schedule.losses.values()]).sum()
@@ -204,30 +222,6 @@ class Pipeline:
         for tensor in sums:
             if self.mean and self.count > 1:
                 tensor.div_(self.count)
-
-    def _share_copies(self, parameter: nn.Parameter, group: object) -> None:
-        """Give every copy of a parameter the sum of all copies' gradients, or none if no process has one."""
-        gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad.to_dense()
-        has_gradient = gradient.new_tensor([float(parameter.grad is not None)])
-        dist.all_reduce(has_gradient, group=group)
-        if has_gradient.item() > 0:
-            self._share([gradient], group)
-            parameter.grad = gradient
-
-    def _copies(
-        self, tied: Sequence[Sequence[tuple[int, str]]], groups: list[object]
-    ) -> list[tuple[nn.Parameter, object]]:
-        """The tied parameters that this process has, each with the group of processes that have one too."""
-        tied_parameters = []
-        for copies, group in zip(tied, groups, strict=True):
-            local_copies = [self.modules[s].get_parameter(name) for s, name in copies if s in self.modules]
-            if local_copies and local_copies[0].requires_grad:
-                tied_parameters.append((local_copies[0], group))
-        return tied_parameters
-
-    def _stage_inputs(self, inputs: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        named = {f"input_{i}": tensor for i, tensor in enumerate(inputs)}
-        return {name: named[name].to(self.device) for name in self.inputs}
 
     def _divisors(self, targets: Sequence[Sequence[torch.Tensor]]) -> list[Replacements]:
         """What the means in the loss of each micro-batch divide by, from the targets of each."""
@@ -260,11 +254,6 @@ class Pipeline:
         if self.observed and self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return time.perf_counter()
-
-
-def _groups(members: Sequence[tuple[int, ...]]) -> dict[tuple[int, ...], object]:
-    """Processes -> their group; a single process has none. All processes create all groups."""
-    return {ranks: dist.new_group(list(ranks)) for ranks in sorted(set(members)) if len(ranks) > 1}
 
 
 class _Runtime(_PipelineScheduleRuntime):
