@@ -468,35 +468,31 @@ class _StepWriter:
                 for op in self.backward[k]:
                     self.table.add(op, "order", CONTROL_BYTES, [update])
         for k, (stage, segment, _) in enumerate(self.segments):
-            self._add_buckets(k, segment, updates[stage], hold)
+            reduced = HALF if layout.zero >= 2 else precision.gradient_bytes
+            for label, parameters, copies, axis in (
+                ("", segment.parameters, hold, "dp+cp"),
+                ("/experts", segment.expert_parameters, max(hold // layout.ep, 1), "edp"),
+            ):
+                if not parameters:
+                    continue
+                gradient_bytes = (precision.gradient_bytes + precision.extra_gradient_bytes) * parameters
+                self.persistent[k] += parameters * (HALF + precision.state_bytes) + gradient_bytes
+                self.buckets.append(
+                    Bucket(
+                        f"{self.names[k]}{label}",
+                        k,
+                        self.backward[k],
+                        updates[stage],
+                        HALF * parameters,
+                        reduced * parameters,
+                        gradient_bytes,
+                        precision.state_bytes * parameters,
+                        copies,
+                        axis,
+                    )
+                )
         if model.tied and layout.pp > 1:
             self._reduce_table(model, collectives, updates, stages)
-
-    def _add_buckets(self, k: int, segment: Segment, update: int, hold: int) -> None:
-        precision, layout = self.options.precision, self.layout
-        reduced = HALF if layout.zero >= 2 else precision.gradient_bytes
-        for label, parameters, copies, axis in (
-            ("", segment.parameters, hold, "dp+cp"),
-            ("/experts", segment.expert_parameters, max(hold // layout.ep, 1), "edp"),
-        ):
-            if not parameters:
-                continue
-            kept = (precision.gradient_bytes + precision.extra_gradient_bytes) * parameters
-            self.persistent[k] += parameters * (HALF + precision.state_bytes) + kept
-            self.buckets.append(
-                Bucket(
-                    f"{self.names[k]}{label}",
-                    k,
-                    self.backward[k],
-                    update,
-                    HALF * parameters,
-                    reduced * parameters,
-                    kept,
-                    precision.state_bytes * parameters,
-                    copies,
-                    axis,
-                )
-            )
 
     def _reduce_table(
         self, model: Transformer, collectives: Collectives, updates: dict[int, int], stages: Sequence[int]

@@ -422,18 +422,8 @@ class _Search:
         us, peak = step.makespan_and_peak
         limit = int(self.cluster.memory_bytes.min())
         fits = peak <= limit
-        return LayoutRow(
-            row.layout,
-            us,
-            row.lower_bound_us,
-            peak,
-            fits,
-            "" if fits else self._too_large(peak, limit),
-            row.compute_us,
-            row.exposed_us,
-            row.micro_batches,
-            row.step,
-        )
+        reason = "" if fits else self._too_large(peak, limit)
+        return replace(row, step_us=us, peak_bytes=peak, fits=fits, reason=reason)
 
     def _too_large(self, peak: int, limit: int, least: str = "") -> str:
         return f"its fullest device holds {least}{format_bytes(peak)}; a device has {format_bytes(limit)}"

@@ -90,11 +90,16 @@ class RankCosts:
         forward, backward = self._times(part.forward), self._times(part.backward)
         saved, transient = part.saved_bytes, part.transient_bytes
         if recompute == "full":
-            recomputed_ops = _until_last_product(part.forward) if self.layout.zero >= 2 else part.forward
+            recomputed_ops = part.forward
+            if self.layout.zero >= 2:  # PyTorch's checkpoints stop at the last product: no backward op reads its output
+                recomputed_ops = recomputed_ops[
+                    : max(k for k, op in enumerate(recomputed_ops) if op.op_type == "matmul")
+                ]
             backward = backward.after(self._times(recomputed_ops))
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":
-            backward = backward.after(self._times([op for op in part.forward if _in_attention(op)]))
+            attention_ops = [op for op in part.forward if not _ATTENTION.isdisjoint(op.name.split("/"))]
+            backward = backward.after(self._times(attention_ops))
             saved, transient = saved - part.attention_bytes, transient + part.attention_bytes
         return PartCosts(part, *share_host(forward, backward), saved, transient)
 
@@ -108,13 +113,4 @@ class RankCosts:
         )
 
 
-def _until_last_product(ops: tuple[RankOp, ...]) -> tuple[RankOp, ...]:
-    """Returns the ops before the last product, at which PyTorch's checkpoints stop: no backward op reads its output."""
-    return ops[: max(k for k, op in enumerate(ops) if op.op_type == "matmul")]
-
-
 _ATTENTION = frozenset(["attention", "scores", "softmax", "dropout", "context"])
-
-
-def _in_attention(op: RankOp) -> bool:
-    return not _ATTENTION.isdisjoint(op.name.split("/"))

@@ -221,8 +221,9 @@ class _PartWriter:
             backward += gradients
             sequence = self.layout.sequence_parallel and forward.op_type == "all_gather" and forward.axis == "tp"
             if sequence:  # the gathered input is not kept; the gradient of the weight needs it again
-                again = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
-                backward.insert(_last_product(backward), again)
+                second_gather = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
+                products = [k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"]
+                backward.insert(max(products, default=0), second_gather)
         return Part(
             self.name,
             tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
@@ -238,11 +239,6 @@ class _PartWriter:
 
 
 _NOTHING = RankOp("", "")
-
-
-def _last_product(backward: list[RankOp]) -> int:
-    """Returns the position of the last gradient of a product's input, before which the input of its weight is gathered."""
-    return max((k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"), default=0)
 
 
 def _after_inputs(backward: list[RankOp]) -> list[RankOp]:

@@ -348,7 +348,18 @@ def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
     """
     if isinstance(model, (str, Path)):
         path = Path(str(model).removeprefix("hf:"))
-        return _read_json(path), str(path)
+        file = path / "config.json" if path.is_dir() else path
+        if not file.is_file():
+            raise FormatError(f"{file}: no such file; name the config.json of the model (nothing is downloaded)")
+        if file.stat().st_size > LARGEST_CONFIG:
+            raise FormatError(f"{file}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
+        try:
+            fields = json.loads(file.read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
+            raise FormatError(f"{file}: not JSON: {error}") from error
+        if not isinstance(fields, Mapping):
+            raise FormatError(f"{file}: holds a {type(fields).__name__}; a configuration is a JSON object")
+        return fields, str(path)
     config = getattr(model, "config", model)
     if hasattr(config, "to_dict"):
         config = config.to_dict()
@@ -358,21 +369,6 @@ def configuration_fields(model: object) -> tuple[Mapping[str, Any], str]:
             "Face model, or a Transformer"
         )
     return config, "the configuration"
-
-
-def _read_json(path: Path) -> Mapping[str, object]:
-    path = path / "config.json" if path.is_dir() else path
-    if not path.is_file():
-        raise FormatError(f"{path}: no such file; name the config.json of the model (nothing is downloaded)")
-    if path.stat().st_size > LARGEST_CONFIG:
-        raise FormatError(f"{path}: larger than {LARGEST_CONFIG} bytes; a configuration is a small JSON file")
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise FormatError(f"{path}: not JSON: {error}") from error
-    if not isinstance(fields, Mapping):
-        raise FormatError(f"{path}: holds a {type(fields).__name__}; a configuration is a JSON object")
-    return fields
 
 
 def from_fields(fields: Mapping[str, Any], source: str = "the configuration") -> Transformer:

@@ -95,7 +95,26 @@ def calibrate(
     initial_hardware = Hardware.named(hardware) if isinstance(hardware, str) else hardware
     if not isinstance(initial_hardware, Hardware):
         raise InvalidInput(f"hardware is {hardware!r:.60}; it must be a name or Hardware")
-    fit_rows = _validated_rows(measurements, fit, parameters)
+    for key in parameters:
+        if key not in RANGES:
+            raise UnknownNameError.of("parameter of a calibration", key, RANGES)
+    if not isinstance(measurements, Sequence):
+        raise InvalidInput(
+            f"measurements is {measurements!r:.60}; it must be a list of pairs (prediction, microseconds)"
+        )
+    fit_rows = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
+    if len(fit_rows) and not (fit_rows.min() >= 0 and fit_rows.max() < len(measurements)):
+        raise InvalidInput(f"fit names row {fit_rows.max()}; there are rows 0..{len(measurements) - 1}")
+    if len(set(fit_rows.tolist())) < len(parameters):
+        raise InvalidInput(
+            f"fit has {len(set(fit_rows.tolist()))} rows; {len(parameters)} parameters need as many at least"
+        )
+    for k, row in enumerate(measurements):
+        if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):
+            raise InvalidInput(f"measurements[{k}] is {row!r:.60}; it must be a pair (prediction, microseconds)")
+        us = row[1]
+        if not (np.isfinite(us) and us > 0):
+            raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")
     measured = np.array([us for _, us in measurements], dtype=np.float64)
 
     def errors(values: NDArray[np.float64], rows: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -124,29 +143,3 @@ def calibrate(
 def _replace_parameters(hardware: Hardware, parameters: Sequence[str], values: NDArray[np.float64]) -> Hardware:
     changed: dict[str, Any] = dict(zip(parameters, map(float, values), strict=True))
     return replace(hardware, **changed)
-
-
-def _validated_rows(
-    measurements: Sequence[Measurement], fit: Sequence[int] | None, parameters: Sequence[str]
-) -> NDArray[np.int64]:
-    for key in parameters:
-        if key not in RANGES:
-            raise UnknownNameError.of("parameter of a calibration", key, RANGES)
-    if not isinstance(measurements, Sequence):
-        raise InvalidInput(
-            f"measurements is {measurements!r:.60}; it must be a list of pairs (prediction, microseconds)"
-        )
-    fit_rows = np.arange(len(measurements)) if fit is None else np.asarray(fit, dtype=np.int64)
-    if len(fit_rows) and not (fit_rows.min() >= 0 and fit_rows.max() < len(measurements)):
-        raise InvalidInput(f"fit names row {fit_rows.max()}; there are rows 0..{len(measurements) - 1}")
-    if len(set(fit_rows.tolist())) < len(parameters):
-        raise InvalidInput(
-            f"fit has {len(set(fit_rows.tolist()))} rows; {len(parameters)} parameters need as many at least"
-        )
-    for k, row in enumerate(measurements):
-        if not (isinstance(row, (tuple, list)) and len(row) == 2 and callable(row[0]) and isinstance(row[1], Real)):
-            raise InvalidInput(f"measurements[{k}] is {row!r:.60}; it must be a pair (prediction, microseconds)")
-        us = row[1]
-        if not (np.isfinite(us) and us > 0):
-            raise InvalidInput(f"measurements[{k}] took {us} us; it must be finite and above 0")
-    return fit_rows

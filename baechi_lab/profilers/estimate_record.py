@@ -62,16 +62,10 @@ def expected_error(hardware: Hardware) -> dict[str, float]:
     return dict(_ERRORS.get(hardware.generation, {}))
 
 
-def _read_errors() -> dict[str, dict[str, float]]:
-    lines = Path(__file__).with_name("expected_errors.csv").read_text(encoding="utf-8").splitlines()
-    rows = list(csv.DictReader(lines))
-    return {
-        row["generation"]: {kind: float(error) for kind, error in row.items() if kind != "generation" and error}
-        for row in rows
-    }
-
-
-_ERRORS = _read_errors()
+_ERRORS = {
+    row.pop("generation"): {kind: float(error) for kind, error in row.items() if error}
+    for row in csv.DictReader(Path(__file__).with_name("expected_errors.csv").read_text(encoding="utf-8").splitlines())
+}
 """Generation -> mean relative error by kind, of rows that were not fitted (`studies/results/kernels.json`, "half")."""
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from ..errors import UnknownNameError
 
@@ -53,20 +54,13 @@ class Generation:
         return {field.name: getattr(self, field.name) for field in fields(self)[1:-1]}
 
 
-def _read_table() -> dict[str, Generation]:
-    lines = Path(__file__).with_name("generations.csv").read_text(encoding="utf-8").splitlines()
-    numbers = {key: type(value) for key, value in Generation().constants.items()}
-    generations = {}
-    for row in csv.DictReader(lines):
-        constants = {key: kind(row[key]) for key, kind in numbers.items()}
-        generations[row["name"]] = Generation(row["name"], fitted_on=row["fitted_on"], **constants)  # type: ignore[arg-type]
-    return generations
-
-
 IDEAL = Generation()
 """Of hardware of no known generation: a plain roofline of its data sheet."""
-GENERATIONS = _read_table()
+GENERATIONS: dict[str, Generation] = {}
 """Known generations by name."""
+for _row in csv.DictReader(Path(__file__).with_name("generations.csv").read_text(encoding="utf-8").splitlines()):
+    _constants: dict[str, Any] = {key: type(value)(_row[key]) for key, value in IDEAL.constants.items()}
+    GENERATIONS[_row["name"]] = Generation(_row["name"], fitted_on=_row["fitted_on"], **_constants)
 
 
 def generation_named(name: str) -> Generation:

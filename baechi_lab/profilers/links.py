@@ -81,33 +81,21 @@ def fit_link(size_bytes: ArrayLike, time_us: ArrayLike) -> tuple[Link, float]:
     for _ in range(ROUNDS):
         error = np.abs(measured_us / fitted - 1.0)
         weight = np.minimum(1.0, OUTLIER / np.maximum(error, OUTLIER)) / fitted**2
-        latency, per_byte = _fit_non_negative(size, measured_us, weight)
+        # The best of both coefficients, the latency alone, and the bandwidth alone.
+        root = np.sqrt(weight)
+        table = np.stack([root, root * size], axis=1)
+        candidates = []
+        for columns in ([0, 1], [0], [1]):
+            coefficients = np.zeros(2)
+            coefficients[columns] = np.linalg.lstsq(table[:, columns], root * measured_us, rcond=None)[0]
+            if np.all(coefficients >= 0):
+                loss = float(np.sum((table @ coefficients - root * measured_us) ** 2))
+                candidates.append((loss, float(coefficients[0]), float(coefficients[1])))
+        _, latency, per_byte = min(candidates)
         fitted = np.maximum(latency + per_byte * size, SHORTEST_US)
     residual = float(np.sqrt(np.mean((measured_us / fitted - 1.0) ** 2)))
     # No digits beyond what least squares can tell.
     return Link(float(f"{latency:.10g}"), float(f"{per_byte:.10g}")), float(f"{residual:.10f}")
-
-
-def _fit_non_negative(
-    size: NDArray[np.float64], measured_us: NDArray[np.float64], weight: NDArray[np.float64]
-) -> tuple[float, float]:
-    """Fits `a + b * size` with `a, b >= 0` by weighted least squares: the best of `a` and `b`, `a` alone, and `b` alone."""
-    root = np.sqrt(weight)
-    table = np.stack([root, root * size], axis=1)
-    candidates = []
-    for columns in ([0, 1], [0], [1]):
-        coefficients = np.zeros(2)
-        coefficients[columns] = np.linalg.lstsq(table[:, columns], root * measured_us, rcond=None)[0]
-        if np.all(coefficients >= 0):
-            candidates.append(
-                (
-                    float(np.sum((table @ coefficients - root * measured_us) ** 2)),
-                    float(coefficients[0]),
-                    float(coefficients[1]),
-                )
-            )
-    _, latency, per_byte = min(candidates)
-    return latency, per_byte
 
 
 def waiting_shares(probes: NDArray[np.float64]) -> tuple[float, float]:

@@ -79,32 +79,23 @@ def add_backward_and_updates(
     >>> [op.name for op in add_backward_and_updates(program).ops]    # the gradient of x is not needed
     ['mm', 'mm/backward/weight', 'mm/update']
     """
-    needs = _needs_gradient(program)
-    builder = _BackwardBuilder(program, needs, precision or Precision())
-    for i in reversed(range(len(program.ops))):
-        builder.add_backward(i)
-    for i, values in _trained_parameters_by_op(program).items():
-        builder.add_update(i, values, optimizer_states)
-    builder.order_updates_last()
-    ops = tuple(replace(op, owner=op.owner or op.name) for op in program.ops)
-    return replace(program, ops=(*ops, *builder.ops), size_bytes=builder.size_bytes)
-
-
-def _trained_parameters_by_op(program: Program) -> dict[int, list[str]]:
-    parameters_by_op: dict[int, list[str]] = {}
-    for value, i in program.first_reader.items():
-        if program.parameters[value]:
-            parameters_by_op.setdefault(i, []).append(value)
-    return parameters_by_op
-
-
-def _needs_gradient(program: Program) -> set[str]:
-    """Returns the values that depend on a trained parameter through ops that pass gradients on."""
+    # The values that depend on a trained parameter through ops that pass gradients on.
     needs = {value for value, trained in program.parameters.items() if trained}
     for op in program.ops:
         if _passes_gradients(op) and needs & set(op.reads):
             needs |= set(op.makes)
-    return needs
+    builder = _BackwardBuilder(program, needs, precision or Precision())
+    for i in reversed(range(len(program.ops))):
+        builder.add_backward(i)
+    parameters_by_op: dict[int, list[str]] = {}
+    for value, i in program.first_reader.items():
+        if program.parameters[value]:
+            parameters_by_op.setdefault(i, []).append(value)
+    for i, values in parameters_by_op.items():
+        builder.add_update(i, values, optimizer_states)
+    builder.order_updates_last()
+    ops = tuple(replace(op, owner=op.owner or op.name) for op in program.ops)
+    return replace(program, ops=(*ops, *builder.ops), size_bytes=builder.size_bytes)
 
 
 def _passes_gradients(op: ProgramOp) -> bool:

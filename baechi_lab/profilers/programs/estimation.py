@@ -73,7 +73,8 @@ def profile_program(
     checked_sizes = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
     chosen = Precision.of(precision, gradients)
     forward_program = _read_program(program, batch_size, checked_sizes, chosen).in_precision(chosen)
-    _warn_about_guesses(forward_program, next(iter(kinds.values())))
+    for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
+        warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=3)
     if not training:
         return forward_program.graph(kinds, chosen)
     return add_backward_and_updates(forward_program, optimizer_states, chosen).graph(kinds, chosen)
@@ -92,11 +93,6 @@ def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], p
     raise InvalidInput(
         f"program is {program!r:.80}; give a file .onnx or .pt2, an onnx.ModelProto, or a torch.export.ExportedProgram"
     )
-
-
-def _warn_about_guesses(program: Program, hardware: Hardware) -> None:
-    for message in (*program.notes, *_describe_guesses(program, hardware)):
-        warnings.warn(f"{program.name}: {message}", GuessedCosts, stacklevel=4)
 
 
 def _describe_guesses(program: Program, hardware: Hardware) -> Iterator[str]:

@@ -89,10 +89,23 @@ def _read_model(
         o for n in graph.node if n.op_type == "Constant" for o in n.output
     }
     for node in graph.node:
-        _add_constant(node, shapes, types)
+        if node.op_type == "Constant" and node.output:
+            tensor = next((a.t for a in node.attribute if a.name == "value"), None)
+            if tensor is not None:
+                shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
     if precision is not None and precision.dtype is not None:
         types |= {value: _TYPE_NAMES[precision.dtype] for value, kind in types.items() if kind in _FLOATS}
-    _check_reads(graph)
+    # The shape of a value that does not exist, and the work on it, would be unknown.
+    available_values = {v.name for v in (*graph.input, *graph.initializer)} | {
+        t.values.name for t in graph.sparse_initializer
+    }
+    available_values |= {v for node in graph.node for v in node.output}
+    for node in graph.node:
+        missing = next((v for v in node.input if v and v not in available_values), None)
+        if missing is not None:
+            raise FormatError(
+                f"operator {(node.name or node.op_type)!r:.60} reads {missing!r:.80}, which no operator makes and is no input"
+            )
     nodes = [n for n in graph.node if n.op_type != "Constant"]
     parameters = {v: types[v] in _FLOATS and prod(shapes[v]) > 1 and bool(shapes[v]) for v in constants if v in shapes}
     for node in nodes:
@@ -103,7 +116,13 @@ def _read_model(
     assumed: set[str] = set()
     ops = []
     for i, (node, name_of_op) in enumerate(zip(nodes, op_names(nodes), strict=True)):
-        assumed |= _assume_outputs(node, shapes, types)
+        # Outputs without an inferred shape get that of the op's largest input.
+        open_values = {value for value in node.output if value and value not in shapes}
+        largest = max((v for v in node.input if v in shapes), key=lambda v: prod(shapes[v]), default=None)
+        for value in open_values:
+            shapes[value] = shapes[largest] if largest is not None else (1,)
+            types.setdefault(value, types.get(largest or "", "FLOAT"))
+        assumed |= open_values
         kernel, why = _kernel(node, shapes, types, version)
         if not assumed.isdisjoint((*node.input, *node.output)) and not why and not kernel.metadata:
             why = UNKNOWN_SHAPES
@@ -127,20 +146,6 @@ def _old_version_notes(version: int) -> tuple[str, ...]:
         f"its operators are of version {version}, which ONNX Runtime no longer reads (it takes {OLDEST_OPSET} and later); "
         "they are estimated as what they are today",
     )
-
-
-def _check_reads(graph: GraphProto) -> None:
-    """Rejects operators that read a value that does not exist: its shape and the work on it are unknown."""
-    available_values = {v.name for v in (*graph.input, *graph.initializer)} | {
-        t.values.name for t in graph.sparse_initializer
-    }
-    available_values |= {v for node in graph.node for v in node.output}
-    for node in graph.node:
-        missing = next((v for v in node.input if v and v not in available_values), None)
-        if missing is not None:
-            raise FormatError(
-                f"operator {(node.name or node.op_type)!r:.60} reads {missing!r:.80}, which no operator makes and is no input"
-            )
 
 
 def _infer_shapes(model: ModelProto, batch_size: int | None, sizes: Mapping[str, int]) -> ModelProto:
@@ -209,23 +214,6 @@ def _shapes_and_types(graph: GraphProto) -> tuple[dict[str, Shape], dict[str, st
 
 def _type_name(number: int) -> str:
     return onnx.TensorProto.DataType.Name(number) if number in onnx.TensorProto.DataType.values() else "UNDEFINED"
-
-
-def _add_constant(node: NodeProto, shapes: dict[str, Shape], types: dict[str, str]) -> None:
-    if node.op_type == "Constant" and node.output:
-        tensor = next((a.t for a in node.attribute if a.name == "value"), None)
-        if tensor is not None:
-            shapes[node.output[0]], types[node.output[0]] = tuple(tensor.dims), _type_name(tensor.data_type)
-
-
-def _assume_outputs(node: NodeProto, shapes: dict[str, Shape], types: dict[str, str]) -> set[str]:
-    """Gives outputs without an inferred shape the shape of the op's largest input; returns these values."""
-    open_values = {value for value in node.output if value and value not in shapes}
-    largest = max((v for v in node.input if v in shapes), key=lambda v: prod(shapes[v]), default=None)
-    for value in open_values:
-        shapes[value] = shapes[largest] if largest is not None else (1,)
-        types.setdefault(value, types.get(largest or "", "FLOAT"))
-    return open_values
 
 
 def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, str], version: int) -> tuple[Kernel, str]:

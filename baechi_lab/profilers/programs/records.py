@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
@@ -114,12 +114,23 @@ class Program:
         """Builds the OpGraph with durations by device kind, the first being the reference; `precision` is that of the program."""
         by_kind = {kind: self.microseconds(hardware) for kind, hardware in kinds.items()}
         table = TensorTable()
-        for reader, maker, value in self._edges():
-            table.add(maker, value, self.size_bytes.get(value, 0), [reader])
+        for i, op in enumerate(self.ops):
+            for value in dict.fromkeys(op.reads):
+                maker = self.maker.get(value, i)
+                if maker != i:
+                    table.add(maker, value, self.size_bytes.get(value, 0), [i])
         for i, op in enumerate(self.ops):
             for before in op.after:
                 table.add(before, "control", CONTROL_BYTES, [i])
-        group = self._groups()
+        # Readers of one parameter, and ops of one owner, share a device.
+        members: dict[str, list[int]] = {}
+        for i, op in enumerate(self.ops):
+            for value in op.reads:
+                if value in self.parameters:
+                    members.setdefault(f"parameter {value}", []).append(i)
+            if op.owner:
+                members.setdefault(f"owner {op.owner}", []).append(i)
+        group = {i: self.ops[group[0]].name for group in join_groups(len(self.ops), members.values()) for i in group}
         names = tuple(dict.fromkeys(group.values()))
         number = {name: k for k, name in enumerate(names)}
         persistent_bytes = [op.persistent_bytes for op in self.ops]
@@ -143,24 +154,6 @@ class Program:
             info={"estimate": estimate_record(kinds, precision, (k for op in self.ops for k in op.kernels))},
             **table.columns(),
         )
-
-    def _edges(self) -> Iterator[tuple[int, int, str]]:
-        for i, op in enumerate(self.ops):
-            for value in dict.fromkeys(op.reads):
-                maker = self.maker.get(value, i)
-                if maker != i:
-                    yield i, maker, value
-
-    def _groups(self) -> dict[int, str]:
-        """Returns op -> group: readers of one parameter, and ops of one owner, share a device."""
-        members: dict[str, list[int]] = {}
-        for i, op in enumerate(self.ops):
-            for parameter in op.reads:
-                if parameter in self.parameters:
-                    members.setdefault(f"parameter {parameter}", []).append(i)
-            if op.owner:
-                members.setdefault(f"owner {op.owner}", []).append(i)
-        return {i: self.ops[group[0]].name for group in join_groups(len(self.ops), members.values()) for i in group}
 
 
 def check_sizes(sizes: Mapping[str, int], open_dimensions: Iterable[str]) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -79,14 +80,11 @@ class _Pairing:
         self.leaves: dict[str, list[int]] = defaultdict(list)
         for i, node in enumerate(nodes):
             if not self.backward[i]:
-                self._register(i, node)
-
-    def _register(self, i: int, node: NodeDef) -> None:
-        path = node.name.split("/")
-        self.leaves[path[-1]].append(i)
-        if node.op not in _PLUMBING:
-            for depth in range(1, len(path)):
-                self.scopes["/".join(path[:depth])].append(i)
+                path = node.name.split("/")
+                self.leaves[path[-1]].append(i)
+                if node.op not in _PLUMBING:
+                    for depth in range(1, len(path)):
+                        self.scopes["/".join(path[:depth])].append(i)
 
     def run(self) -> NDArray[np.int32]:
         forward_of = np.full(len(self.nodes), -1, dtype=np.int32)
@@ -96,7 +94,23 @@ class _Pairing:
                 forward_of[i] = -1 if target is None else self._by_suffix(i, target)
                 if forward_of[i] < 0 and _TAPE in node.name:
                     forward_of[i] = self._by_tape(i)
-        self._follow_neighbours(forward_of)
+        # Unpaired backward ops, and sums of gradients outside any scope, get the pair of a neighbour.
+        # A loop that fills a list for its gradient is the pair of the list.
+        unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
+        sums = [
+            i
+            for i, node in enumerate(self.nodes)
+            if node.op == "AddN"
+            and not self.backward[i]
+            and all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])
+        ]
+        for i in unpaired:
+            if _SEED not in self.nodes[i].name:
+                self._take_pair_of_neighbour(i, self.sources[i], forward_of)
+        for i in sorted([*unpaired, *sums], reverse=True):
+            self._take_pair_of_neighbour(i, self.readers[i], forward_of)
+        for i in sorted([*unpaired, *sums]):
+            self._take_pair_of_neighbour(i, self.sources[i], forward_of)
         return forward_of
 
     def _by_tape(self, i: int) -> int:
@@ -106,7 +120,8 @@ class _Pairing:
         for depth in range(len(path), 0, -1):
             prefix = "/".join(path[:depth])
             exact = self.index.get(prefix, -1)
-            if exact >= 0 and self._is_forward(exact) and (depth < len(path) or self._fits(i, exact)):
+            is_forward = exact >= 0 and not self.backward[exact] and self.nodes[exact].op not in _PLUMBING
+            if is_forward and (depth < len(path) or self._fits(i, exact)):
                 return exact
             inside = self.scopes.get(prefix)
             if inside:
@@ -140,9 +155,6 @@ class _Pairing:
                 forward.update((r, None) for r in self.readers[source] if not self.backward[r])
         return [f for f in forward if self.nodes[f].op not in _PLUMBING]
 
-    def _is_forward(self, k: int) -> bool:
-        return not self.backward[k] and self.nodes[k].op not in _PLUMBING
-
     def _fits(self, i: int, f: int) -> bool:
         return self.nodes[i].op.startswith(self.nodes[f].op)
 
@@ -150,40 +162,14 @@ class _Pairing:
         sources = set(self.sources[i])
         return max(candidates, key=lambda f: (self._fits(i, f), f in sources, bool(sources & set(self.sources[f])), f))
 
-    def _follow_neighbours(self, forward_of: NDArray[np.int32]) -> None:
-        """Gives unpaired backward ops, and sums of gradients outside any scope, the pair of a neighbour.
-
-        A loop that fills a list for its gradient is the pair of the list.
-        """
-        unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
-        sums = [
-            i
-            for i, node in enumerate(self.nodes)
-            if node.op == "AddN" and not self.backward[i] and self._sums_gradients(i)
-        ]
-        for i in unpaired:
-            if _SEED not in self.nodes[i].name:
-                self._take_pair_of_neighbour(i, self.sources[i], forward_of)
-        for i in sorted([*unpaired, *sums], reverse=True):
-            self._take_pair_of_neighbour(i, self.readers[i], forward_of)
-        for i in sorted([*unpaired, *sums]):
-            self._take_pair_of_neighbour(i, self.sources[i], forward_of)
-
     def _take_pair_of_neighbour(self, i: int, neighbours: list[int], forward_of: NDArray[np.int32]) -> None:
         if forward_of[i] < 0:
             pairs = (int(forward_of[k]) for k in neighbours if forward_of[k] >= 0 and forward_of[k] != i)
             loops = (k for k in neighbours if self.nodes[k].op in CONTROL_FLOW_OPS and not self.backward[k])
             forward_of[i] = next(pairs, next(loops, -1))
 
-    def _sums_gradients(self, i: int) -> bool:
-        return all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])
-
 
 def _common(a: str, b: str) -> int:
     """Returns the number of leading scopes that two names share."""
-    count = 0
-    for x, y in zip(a.split("/"), b.split("/"), strict=False):
-        if x != y:
-            break
-        count += 1
-    return count
+    pairs = zip(a.split("/"), b.split("/"), strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))

@@ -13,9 +13,8 @@ from ...errors import InvalidInput
 from .shapes import SHAPES
 
 if TYPE_CHECKING:
-    from tensorflow import Tensor, Variable
+    from tensorflow import Variable
     from tensorflow.core.framework.graph_pb2 import GraphDef
-    from tensorflow.core.framework.node_def_pb2 import NodeDef
     from tensorflow.types.experimental import ConcreteFunction
 
 
@@ -41,6 +40,8 @@ def bind_captures(
     Raises:
         InvalidInput: a captured resource is not a variable (a table, an iterator).
     """
+    import tensorflow as tf
+
     by_handle = {id(v.handle): v for v in concrete.graph.variables}
     nodes = {n.name: n for n in graph_def.node}
     used_names = set(nodes)
@@ -49,7 +50,16 @@ def bind_captures(
     for outer, inner in zip(concrete.captured_inputs, concrete.graph.internal_captures, strict=True):
         node = nodes[inner.op.name]
         if outer.dtype.name != "resource":
-            _make_constant(node, outer)
+            if outer.dtype.name == "variant":
+                raise InvalidInput(
+                    f"the step uses {node.name!r}, a {outer.dtype.name} made outside of it; make it inside the step"
+                )
+            constant_name = node.name
+            node.Clear()
+            node.name, node.op = constant_name, "Const"
+            node.attr["dtype"].type = outer.dtype.as_datatype_enum
+            node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(outer.numpy(), dtype=outer.dtype))
+            node.attr[SHAPES].list.shape.add().CopyFrom(outer.shape.as_proto())
             continue
         variable = by_handle.get(id(outer))
         if variable is None:
@@ -59,43 +69,22 @@ def bind_captures(
             )
         name = _unique_name(variable_names.get(id(outer)) or variable.name.split(":")[0], used_names)
         renamed[node.name] = name
-        variables.append(_captured(variable, name))
-        _make_handle(node, variables[-1], variable.dtype.as_datatype_enum)
+        value = np.array(variable.numpy())
+        variables.append(CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable))
+        node.Clear()
+        node.name, node.op = name, "VarHandleOp"
+        node.attr["dtype"].type = variable.dtype.as_datatype_enum
+        node.attr["shape"].shape.SetInParent()
+        for size in value.shape:
+            node.attr["shape"].shape.dim.add().size = size
+        node.attr["container"].s = b""
+        node.attr["shared_name"].s = name.encode()
+        node.attr[SHAPES].list.shape.add()
     for node in graph_def.node:
         for k, reference in enumerate(node.input):
             if reference in renamed:
                 node.input[k] = renamed[reference]
     return variables
-
-
-def _captured(variable: Variable, name: str) -> CapturedVariable:
-    value = np.array(variable.numpy())
-    return CapturedVariable(name, variable.dtype.name, tuple(value.shape), value, variable)
-
-
-def _make_handle(node: NodeDef, variable: CapturedVariable, dtype: int) -> None:
-    node.Clear()
-    node.name, node.op = variable.name, "VarHandleOp"
-    node.attr["dtype"].type = dtype
-    node.attr["shape"].shape.SetInParent()
-    for size in variable.shape:
-        node.attr["shape"].shape.dim.add().size = size
-    node.attr["container"].s = b""
-    node.attr["shared_name"].s = variable.name.encode()
-    node.attr[SHAPES].list.shape.add()
-
-
-def _make_constant(node: NodeDef, value: Tensor) -> None:
-    import tensorflow as tf
-
-    name = node.name
-    if value.dtype.name == "variant":
-        raise InvalidInput(f"the step uses {name!r}, a {value.dtype.name} made outside of it; make it inside the step")
-    node.Clear()
-    node.name, node.op = name, "Const"
-    node.attr["dtype"].type = value.dtype.as_datatype_enum
-    node.attr["value"].tensor.CopyFrom(tf.make_tensor_proto(value.numpy(), dtype=value.dtype))
-    node.attr[SHAPES].list.shape.add().CopyFrom(value.shape.as_proto())
 
 
 def _unique_name(name: str, used_names: set[str]) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 
@@ -47,8 +46,15 @@ def as_tensors(value: object, label: str) -> Any:
         raise InvalidInput(
             f"an example input of step {label!r} holds {value.dtype} values, which no tensor has; give numbers"
         )
-    if isinstance(value, (np.ndarray, np.generic)) or _is_array(value):
-        return _tensor(np.asarray(value))
+    # What tf.function converts to a tensor: NumPy's arrays, a pandas column or table, an array of another framework.
+    if hasattr(value, "__array__") and not (tf.is_tensor(value) or isinstance(value, type)):
+        array = np.asarray(value)
+        if array.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in array.reshape(-1)):
+            raise InvalidInput(
+                "an example input is an array of Python objects; give numbers or texts, of rows that are not equally long "
+                "a tf.ragged.constant"
+            )
+        return tf.constant(array)
     if isinstance(value, (tf.data.Dataset, Iterator)):
         first = "next(iter(dataset))" if isinstance(value, tf.data.Dataset) else "next(iterator)"
         raise InvalidInput(
@@ -66,21 +72,3 @@ def leaves(examples: object) -> list[Tensor]:
     import tensorflow as tf
 
     return [x for x in tf.nest.flatten(examples, expand_composites=True) if tf.is_tensor(x)]
-
-
-def _tensor(value: NDArray[np.generic]) -> Tensor:
-    import tensorflow as tf
-
-    if value.dtype.kind == "O" and not all(isinstance(x, (str, bytes)) for x in value.reshape(-1)):
-        raise InvalidInput(
-            "an example input is an array of Python objects; give numbers or texts, of rows that are not equally long a "
-            "tf.ragged.constant"
-        )
-    return tf.constant(value)
-
-
-def _is_array(value: object) -> bool:
-    """Whether tf.function converts it to a tensor: a pandas column or table, an array of another framework."""
-    import tensorflow as tf
-
-    return hasattr(value, "__array__") and not (tf.is_tensor(value) or isinstance(value, type))

@@ -6,7 +6,6 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from tensorflow.core.framework.attr_value_pb2 import AttrValue
     from tensorflow.core.framework.graph_pb2 import GraphDef
 
 _NAMES = {"fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -32,18 +31,14 @@ def replace_float_types(graph_def: GraphDef, dtype: str) -> GraphDef:
     for nodes in (converted.node, *(function.node_def for function in converted.library.function)):
         for node in nodes:
             for value in node.attr.values():
-                _replace_types(value, number)
+                kind = value.WhichOneof("value")
+                if kind == "type" and value.type in float_types():
+                    value.type = number
+                elif kind == "list" and value.list.type:
+                    types = [number if type_number in float_types() else type_number for type_number in value.list.type]
+                    del value.list.type[:]
+                    value.list.type.extend(types)
     for function in converted.library.function:
         for argument in (*function.signature.input_arg, *function.signature.output_arg):
             argument.type = number if argument.type in float_types() else argument.type
     return converted
-
-
-def _replace_types(value: AttrValue, number: int) -> None:
-    kind = value.WhichOneof("value")
-    if kind == "type" and value.type in float_types():
-        value.type = number
-    elif kind == "list" and value.list.type:
-        types = [number if type_number in float_types() else type_number for type_number in value.list.type]
-        del value.list.type[:]
-        value.list.type.extend(types)

@@ -70,19 +70,15 @@ def flops(node: NodeDef, inputs: Shapes, outputs: Shapes) -> float:
     if node.op.startswith(_RANDOM):
         return float(TRANSCENDENTAL * sum(prod(s) for s in outputs))
     if node.op.startswith(("ResourceApply", "AssignAdd", "AssignSub")):
-        return _update(node, inputs)
+        # Fused optimizer updates touch every element of the gradient a few times; plain ones once.
+        touches = {"ResourceApplyAdam": 16, "ResourceApplyRMSProp": 12, "ResourceApplyMomentum": 4}.get(node.op, 2)
+        return float(touches * max((prod(s) for s in inputs), default=0))
     return float(per_element(node.op) * sum(prod(s) for s in outputs))
 
 
 def is_matrix_product(op: str) -> bool:
     """Whether this op runs on the matrix units of a device that has them."""
     return op in _MATRIX
-
-
-def _update(node: NodeDef, inputs: Shapes) -> float:
-    """Fused optimizer updates touch every element of the gradient a few times; plain ones once."""
-    per_element = {"ResourceApplyAdam": 16, "ResourceApplyRMSProp": 12, "ResourceApplyMomentum": 4}.get(node.op, 2)
-    return float(per_element * max((prod(s) for s in inputs), default=0))
 
 
 def _inner(node: NodeDef, left: Shape) -> int:
@@ -156,29 +152,23 @@ def product_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Prod
             sizes = dict(zip(left + right, (*inputs[0], *inputs[1]), strict=True))
             return (einsum_product(left, right, result, sizes),)
     if node.op.startswith(("Conv2D", "Conv3D")):
-        return _convolution_shapes(node, inputs, outputs)
+        # Shapes of filters end with the channels of a group and the filters; images may have their channels first or last.
+        # The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
+        of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
+        filters = outputs[0] if of_filter else inputs[1]
+        convolved = inputs[2] if of_input or of_filter else outputs[0]
+        image = outputs[0] if of_input else inputs[0]
+        if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
+            return ()
+        first = node.attr["data_format"].s.startswith(b"NC")
+        positions, channels = (convolved[2:], image[1]) if first else (convolved[1:-1], image[-1])
+        steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
+        groups, plain = max(channels // max(filters[-2], 1), 1), all(step == 1 for step in steps)
+        if of_input and not is_backward(node.name):
+            return transposed_products(convolved[0], positions, filters[-1], channels, filters[:-2], groups, plain)
+        products = convolution_products(convolved[0], positions, channels, filters[-1], filters[:-2], groups, plain)
+        return tuple(product.right_gradient if of_filter else product for product in products)
     return ()
-
-
-def _convolution_shapes(node: NodeDef, inputs: Shapes, outputs: Shapes) -> tuple[Product, ...]:
-    """Shapes of filters end with the channels of a group and the filters; images may have their channels first or last.
-
-    The op that makes the gradient of an input is a transposed convolution if it is no op of the backward pass.
-    """
-    of_input, of_filter = "BackpropInput" in node.op, "BackpropFilter" in node.op
-    filters = outputs[0] if of_filter else inputs[1]
-    convolved = inputs[2] if of_input or of_filter else outputs[0]
-    image = outputs[0] if of_input else inputs[0]
-    if len(filters) < 3 or len(convolved) != len(filters) or len(image) != len(filters):
-        return ()
-    first = node.attr["data_format"].s.startswith(b"NC")
-    positions, channels = (convolved[2:], image[1]) if first else (convolved[1:-1], image[-1])
-    steps = (*node.attr["strides"].list.i, *node.attr["dilations"].list.i)
-    groups, plain = max(channels // max(filters[-2], 1), 1), all(step == 1 for step in steps)
-    if of_input and not is_backward(node.name):
-        return transposed_products(convolved[0], positions, filters[-1], channels, filters[:-2], groups, plain)
-    products = convolution_products(convolved[0], positions, channels, filters[-1], filters[:-2], groups, plain)
-    return tuple(product.right_gradient if of_filter else product for product in products)
 
 
 def repeated_rows(node: NodeDef, inputs: Shapes, number_bytes: int) -> Rows | None:

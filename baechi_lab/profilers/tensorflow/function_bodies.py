@@ -134,34 +134,31 @@ class Library:
             function = self.functions.get(name)
             if function is not None and depth < _MAX_DEPTH:
                 constants = self._constant_arguments(function, node, outer_nodes, argument_values, depth)
-                yield from self._ops_of_function(function, constants, times, depth)
-
-    def _ops_of_function(
-        self, function: FunctionDef, argument_values: Mapping[str, float], times: float, depth: int
-    ) -> Iterator[BodyOp]:
-        tensors = tensor_specs(function)
-        if any(
-            d.size < 0
-            for attrs in function.arg_attr.values()
-            for shape in attrs.attr[SHAPES].list.shape
-            for d in shape.dim
-        ):
-            self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
-        inner = {n.name: n for n in function.node_def}
-        for node in function.node_def:
-            if node.op in CONTROL_FLOW_OPS or called_functions(node):
-                yield from self._ops_of_call(node, inner, argument_values, times, depth + 1)
-                continue
-            input_specs = [tensors.get(r, ((), 0)) for r in node.input if not r.startswith("^")]
-            output_specs = list(_output_specs(node).values())
-            yield BodyOp(
-                node,
-                [s for s, _ in input_specs],
-                [s for s, _ in output_specs],
-                [t for _, t in input_specs],
-                [t for _, t in output_specs],
-                times,
-            )
+                tensors = tensor_specs(function)
+                if any(
+                    d.size < 0
+                    for attrs in function.arg_attr.values()
+                    for shape in attrs.attr[SHAPES].list.shape
+                    for d in shape.dim
+                ):
+                    self.guesses.setdefault("tensors have open sizes that count as 1", []).append(
+                        function.signature.name
+                    )
+                inner = {n.name: n for n in function.node_def}
+                for op in function.node_def:
+                    if op.op in CONTROL_FLOW_OPS or called_functions(op):
+                        yield from self._ops_of_call(op, inner, constants, times, depth + 1)
+                        continue
+                    input_specs = [tensors.get(r, ((), 0)) for r in op.input if not r.startswith("^")]
+                    output_specs = list(_output_specs(op).values())
+                    yield BodyOp(
+                        op,
+                        [s for s, _ in input_specs],
+                        [s for s, _ in output_specs],
+                        [t for _, t in input_specs],
+                        [t for _, t in output_specs],
+                        times,
+                    )
 
     def _rounds(
         self, node: NodeDef, outer_nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float], depth: int
@@ -276,37 +273,31 @@ def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mappi
         value = None if tensor.tensor_shape.dim else tf.make_ndarray(tensor)
         return None if value is None or value.dtype.kind not in "iuf" else value.item()
     if node.op in ("Size", "StridedSlice"):
-        return _size(node, nodes)
+        # The elements that a Size op counts, or the size that is sliced from a Shape or constant; None for open sizes.
+        counted = node if node.op == "Size" else nodes.get(split(node.input[0])[0])
+        if counted is None or counted.op not in ("Size", "Shape", "Const"):
+            return None
+        if counted.op == "Const":
+            sizes = tf.make_ndarray(counted.attr["value"].tensor).tolist()
+        else:
+            name, output = split(counted.input[0])
+            shapes = nodes[name].attr[SHAPES].list.shape if name in nodes else ()
+            if output >= len(shapes) or shapes[output].unknown_rank or any(d.size < 0 for d in shapes[output].dim):
+                return None
+            sizes = [d.size for d in shapes[output].dim]
+        if node.op == "Size":
+            return math.prod(sizes)
+        begin = nodes.get(split(node.input[1])[0])
+        if begin is None or begin.op != "Const" or node.attr["shrink_axis_mask"].i != 1 or not isinstance(sizes, list):
+            return None
+        size = sizes[tf.make_ndarray(begin.attr["value"].tensor)[0]]
+        return size if isinstance(size, int) else None
     if node.op not in _ARITHMETIC:
         return None
     operands = [_number(r, nodes, argument_values) for r in node.input if not r.startswith("^")]
     if any(operand is None for operand in operands):
         return None
     return _ARITHMETIC[node.op](*operands)
-
-
-def _size(node: NodeDef, nodes: Mapping[str, NodeDef]) -> int | None:
-    """Returns the elements that a Size op counts, or the size that is sliced from a Shape or constant; None for open sizes."""
-    import tensorflow as tf
-
-    counted = node if node.op == "Size" else nodes.get(split(node.input[0])[0])
-    if counted is None or counted.op not in ("Size", "Shape", "Const"):
-        return None
-    if counted.op == "Const":
-        sizes = tf.make_ndarray(counted.attr["value"].tensor).tolist()
-    else:
-        name, output = split(counted.input[0])
-        shapes = nodes[name].attr[SHAPES].list.shape if name in nodes else ()
-        if output >= len(shapes) or shapes[output].unknown_rank or any(d.size < 0 for d in shapes[output].dim):
-            return None
-        sizes = [d.size for d in shapes[output].dim]
-    if node.op == "Size":
-        return math.prod(sizes)
-    begin = nodes.get(split(node.input[1])[0])
-    if begin is None or begin.op != "Const" or node.attr["shrink_axis_mask"].i != 1 or not isinstance(sizes, list):
-        return None
-    size = sizes[tf.make_ndarray(begin.attr["value"].tensor)[0]]
-    return size if isinstance(size, int) else None
 
 
 def _shape(proto: TensorShapeProto) -> Shape:

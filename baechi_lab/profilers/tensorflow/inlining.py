@@ -40,6 +40,10 @@ def inline(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
     Raises:
         InvalidInput: TensorFlow cannot inline a function.
     """
+    import tensorflow as tf
+    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
+    from tensorflow.python.grappler import tf_optimizer
+
     keep_control_flow(graph_def)
     for holder in (*graph_def.node, *graph_def.library.function):
         for attr in ("api_implements", "_XlaMustCompile", "_noinline"):
@@ -47,22 +51,6 @@ def inline(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
                 del holder.attr[attr]
     if not calls(graph_def):
         return graph_def
-    inlined = _optimize(graph_def, fetches)
-    keep_control_flow(inlined)
-    remaining_calls = calls(inlined)
-    if remaining_calls:
-        raise InvalidInput(
-            f"function called by op {remaining_calls[0].name!r} cannot be inlined; call plain Python functions in the step, "
-            "or decorate only the outermost with tf.function"
-        )
-    return inlined
-
-
-def _optimize(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
-    import tensorflow as tf
-    from tensorflow.core.protobuf import config_pb2, meta_graph_pb2, rewriter_config_pb2
-    from tensorflow.python.grappler import tf_optimizer
-
     meta_graph = meta_graph_pb2.MetaGraphDef()
     meta_graph.graph_def.CopyFrom(graph_def)
     meta_graph.collection_def["train_op"].node_list.value.extend(fetches)
@@ -73,9 +61,17 @@ def _optimize(graph_def: GraphDef, fetches: list[str]) -> GraphDef:
     rewrite.optimizers.append("function")
     rewrite.function_optimization = rewriter_config_pb2.RewriterConfig.AGGRESSIVE
     try:
-        return tf_optimizer.OptimizeGraph(config, meta_graph)
+        inlined = tf_optimizer.OptimizeGraph(config, meta_graph)
     except (tf.errors.OpError, ValueError) as error:
         raise InvalidInput(f"the step's function calls cannot be inlined: {error}") from error
+    keep_control_flow(inlined)
+    remaining_calls = calls(inlined)
+    if remaining_calls:
+        raise InvalidInput(
+            f"function called by op {remaining_calls[0].name!r} cannot be inlined; call plain Python functions in the step, "
+            "or decorate only the outermost with tf.function"
+        )
+    return inlined
 
 
 def used_functions(graph_def: GraphDef, nodes: list[NodeDef]) -> list[FunctionDef]:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ...errors import InvalidInput
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
     import keras
     import tensorflow as tf
 
@@ -32,6 +31,9 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
         InvalidInput: the model is not compiled, or the batch is not `(x, y)` or `(x, y, sample_weight)`; `(x,)` is for models
             without a loss of their own.
     """
+    import keras
+    import tensorflow as tf
+
     name = getattr(model, "name", type(model).__name__)
     if not getattr(model, "compiled", False) or model.optimizer is None:
         raise InvalidInput(
@@ -43,14 +45,28 @@ def training_step(model: keras.Model, batch: tuple[object, ...]) -> Callable[...
         )
     refuse_replicas([model.optimizer], name)
     with strategy_of(model.optimizer).scope():
-        _build_variables(model, batch[0])
-    if type(model).train_step is not _keras_train_step():
+        if not model.built:
+            model(batch[0], training=False)
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+    if type(model).train_step is not keras.Model.train_step:
         return _in_replica(model, lambda *data: model.train_step(tuple(data)))
     if len(batch) == 1 and getattr(model, "loss", None) is not None:
         raise InvalidInput(
             f"model {name!r} was given inputs without targets, which its loss needs; give a batch (x, y)"
         )
-    return _in_replica(model, _default_step(model))
+    takes_training = "training" in inspect.signature(model.call).parameters
+
+    def train(x: tf.Tensor, y: tf.Tensor = None, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            predicted = model(x, training=True) if takes_training else model(x)
+            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
+            scaled = model.optimizer.scale_loss(loss)
+        weights = model.trainable_weights
+        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
+        return loss
+
+    return _in_replica(model, train)
 
 
 def strategy_of(item: object) -> tf.distribute.Strategy:
@@ -77,37 +93,6 @@ def _in_replica(model: keras.Model, step: Callable[..., object]) -> Callable[...
     return step if strategy is None else lambda *data: strategy.run(step, data)
 
 
-def _keras_train_step() -> Any:
-    import keras
-
-    return keras.Model.train_step
-
-
-def _build_variables(model: keras.Model, x: tf.Tensor) -> None:
-    """Creates the model's and the optimizer's variables outside the traced function."""
-    if not model.built:
-        model(x, training=False)
-    if not model.optimizer.built:
-        model.optimizer.build(model.trainable_variables)
-
-
-def _default_step(model: keras.Model) -> Callable[..., object]:
-    import tensorflow as tf
-
-    takes_training = "training" in inspect.signature(model.call).parameters
-
-    def train(x: tf.Tensor, y: tf.Tensor = None, sample_weight: tf.Tensor | None = None) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            predicted = model(x, training=True) if takes_training else model(x)
-            loss = model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True)
-            scaled = model.optimizer.scale_loss(loss)
-        weights = model.trainable_weights
-        model.optimizer.apply_gradients(zip(tape.gradient(scaled, weights), weights, strict=True))
-        return loss
-
-    return train
-
-
 def keras_objects(function: object, depth: int = 4) -> list[object]:
     """Returns the Keras layers, models and optimizers that a function reaches by closure, globals, `self` or containers."""
     keras = sys.modules.get("keras")
@@ -124,19 +109,13 @@ def keras_objects(function: object, depth: int = 4) -> list[object]:
             visited.add(id(item))
             if isinstance(item, (keras.Layer, keras.Optimizer, keras.Metric)):
                 objects[id(item)] = item
-                following.extend(_optimizers_of(item, keras))
+                # a model's optimizer, and the optimizer inside a loss-scaling one
+                optimizers = (getattr(item, key, None) for key in ("optimizer", "inner_optimizer"))
+                following.extend(o for o in optimizers if isinstance(o, keras.Optimizer))
             else:
                 following.extend(_referenced_objects(item))
         level = following
     return list(objects.values())
-
-
-def _optimizers_of(item: object, keras: ModuleType) -> Iterator[keras.Optimizer]:
-    """Yields a model's optimizer and the optimizer inside a loss-scaling one."""
-    for key in ("optimizer", "inner_optimizer"):
-        optimizer = getattr(item, key, None)
-        if isinstance(optimizer, keras.Optimizer):
-            yield optimizer
 
 
 def _referenced_objects(item: object) -> Iterable[object]:
@@ -151,16 +130,9 @@ def _referenced_objects(item: object) -> Iterable[object]:
     if owner is not None and not inspect.ismodule(owner):
         referenced += [owner, *getattr(owner, "__dict__", {}).values()]
     if inspect.isfunction(function):
-        referenced += _closure(function)
+        with contextlib.suppress(ValueError):  # an empty cell: a local function that is defined further down
+            names = inspect.getclosurevars(function)
+            referenced += [*names.nonlocals.values(), *names.globals.values()]
     elif callable(item) and not inspect.isclass(item) and not inspect.isbuiltin(item):
         referenced += list(getattr(item, "__dict__", {}).values())
     return [r for r in referenced if not inspect.ismodule(r) and not inspect.isclass(r)]
-
-
-def _closure(function: Any) -> list[object]:
-    """Returns the outer variables and globals that a function names; a variable that is not set yet is left out."""
-    try:
-        names = inspect.getclosurevars(function)
-    except ValueError:  # an empty cell: a local function that is defined further down
-        return []
-    return [*names.nonlocals.values(), *names.globals.values()]

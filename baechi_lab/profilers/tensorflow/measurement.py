@@ -27,12 +27,7 @@ from .prevent_fusion import prevent_fusion
 from .structure import Structure
 
 if TYPE_CHECKING:
-    from types import ModuleType
-
-    from tensorflow import Graph
-    from tensorflow.compat.v1 import ConfigProto, Session
     from tensorflow.core.framework.step_stats_pb2 import NodeExecStats
-    from tensorflow.core.framework.tensor_description_pb2 import TensorDescription
     from tensorflow.core.protobuf.config_pb2 import RunMetadata
 
 PROBE = "baechi_lab_probe"
@@ -108,55 +103,45 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
     with graph.as_default():
         tf.import_graph_def(graph_def, name="")
     try:
-        with tf.compat.v1.Session(graph=graph, config=_serial_config(tf)) as session:
-            _assign_variables(tf, graph, session, step)
-            yield _runner(tf, session, step)
+        config = tf.compat.v1.ConfigProto(
+            allow_soft_placement=True, intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
+        )
+        config.graph_options.optimizer_options.opt_level = -1
+        config.graph_options.rewrite_options.disable_meta_optimizer = True
+        config.gpu_options.allow_growth = True
+        with tf.compat.v1.Session(graph=graph, config=config) as session:
+            # A few runs of limited size: every run prunes the whole graph, every fed value is a copy.
+            pending: list[tuple[Any, Any, NDArray[Any]]] = []
+            with graph.as_default():
+                for variable, value in zip(step.variables, step.initial_values, strict=True):
+                    placeholder = tf.compat.v1.placeholder(variable.dtype, variable.shape)
+                    assign = tf.raw_ops.AssignVariableOp(
+                        resource=graph.get_tensor_by_name(variable.name + ":0"), value=placeholder
+                    )
+                    pending.append((assign, placeholder, value))
+            while pending:
+                count, fed_bytes = 0, 0
+                while count < len(pending) and (count == 0 or fed_bytes + pending[count][2].nbytes <= FEED_BYTES):
+                    fed_bytes += pending[count][2].nbytes
+                    count += 1
+                session.run([p[0] for p in pending[:count]], {p[1]: p[2] for p in pending[:count]})
+                pending = pending[count:]
+            feeds = {spec.name: value for spec, value in zip(step.inputs, step.example_inputs, strict=True)}
+            fetches = [[spec.name for spec in step.outputs], list(step.updates)]
+
+            def run(traced: bool) -> RunMetadata | None:
+                if not traced:
+                    session.run(fetches, feeds)
+                    return None
+                metadata = tf.compat.v1.RunMetadata()
+                session.run(
+                    fetches, feeds, tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE), metadata
+                )
+                return metadata
+
+            yield run
     except tf.errors.OpError as error:
         raise ExecutionError(f"step {step.name!r} cannot run on {device}: {first_line(error)}") from error
-
-
-def _serial_config(tf: ModuleType) -> ConfigProto:
-    config = tf.compat.v1.ConfigProto(
-        allow_soft_placement=True, intra_op_parallelism_threads=1, inter_op_parallelism_threads=1
-    )
-    config.graph_options.optimizer_options.opt_level = -1
-    config.graph_options.rewrite_options.disable_meta_optimizer = True
-    config.gpu_options.allow_growth = True
-    return config
-
-
-def _assign_variables(tf: ModuleType, graph: Graph, session: Session, step: Step) -> None:
-    """Assigns the variables in a few runs of limited size: every run prunes the whole graph, every fed value is a copy."""
-    pending: list[tuple[Any, Any, NDArray[Any]]] = []
-    with graph.as_default():
-        for variable, value in zip(step.variables, step.initial_values, strict=True):
-            placeholder = tf.compat.v1.placeholder(variable.dtype, variable.shape)
-            assign = tf.raw_ops.AssignVariableOp(
-                resource=graph.get_tensor_by_name(variable.name + ":0"), value=placeholder
-            )
-            pending.append((assign, placeholder, value))
-    while pending:
-        count, fed_bytes = 0, 0
-        while count < len(pending) and (count == 0 or fed_bytes + pending[count][2].nbytes <= FEED_BYTES):
-            fed_bytes += pending[count][2].nbytes
-            count += 1
-        session.run([p[0] for p in pending[:count]], {p[1]: p[2] for p in pending[:count]})
-        pending = pending[count:]
-
-
-def _runner(tf: ModuleType, session: Session, step: Step) -> Runner:
-    feeds = {spec.name: value for spec, value in zip(step.inputs, step.example_inputs, strict=True)}
-    fetches = [[spec.name for spec in step.outputs], list(step.updates)]
-
-    def run(traced: bool) -> RunMetadata | None:
-        if not traced:
-            session.run(fetches, feeds)
-            return None
-        metadata = tf.compat.v1.RunMetadata()
-        session.run(fetches, feeds, tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE), metadata)
-        return metadata
-
-    return run
 
 
 def collect_traces(run: Runner, warmup: int, runs: int) -> list[RunMetadata]:
@@ -188,7 +173,31 @@ def read_traces(structure: Structure, traces: Sequence[RunMetadata], on_gpu: boo
     in_trace = np.zeros(n, dtype=np.bool_)
     has_kernels = False
     for k, metadata in enumerate(traces):
-        host, kernels = _add_trace(metadata, structure, temp, persistent, sizes)
+        host: dict[int, float] = defaultdict(float)
+        kernels: dict[int, float] = defaultdict(float)
+        for device in metadata.step_stats.dev_stats:
+            on_stream = "/stream:" in device.device
+            if on_stream and not device.device.endswith("/stream:all"):
+                continue  # each kernel is listed under its own stream and again under `all`
+            if not on_stream and ("memcpy" in device.device or "/host:" in device.device):
+                continue
+            for stats in device.node_stats:
+                i = structure.index.get(stats.node_name.split(":")[0].split("@@")[0])
+                if i is None:
+                    continue
+                if on_stream:
+                    kernels[i] += _microseconds(stats)
+                    continue
+                host[i] += _microseconds(stats)
+                temp[i] += max(stats.memory_stats.temp_memory_size, 0)
+                persistent[i] += max(stats.memory_stats.persistent_memory_size, 0)
+                for output in stats.output:
+                    width = bytes_per_element().get(output.tensor_description.dtype)
+                    sizes[i, output.slot] = (
+                        HANDLE_BYTES
+                        if width is None
+                        else width * prod(d.size for d in output.tensor_description.shape.dim)
+                    )
         for i in host.keys() | kernels.keys():
             run_us[k, i] = kernels.get(i, host.get(i, 0.0))
             in_trace[i] = True
@@ -205,43 +214,7 @@ def read_traces(structure: Structure, traces: Sequence[RunMetadata], on_gpu: boo
     )
 
 
-def _add_trace(
-    metadata: RunMetadata,
-    structure: Structure,
-    temp: NDArray[np.float64],
-    persistent: NDArray[np.float64],
-    sizes: dict[tuple[int, int], int],
-) -> tuple[dict[int, float], dict[int, float]]:
-    """Adds one trace to the columns; returns the microseconds of each op in the executor and of its GPU kernels."""
-    host: dict[int, float] = defaultdict(float)
-    kernels: dict[int, float] = defaultdict(float)
-    for device in metadata.step_stats.dev_stats:
-        on_stream = "/stream:" in device.device
-        if on_stream and not device.device.endswith("/stream:all"):
-            continue  # each kernel is listed under its own stream and again under `all`
-        if not on_stream and ("memcpy" in device.device or "/host:" in device.device):
-            continue
-        for stats in device.node_stats:
-            i = structure.index.get(stats.node_name.split(":")[0].split("@@")[0])
-            if i is None:
-                continue
-            if on_stream:
-                kernels[i] += _microseconds(stats)
-                continue
-            host[i] += _microseconds(stats)
-            temp[i] += max(stats.memory_stats.temp_memory_size, 0)
-            persistent[i] += max(stats.memory_stats.persistent_memory_size, 0)
-            for output in stats.output:
-                sizes[i, output.slot] = _tensor_bytes(output.tensor_description)
-    return host, kernels
-
-
 def _microseconds(stats: NodeExecStats) -> float:
     """Returns how long an entry ran; GPU entries may have whole microseconds only."""
     nanos = stats.op_end_rel_nanos - stats.op_start_rel_nanos
     return nanos / 1e3 if nanos > 0 else float(stats.op_end_rel_micros - stats.op_start_rel_micros)
-
-
-def _tensor_bytes(description: TensorDescription) -> int:
-    width = bytes_per_element().get(description.dtype)
-    return HANDLE_BYTES if width is None else width * prod(d.size for d in description.shape.dim)

@@ -35,7 +35,9 @@ def count_work(structure: Structure) -> Work:
 
     Warns with `GuessedCosts` of loops whose rounds or sizes are not known.
     """
-    halves, width = _half_types(), bytes_per_element()
+    import tensorflow as tf
+
+    halves, width = {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}, bytes_per_element()
     sizes, shapes = structure.tensor_bytes.tolist(), structure.shapes
     library = Library(structure.graph_def)
     rows: list[tuple[int, Kernel]] = []
@@ -99,9 +101,3 @@ def _moved_bytes(op: str, input_bytes: Sizes, output_bytes: Sizes) -> float:
     if op.startswith(_IN_PLACE):
         return float(3 * sum(input_bytes))
     return float(sum(input_bytes) + sum(output_bytes))
-
-
-def _half_types() -> set[int]:
-    import tensorflow as tf
-
-    return {tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum}

@@ -32,15 +32,11 @@ def keras_slots(candidate: Any) -> dict[int, int]:
         if name == "_variables" or not isinstance(slot_list, (list, tuple)) or len(slot_list) != len(trainable):
             continue
         pairs = [(slot, variable) for slot, variable in zip(slot_list, trainable, strict=True) if id(slot) in slot_ids]
-        if all(_belongs(slot, variable) for slot, variable in pairs):
+        if all(tuple(slot.shape) == tuple(variable.shape) or slot.name == variable.name for slot, variable in pairs):
             for slot, variable in pairs:
                 owners[id(_handle(slot))].add(id(_handle(variable)))
     # If two lists contradict each other, the data flow decides.
     return {slot: of.pop() for slot, of in owners.items() if len(of) == 1}
-
-
-def _belongs(slot: Variable, variable: Variable) -> bool:
-    return tuple(slot.shape) == tuple(variable.shape) or slot.name == variable.name
 
 
 def _handle(variable: Variable) -> Tensor:
@@ -53,7 +49,12 @@ def optimizer_slots(
 ) -> dict[str, str]:
     """Returns slot -> variable by name: `declared_slots` first, then slots that the graph shows unambiguously."""
     slots = dict(declared_slots)
-    inferred = {**_by_data_flow(graph_def, shapes), **_by_fused_update(graph_def, shapes)}
+    fused_slots = {}
+    for node in graph_def.node:
+        if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
+            handles = [p for p, _ in data_inputs(node) if p in shapes]
+            fused_slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
+    inferred = {**_by_data_flow(graph_def, shapes), **fused_slots}
     owners = set(slots.values())
     for slot, variable in inferred.items():
         if slot not in slots and slot not in owners:
@@ -61,19 +62,16 @@ def optimizer_slots(
     return dict(sorted(slots.items()))
 
 
-def _by_fused_update(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    slots = {}
-    for node in graph_def.node:
-        if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
-            handles = [p for p, _ in data_inputs(node) if p in shapes]
-            slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
-    return slots
-
-
 def _by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
     """Follows each variable's value through update arithmetic to the variables that are assigned from it."""
     nodes = {n.name: n for n in graph_def.node}
-    arithmetic = _update_region(graph_def)
+    # The ops that are not gradient ops and that no gradient op reads, directly or through others.
+    before_gradient: set[str] = set()
+    for node in reversed(graph_def.node):
+        if node.name in before_gradient or "gradient_tape/" in node.name or "gradients/" in node.name:
+            before_gradient.add(node.name)
+            before_gradient.update(split(r)[0] for r in node.input)
+    arithmetic = {n.name for n in graph_def.node} - before_gradient
     reads: dict[str, list[str]] = defaultdict(list)
     reach: dict[str, set[str]] = defaultdict(set)  # op -> variables that are assigned from its value
     for node in reversed(graph_def.node):
@@ -100,13 +98,3 @@ def _by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> di
         if variable in targets and len(assigned_variables) == 1:
             slots[variable] = assigned_variables.pop()
     return slots
-
-
-def _update_region(graph_def: GraphDef) -> set[str]:
-    """Returns the ops that are not gradient ops and that no gradient op reads, directly or through others."""
-    before_gradient: set[str] = set()
-    for node in reversed(graph_def.node):
-        if node.name in before_gradient or "gradient_tape/" in node.name or "gradients/" in node.name:
-            before_gradient.add(node.name)
-            before_gradient.update(split(r)[0] for r in node.input)
-    return {n.name for n in graph_def.node} - before_gradient

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
@@ -20,7 +19,7 @@ from ..estimate_record import estimate_record
 from ..kernel_model import estimated_us
 from ..machine_load import summarize_repeats, warn_if_disturbed
 from ..precision import Precision
-from ..work import Kernel, Work
+from ..work import Kernel
 from .backward_pairing import forward_ops, is_backward
 from .colocation import colocation_groups
 from .float_types import FLOAT_NAMES
@@ -61,7 +60,27 @@ def profile_with_report(
         columns = _estimate(step, structure, kinds, chosen)
     else:
         device_name, columns, missing = _measure(step, structure, settings)
-    graph = _graph(step, structure, columns)
+    colocation, groups = colocation_groups(structure.nodes, step.slots)
+    graph = OpGraph(
+        names=tuple(node.name for node in structure.nodes),
+        op_types=op_types(structure.graph_def, structure.nodes),
+        tensor_producer=structure.tensor_producer,
+        tensor_names=structure.tensor_names,
+        consumer_ptr=structure.consumer_ptr,
+        consumers=structure.consumers,
+        colocation=colocation,
+        colocation_names=groups,
+        forward_of=forward_ops(structure.nodes),
+        output_shapes=structure.output_shapes,
+        name=step.name,
+        **{
+            "reuse": reuse_of(structure),
+            "tensor_bytes": structure.tensor_bytes,
+            "temp_bytes": structure.round_bytes,
+            "persistent_bytes": _variable_bytes(step, structure),
+            **columns,
+        },
+    )
     backward = np.array([is_backward(name) for name in graph.names], dtype=np.bool_)
     paired = int(np.count_nonzero(backward & (graph.forward_of >= 0)))
     seconds = time.perf_counter() - started
@@ -70,28 +89,24 @@ def profile_with_report(
     return graph, report
 
 
-def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], precision: Precision) -> dict[str, object]:
+def _estimate(step: Step, structure: Structure, kinds: dict[str, Hardware], precision: Precision) -> dict[str, Any]:
     work = precision.work(count_work(structure))
+    matrix_products = (
+        Kernel(flops=float(work.flops[row] * work.times[row]), precision=PRECISIONS[work.precision[row]], matrix=True)
+        for row in np.flatnonzero(work.matrix).tolist()
+    )
     duration_by_kind = {kind: estimated_us(work, kind_hardware) for kind, kind_hardware in kinds.items()}
     columns: dict[str, Any] = {
         "duration_us": next(iter(duration_by_kind.values())),
         "duration_by_kind": duration_by_kind,
         "persistent_bytes": _variable_bytes(step, structure, "fp32" if precision.is_mixed else precision.dtype),
-        "info": {"estimate": estimate_record(kinds, precision, _kernels(work))},
+        "info": {"estimate": estimate_record(kinds, precision, matrix_products)},
     }
-    if (
-        precision.is_mixed
-    ):  # a variable is the float32 master weight, and reading it makes the weight that is computed with
+    # A variable is the float32 master weight, and reading it makes the weight that is computed with.
+    if precision.is_mixed:
         reads = np.array([node.op == "ReadVariableOp" for node in structure.nodes], dtype=np.bool_)
         columns["reuse"] = np.where(reads, OWN, reuse_of(structure))
     return columns
-
-
-def _kernels(work: Work) -> Iterator[Kernel]:
-    """Yields the matrix products of a step."""
-    for row in np.flatnonzero(work.matrix).tolist():
-        flops = float(work.flops[row] * work.times[row])
-        yield Kernel(flops=flops, precision=PRECISIONS[work.precision[row]], matrix=True)
 
 
 def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tuple[str, dict[str, Any], int]:
@@ -121,30 +136,6 @@ def _measure(step: Step, structure: Structure, settings: MeasureSettings) -> tup
         "info": {"measured": differences},
     }
     return device_name, columns, int(np.count_nonzero(~measured.in_trace))
-
-
-def _graph(step: Step, structure: Structure, columns: dict[str, Any]) -> OpGraph:
-    colocation, groups = colocation_groups(structure.nodes, step.slots)
-    return OpGraph(
-        names=tuple(node.name for node in structure.nodes),
-        op_types=op_types(structure.graph_def, structure.nodes),
-        tensor_producer=structure.tensor_producer,
-        tensor_names=structure.tensor_names,
-        consumer_ptr=structure.consumer_ptr,
-        consumers=structure.consumers,
-        colocation=colocation,
-        colocation_names=groups,
-        forward_of=forward_ops(structure.nodes),
-        output_shapes=structure.output_shapes,
-        name=step.name,
-        **{
-            "reuse": reuse_of(structure),
-            "tensor_bytes": structure.tensor_bytes,
-            "temp_bytes": structure.round_bytes,
-            "persistent_bytes": _variable_bytes(step, structure),
-            **columns,
-        },
-    )
 
 
 def _variable_bytes(step: Step, structure: Structure, dtype: str | None = None) -> NDArray[np.int64]:

@@ -116,7 +116,30 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     index = {n.name: i for i, n in enumerate(nodes)}
     edges = [(index[p], k, i) for i, n in enumerate(nodes) for p, k in map(split, n.input)]
     waited_for = {p for p, k, _ in edges if k < 0}
-    producer, output, size, shapes, unknown = _tensors(nodes, waited_for)
+    # The producer, output number, bytes and shape of every tensor, and the number of open sizes.
+    width = bytes_per_element()
+    producer: list[int] = []
+    output: list[int] = []
+    size: list[int] = []
+    shapes: list[tuple[int, ...]] = []
+    unknown = 0
+    for i, node in enumerate(nodes):
+        types = output_types(node)
+        stored_shapes = node.attr[SHAPES].list.shape if types else ()
+        for k, type_number in enumerate(types):
+            dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
+            if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
+                unknown += type_number in width
+                dims = tuple(max(d, 1) for d in dims)
+            producer.append(i)
+            output.append(k)
+            shapes.append(dims)
+            size.append(prod(dims) * width[type_number] if type_number in width else HANDLE_BYTES)
+        if i in waited_for:
+            producer.append(i)
+            output.append(-1)
+            shapes.append(())
+            size.append(CONTROL_BYTES)
     tensor = {pair: t for t, pair in enumerate(zip(producer, output, strict=True))}
     pairs = sorted({(tensor[p, k], i) for p, k, i in edges})
     row = np.array([t for t, _ in pairs], dtype=np.int64)
@@ -134,33 +157,3 @@ def read_structure(step: Step, dtype: str | None = None) -> Structure:
     list_bytes, round_bytes = count_lists(structure)
     structure.tensor_bytes[list(list_bytes)] = list(list_bytes.values())
     return replace(structure, list_bytes=list_bytes, round_bytes=round_bytes)
-
-
-def _tensors(
-    nodes: tuple[NodeDef, ...], waited_for: set[int]
-) -> tuple[list[int], list[int], list[int], list[tuple[int, ...]], int]:
-    """Returns producer, output number, bytes and shape of every tensor, and the number of open sizes."""
-    width = bytes_per_element()
-    producer: list[int] = []
-    output: list[int] = []
-    size: list[int] = []
-    shapes: list[tuple[int, ...]] = []
-    unknown = 0
-    for i, node in enumerate(nodes):
-        types = output_types(node)
-        stored_shapes = node.attr[SHAPES].list.shape if types else ()
-        for k, dtype in enumerate(types):
-            dims = tuple(d.size for d in stored_shapes[k].dim) if k < len(stored_shapes) else ()
-            if any(d < 0 for d in dims) or (k < len(stored_shapes) and stored_shapes[k].unknown_rank):
-                unknown += dtype in width
-                dims = tuple(max(d, 1) for d in dims)
-            producer.append(i)
-            output.append(k)
-            shapes.append(dims)
-            size.append(prod(dims) * width[dtype] if dtype in width else HANDLE_BYTES)
-        if i in waited_for:
-            producer.append(i)
-            output.append(-1)
-            shapes.append(())
-            size.append(CONTROL_BYTES)
-    return producer, output, size, shapes, unknown

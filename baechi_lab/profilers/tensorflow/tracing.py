@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,13 +18,13 @@ import numpy as np
 from ...checks import check_text
 from ...errors import InvalidInput
 from ...graph.step import Source, Step, TensorSpec
-from .captured_variables import CapturedVariable, bind_captures
+from .captured_variables import bind_captures
 from .examples import as_tensors, leaves
 from .inlining import inline, used_functions
 from .keras_step import is_keras_model, keras_objects, refuse_replicas, training_step
 from .loading import load_tensorflow
 from .named_outputs import name_outputs
-from .optimizer_slots import optimizer_slots
+from .optimizer_slots import keras_slots, optimizer_slots
 from .recurrent_layers import fused_layers, mark_fused_loops
 from .shapes import SHAPES, lacks_shapes, specs, with_shapes
 from .simplification import simplify
@@ -78,8 +77,17 @@ def trace(fn: object, *example_inputs: object, name: str | None = None) -> Step:
     label = name or _step_label(fn)
     if not callable(fn):
         raise InvalidInput(f"cannot trace {fn!r}; give a function, a tf.function or a compiled keras.Model")
-    examples = [as_tensors(x, label) for x in (_batch(example_inputs) if is_keras_model(fn) else example_inputs)]
-    function = _keras_step(fn, examples, label) if is_keras_model(fn) else fn
+    function: Any = fn
+    if is_keras_model(fn) and len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
+        example_inputs = tuple(example_inputs[0])  # the batch (x, y)
+    examples = [as_tensors(x, label) for x in example_inputs]
+    if is_keras_model(fn):
+        try:
+            function = training_step(fn, tuple(examples))
+        except InvalidInput:
+            raise
+        except Exception as error:  # an unbuilt model runs on the batch and may raise anything
+            raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
     objects = keras_objects(fn)
     refuse_replicas(objects, label)
     called = time.perf_counter()
@@ -96,22 +104,6 @@ def _step_label(fn: Any) -> str:
         return str(fn.name)
     label = getattr(fn, "__name__", None) or getattr(getattr(fn, "python_function", None), "__name__", None)
     return str(label) if label and label != "<lambda>" else "step"
-
-
-def _batch(example_inputs: tuple[object, ...]) -> tuple[object, ...]:
-    """Returns the batch, which is given as one tuple or list `(x, y)`, or as separate inputs."""
-    if len(example_inputs) == 1 and isinstance(example_inputs[0], (tuple, list)):
-        return tuple(example_inputs[0])
-    return example_inputs
-
-
-def _keras_step(model: object, examples: list[object], label: str) -> Callable[..., object]:
-    try:
-        return training_step(model, tuple(examples))
-    except InvalidInput:
-        raise
-    except Exception as error:  # an unbuilt model runs on the batch and may raise anything
-        raise InvalidInput(f"step {label!r} cannot be traced: {_reason(error)}") from error
 
 
 def _concrete_function(function: object, examples: list[object], label: str) -> ConcreteFunction:
@@ -144,17 +136,28 @@ def _reason(error: BaseException) -> str:
     return reason.split(". Received args")[0]
 
 
-def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, objects: list[object]) -> Step:
+def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, objects: list[Any]) -> Step:
     graph = concrete.graph
     graph_def = graph.as_graph_def(add_shapes=True)
-    variable_names, slots_of = _keras_names(objects)
+    variable_names: dict[int, str] = {}  # paths of Keras variables, and slot -> variable, by the `id` of their handles
+    slots_of: dict[int, int] = {}
+    for item in objects:
+        slots_of.update(keras_slots(item))
+        for variable in item.variables:
+            variable_names.setdefault(id(variable.value.handle), variable.path)
     variables = bind_captures(graph_def, concrete, variable_names)
     placeholders = [t.op.name for t in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]]
     sized = _fix_inputs(graph_def, placeholders, leaves, label)
     outputs = [t.name for t in concrete.outputs if t.dtype.name not in ("resource", "variant")]
     effects = [op.name for op in graph.control_outputs]
     graph_def = inline(graph_def, list(dict.fromkeys([*outputs, *effects])))
-    _refuse_process_bound(graph_def, label)
+    everything = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
+    bad = next((n for n in everything if n.op in _BOUND_TO_PROCESS), None)
+    if bad is not None:
+        raise InvalidInput(
+            f"step {label!r} calls Python code while it runs (op {bad.name!r}, from tf.py_function or "
+            "tf.numpy_function), which no other device or process can run; use TensorFlow ops"
+        )
     nodes, outputs, updates = simplify(list(graph_def.node), placeholders, outputs, effects)
     outputs, named = name_outputs(nodes, outputs, concrete.structured_outputs)
     if not outputs and not updates:
@@ -165,6 +168,8 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
     mark_fused_loops(traced, {v.name for v in variables if id(v.variable.handle) in weights})
     used = {n.name for n in traced.node}
     used_variables = [v for v in variables if v.name in used]
+    names = {id(v.variable.handle): v.name for v in used_variables}
+    declared_slots = {names[s]: names[v] for s, v in slots_of.items() if s in names and v in names}
     return Step(
         name=label,
         graph_def=traced.SerializeToString(deterministic=True),
@@ -175,30 +180,10 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         example_inputs=tuple(np.asarray(x.numpy()) for x in leaves),
         variables=tuple(TensorSpec(v.name, v.dtype, v.shape) for v in used_variables),
         initial_values=tuple(v.value for v in used_variables),
-        slots=_slots(traced, used_variables, slots_of),
+        slots=optimizer_slots(traced, {v.name: v.shape for v in used_variables}, declared_slots),
         updates=tuple(updates),
         info={"ops": len(traced.node), **({"output_names": named} if named else {})},
     )
-
-
-def _keras_names(objects: list[Any]) -> tuple[dict[int, str], dict[int, int]]:
-    """Returns the paths of Keras variables, and slot -> variable, both by `id` of the variable's handle."""
-    from .optimizer_slots import keras_slots
-
-    paths: dict[int, str] = {}
-    slots: dict[int, int] = {}
-    for item in objects:
-        slots.update(keras_slots(item))
-        for variable in item.variables:
-            paths.setdefault(id(variable.value.handle), variable.path)
-    return paths, slots
-
-
-def _slots(graph_def: GraphDef, variables: list[CapturedVariable], by_handle: dict[int, int]) -> dict[str, str]:
-    """Returns slot -> variable by name, from the optimizer or else from the data flow."""
-    names = {id(v.variable.handle): v.name for v in variables}
-    declared_slots = {names[s]: names[v] for s, v in by_handle.items() if s in names and v in names}
-    return optimizer_slots(graph_def, {v.name: v.shape for v in variables}, declared_slots)
 
 
 def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Tensor], label: str) -> bool:
@@ -212,16 +197,6 @@ def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Tenso
         changed |= nodes[name].attr["shape"].shape != shape
         nodes[name].attr["shape"].shape.CopyFrom(shape)
     return changed
-
-
-def _refuse_process_bound(graph_def: GraphDef, label: str) -> None:
-    everything = [*graph_def.node, *(n for f in graph_def.library.function for n in f.node_def)]
-    bad = next((n for n in everything if n.op in _BOUND_TO_PROCESS), None)
-    if bad is not None:
-        raise InvalidInput(
-            f"step {label!r} calls Python code while it runs (op {bad.name!r}, from tf.py_function or "
-            "tf.numpy_function), which no other device or process can run; use TensorFlow ops"
-        )
 
 
 def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:

@@ -19,7 +19,6 @@ from ...workers.transport import read_step, step_arrays, step_header
 from ..machine_load import OtherPrograms
 from .measurement import (
     Measurement,
-    Runner,
     check_counts,
     collect_traces,
     default_device,
@@ -60,19 +59,27 @@ def measure(
                 if answer.kind == "failed":
                     raise refusal(answer)
                 if answer.kind == "profile":
-                    return answer.header["device"], answer.header["device_kind"], _measurement(answer)
+                    duration_us, temp_bytes, persistent_bytes, in_trace, outputs, run_us = answer.arrays
+                    sizes = {(op, slot): size for op, slot, size in outputs.tolist()}
+                    return (
+                        answer.header["device"],
+                        answer.header["device_kind"],
+                        (
+                            Measurement(
+                                duration_us,
+                                temp_bytes,
+                                persistent_bytes,
+                                sizes,
+                                in_trace,
+                                run_us,
+                                answer.header["others_share"],
+                            )
+                        ),
+                    )
                 bar.update()
         except WorkerEnded as ended:
             raise ExecutionError(f"step {step.name!r} was not measured: {ended.message}") from ended
     raise ExecutionError(f"step {step.name!r} was not measured: the worker gave no answer")
-
-
-def _measurement(answer: Message) -> Measurement:
-    duration_us, temp_bytes, persistent_bytes, in_trace, outputs, run_us = answer.arrays
-    sizes = {(op, slot): size for op, slot, size in outputs.tolist()}
-    return Measurement(
-        duration_us, temp_bytes, persistent_bytes, sizes, in_trace, run_us, answer.header["others_share"]
-    )
 
 
 def serve(request: Message, send: Send) -> None:
@@ -83,7 +90,13 @@ def serve(request: Message, send: Send) -> None:
     kind = device_kind(device)
     other_programs = OtherPrograms(time.process_time)  # covers the whole time, because the system's clocks are coarse
     with step_session(step, device) as run:
-        traces = collect_traces(_report_each_step(run, send), header["warmup"], header["runs"])
+
+        def run_and_report(traced: bool) -> Any:
+            metadata = run(traced)
+            send("progress")
+            return metadata
+
+        traces = collect_traces(run_and_report, header["warmup"], header["runs"])
         others_share = other_programs.share()
     measurement = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
     rows = [(op, slot, size) for (op, slot), size in sorted(measurement.output_bytes.items())]
@@ -97,14 +110,3 @@ def serve(request: Message, send: Send) -> None:
         measurement.run_us,
     )
     send("profile", {"device": device, "device_kind": kind, "others_share": others_share}, costs)
-
-
-def _report_each_step(run: Runner, send: Send) -> Runner:
-    """Wraps `run` so that it sends `progress` after each step."""
-
-    def run_and_report(traced: bool) -> Any:
-        metadata = run(traced)
-        send("progress")
-        return metadata
-
-    return run_and_report
