@@ -147,9 +147,20 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     with Worker() as worker:
         cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)
-        without, ladder = _ladders(cost)
+        # Measure a ladder without and with ops on its rungs; repeat while other programs made the first the
+        # slower one
+        for _ in range(TRIES):
+            without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
+            if ladder.wall_us > without.wall_us:
+                break
         messages = np.array([_message(cost, size) for size in SIZES])
-        cooled = _cooled(cost, messages[0, 0] + messages[0, 1])
+        # `Calibration.cooled`; `warm_us` is what both ends of a message take with no kernel in between
+        rungs = [(0.0, 0.0)]
+        for stream in STREAMS:
+            staying, moving = (cost(hop_step(MANY, SIZES[0], moving, stream), 2) for moving in (False, True))
+            extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - (messages[0, 0] + messages[0, 1])
+            rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
+        cooled = tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
     ops = RUNGS * (WIDTH + 1)
     tiny_us, tiny_cpu = ladder.wall_us - without.wall_us, ladder.cpu_us[0] - without.cpu_us[0]
     op_us = (max(tiny_us, 0.0) - (ladder.kernels_us - without.kernels_us)) / ops
@@ -163,15 +174,6 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     return Calibration(op_us, max(bare.wall_us - bare.kernels_us, 0.0), send, receive, wire, share, cooled, overlap)
 
 
-def _ladders(cost: Callable[[Step, int], Cost]) -> tuple[Cost, Cost]:
-    """Measure a ladder without and with ops on its rungs; repeat while other programs made the first the slower one."""
-    for _ in range(TRIES):
-        without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
-        if ladder.wall_us > without.wall_us:
-            break
-    return without, ladder
-
-
 def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float, float]:
     """Returns the CPU microseconds of sender and receiver per message, and its elapsed microseconds."""
     few, many = (cost(message_step(count, size), 2) for count in (FEW, MANY))
@@ -180,16 +182,6 @@ def _message(cost: Callable[[Step, int], Cost], size: int) -> tuple[float, float
     both_us = max((sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY, 0.2)
     hop = max((moving.wall_us - staying.wall_us) / MANY, 0.1)
     return both_us * send_us / (send_us + receive_us), both_us * receive_us / (send_us + receive_us), hop
-
-
-def _cooled(cost: Callable[[Step, int], Cost], warm_us: float) -> tuple[tuple[float, float], ...]:
-    """Returns `Calibration.cooled`; `warm_us` is what both ends of a message take with no kernel in between."""
-    rungs = [(0.0, 0.0)]
-    for stream in STREAMS:
-        staying, moving = (cost(hop_step(MANY, SIZES[0], moving, stream), 2) for moving in (False, True))
-        extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
-        rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
-    return tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
 
 
 def cost_of(local: LocalCluster, worker: Worker, steps: int, step: Step, devices: int) -> Cost:
@@ -295,12 +287,7 @@ def two_device_step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
     with graph.as_default():
         last = build(tf.raw_ops)
     definition = graph.as_graph_def()
-    _name_constants(definition)
-    return Step(name, definition.SerializeToString(deterministic=True), (), (), (), (), (), updates=(last.op.name,))
-
-
-def _name_constants(definition: GraphDef) -> None:
-    """Checks that every op names its device. A constant such as `d0_source/dims` has the name of its op as a prefix."""
     strangers: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
     if strangers:
         raise ExecutionError(f"op {strangers[0]!r} of a calibration step does not say where it runs")
+    return Step(name, definition.SerializeToString(deterministic=True), (), (), (), (), (), updates=(last.op.name,))

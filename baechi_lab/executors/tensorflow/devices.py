@@ -165,7 +165,23 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
         if match["kind"].lower() == "gpu" and int(match["index"]) >= len(gpus):
             has = f"{len(gpus)} GPU(s)" if gpus else "no GPU; execute without a cluster to use logical CPU devices"
             raise ExecutionError(f"device {name!r} is not attached: this machine has {has}")
-    gpu_parts = _gpu_parts(names, parsed, gpus)
+    # The memory limits of the parts of every used GPU
+    limits_of_gpu: dict[int, dict[int, int]] = {}
+    for (_, limit), match in zip(names, parsed, strict=True):
+        if match["kind"].lower() == "gpu":
+            limits_of_slices = limits_of_gpu.setdefault(int(match["index"]), {})
+            if match["part"] is not None:
+                limits_of_slices[int(match["part"])] = limit
+    for gpu, limits in limits_of_gpu.items():
+        if sum(limits.values()) > gpus[gpu]:
+            raise ExecutionError(
+                f"the parts of gpu:{gpu} have memory limits of {format_bytes(sum(limits.values()))} together; "
+                f"the card has {format_bytes(gpus[gpu])}"
+            )
+    gpu_parts = {
+        g: [limits.get(p, min(limits.values())) for p in range(max(limits, default=-1) + 1)]
+        for g, limits in limits_of_gpu.items()
+    }
     first, at = {}, 0
     for gpu in sorted(gpu_parts):
         first[gpu] = at
@@ -179,26 +195,6 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
     ]
     cpus = 1 + max((int(m["index"]) for m in parsed if m is not None and m["kind"].lower() == "cpu"), default=0)
     return Selection(devices, cpus, gpu_parts, soft=bool(gpu_parts))
-
-
-def _gpu_parts(names: Sequence[tuple[str, int]], parsed: Sequence[Any], gpus: Sequence[int]) -> dict[int, list[int]]:
-    """Returns the memory limits of the parts of every used GPU."""
-    limits_of_gpu: dict[int, dict[int, int]] = {}
-    for (_, limit), match in zip(names, parsed, strict=True):
-        if match["kind"].lower() == "gpu":
-            limits_of_slices = limits_of_gpu.setdefault(int(match["index"]), {})
-            if match["part"] is not None:
-                limits_of_slices[int(match["part"])] = limit
-    for gpu, limits in limits_of_gpu.items():
-        if sum(limits.values()) > gpus[gpu]:
-            raise ExecutionError(
-                f"the parts of gpu:{gpu} have memory limits of {format_bytes(sum(limits.values()))} together; "
-                f"the card has {format_bytes(gpus[gpu])}"
-            )
-    return {
-        g: [limits.get(p, min(limits.values())) for p in range(max(limits, default=-1) + 1)]
-        for g, limits in limits_of_gpu.items()
-    }
 
 
 def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], needed: int) -> Selection:
@@ -232,26 +228,22 @@ def serve(request: Message, send: Callable[..., object]) -> None:
     names = attached_names(gpus, None, options.get("virtual"), options.get("memory_limit"))
     selection = _select_local(names, gpus)
     if selection.gpu_parts:
-        names = _real_memory(names, selection)
+        # The bytes that TensorFlow's allocator gets on each GPU, read from a new session
+        import tensorflow as tf
+
+        from .session import session_config
+
+        config = session_config(selection.cpus)
+        selection.apply(config)
+        with tf.compat.v1.Session(graph=tf.Graph(), config=config) as session:
+            limits = {d.name: int(d.memory_limit_bytes) for d in session.list_devices()}
+        missing = [d for d in selection.devices if d not in limits]
+        if missing:
+            raise ExecutionError(
+                f"CUDA shows a GPU but TensorFlow has no {missing[0]!r}; its CUDA libraries may be missing"
+            )
+        names = [(name, limits[device]) for (name, _), device in zip(names, selection.devices, strict=True)]
     send("devices", {"devices": [list(entry) for entry in names]})
-
-
-def _real_memory(names: Sequence[tuple[str, int]], selection: Selection) -> list[tuple[str, int]]:
-    """Returns the bytes that TensorFlow's allocator gets on each GPU, read from a new session."""
-    import tensorflow as tf
-
-    from .session import session_config
-
-    config = session_config(selection.cpus)
-    selection.apply(config)
-    with tf.compat.v1.Session(graph=tf.Graph(), config=config) as session:
-        limits = {d.name: int(d.memory_limit_bytes) for d in session.list_devices()}
-    missing = [d for d in selection.devices if d not in limits]
-    if missing:
-        raise ExecutionError(
-            f"CUDA shows a GPU but TensorFlow has no {missing[0]!r}; its CUDA libraries may be missing"
-        )
-    return [(name, limits[device]) for (name, _), device in zip(names, selection.devices, strict=True)]
 
 
 # -- in the caller ---------------------------------------------------------------------------------------

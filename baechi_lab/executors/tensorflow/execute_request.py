@@ -42,7 +42,13 @@ def serve(request: Message, send: Send) -> None:
         available = session.devices()
         _check_devices(selection.devices, [name for name, _, _ in available])
         limits = {name: limit for name, _, limit in available}
-        _set_variables(session, step, inputs)
+        # Set the variables
+        import tensorflow as tf
+
+        try:
+            session.start(step.initial_values)
+        except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
+            raise ExecutionError(f"TensorFlow refuses the placed step: {first_line(error)}") from error
         _run_steps(session, inputs, device, header, selection, limits, placed, send)
     finally:
         session.close()
@@ -63,16 +69,6 @@ def _check_devices(names: Sequence[str], available: Sequence[str]) -> None:
     missing = [name for name in names if name not in available]
     if missing:
         raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(available))}")
-
-
-def _set_variables(session: PlacedSession, step: Step, inputs: Sequence[tuple[object, ...]]) -> None:
-    """Set the variables. Raises `ExecutionError` if TensorFlow rejects the placed graph."""
-    import tensorflow as tf
-
-    try:
-        session.start(step.initial_values)
-    except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
-        raise ExecutionError(f"TensorFlow refuses the placed step: {first_line(error)}") from error
 
 
 def _run_steps(

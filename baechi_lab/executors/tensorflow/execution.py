@@ -185,28 +185,24 @@ def _collect_answers(
                     # TensorFlow may report a server's end in any words, and earlier than its closed connection.
                     ended_server = peers.wait_for_ended_server(1.0)
                     return _failure_status(message, collected) if ended_server is None else ("died", ended_server)
-                _store_message(message, collected)
+                header = message.header
+                if message.kind == "ready":
+                    collected.devices, collected.memory_bytes = header["devices"], header["memory_bytes"]
+                    collected.moved_ops, collected.notes = header["moved"], header["notes"]
+                elif message.kind == "step":
+                    outputs = tuple(a[()] if a.ndim == 0 else a for a in message.arrays)
+                    collected.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
+                elif message.kind == "timeline":
+                    collected.moved_ops = sorted({*collected.moved_ops, *header["moved"]})
+                    collected.replaced = header["replaced"]
+                    collected.trace = Trace(*message.arrays)
+                elif message.kind == "variables":
+                    collected.variables = message.arrays
                 if message.kind == "step":
                     on_step(collected.steps[-1])
     except WorkerEnded as ended:
         return ended.status, ended.message
     return "ok", "; ".join(collected.notes)
-
-
-def _store_message(message: Message, collected: _Collected) -> None:
-    header = message.header
-    if message.kind == "ready":
-        collected.devices, collected.memory_bytes = header["devices"], header["memory_bytes"]
-        collected.moved_ops, collected.notes = header["moved"], header["notes"]
-    elif message.kind == "step":
-        outputs = tuple(a[()] if a.ndim == 0 else a for a in message.arrays)
-        collected.steps.append(StepResult(header["index"], header["phase"], header["seconds"], outputs))
-    elif message.kind == "timeline":
-        collected.moved_ops = sorted({*collected.moved_ops, *header["moved"]})
-        collected.replaced = header["replaced"]
-        collected.trace = Trace(*message.arrays)
-    elif message.kind == "variables":
-        collected.variables = message.arrays
 
 
 def _failure_status(message: Message, collected: _Collected) -> tuple[str, str]:

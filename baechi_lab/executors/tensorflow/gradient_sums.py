@@ -56,17 +56,12 @@ def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Ten
         for called in [value.func] if value.HasField("func") else value.list.func:
             body = functions[called.name]
             names = [argument.name for argument in body.signature.input_arg]
-            rows = _row_arguments(body, functions)
+            inner = {node.name: node for node in body.node_def}
+            waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
+            rows = {name for name, _ in _row_sources(waiting, inner)} - set(inner)
             passed = inputs[len(inputs) - len(names) :]  # a conditional reads its condition first
             row_tensors += [tensor for tensor, name in zip(passed, names, strict=True) if name in rows]
     return row_tensors
-
-
-def _row_arguments(body: FunctionDef, functions: Mapping[str, FunctionDef]) -> set[str]:
-    """The arguments of a function that are rows or indices of rows in it. Its ops refer to `op:output:0`, or an argument."""
-    inner = {node.name: node for node in body.node_def}
-    waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
-    return {name for name, _ in _row_sources(waiting, inner)} - set(inner)
 
 
 def _row_sources(waiting: list[Tensor], through: Mapping[str, NodeDef]) -> set[Tensor]:

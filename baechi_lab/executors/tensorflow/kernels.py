@@ -55,7 +55,21 @@ def read_kernels(
         copied = original_name(kernel.node) != kernel.node
         if not copied or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
             kernel_of[kernel.op] = kernel
-    on_streams = _streamed(metadata, op_at, device_at)
+    # (op, device) -> first start and last end of its kernels on a GPU's streams
+    device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0
+    on_streams: dict[tuple[int, int], tuple[float, float]] = {}
+    for rows in metadata.step_stats.dev_stats:
+        if not rows.device.endswith(_STREAMS):
+            continue  # each kernel is listed under its own stream and again under `all`
+        device = device_by_short_name.get(rows.device.removesuffix(_STREAMS).rsplit("/", 1)[-1])
+        for stats in rows.node_stats:
+            op = op_at.get(stats.node_name.split(":")[0].split("@@")[0])
+            if op is None or device is None:
+                continue
+            start = float(stats.all_start_micros + stats.op_start_rel_micros)
+            end = float(stats.all_start_micros + stats.op_end_rel_micros)
+            first, last = on_streams.get((op, device), (start, end))
+            on_streams[op, device] = min(first, start), max(last, end)
     return [_as_streamed(kernel, on_streams) for kernel in kernels if kernel_of[kernel.op] is kernel]
 
 
@@ -71,27 +85,6 @@ def _executed(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mappin
                 base_us = stats.all_start_nanos / 1e3
                 start, end = base_us + stats.op_start_rel_nanos / 1e3, base_us + stats.op_end_rel_nanos / 1e3
                 yield Kernel(op, device, start, max(start, end), stats.scheduled_nanos / 1e3, stats.node_name, stats)
-
-
-def _streamed(
-    metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """Returns (op, device) -> first start and last end of its kernels on a GPU's streams."""
-    device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0
-    intervals: dict[tuple[int, int], tuple[float, float]] = {}
-    for rows in metadata.step_stats.dev_stats:
-        if not rows.device.endswith(_STREAMS):
-            continue  # each kernel is listed under its own stream and again under `all`
-        device = device_by_short_name.get(rows.device.removesuffix(_STREAMS).rsplit("/", 1)[-1])
-        for stats in rows.node_stats:
-            op = op_at.get(stats.node_name.split(":")[0].split("@@")[0])
-            if op is None or device is None:
-                continue
-            start = float(stats.all_start_micros + stats.op_start_rel_micros)
-            end = float(stats.all_start_micros + stats.op_end_rel_micros)
-            first, last = intervals.get((op, device), (start, end))
-            intervals[op, device] = min(first, start), max(last, end)
-    return intervals
 
 
 def _as_streamed(kernel: Kernel, on_streams: Mapping[tuple[int, int], tuple[float, float]]) -> Kernel:

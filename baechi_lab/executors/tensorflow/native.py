@@ -48,7 +48,11 @@ def native_runners(
     batches = [_nested(source, batch) for batch in checked_batches(step, inputs)]
     if is_keras_model(source.function):
         return {KERAS: partial(_run_keras, source, batches, kind)}
-    return {FUNCTION: partial(_run_function, _as_function(source.function), source, batches, kind)}
+    import tensorflow as tf
+
+    compiled = hasattr(source.function, "get_concrete_function") or hasattr(source.function, "captured_inputs")
+    tf_function: Any = source.function if compiled else tf.function(source.function)
+    return {FUNCTION: partial(_run_function, tf_function, source, batches, kind)}
 
 
 def _nested(source: Source, batch: Sequence[object]) -> tuple[object, ...]:
@@ -59,14 +63,6 @@ def _nested(source: Source, batch: Sequence[object]) -> tuple[object, ...]:
     flat = tf.nest.flatten(source.example_inputs, expand_composites=True)
     filled = [tf.constant(next(arrays), dtype=x.dtype) if tf.is_tensor(x) else x for x in flat]
     return tuple(tf.nest.pack_sequence_as(source.example_inputs, filled, expand_composites=True))
-
-
-def _as_function(function: object) -> Callable[..., object]:
-    import tensorflow as tf
-
-    compiled = hasattr(function, "get_concrete_function") or hasattr(function, "captured_inputs")
-    tf_function: Any = function if compiled else tf.function(function)
-    return tf_function
 
 
 def _run_function(

@@ -116,10 +116,23 @@ def copies_held_until(
     it did not allocate and that is not the memory of its other inputs: a view, or a result written over the copy. If several
     copies have that size, it is the one that no later op needs. Times are by the receiver's clock.
     """
-    inputs, readers = _edges_by_device(metadata, device_at)
+    # (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers
+    inputs: dict[tuple[str, int], list[str]] = {}
+    readers: dict[tuple[str, int, int], list[str]] = {}
+    for partition in metadata.partition_graphs:
+        for node in partition.node:
+            device = device_at.get(node.device, -1)
+            for tensor in {tensor for tensor in node.input if not tensor.startswith("^")}:
+                name, _, slot = tensor.partition(":")
+                readers.setdefault((name, int(slot or 0), device), []).append(node.name)
+                inputs.setdefault((node.name, device), []).append(name)
     kernel_at = {(kernel.node, kernel.device): kernel for kernel in kernels}
     rows = list(received(metadata, sends, device_at))
-    alike = _copies_of_same_size(rows, sends)
+    # (node, device, bytes) -> the copies of that size which the node reads
+    alike: dict[tuple[str, int, int], list[Edge]] = {}
+    for row in rows:
+        for name in sends[row.edge].consumers:
+            alike.setdefault((name, row.edge[1], row.size), []).append(row.edge)
     held_until = {}
     for row in rows:
         device = row.edge[1]
@@ -136,9 +149,12 @@ def copies_held_until(
                 other_producers = (
                     kernel_at[n, device] for n in inputs.get((name, device), ()) if (n, device) in kernel_at
                 )
-                pointers = _reused_pointers(kernel, row.size) - {
-                    p for producer in other_producers for p in _pointers(producer)
-                }
+                allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
+                pointers = (
+                    set()
+                    if row.size in allocated
+                    else {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
+                ) - {p for producer in other_producers for p in _pointers(producer)}
                 free_first = sorted(
                     alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], kernel_at), e)
                 )
@@ -149,37 +165,10 @@ def copies_held_until(
     return held_until
 
 
-def _copies_of_same_size(
-    rows: Sequence[Received], sends: Mapping[Edge, Send]
-) -> dict[tuple[str, int, int], list[Edge]]:
-    """Returns (node, device, bytes) -> the copies of that size which the node reads."""
-    edges_of: dict[tuple[str, int, int], list[Edge]] = {}
-    for row in rows:
-        for name in sends[row.edge].consumers:
-            edges_of.setdefault((name, row.edge[1], row.size), []).append(row.edge)
-    return edges_of
-
-
 def _needed_after(kernel: Kernel, send: Send, kernel_at: Mapping[tuple[str, int], Kernel]) -> bool:
     """Whether another reader of the sent tensor ended after the kernel started. The kernel then did not overwrite it."""
     readers = (kernel_at.get((name, kernel.device)) for name in send.consumers if name != kernel.node)
     return any(reader is not None and reader.end_us > kernel.start_us for reader in readers)
-
-
-def _edges_by_device(
-    metadata: RunMetadata, device_at: Mapping[str, int]
-) -> tuple[dict[tuple[str, int], list[str]], dict[tuple[str, int, int], list[str]]]:
-    """Returns (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers."""
-    inputs: dict[tuple[str, int], list[str]] = {}
-    readers: dict[tuple[str, int, int], list[str]] = {}
-    for partition in metadata.partition_graphs:
-        for node in partition.node:
-            device = device_at.get(node.device, -1)
-            for tensor in {tensor for tensor in node.input if not tensor.startswith("^")}:
-                name, _, slot = tensor.partition(":")
-                readers.setdefault((name, int(slot or 0), device), []).append(node.name)
-                inputs.setdefault((node.name, device), []).append(name)
-    return inputs, readers
 
 
 def _pointers(kernel: Kernel) -> dict[int, int]:
@@ -193,12 +182,6 @@ def _pointers(kernel: Kernel) -> dict[int, int]:
 
 def _pointer(output: NodeOutput) -> int:
     return int(output.tensor_description.allocation_description.ptr)
-
-
-def _reused_pointers(kernel: Kernel, size: int) -> set[int]:
-    """Returns the addresses of outputs of `size` bytes that the kernel did not allocate."""
-    allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
-    return set() if size in allocated else {p for p, nbytes in _pointers(kernel).items() if nbytes == size}
 
 
 def hand_overs(sends: Mapping[Edge, Send], kernels: Sequence[Kernel]) -> Iterator[tuple[Send, int, float, float]]:

@@ -101,7 +101,21 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
     graph = parse_graph(step.graph_def)
     nodes = {node.name: node for node in graph.node}
     device = _device_of_every_node(nodes, device_of)
-    together = _resource_groups(graph)
+    # Node -> the op of the resource's first handle, for every op that holds or receives a resource
+    owner: dict[str, str] = {}
+    resource_outputs = {node.name for node in graph.node if _makes_resource(node)}
+
+    def root(name: str) -> str:
+        while owner.get(name, name) != name:
+            name = owner[name]
+        return name
+
+    for node in graph.node:
+        for name in node.input:
+            if not name.startswith("^") and node_of(name) in resource_outputs:
+                owner[root(node.name)] = root(node_of(name))
+    members = {*owner, *owner.values()}
+    together = {name: root(name) for name in sorted(members)}
     moved_ops = tuple(
         name
         for name, owner in together.items()
@@ -154,24 +168,6 @@ def _device_of_every_node(nodes: Mapping[str, NodeDef], device_of: Mapping[str, 
             still_missing = []
         missing = still_missing
     return device_by_name
-
-
-def _resource_groups(graph: GraphDef) -> dict[str, str]:
-    """Returns node -> the op of the resource's first handle, for every op that holds or receives a resource."""
-    owner: dict[str, str] = {}
-    resource_outputs = {node.name for node in graph.node if _makes_resource(node)}
-
-    def root(name: str) -> str:
-        while owner.get(name, name) != name:
-            name = owner[name]
-        return name
-
-    for node in graph.node:
-        for name in node.input:
-            if not name.startswith("^") and node_of(name) in resource_outputs:
-                owner[root(node.name)] = root(node_of(name))
-    members = {*owner, *owner.values()}
-    return {name: root(name) for name in sorted(members)}
 
 
 def _makes_resource(node: NodeDef) -> bool:

@@ -69,7 +69,16 @@ def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.i
     sends = read_sends(metadata, op_at, device_at)
     arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received(metadata, sends, device_at)}
     held_until = copies_held_until(metadata, sends, device_at, kernels)
-    offset = _offsets(devices, kernels, sends, arrived)
+    # The microseconds to subtract from the clock of each device's task
+    matches = [re.search(r"/task:(\d+)", name) for name in devices]
+    task = np.array([int(m[1]) if m else 0 for m in matches])
+    ended = {kernel.op: kernel.end_us for kernel in kernels}
+    messages = [
+        (int(task[sends[edge].source]), int(task[sends[edge].target]), ended[sends[edge].producer], end)
+        for edge, (_, _, end) in arrived.items()
+        if sends[edge].producer in ended
+    ]
+    offset = np.array(clock_offsets(messages, int(task.max(initial=0)) + 1))[task]
     table = np.array([(k.op, k.device, k.start_us, k.end_us) for k in kernels], dtype=np.float64).reshape(-1, 4)
     device = table[:, 1].astype(np.int32)
     moves = [
@@ -92,24 +101,6 @@ def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.i
         in_use=allocator_peaks(kernels, devices),
         offsets_us=offset,
     )
-
-
-def _offsets(
-    devices: Sequence[str],
-    kernels: Sequence[Kernel],
-    sends: Mapping[Edge, Send],
-    arrived: Mapping[Edge, tuple[int, float, float]],
-) -> NDArray[np.float64]:
-    """Returns the microseconds to subtract from the clock of each device's task."""
-    matches = [re.search(r"/task:(\d+)", name) for name in devices]
-    task = np.array([int(m[1]) if m else 0 for m in matches])
-    ended = {kernel.op: kernel.end_us for kernel in kernels}
-    messages = [
-        (int(task[sends[edge].source]), int(task[sends[edge].target]), ended[sends[edge].producer], end)
-        for edge, (_, _, end) in arrived.items()
-        if sends[edge].producer in ended
-    ]
-    return np.array(clock_offsets(messages, int(task.max(initial=0)) + 1))[task]
 
 
 def _between_tasks(

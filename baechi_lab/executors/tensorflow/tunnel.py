@@ -151,20 +151,16 @@ def enter(secret: str | os.PathLike[str], trusted_users: bool, leave_network: Ca
     if trusted_users:
         return go_through(secret)
     try:
-        return _move_behind(secret, leave_network)
+        context(secret, server=False)
+        url = _start_proxy(os.path.abspath(secret))
+        leave_network()
+        with listen("127.0.0.1", 0) as listener:
+            _name_proxy(url(listener))
     except OSError as error:
         raise OSError(
             f"other users of this machine cannot be kept from TensorFlow's server, which asks nobody who he is ({error}); where "
             "you trust them all, say so with --trusted-users"
         ) from error
-
-
-def _move_behind(secret: str | os.PathLike[str], leave_network: Callable[[], None]) -> None:
-    context(secret, server=False)
-    url = _start_proxy(os.path.abspath(secret))
-    leave_network()
-    with listen("127.0.0.1", 0) as listener:
-        _name_proxy(url(listener))
 
 
 def _name_proxy(url: str) -> None:

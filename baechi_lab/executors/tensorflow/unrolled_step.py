@@ -141,7 +141,21 @@ class _Unroller:
         )
 
     def step(self) -> Step:
-        places = self._copy_all()
+        # Adds a node for every op of the unrolled graph
+        for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
+            if kind in (ACCUMULATE, ALL_REDUCE):
+                continue  # added with its reader
+            original = self.nodes[self.graph.names[i]]
+            node = self.graph_def.node.add()
+            node.CopyFrom(original)
+            node.name = name
+            for key in _STALE:
+                node.attr.pop(key, None)
+            del node.input[:]
+            node.input.extend(self._inputs(original, k))
+            if k > 0:
+                self._reseed(node, k)
+        places = {node.name: node for node in self.graph_def.node}
         self._order(places)
         self.totals.feed(places)
         source = self.source
@@ -368,23 +382,6 @@ class _Unroller:
 
     # -- copies ------------------------------------------------------------------------------------------------------
 
-    def _copy_all(self) -> dict[str, NodeDef]:
-        """Adds a node for every op of the unrolled graph. Returns them by name."""
-        for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
-            if kind in (ACCUMULATE, ALL_REDUCE):
-                continue  # added with its reader
-            original = self.nodes[self.graph.names[i]]
-            node = self.graph_def.node.add()
-            node.CopyFrom(original)
-            node.name = name
-            for key in _STALE:
-                node.attr.pop(key, None)
-            del node.input[:]
-            node.input.extend(self._inputs(original, k))
-            if k > 0:
-                self._reseed(node, k)
-        return {node.name: node for node in self.graph_def.node}
-
     def _inputs(self, original: NodeDef, k: int) -> Iterator[str]:
         """Yields the inputs of a copy; `k` is -1 - r for an op that replica r runs once."""
         controls = []
@@ -397,26 +394,27 @@ class _Unroller:
             elif k >= 0 and self.totals.enters((name, output), original.name):
                 yield self.totals.share((name, output))
             elif k >= 0 and (original.name, (name, output)) in self.penalties:
-                yield self._portion(original.name, (name, output), at)
+                # One micro-batch's share of a term that is the same for all
+                tensor = (name, output)
+                import tensorflow as tf
+
+                dtype = output_types(self.nodes[tensor[0]])[tensor[1]]
+                base = f"{PREFIX}/portion/{original.name}/{tensor[0]}/{tensor[1]}/mb{at}"
+                if base not in self.portions:
+                    inverse_count = constant(
+                        self.graph_def,
+                        f"{base}/part",
+                        tf.constant(1.0 / self.count, tf.float64),
+                        tf.dtypes.as_dtype(dtype),
+                    )
+                    whole_term = join(self._name(tensor[0], at), tensor[1])
+                    self.portions[base] = add_node(self.graph_def, "Mul", base, [whole_term, inverse_count], T=dtype)
+                yield self.portions[base]
             elif k >= 0 or not is_repeated:
                 yield join(self._name(name, at), output)
             else:
                 yield self._summed(name, output, self.shares.replica(name, original.name, k))
         yield from (join(name, -1) for name in dict.fromkeys(controls))
-
-    def _portion(self, reader: str, tensor: Tensor, k: int) -> str:
-        """Returns one micro-batch's share of a term that is the same for all."""
-        import tensorflow as tf
-
-        dtype = output_types(self.nodes[tensor[0]])[tensor[1]]
-        base = f"{PREFIX}/portion/{reader}/{tensor[0]}/{tensor[1]}/mb{k}"
-        if base not in self.portions:
-            inverse_count = constant(
-                self.graph_def, f"{base}/part", tf.constant(1.0 / self.count, tf.float64), tf.dtypes.as_dtype(dtype)
-            )
-            whole_term = join(self._name(tensor[0], k), tensor[1])
-            self.portions[base] = add_node(self.graph_def, "Mul", base, [whole_term, inverse_count], T=dtype)
-        return self.portions[base]
 
     def _awaited(self, name: str, reader: str, k: int) -> list[str]:
         """Returns the copies of `name` for which an op that runs once waits: all, or on a replica its own."""
