@@ -224,13 +224,23 @@ class _Digester:
         if reads := names & _READERS:
             raise Unidentified(f"a function that reads what may change ({', '.join(sorted(reads))})")
         only_added_to = _only_added_to(value.__code__)
-        for name in sorted(_global_names(value.__code__)):
+        loads = ("LOAD_GLOBAL", "LOAD_NAME")
+        for name in sorted(
+            {str(i.argval) for c in _codes(value.__code__) for i in dis.get_instructions(c) if i.opname in loads}
+        ):
             if name in value.__globals__ and name not in only_added_to:
                 yield name
                 yield from self.reached(value.__globals__[name], names)
             elif not hasattr(builtins, name) and name not in value.__globals__:
                 yield f"{name} is not defined"
-        for name in _imports(value.__code__):
+        for name in sorted(
+            {
+                str(i.argval)
+                for c in _codes(value.__code__)
+                for i in dis.get_instructions(c)
+                if i.opname == "IMPORT_NAME"
+            }
+        ):
             if not installed(name):
                 raise Unidentified(f"a function that imports {name or 'by a relative name'}")
             yield from ("import", name, version_of(name))
@@ -320,16 +330,6 @@ def _names(code: CodeType) -> Iterator[str]:
     """Yields the names of globals and attributes."""
     for each in _codes(code):
         yield from each.co_names
-
-
-def _global_names(code: CodeType) -> set[str]:
-    loads = ("LOAD_GLOBAL", "LOAD_NAME")
-    return {str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname in loads}
-
-
-def _imports(code: CodeType) -> list[str]:
-    """Returns the modules that the code imports; the name is empty for a relative import of a package itself."""
-    return sorted({str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname == "IMPORT_NAME"})
 
 
 def _only_added_to(code: CodeType) -> set[str]:

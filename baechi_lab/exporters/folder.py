@@ -74,7 +74,9 @@ def _remove_leftover(folder: Path) -> None:
 def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
     """Writes the files and then their list; a folder without the list is incomplete."""
     hashes = {name: _write(partial / name, content) for name, content in files.items()}
-    _make_readable(partial)
+    mask = os.umask(0)
+    os.umask(mask)
+    partial.chmod(0o777 & ~mask)
     listed = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)
     _write(partial / LIST, listed + "\n")
     _sync_folder(partial)
@@ -87,19 +89,15 @@ def check_place(folder: str | os.PathLike[str]) -> Path:
     """
     target = Path(absolute(folder, "folder", "folder"))
     try:
-        _check_free(target)
+        if not target.parent.is_dir():
+            raise InvalidInput(f"folder {target}: {target.parent} is not a folder that exists")
+        if target.is_symlink() or (target.exists() and not target.is_dir()):
+            raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
+        if target.is_dir() and any(target.iterdir()):
+            _check_unchanged(target, target)
     except OSError as error:
         raise InvalidInput(f"folder {target} cannot be used: {error.strerror or error}; give another name") from error
     return target
-
-
-def _check_free(target: Path) -> None:
-    if not target.parent.is_dir():
-        raise InvalidInput(f"folder {target}: {target.parent} is not a folder that exists")
-    if target.is_symlink() or (target.exists() and not target.is_dir()):
-        raise InvalidInput(f"folder {target} exists and is not a folder; give another name")
-    if target.is_dir() and any(target.iterdir()):
-        _check_unchanged(target, target)
 
 
 def _check_unchanged(folder: Path, name: Path) -> None:
@@ -147,13 +145,6 @@ def _write(path: Path, content: bytes | str | Writer) -> str:
         stream.flush()
         os.fsync(stream.fileno())
     return _hash(path)
-
-
-def _make_readable(folder: Path) -> None:
-    """Gives a folder made by mkdtemp, which only its owner may open, the usual permissions."""
-    mask = os.umask(0)
-    os.umask(mask)
-    folder.chmod(0o777 & ~mask)
 
 
 def _sync_folder(folder: Path) -> None:

@@ -42,7 +42,19 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
     device = placement.on(graph).device
     kernel_us = np.maximum(graph.duration_us + calibration.op_us, 0.0)
     kernels = np.bincount(device, weights=kernel_us)
-    messages = np.array(_first_readers(graph, device), dtype=np.int64).reshape(-1, 2)
+    # (tensor, its first reader there) of every crossing tensor, once per target device
+    rank = graph.position
+    first: dict[tuple[int, int], int] = {}
+    rows = zip(graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
+    for tensor, source, reader in rows:
+        if device[source] == device[reader]:
+            continue
+        key = (tensor, int(device[reader]))
+        if key not in first or rank[reader] < rank[first[key]]:
+            first[key] = reader
+    messages = np.array([(tensor, reader) for (tensor, _), reader in sorted(first.items())], dtype=np.int64).reshape(
+        -1, 2
+    )
     size = graph.tensor_bytes[messages[:, 0]]
     duration = kernel_us.copy()
     for op, link in ((graph.tensor_producer[messages[:, 0]], calibration.send), (messages[:, 1], calibration.receive)):
@@ -130,7 +142,16 @@ def with_shared_caches(
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
         execution = executions_in_orders(extended, placed, graph.n, message_wire_us, 1)[0]
-        extra_us = _cold_message_us(execution.end_us, extended.duration_us, placed.device, graph.n, calibration)
+        # Float64[ops]: extra time of ends of messages, which are the ops from `kernels` on; sending ops come
+        # first
+        extra_us = np.zeros(len(execution.end_us))
+        receives = (graph.n + len(extra_us)) // 2
+        for current in range(int(placed.device.max(initial=-1)) + 1):
+            op = np.flatnonzero(placed.device == current)
+            op = op[np.argsort(execution.end_us[op], kind="stable")]
+            run = np.cumsum(np.where(op < graph.n, extended.duration_us[op], 0.0))
+            for kind in ((graph.n <= op) & (op < receives), op >= receives):
+                extra_us[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
         extra_us += longer * share_beside_others(*execution, placed.device)
         extended = warm.replace(duration_us=np.maximum(warm.duration_us + extra_us, 0.0), duration_by_kind={})
     return extended, placed
@@ -168,36 +189,3 @@ def wire_us(extended: OpGraph, kernels: int, calibration: Calibration) -> NDArra
     size[message[is_message]] = extended.tensor_bytes[is_message]
     wire, overlap = calibration.wire, calibration.overlap
     return np.asarray(wire.latency_us - overlap.latency_us + (wire.us_per_byte - overlap.us_per_byte) * size)
-
-
-def _cold_message_us(
-    end_us: NDArray[np.float64],
-    duration_us: NDArray[np.float64],
-    device: NDArray[np.int32],
-    kernels: int,
-    calibration: Calibration,
-) -> NDArray[np.float64]:
-    """float64[ops]: extra time of ends of messages, which are the ops from `kernels` on; sending ops come first."""
-    extra_us = np.zeros(len(end_us))
-    receives = (kernels + len(extra_us)) // 2
-    for current in range(int(device.max(initial=-1)) + 1):
-        op = np.flatnonzero(device == current)
-        op = op[np.argsort(end_us[op], kind="stable")]
-        run = np.cumsum(np.where(op < kernels, duration_us[op], 0.0))
-        for kind in ((kernels <= op) & (op < receives), op >= receives):
-            extra_us[op[kind]] = [calibration.cold_us(us) for us in np.diff(run[kind], prepend=0.0).tolist()]
-    return extra_us
-
-
-def _first_readers(graph: OpGraph, device: NDArray[np.int32]) -> list[tuple[int, int]]:
-    """Returns (tensor, its first reader there) of every crossing tensor, once per target device."""
-    rank = graph.position
-    first: dict[tuple[int, int], int] = {}
-    rows = zip(graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
-    for tensor, source, reader in rows:
-        if device[source] == device[reader]:
-            continue
-        key = (tensor, int(device[reader]))
-        if key not in first or rank[reader] < rank[first[key]]:
-            first[key] = reader
-    return [(tensor, reader) for (tensor, _), reader in sorted(first.items())]

@@ -42,12 +42,22 @@ def provenance(command: str | None = None, **settings: object) -> dict[str, Any]
     >>> sorted(provenance("make figures", seed=0))
     ['command', 'date', 'hardware', 'load', 'seed', 'versions']
     """
+    from importlib.metadata import PackageNotFoundError, version
+
+    from .. import __version__
+
+    versions = {"python": platform.python_version(), "baechi_lab": __version__}
+    for name in ("tensorflow", "numpy"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            continue
     return {
         "command": _command() if command is None else command,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         "hardware": _hardware(),
         "load": [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else [],
-        "versions": _versions(),
+        "versions": versions,
         **settings,
     }
 
@@ -123,27 +133,13 @@ def _command() -> str:
 def _hardware() -> dict[str, object]:
     from ..executors.tensorflow.devices import cpu_memory
 
-    return {"processor": _processor(), "cores": os.cpu_count(), "memory_bytes": cpu_memory()}
-
-
-def _processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         lines = []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
-
-
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from .. import __version__
-
-    versions = {"python": platform.python_version(), "baechi_lab": __version__}
-    for name in ("tensorflow", "numpy"):
-        try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return versions
+    return {
+        "processor": (names[0] if names else platform.processor() or platform.machine()),
+        "cores": os.cpu_count(),
+        "memory_bytes": cpu_memory(),
+    }

@@ -35,7 +35,17 @@ def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
     temp_bytes = graph.temp_bytes.copy()
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
-    until = _needed_until(graph, line, end)
+    # Float64[n]: end of the last use of every op's output on its device, including uses of views, and sends
+    until, device = end.copy(), np.zeros(graph.n, dtype=np.int64)
+    device[line.op] = line.device
+    np.maximum.at(until, graph.tensor_producer[line.transfers.tensor], line.transfers.end_us)
+    data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
+    edges = np.flatnonzero(data & (device[graph.edge_source] == device[graph.consumers]))
+    # Readers before what they read.
+    latest = edges[np.argsort(-graph.position[graph.edge_source[edges]], kind="stable")]
+    views = np.zeros(graph.n, dtype=bool) if graph.reuse is None else graph.reuse == VIEW
+    for source, reader in zip(graph.edge_source[latest].tolist(), graph.consumers[latest].tolist(), strict=True):
+        until[source] = max(until[source], until[reader] if views[reader] else end[reader])
     types, producers, readers = graph.op_types, _sides(graph, reverse=True), _sides(graph)
     for op in (i for i in range(graph.n) if DENSE.fullmatch(types[i])):
         for handle in (i for i in producers[op] if types[i] == HANDLE):
@@ -53,18 +63,3 @@ def _sides(graph: OpGraph, reverse: bool = False) -> list[list[int]]:
         source, reader = reversed(pair) if reverse else pair
         near[source].append(reader)
     return near
-
-
-def _needed_until(graph: OpGraph, line: Timeline, end: NDArray[np.float64]) -> NDArray[np.float64]:
-    """float64[n]: end of the last use of every op's output on its device, including uses of views, and sends."""
-    until, device = end.copy(), np.zeros(graph.n, dtype=np.int64)
-    device[line.op] = line.device
-    np.maximum.at(until, graph.tensor_producer[line.transfers.tensor], line.transfers.end_us)
-    data = graph.tensor_bytes[graph.edge_tensor] > CONTROL_BYTES
-    edges = np.flatnonzero(data & (device[graph.edge_source] == device[graph.consumers]))
-    # Readers before what they read.
-    latest = edges[np.argsort(-graph.position[graph.edge_source[edges]], kind="stable")]
-    views = np.zeros(graph.n, dtype=bool) if graph.reuse is None else graph.reuse == VIEW
-    for source, reader in zip(graph.edge_source[latest].tolist(), graph.consumers[latest].tolist(), strict=True):
-        until[source] = max(until[source], until[reader] if views[reader] else end[reader])
-    return until

@@ -99,7 +99,13 @@ class ActivationPolicy:
             outputs = run(*args, **kwargs)
         with self.lock:
             if record is not None:
-                self._keep_buffers(op, record, before)
+                # Keep the old values of buffers that the call has changed
+                key = (op, record.module is not None and record.module.training)
+                for name, buffer in before.items():
+                    if buffer.changed():
+                        record.buffers[id(buffer.tensor)] = buffer.values
+                    else:
+                        self.sources.unchanged_buffers.setdefault(key, set()).add(name)
                 if record.states is not None and same_states(record.states, generator_states()):
                     record.states = None  # the call has drawn no random numbers
             argument_storages = {storage_reference(t) for t in tensors((args, kwargs)) if is_plain(t)}
@@ -151,15 +157,6 @@ class ActivationPolicy:
             for name, buffer in named
             if name not in steady
         }
-
-    def _keep_buffers(self, op: int, record: CallRecord, before: dict[str, BufferSnapshot]) -> None:
-        """Keep the old values of buffers that the call has changed. The other buffers are not copied in later forwards."""
-        key = (op, record.module is not None and record.module.training)
-        for name, buffer in before.items():
-            if buffer.changed():
-                record.buffers[id(buffer.tensor)] = buffer.values
-            else:
-                self.sources.unchanged_buffers.setdefault(key, set()).add(name)
 
     def _record_argument(self, record: CallRecord, tensor: torch.Tensor) -> RetainedArgument | StorageView:
         producer = self.producers.get(storage_reference(tensor)) if is_plain(tensor) else None

@@ -81,7 +81,24 @@ class OffloadedOptimizerState:
                 loss = self.plain_step(*args, **kwargs)
         else:
             loss = None
-            self._step_by_group(gradients)
+            group_of = {id(p): group_index for group_index, group in enumerate(self.groups) for p in group}
+            gradients_of_group: list[list[tuple[nn.Parameter, torch.Tensor]]] = [
+                [] for _ in range(len(self.groups) + 1)
+            ]
+            for p, gradient in gradients:
+                gradients_of_group[group_of.get(id(p), -1)].append((p, gradient))
+                p.grad = None
+            try:
+                for group_index in filter(None, gradients_of_group):
+                    for p, gradient in group_index:
+                        p.grad = gradient
+                    with self._state_on_devices([p for p, _ in group_index if id(p) in group_of]):
+                        self.plain_step()
+                    for p, _ in group_index:
+                        p.grad = None
+            finally:
+                for p, gradient in gradients:
+                    p.grad = gradient
         for device in {p.device for p in parameters if p.is_cuda}:  # from now on the host copies may be read
             torch.cuda.synchronize(device)
         return loss
@@ -98,24 +115,6 @@ class OffloadedOptimizerState:
         ):
             return f"the step of the {kind.__name__} has hooks, which may look at all gradients"
         return ""
-
-    def _step_by_group(self, gradients: Sequence[tuple[nn.Parameter, torch.Tensor]]) -> None:
-        group_of = {id(p): group_index for group_index, group in enumerate(self.groups) for p in group}
-        gradients_of_group: list[list[tuple[nn.Parameter, torch.Tensor]]] = [[] for _ in range(len(self.groups) + 1)]
-        for p, gradient in gradients:
-            gradients_of_group[group_of.get(id(p), -1)].append((p, gradient))
-            p.grad = None
-        try:
-            for group_index in filter(None, gradients_of_group):
-                for p, gradient in group_index:
-                    p.grad = gradient
-                with self._state_on_devices([p for p, _ in group_index if id(p) in group_of]):
-                    self.plain_step()
-                for p, _ in group_index:
-                    p.grad = None
-        finally:
-            for p, gradient in gradients:
-                p.grad = gradient
 
     @contextmanager
     def _state_on_devices(self, parameters: Sequence[nn.Parameter]) -> Iterator[None]:

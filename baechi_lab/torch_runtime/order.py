@@ -113,12 +113,13 @@ def make_order(
         for b in above:
             dependents[b].append(op)
     frozen = tuple(tuple(d) for d in dependents)
-    return Order(tuple(tuple(sorted(set(p))) for p in parents), tuple(blockers), frozen, _waiting(blockers, frozen))
-
-
-def _waiting(blockers: Parents, dependents: Parents) -> frozenset[int]:
-    settled = Settled(blockers, dependents)
-    return frozenset(op for op in range(len(blockers)) if not settled.reach(op))
+    settled = Settled(blockers, frozen)
+    return Order(
+        tuple(tuple(sorted(set(p))) for p in parents),
+        tuple(blockers),
+        frozen,
+        frozenset(op for op in range(len(blockers)) if not settled.reach(op)),
+    )
 
 
 class Settled:

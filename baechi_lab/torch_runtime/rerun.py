@@ -93,7 +93,9 @@ class CallRecord:
     ):
         self.number, self.op, self.function, self.module = number, op, run, module
         self.states, self.last_run, self.lock, self.observer = states, last_run, lock, observer
-        self.context, self.settings, self.stream = Context(), Settings(), _current_stream()
+        self.context, self.settings = Context(), Settings()
+        on_cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.stream: object = torch.cuda.current_stream() if on_cuda else None
         self.modes = [] if module is None else [(submodule, submodule.training) for submodule in module.modules()]
         self.parameters = [] if module is None else _entries(module, "_parameters")
         self.registered_buffers = [] if module is None else _entries(module, "_buffers")
@@ -280,10 +282,6 @@ def _event_after_submitted(device: torch.device) -> torch.cuda.Event | None:
     event = torch.cuda.Event()
     event.record(torch.cuda.current_stream(device))
     return event
-
-
-def _current_stream() -> object:
-    return torch.cuda.current_stream() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
 
 
 @contextlib.contextmanager

@@ -77,7 +77,11 @@ class Session(Handler):
     def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         input_tensors = list(tensors((args, kwargs)))
         for tensor in input_tensors:
-            self._check_device(tensor)
+            if tensor.device not in self.allowed:
+                raise InvalidInput(
+                    f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
+                    "put inputs on the CPU or on one of these devices"
+                )
         state = frame.state = ForwardState({}, None)
         if self.sources is not None and not in_backward() and not torch._C._are_functorch_transforms_active():  # type: ignore[attr-defined]
             observation = () if self.observer is None else (self.observer.repeating(), self.observer.host_copier())
@@ -346,15 +350,6 @@ class Session(Handler):
     def close(self) -> None:
         """End the parked threads."""
         self.threads.close()
-
-    # -- checks --------------------------------------------------------------------------------------
-
-    def _check_device(self, tensor: torch.Tensor) -> None:
-        if tensor.device not in self.allowed:
-            raise InvalidInput(
-                f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
-                "put inputs on the CPU or on one of these devices"
-            )
 
 
 def _view_depends_on_values(run: Function, args: Args, kwargs: Kwargs) -> bool:

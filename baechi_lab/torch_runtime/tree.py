@@ -170,16 +170,11 @@ def _changed_record(value: object, change: Callable[[torch.Tensor], object]) -> 
         if place == "item":
             base.__setitem__(mapped, key, changed_entry)
     changed_of = {id(entry): changed_entry for entry, changed_entry in changed.values()}
-    for name in _attribute_names(value):
+    slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
+    for name in [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]:
         entry = getattr(value, name)
         object.__setattr__(mapped, name, changed_of.get(id(entry), entry))
     return mapped
-
-
-def _attribute_names(value: object) -> list[str]:
-    """The attributes of an object itself, in its `__dict__` or in slots."""
-    slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
-    return [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]
 
 
 def _slots(kind: type) -> tuple[str, ...]:

@@ -42,7 +42,15 @@ class WaitingCall(NamedTuple):
                 state.order.append(future.op)
                 outputs = submit(state, future.op, self.run, args, kwargs)
                 renumber(outputs, stop, self.first, self.numbers)
-            _check_promise(self.key, self.spec, outputs)
+            promised = [s for s in _flat(self.spec) if s is not None]
+            output_tensors = list(tensors(outputs))
+            if len(promised) != len(output_tensors) or not all(
+                s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
+            ):
+                raise ExecutionError(
+                    f"layer {self.key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
+                    "need reorder='none'"
+                )
             future.set(outputs)
         except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future
             if hasattr(error, "add_note") and not hasattr(error, "__notes__"):  # Python 3.11
@@ -72,18 +80,6 @@ class Threads:
         if self.pool is not None:
             self.pool.shutdown()
             self.pool = None
-
-
-def _check_promise(key: str, spec: object, outputs: object) -> None:
-    promised = [s for s in _flat(spec) if s is not None]
-    output_tensors = list(tensors(outputs))
-    if len(promised) != len(output_tensors) or not all(
-        s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
-    ):
-        raise ExecutionError(
-            f"layer {key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
-            "need reorder='none'"
-        )
 
 
 def _flat(spec: object) -> list[Any]:

@@ -70,40 +70,35 @@ def leave_network() -> None:
     if not sys.platform.startswith("linux"):
         raise OSError(f"{REFUSED}: this system has no network namespaces")
     try:
-        _make_network()
+        if _call("unshare", _NEW_NETWORK):
+            user, group = os.geteuid(), os.getegid()
+            if len(os.listdir("/proc/self/task")) > 1:
+                _go_on_in_child()
+            failure = _call("unshare", _NEW_USER | _NEW_NETWORK)
+            if failure:
+                raise OSError(failure, os.strerror(failure))
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{user} {user} 1"),
+                ("gid_map", f"{group} {group} 1"),
+            ):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+        # Start the loopback device, which then has its addresses.
+        import fcntl
+
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+            request = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
+            flags = struct.unpack("16sh22x", request)[1]
+            fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _FLAG_UP))
     except OSError as error:
         raise OSError(f"{REFUSED}: {error.strerror or error}") from error
-
-
-def _make_network() -> None:
-    """Like `leave_network`, but raises the system's `OSError`."""
-    if _call("unshare", _NEW_NETWORK):
-        user, group = os.geteuid(), os.getegid()
-        if len(os.listdir("/proc/self/task")) > 1:
-            _go_on_in_child()
-        failure = _call("unshare", _NEW_USER | _NEW_NETWORK)
-        if failure:
-            raise OSError(failure, os.strerror(failure))
-        for name, text in (("setgroups", "deny"), ("uid_map", f"{user} {user} 1"), ("gid_map", f"{group} {group} 1")):
-            with open(f"/proc/self/{name}", "w") as file:
-                file.write(text)
-    _raise_loopback()
 
 
 def _call(name: str, *arguments: int) -> int:
     """The error number of a function of the C library, 0 where it succeeds."""
     library = ctypes.CDLL(None, use_errno=True)
     return ctypes.get_errno() if getattr(library, name)(*arguments) else 0
-
-
-def _raise_loopback() -> None:
-    """Start the loopback device, which then has its addresses."""
-    import fcntl
-
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
-        request = fcntl.ioctl(any_socket, _GET_FLAGS, struct.pack("16sh22x", b"lo", 0))
-        flags = struct.unpack("16sh22x", request)[1]
-        fcntl.ioctl(any_socket, _SET_FLAGS, struct.pack("16sh22x", b"lo", flags | _FLAG_UP))
 
 
 def _go_on_in_child() -> None:

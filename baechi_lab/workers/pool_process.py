@@ -30,7 +30,9 @@ def main() -> None:
             if request.header["prepare"]:
                 _prepare(pickle.loads(payloads.pop(0)))  # noqa: S301  (a pipe from our own caller)
             shared_data.update(zip(request.header["keep"], payloads, strict=True))
-            reply = _pack_reply(True, _run_task(task, shared_data))
+            function, args, kwargs = pickle.loads(task)  # noqa: S301  (a pipe from our own caller)
+            args = [shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args]
+            reply = _pack_reply(True, function(*args, **kwargs))
         except BaseException as error:  # noqa: BLE001 - whatever a call raises reaches the caller through its future
             reply = _pack_error(error)
         write_message(answers, "result", {}, [np.frombuffer(reply, np.uint8)])
@@ -43,11 +45,6 @@ def _prepare(preparation: dict[str, object]) -> None:
         spawn.prepare(preparation)
     finally:
         pool.importing_main = False
-
-
-def _run_task(task: bytes, shared_data: dict[str, bytes]) -> Any:
-    function, args, kwargs = pickle.loads(task)  # noqa: S301  (a pipe from our own caller)
-    return function(*(shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args), **kwargs)
 
 
 def _pack_reply(succeeded: bool, value: object) -> bytes:

@@ -91,21 +91,15 @@ def cut_step(
         [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
         for first in pipeline.stages.device.tolist()
     ]
-    tied = _tied_parameters(stage_modules, homes)
-    return Cut(
-        stage_modules, program, pipeline.stages, pipeline.schedule, micro_batches, pipeline.line_device, homes, tied
-    )
-
-
-def _tied_parameters(stage_modules: list[StageModule], homes: list[list[int]]) -> list[list[tuple[int, str]]]:
-    """Parameters that stages of different processes share. Stage modules share the model's parameters, so they are the same
-    object.
-    """
+    # Parameters that stages of different processes share
     users: dict[int, dict[int, str]] = {}
     for s, stage_module in enumerate(stage_modules):
         for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):
             users.setdefault(id(parameter), {}).setdefault(s, name)
-    return [list(at.items()) for at in users.values() if len({tuple(homes[s]) for s in at}) > 1]
+    tied = [list(at.items()) for at in users.values() if len({tuple(homes[s]) for s in at}) > 1]
+    return Cut(
+        stage_modules, program, pipeline.stages, pipeline.schedule, micro_batches, pipeline.line_device, homes, tied
+    )
 
 
 def run_pipeline(
@@ -153,7 +147,22 @@ def run_pipeline(
         reports, status, message = _collect_reports(jobs, str(Path(folder) / "rendezvous"), timeout, cancel, pool)
     if status != "ok":
         return Run(None, np.zeros(0), (), status, message, info={"runtime": "pipelining"})
-    return _assemble_run(reports, model, cut_up, cluster, warmup)
+    start = np.min([r.start_seconds for r in reports], axis=0)
+    seconds = np.max([r.end_seconds for r in reports], axis=0) - start
+    last = next(r for r in reports if r.losses)
+    info: dict[str, object] = {
+        "runtime": "pipelining",
+        "schedule": str(cut_up.schedule),
+        "micro_batches": cut_up.micro_batches,
+        "devices": tuple(r.device for r in reports),
+        "cpu_seconds": tuple(r.cpu_seconds for r in reports),
+    }
+    if any(r.gradients for r in reports):
+        info["gradients"] = _gradients_by_name(reports, model, cut_up)
+    measured = np.arange(warmup, len(seconds))
+    middle = int(measured[np.argsort(seconds[measured], kind="stable")[(len(measured) - 1) // 2]])
+    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
+    return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
 
 
 def _collect_reports(
@@ -224,25 +233,6 @@ def _pickle_job(job: Job) -> bytes:
         raise InvalidInput(
             f"the step cannot be sent to its processes: {error}; define its layers, loss and optimizer in a module"
         ) from error
-
-
-def _assemble_run(reports: list[Report], model: nn.Module, cut_up: Cut, cluster: Cluster, warmup: int) -> Run:
-    start = np.min([r.start_seconds for r in reports], axis=0)
-    seconds = np.max([r.end_seconds for r in reports], axis=0) - start
-    last = next(r for r in reports if r.losses)
-    info: dict[str, object] = {
-        "runtime": "pipelining",
-        "schedule": str(cut_up.schedule),
-        "micro_batches": cut_up.micro_batches,
-        "devices": tuple(r.device for r in reports),
-        "cpu_seconds": tuple(r.cpu_seconds for r in reports),
-    }
-    if any(r.gradients for r in reports):
-        info["gradients"] = _gradients_by_name(reports, model, cut_up)
-    measured = np.arange(warmup, len(seconds))
-    middle = int(measured[np.argsort(seconds[measured], kind="stable")[(len(measured) - 1) // 2]])
-    timeline = _build_timeline(reports, middle, float(start[middle]), float(seconds[middle]), cut_up, cluster)
-    return Run(timeline, seconds[measured], tuple((loss,) for loss in last.losses), info=info)
 
 
 def _gradients_by_name(reports: list[Report], model: nn.Module, cut_up: Cut) -> dict[str, NDArray[np.float32]]:

@@ -114,8 +114,22 @@ def reduction_of(
     tried = micro_steps
     elements = sum(t.numel() for t in tensors(step.inputs))
     if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
-        tried = [micro_steps[0], micro_steps[_most_different(micro_divisors)]]
-        step, tables = _join_steps(step, tried), None
+        # The micro-batch whose divisors differ most from those of the first
+        def difference(k: int) -> float:
+            values = [
+                [d.value or 0 for key in sorted(divisors_of_batch or {}) for d in (divisors_of_batch or {})[key]]
+                for divisors_of_batch in (micro_divisors[0], micro_divisors[k])
+            ]
+            return sum(abs(a - b) for a, b in zip(*values, strict=False))
+
+        tried = [micro_steps[0], micro_steps[max(range(1, len(micro_divisors)), key=difference)]]
+        # The step of several micro-batches together
+        other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in tried[1:]]
+        first = (tried[0].inputs, tried[0].targets)
+        joined_batch = map_tensors(
+            first, lambda t: torch.cat((t, *(next(rest_of_batch) for rest_of_batch in other_tensors)))
+        )
+        step, tables = replace(step, inputs=joined_batch[0], targets=joined_batch[1]), None
         with ModelSnapshot(model, step.inputs):
             batch_divisors = counter.divisors(step)
             micro_divisors = [counter.divisors(micro_step) for micro_step in tried]
@@ -189,29 +203,6 @@ class _Counter:
             return divisors_of(self.model, self.layers, step.loss_of, args, kwargs, lambda t: not t.requires_grad)[0]
         except _FAILURES:
             return None
-
-
-def _most_different(divisors: Sequence[Divisors | None]) -> int:
-    """The micro-batch whose divisors differ most from those of the first."""
-
-    def difference(k: int) -> float:
-        values = [
-            [d.value or 0 for key in sorted(divisors_of_batch or {}) for d in (divisors_of_batch or {})[key]]
-            for divisors_of_batch in (divisors[0], divisors[k])
-        ]
-        return sum(abs(a - b) for a, b in zip(*values, strict=False))
-
-    return max(range(1, len(divisors)), key=difference)
-
-
-def _join_steps(step: TorchStep, micro_steps: Sequence[TorchStep]) -> TorchStep:
-    """The step of several micro-batches together."""
-    other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in micro_steps[1:]]
-    first = (micro_steps[0].inputs, micro_steps[0].targets)
-    joined_batch = map_tensors(
-        first, lambda t: torch.cat((t, *(next(rest_of_batch) for rest_of_batch in other_tensors)))
-    )
-    return replace(step, inputs=joined_batch[0], targets=joined_batch[1])
 
 
 def _is_mean_or_sum(

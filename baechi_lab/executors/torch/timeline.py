@@ -77,7 +77,13 @@ class Measurement(Observer):
         self.copies = rerun_ops(len(traced.calls), graph)
         per_batch = graph
         if unrolled_graph is not None and unrolled_graph is not graph:
-            self.number = _unrolled_ops(graph, unrolled_graph)
+            # Int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch
+            origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
+            number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
+            once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
+            number[:, origin[once]] = once
+            number[batch[each], origin[each]] = each
+            self.number = number
             graph, placement = unrolled_graph, placement.on(unrolled_graph)
         self.traced, self.graph, self.placement, self.cluster = traced, graph, placement, cluster
         self.model, self.distribution = model, distribution(model)
@@ -463,13 +469,3 @@ class Measurement(Observer):
             np.array([at(r[k]) if k == 0 else r[k] for r in rows]) for k in (2, 0, 3, 4, 5)
         )
         return MemoryLog(device, time_us, category_of, delta, op)
-
-
-def _unrolled_ops(graph: OpGraph, unrolled_graph: OpGraph) -> NDArray[np.int64]:
-    """int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch."""
-    origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
-    number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
-    once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
-    number[:, origin[once]] = once
-    number[batch[each], origin[each]] = each
-    return number

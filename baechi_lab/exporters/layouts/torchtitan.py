@@ -44,7 +44,14 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if layout.schedule not in _SCHEDULES:
             unsupported.append(f"torchtitan has no schedule {layout.schedule}; the file names 1F1B")
         parallelism["pipeline_parallel_microbatch_size"] = layout.micro_batch
-        parallelism["module_fqns_per_model_part"] = _stage_modules(request)
+        # The modules of every pipeline stage, by torchtitan's names
+        stages, first = [], 0
+        for count in request.stage_layers:
+            stages.append([f"layers.{k}" for k in range(first, first + count)])
+            first += count
+        stages[0].insert(0, "tok_embeddings")
+        stages[-1] += ["norm", "output"]
+        parallelism["module_fqns_per_model_part"] = stages
     local_batch = request.global_batch // layout.dp if layout.pp > 1 else layout.micro_batch
     value: dict[str, dict[str, object]] = {
         "model": {"name": name},
@@ -70,17 +77,6 @@ def write(request: LayoutRequest) -> WrittenPlan:
         for section, entries in value.items()
     )
     return WrittenPlan("torchtitan", value, text, tuple(unsupported), {"torchtitan.toml": text.encode()})
-
-
-def _stage_modules(request: LayoutRequest) -> list[list[str]]:
-    """Returns the modules of every pipeline stage, by torchtitan's names."""
-    stages, first = [], 0
-    for count in request.stage_layers:
-        stages.append([f"layers.{k}" for k in range(first, first + count)])
-        first += count
-    stages[0].insert(0, "tok_embeddings")
-    stages[-1] += ["norm", "output"]
-    return stages
 
 
 def _toml(entry: object) -> str:

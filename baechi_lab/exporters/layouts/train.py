@@ -221,17 +221,14 @@ class Trainer:
                     (loss / self.micro_batches).backward()
                     losses.append(loss)
         if not shards(self.layout):
-            self._average_gradients()
+            copies = self.mesh["dp"]
+            for parameter in (p for m in self.modules for p in m.parameters() if p.grad is not None):
+                dist.all_reduce(local(parameter.grad).div_(copies.size()), group=copies.get_group())
         if self.ends is not None:
             end = self.modules[0 if self.first else -1].model
             matrix = (end.get_input_embeddings() if self.first else end.get_output_embeddings()).weight
             dist.all_reduce(local(matrix.grad), group=self.ends)
         return float(torch.stack([loss.detach() for loss in losses]).mean()) if losses else float("nan")
-
-    def _average_gradients(self) -> None:
-        copies = self.mesh["dp"]
-        for parameter in (p for m in self.modules for p in m.parameters() if p.grad is not None):
-            dist.all_reduce(local(parameter.grad).div_(copies.size()), group=copies.get_group())
 
     def step(self, number: int) -> float:
         """Trains one step; returns the loss of this copy."""

@@ -66,19 +66,15 @@ def write_plan(
             raise InvalidInput(f"timeline was given and {format} has no order; only chakra takes one")
     request = Request(graph, placed.device, cluster, model, layers, timeline)
     written = import_module(f"{__name__}.{format}").write(request)
+    # What no format can express: an order of ops without a timeline, and replicas of stages.
+    sentences = []
+    if timeline is None and placed.rank is not None and np.unique(placed.rank).size > 1:
+        sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
+    if placed.replicas:
+        sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
     unsupported = (
         *written.unsupported,
         *moved_ops_sentence(request, written.device),
-        *_unsupported_by_all(placed, format, timeline is not None),
+        *sentences,
     )
     return WrittenPlan(format, written.value, written.text, unsupported, written.files)
-
-
-def _unsupported_by_all(placement: Placement, format: str, ordered: bool) -> tuple[str, ...]:
-    """Returns sentences about what no format can express: an order of ops without a timeline, and replicas of stages."""
-    sentences = []
-    if not ordered and placement.rank is not None and np.unique(placement.rank).size > 1:
-        sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
-    if placement.replicas:
-        sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
-    return tuple(sentences)

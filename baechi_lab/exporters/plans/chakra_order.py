@@ -52,12 +52,6 @@ def schedule_nodes(ranks: dict[int, list[Node]], request: Request) -> dict[int, 
     Raises:
         InvalidInput: the timeline is of another step, was measured, or comes without its cluster.
     """
-    timeline, cluster = _check_timeline(request)
-    times = _times(timeline, cluster)
-    return {rank: _ordered_nodes(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
-
-
-def _check_timeline(request: Request) -> tuple[Timeline, Cluster]:
     timeline, cluster = request.timeline, request.cluster
     if cluster is None or timeline is None:
         raise InvalidInput("timeline was given without cluster; give the cluster that it was simulated on")
@@ -68,7 +62,8 @@ def _check_timeline(request: Request) -> tuple[Timeline, Cluster]:
         device[timeline.op] = timeline.device
     if not np.array_equal(device, request.device):
         raise InvalidInput("timeline is of another step; give bl.simulate(graph, cluster, placement) of this placement")
-    return timeline, cluster
+    times = _times(timeline, cluster)
+    return {rank: _ordered_nodes(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
 
 
 def _times(timeline: Timeline, cluster: Cluster) -> _Times:
@@ -94,7 +89,11 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
     spans = [times[nodes[k].kind, nodes[k].of] for k in order]
     rounded = [(round(start), round(end)) for start, end in spans]
     stream = _streams([nodes[k].kind for k in order], rounded, comm)
-    before = _previous_in_queue(stream)
+    # Position (from 1) -> the position before it in its queue
+    members = defaultdict[int | str, list[int]](list)
+    for position, queue in enumerate(stream, 1):
+        members[queue].append(position)
+    before = {b: (a,) for positions in members.values() for a, b in pairwise(positions)}
     ordered = []
     for position, k in enumerate(order, 1):
         node, (start, end), lane = nodes[k], rounded[position - 1], stream[position - 1]
@@ -121,11 +120,3 @@ def _streams(kinds: Sequence[str], spans: Sequence[tuple[int, int]], comm: str) 
         busy_until[free:] = [end, *busy_until[free + 1 :]]
         streams.append(free + 1)
     return streams
-
-
-def _previous_in_queue(queues: Sequence[int | str]) -> dict[int, tuple[int, ...]]:
-    """Returns position (from 1) -> the position before it in its queue."""
-    members = defaultdict[int | str, list[int]](list)
-    for position, queue in enumerate(queues, 1):
-        members[queue].append(position)
-    return {b: (a,) for positions in members.values() for a, b in pairwise(positions)}

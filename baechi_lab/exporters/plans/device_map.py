@@ -38,7 +38,20 @@ def write(request: Request) -> Written:
     module_devices, unused = units.module_devices()
     if unused:
         unsupported.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
-    entries = _fewest_entries(units.modules, module_devices)
+    # The fewest entries: a module whose parts share a device is one entry
+    within: dict[str, set[int]] = defaultdict(set)
+    for name, device in module_devices.items():
+        path = name.split(".") if name else []
+        for k in range(len(path) + 1):
+            within[".".join(path[:k])].add(device)
+    entries: dict[str, int] = {}
+    for name in sorted(within, key=lambda n: n.count(".") + 1 if n else 0):
+        path = name.split(".") if name else []
+        covered = any(".".join(path[:k]) in entries for k in range(len(path)))
+        if len(within[name]) == 1 and not covered:
+            entries[name] = next(iter(within[name]))
+    order = {name: k for k, name in enumerate(units.modules)}
+    entries = dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
     names = {d: request.accelerators().get(d, "cpu") for d in {*entries.values()}}
     value = {name: names[d] for name, d in entries.items()}
     unsupported = [
@@ -312,23 +325,6 @@ def _enclosing(name: str, units: Any) -> Any:
             return None
         name = name.rpartition(".")[0]
     return name
-
-
-def _fewest_entries(modules: dict[str, object], module_devices: dict[str, int]) -> dict[str, int]:
-    """Returns the fewest entries: a module whose parts share a device is one entry."""
-    within: dict[str, set[int]] = defaultdict(set)
-    for name, device in module_devices.items():
-        path = name.split(".") if name else []
-        for k in range(len(path) + 1):
-            within[".".join(path[:k])].add(device)
-    entries: dict[str, int] = {}
-    for name in sorted(within, key=lambda n: n.count(".") + 1 if n else 0):
-        path = name.split(".") if name else []
-        covered = any(".".join(path[:k]) in entries for k in range(len(path)))
-        if len(within[name]) == 1 and not covered:
-            entries[name] = next(iter(within[name]))
-    order = {name: k for k, name in enumerate(modules)}
-    return dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
 
 
 def _unsupported_tensors(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:

@@ -57,14 +57,24 @@ def find_stack(request: Request) -> Stack:
     Raises:
         InvalidInput: no op's name has a numbered part, or none under `request.layers`.
     """
-    layer_ops = _numbered_layers(request)
+    # Prefix -> number -> forward ops, for every numbered part of every op's name
+    layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for i in request.forward:
+        path = re.split(r"[./]", stem(request.graph.names[i]))
+        for k, name in enumerate(path):
+            if name.isascii() and name.isdecimal():
+                layer_ops[".".join(path[:k])][int(name)].append(int(i))
     if request.layers is not None and request.layers not in layer_ops:
         raise InvalidInput(
             f"layers is {request.layers!r}; the graph has numbered layers under {_prefixes_text(layer_ops)}"
         )
     if not layer_ops:
         raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
-    prefix = request.layers if request.layers is not None else _largest_stack(layer_ops)
+    prefix = (
+        request.layers
+        if request.layers is not None
+        else min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
+    )
     of_layer = layer_ops[prefix]
     last = max(request.graph.position[ops[0]] for ops in of_layer.values())
     inside = {i for ops in of_layer.values() for i in ops}
@@ -74,12 +84,16 @@ def find_stack(request: Request) -> Stack:
             other_ops[stem(request.graph.names[i])].append(int(i))
     around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in other_ops.items()]
     dot = f"{prefix}." if prefix else ""
+    inside = f"{prefix}." if prefix else ""
+    prefixes = [p for p in layer_ops if p != prefix and not p.startswith(inside) and len(layer_ops[p]) > 1]
     return Stack(
         prefix=prefix,
         before=tuple(u for u, is_before in around if is_before),
         layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
         after=tuple(u for u, is_before in around if not is_before),
-        unsupported=_other_stacks(layer_ops, prefix),
+        unsupported=(f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, prefixes))}",)
+        if prefixes
+        else (),
     )
 
 
@@ -97,7 +111,16 @@ def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tupl
             stages.append(Stage(unit.device, i, i + 1))
     times = rounds(stages)
     if stages and (times == 0 or (times > 1 and not looped)):
-        raise InvalidInput(_return_error(request, units, stages, looped))
+        # The error about the first unit that returns to a device which an earlier unit had left
+        first_stage: dict[int, Stage] = {}
+        returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
+        unit, earlier = units[returning.start], first_stage[returning.device]
+        rounds_too = ", or rounds through all devices in one order" if looped else ""
+        raise InvalidInput(
+            f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
+            f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_too} "
+            f"({_remedy(request, units, stages)})"
+        )
     return tuple(stages)
 
 
@@ -111,19 +134,6 @@ def rounds(stages: Sequence[Stage]) -> int:
     size = len(set(devices))
     times, remainder = divmod(len(devices), max(size, 1))
     return times if not remainder and devices == devices[:size] * times else 0
-
-
-def _return_error(request: Request, units: Sequence[Unit], stages: Sequence[Stage], looped: bool) -> str:
-    """Returns the error about the first unit that returns to a device which an earlier unit had left."""
-    first_stage: dict[int, Stage] = {}
-    returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
-    unit, earlier = units[returning.start], first_stage[returning.device]
-    rounds_too = ", or rounds through all devices in one order" if looped else ""
-    return (
-        f"layer {unit.name!r} turns back to device {request.device_name(unit.device)}, which "
-        f"{units[earlier.stop - 1].name!r} had left; a split into stages needs each device's layers in one run{rounds_too} "
-        f"({_remedy(request, units, stages)})"
-    )
 
 
 def _remedy(request: Request, units: Sequence[Unit], stages: Sequence[Stage]) -> str:
@@ -169,27 +179,6 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
     noun = "rank" if len(devices) < len(stages) else "stage"
     named = ", ".join(f"{noun} {i} is device {request.device_name(d)}" for i, d in enumerate(devices))
     return (f"the format numbers {noun}s, not devices: {named}",)
-
-
-def _numbered_layers(request: Request) -> dict[str, dict[int, list[int]]]:
-    """Returns prefix -> number -> forward ops, for every numbered part of every op's name."""
-    layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for i in request.forward:
-        path = re.split(r"[./]", stem(request.graph.names[i]))
-        for k, name in enumerate(path):
-            if name.isascii() and name.isdecimal():
-                layer_ops[".".join(path[:k])][int(name)].append(int(i))
-    return layer_ops
-
-
-def _largest_stack(layer_ops: dict[str, dict[int, list[int]]]) -> str:
-    return min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
-
-
-def _other_stacks(layer_ops: dict[str, dict[int, list[int]]], prefix: str) -> tuple[str, ...]:
-    inside = f"{prefix}." if prefix else ""
-    prefixes = [p for p in layer_ops if p != prefix and not p.startswith(inside) and len(layer_ops[p]) > 1]
-    return (f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, prefixes))}",) if prefixes else ()
 
 
 def _unit(request: Request, name: str, ops: list[int]) -> Unit:

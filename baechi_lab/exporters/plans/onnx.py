@@ -27,7 +27,15 @@ def write(request: Request) -> Written:
     Raises:
         InvalidInput: no model, or one whose nodes are none of the graph's ops.
     """
-    model = _copy_model(request.model)
+    # A copy of the model, in a version that has device configurations
+    onnx = onnx_package()
+    if request.model is None:
+        raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
+    model = onnx.ModelProto()
+    model.CopyFrom(inlined(request.model if isinstance(request.model, onnx.ModelProto) else load_model(request.model)))
+    if not hasattr(model, "configuration"):
+        raise InvalidInput(f"onnx {onnx.__version__} has no device configurations; version 1.18 or newer has")
+    model.ir_version = max(model.ir_version, IR_VERSION)
     nodes = list(model.graph.node)
     names = op_names([n for n in nodes if n.op_type != "Constant"])
     index = request.graph.index
@@ -36,26 +44,25 @@ def write(request: Request) -> Written:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
     device = _devices(nodes, iter(names), placed)
     stages = _stages([device[id(n)] for n in nodes])
-    _annotate(model, request, device, stages)
+    count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n
+    del model.configuration[:]
+    model.configuration.add(
+        name=CONFIGURATION, num_devices=count, device=[request.device_name(d) for d in range(count)]
+    )
+    for node in model.graph.node:
+        del node.device_configurations[:]
+        device_index = device[id(node)]
+        entry = node.device_configurations.add(configuration_id=CONFIGURATION)
+        for value in filter(None, node.output):
+            entry.sharding_spec.add(tensor_name=value, device=[device_index])
+        if stages is not None:
+            entry.pipeline_stage = stages[device_index]
     written = np.full(request.graph.n, -1, np.int32)
     for name, d in placed.items():
         written[index[name]] = d
     text = json.dumps({name: request.device_name(d) for name, d in placed.items()}, indent=1) + "\n"
     unsupported = _unsupported(request, written, len(names) - len(placed), stages)
     return Written(model, text, written, unsupported, {"": model.SerializeToString()})
-
-
-def _copy_model(source: Any) -> Any:
-    """Returns a copy of the model, in a version that has device configurations."""
-    onnx = onnx_package()
-    if source is None:
-        raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
-    model = onnx.ModelProto()
-    model.CopyFrom(inlined(source if isinstance(source, onnx.ModelProto) else load_model(source)))
-    if not hasattr(model, "configuration"):
-        raise InvalidInput(f"onnx {onnx.__version__} has no device configurations; version 1.18 or newer has")
-    model.ir_version = max(model.ir_version, IR_VERSION)
-    return model
 
 
 def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, int]:
@@ -74,22 +81,6 @@ def _stages(order: list[int]) -> dict[int, int] | None:
     """Returns the stage of each device; None if nodes return to a device that they left."""
     visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
     return {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
-
-
-def _annotate(model: Any, request: Request, device: dict[int, int], stages: dict[int, int] | None) -> None:
-    count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n
-    del model.configuration[:]
-    model.configuration.add(
-        name=CONFIGURATION, num_devices=count, device=[request.device_name(d) for d in range(count)]
-    )
-    for node in model.graph.node:
-        del node.device_configurations[:]
-        device_index = device[id(node)]
-        entry = node.device_configurations.add(configuration_id=CONFIGURATION)
-        for value in filter(None, node.output):
-            entry.sharding_spec.add(tensor_name=value, device=[device_index])
-        if stages is not None:
-            entry.pipeline_stage = stages[device_index]
 
 
 def _unsupported(

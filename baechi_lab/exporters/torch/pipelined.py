@@ -112,12 +112,18 @@ def pipeline_files(
         .replace("<NEEDS>", sources.needs())
         .replace("<PROCESSES>", str(len(division.cut.processes)))
     )
+    args, kwargs = step.arguments(model)
+    named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
     return {
         "train.py": script,
         "README.md": readme,
         "stages.py": _stages(division.cut),
         "pipeline.json": json.dumps(
-            {"inputs": _input_names(step, model), **_plan(division.cut, division, devices)}, indent=1
+            {
+                "inputs": [name for name, value in named for _ in tensors(value)],
+                **_plan(division.cut, division, devices),
+            },
+            indent=1,
         ),
         "weights.pt": saved(model.state_dict()),
         "constants.pt": saved(division.cut.program.constants),
@@ -126,13 +132,6 @@ def pipeline_files(
         **sources.files,
         **runtime_files(),
     }
-
-
-def _input_names(step: TorchStep, model: nn.Module) -> list[str]:
-    """Per input tensor, the argument that it is or is a part of, by position or name."""
-    args, kwargs = step.arguments(model)
-    named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
-    return [name for name, value in named for _ in tensors(value)]
 
 
 def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[str, object]:
