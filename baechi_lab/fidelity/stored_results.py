@@ -45,6 +45,7 @@ def provenance(command: str | None = None, **settings: object) -> dict[str, Any]
     from importlib.metadata import PackageNotFoundError, version
 
     from .. import __version__
+    from ..executors.tensorflow.devices import cpu_memory
 
     versions = {"python": platform.python_version(), "baechi_lab": __version__}
     for name in ("tensorflow", "numpy"):
@@ -52,10 +53,19 @@ def provenance(command: str | None = None, **settings: object) -> dict[str, Any]
             versions[name] = version(name)
         except PackageNotFoundError:
             continue
+    try:
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
     return {
-        "command": _command() if command is None else command,
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]) if command is None else command,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        "hardware": _hardware(),
+        "hardware": {
+            "processor": names[0] if names else platform.processor() or platform.machine(),
+            "cores": os.cpu_count(),
+            "memory_bytes": cpu_memory(),
+        },
         "load": [round(x, 2) for x in os.getloadavg()] if hasattr(os, "getloadavg") else [],
         "versions": versions,
         **settings,
@@ -123,23 +133,3 @@ def speed_up_table(path: str | os.PathLike[str]) -> pandas.DataFrame:
         }
         for row in rows
     )
-
-
-def _command() -> str:
-    """Returns the command line with the program's name instead of its path."""
-    return shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-
-
-def _hardware() -> dict[str, object]:
-    from ..executors.tensorflow.devices import cpu_memory
-
-    try:
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-    except OSError:
-        lines = []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return {
-        "processor": (names[0] if names else platform.processor() or platform.machine()),
-        "cores": os.cpu_count(),
-        "memory_bytes": cpu_memory(),
-    }

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,7 +13,7 @@ from ..errors import InvalidInput
 from ..executors.statistics import mean_of_rounds
 from ..executors.tensorflow.calibration import Calibration, calibrate, mean_calibration, process_seconds
 from ..executors.tensorflow.cluster import LocalCluster
-from ..graph import Link, OpGraph, Placement, Run, Step, Timeline
+from ..graph import Link, OpGraph, Placement, Run, Step
 from ..graph.costs import allowed_devices
 from ..passes import optimize
 from ..placers import place
@@ -253,6 +252,10 @@ def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
     extended, _ = with_shared_caches(graph, placed, costs, longer_us)
     timelines = [run.timeline for run in runs_of_placement if run.timeline is not None]
     kernels_us = float(np.median([t.busy_us.max() for t in timelines]))
+    # Peaks are those of the device with the largest measured peak.
+    device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
+    simulated_line = fullest(predicted_timelines(graph, local.cluster, placed, costs, longer_us), device)
+    measured_line = fullest(timelines, device)
     return Row(
         model=measurement.model,
         placement=name,
@@ -269,23 +272,8 @@ def _row(measurement: _Measured, name: str, local: LocalCluster) -> Row:
         busy_share=measurement.busy_share[name],
         others_share=measurement.others_share[name],
         drift=measurement.drift,
-        **_peaks(graph, local, placed, costs, longer_us, timelines),
+        simulated_peak_bytes=int(simulated_line.peak_bytes[device]),
+        measured_peak_bytes=int(measured_line.peak_bytes[device]),
+        simulated_peak_parts=simulated_line.peak_parts(device),
+        measured_peak_parts=measured_line.peak_parts(device),
     )
-
-
-def _peaks(
-    graph: OpGraph,
-    local: LocalCluster,
-    placed: Placement,
-    costs: Calibration,
-    busy_us: NDArray[np.float64] | None,
-    timelines: Sequence[Timeline],
-) -> dict[str, Any]:
-    """Returns the simulated and measured peak of the device with the largest measured peak, and their parts."""
-    device = int(np.max([t.peak_bytes for t in timelines], axis=0).argmax())
-    timeline_by_origin = {
-        "simulated": fullest(predicted_timelines(graph, local.cluster, placed, costs, busy_us), device),
-        "measured": fullest(timelines, device),
-    }
-    peaks = {f"{origin}_peak_bytes": int(line.peak_bytes[device]) for origin, line in timeline_by_origin.items()}
-    return {**peaks, **{f"{origin}_peak_parts": line.peak_parts(device) for origin, line in timeline_by_origin.items()}}

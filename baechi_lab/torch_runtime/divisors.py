@@ -260,23 +260,20 @@ class FromBatch(TorchDispatchMode):
             with self.fake:
                 return args[0].new_empty((*args[0].shape[:-1], args[1].shape[-1]))
         if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default):
-            args = (args[0], self._positions(args[1]), *args[2:])
+            # Replace masks among indices by positions, where the mask is known
+            positions: list[torch.Tensor | None] = []
+            for index in args[1]:
+                if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):
+                    positions += index.nonzero(as_tuple=True)
+                else:
+                    positions.append(index)
+            args = (args[0], positions, *args[2:])
         if func._schema.is_mutable:
             for tensor in tensors(args[:1]):
                 if self.follows_from_batch(tensor):
                     self.overwritten[tensor.untyped_storage()._cdata] = tensor
         with self.fake:
             return func(*args, **kwargs)
-
-    def _positions(self, indices: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Replace masks among indices by positions, where the mask is known."""
-        positions: list[torch.Tensor | None] = []
-        for index in indices:
-            if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):
-                positions += index.nonzero(as_tuple=True)
-            else:
-                positions.append(index)
-        return positions
 
 
 class DryRun:

@@ -141,13 +141,10 @@ class Settled:
 
     def reach(self, op: int) -> bool:
         """Note that the host has reached `op`. Returns whether it is not waiting."""
-        self._arrive(op)
-        return self.missing[op] <= 0
-
-    def _arrive(self, op: int) -> None:
         stack = [op]
         while stack:
             current = stack.pop()
             self.missing[current] -= 1
             if self.missing[current] == 0:
                 stack.extend(self.dependents[current])
+        return self.missing[op] <= 0

@@ -133,7 +133,15 @@ class CallRecord:
     def result(self, position: int) -> torch.Tensor:
         """Return a result. If it is missing, first run the calls that it is computed from, then this call."""
         if position not in self.results:
-            for record in self._missing():
+            # The records that must run again for this one, in the order of their calls
+            missing, stack = {self.number: self}, [self]
+            while stack:
+                for argument in stack.pop().inputs:
+                    if isinstance(argument, StorageView) and argument.position not in argument.record.results:
+                        if argument.record.number not in missing:
+                            missing[argument.record.number] = argument.record
+                            stack.append(argument.record)
+            for record in [missing[number] for number in sorted(missing)]:
                 record.rerun()
         return self.results[position]
 
@@ -142,17 +150,6 @@ class CallRecord:
         self.pending_readers.discard(reader)
         if not self.pending_readers:
             self.results = {}
-
-    def _missing(self) -> list[CallRecord]:
-        """The records that must run again for this one, in the order of their calls."""
-        missing, stack = {self.number: self}, [self]
-        while stack:
-            for argument in stack.pop().inputs:
-                if isinstance(argument, StorageView) and argument.position not in argument.record.results:
-                    if argument.record.number not in missing:
-                        missing[argument.record.number] = argument.record
-                        stack.append(argument.record)
-        return [missing[number] for number in sorted(missing)]
 
     def rerun(self) -> None:
         """Run the call again and hold the requested results. After the last run of a step the arguments are freed."""

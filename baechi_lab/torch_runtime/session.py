@@ -78,8 +78,9 @@ class Session(Handler):
         input_tensors = list(tensors((args, kwargs)))
         for tensor in input_tensors:
             if tensor.device not in self.allowed:
+                devices = ", ".join(dict.fromkeys(self.plan.devices))
                 raise InvalidInput(
-                    f"an input is on {tensor.device}; the model is distributed over {', '.join(dict.fromkeys(self.plan.devices))}: "
+                    f"an input is on {tensor.device}; the model is distributed over {devices}: "
                     "put inputs on the CPU or on one of these devices"
                 )
         state = frame.state = ForwardState({}, None)

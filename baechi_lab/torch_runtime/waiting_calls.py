@@ -48,8 +48,8 @@ class WaitingCall(NamedTuple):
                 s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
             ):
                 raise ExecutionError(
-                    f"layer {self.key!r} made other shapes than it did before for inputs of the same shape; shapes that depend on data "
-                    "need reorder='none'"
+                    f"layer {self.key!r} made other shapes than it did before for inputs of the same shape; "
+                    "shapes that depend on data need reorder='none'"
                 )
             future.set(outputs)
         except BaseException as error:  # noqa: BLE001 - whatever a layer raises reaches the caller through the future

@@ -114,7 +114,13 @@ class Worker:
             selector.register(process.stderr, selectors.EVENT_READ, "log")  # type: ignore[arg-type]
             selector.register(process.stdin, selectors.EVENT_WRITE, "requests")  # type: ignore[arg-type]
             while True:
-                self._check(deadline, timeout, cancel, find_lost_peer)
+                if cancel is not None and cancel.is_set():
+                    raise WorkerEnded("cancelled", "cancelled by the caller")
+                if deadline is not None and time.monotonic() > deadline:
+                    raise WorkerEnded("timeout", f"no result within {timeout:g} s; the worker was killed")
+                loss = None if find_lost_peer is None else find_lost_peer()
+                if loss is not None:
+                    raise WorkerEnded("died", loss)
                 for key, _ in selector.select(_POLL_SECONDS):
                     if key.data == "requests":
                         pending = self._write(pending)
@@ -133,21 +139,6 @@ class Worker:
                             yield message
                             if message.kind in last:
                                 return
-
-    def _check(
-        self,
-        deadline: float | None,
-        timeout: float | None,
-        cancel: threading.Event | None,
-        find_lost_peer: Callable[[], str | None] | None,
-    ) -> None:
-        if cancel is not None and cancel.is_set():
-            raise WorkerEnded("cancelled", "cancelled by the caller")
-        if deadline is not None and time.monotonic() > deadline:
-            raise WorkerEnded("timeout", f"no result within {timeout:g} s; the worker was killed")
-        loss = None if find_lost_peer is None else find_lost_peer()
-        if loss is not None:
-            raise WorkerEnded("died", loss)
 
     def _write(self, pending: memoryview) -> memoryview:
         try:

@@ -6,7 +6,6 @@ import pickle
 import sys
 import traceback
 from multiprocessing import spawn
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,12 @@ def main() -> None:
         task, *payloads = (array.tobytes() for array in request.arrays)
         try:
             if request.header["prepare"]:
-                _prepare(pickle.loads(payloads.pop(0)))  # noqa: S301  (a pipe from our own caller)
+                preparation = pickle.loads(payloads.pop(0))  # noqa: S301  (a pipe from our own caller)
+                pool.importing_main = True
+                try:
+                    spawn.prepare(preparation)
+                finally:
+                    pool.importing_main = False
             shared_data.update(zip(request.header["keep"], payloads, strict=True))
             function, args, kwargs = pickle.loads(task)  # noqa: S301  (a pipe from our own caller)
             args = [shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args]
@@ -37,14 +41,6 @@ def main() -> None:
             reply = _pack_error(error)
         write_message(answers, "result", {}, [np.frombuffer(reply, np.uint8)])
         answers.flush()
-
-
-def _prepare(preparation: dict[str, object]) -> None:
-    pool.importing_main = True
-    try:
-        spawn.prepare(preparation)
-    finally:
-        pool.importing_main = False
 
 
 def _pack_reply(succeeded: bool, value: object) -> bytes:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from tensorflow import Tensor
-    from tensorflow.core.framework.graph_pb2 import GraphDef
 
 SIZES = (4, 4096, 65536, 1 << 20)
 """Bytes of the tensors that are sent."""
@@ -147,18 +146,17 @@ def calibrate(local: LocalCluster, steps: int = 30) -> Calibration:
     with Worker() as worker:
         cost = partial(cost_of, local, worker, steps)
         bare = cost(ladder_step(FEW, 0, 4), 1)
-        # Measure a ladder without and with ops on its rungs; repeat while other programs made the first the
-        # slower one
+        # A ladder without and with ops on its rungs, again while other programs made the first the slower one.
         for _ in range(TRIES):
             without, ladder = (cost(ladder_step(RUNGS, width, STREAM), 1) for width in (0, WIDTH))
             if ladder.wall_us > without.wall_us:
                 break
         messages = np.array([_message(cost, size) for size in SIZES])
-        # `Calibration.cooled`; `warm_us` is what both ends of a message take with no kernel in between
+        warm_us = messages[0, 0] + messages[0, 1]  # of both ends of a message with no kernel in between
         rungs = [(0.0, 0.0)]
         for stream in STREAMS:
             staying, moving = (cost(hop_step(MANY, SIZES[0], moving, stream), 2) for moving in (False, True))
-            extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - (messages[0, 0] + messages[0, 1])
+            extra_us = (sum(moving.cpu_us) - sum(staying.cpu_us)) / MANY - warm_us
             rungs.append((max(moving.product_us, rungs[-1][0]), max(extra_us, rungs[-1][1])))
         cooled = tuple((float(kernel_us), float(extra_us)) for kernel_us, extra_us in rungs)
     ops = RUNGS * (WIDTH + 1)

@@ -153,8 +153,10 @@ def attached_names(
 
 
 def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Selection:
-    parsed = [_NAME.fullmatch(name) for name, _ in names]
-    for (name, _), match in zip(names, parsed, strict=True):
+    matches: list[re.Match[str]] = []
+    limits_of_gpu: dict[int, dict[int, int]] = {}  # GPU -> the memory limit of each part
+    for name, limit in names:
+        match = _NAME.fullmatch(name)
         if match is None and _TASK.fullmatch(name):
             raise ExecutionError(
                 f"device {name!r} belongs to a TensorFlow server; give the servers' addresses as workers=, "
@@ -162,16 +164,14 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
             )
         if match is None:
             raise ExecutionError(f"device {name!r} is no TensorFlow device; names are cpu:N, gpu:N or gpu:N/part")
-        if match["kind"].lower() == "gpu" and int(match["index"]) >= len(gpus):
-            has = f"{len(gpus)} GPU(s)" if gpus else "no GPU; execute without a cluster to use logical CPU devices"
-            raise ExecutionError(f"device {name!r} is not attached: this machine has {has}")
-    # The memory limits of the parts of every used GPU
-    limits_of_gpu: dict[int, dict[int, int]] = {}
-    for (_, limit), match in zip(names, parsed, strict=True):
+        matches.append(match)
         if match["kind"].lower() == "gpu":
-            limits_of_slices = limits_of_gpu.setdefault(int(match["index"]), {})
+            if int(match["index"]) >= len(gpus):
+                has = f"{len(gpus)} GPU(s)" if gpus else "no GPU; execute without a cluster to use logical CPU devices"
+                raise ExecutionError(f"device {name!r} is not attached: this machine has {has}")
+            limits_of_parts = limits_of_gpu.setdefault(int(match["index"]), {})
             if match["part"] is not None:
-                limits_of_slices[int(match["part"])] = limit
+                limits_of_parts[int(match["part"])] = limit
     for gpu, limits in limits_of_gpu.items():
         if sum(limits.values()) > gpus[gpu]:
             raise ExecutionError(
@@ -190,10 +190,9 @@ def _select_local(names: Sequence[tuple[str, int]], gpus: Sequence[int]) -> Sele
         f"{LOCAL}CPU:{m['index']}"
         if m["kind"].lower() == "cpu"
         else f"{LOCAL}GPU:{first[int(m['index'])] + int(m['part'] or 0)}"
-        for m in parsed
-        if m is not None
+        for m in matches
     ]
-    cpus = 1 + max((int(m["index"]) for m in parsed if m is not None and m["kind"].lower() == "cpu"), default=0)
+    cpus = 1 + max((int(m["index"]) for m in matches if m["kind"].lower() == "cpu"), default=0)
     return Selection(devices, cpus, gpu_parts, soft=bool(gpu_parts))
 
 

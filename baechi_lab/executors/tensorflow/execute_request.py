@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import ExecutionError
-from ...graph.step import Step
 from ...workers.failures import first_line
 from ...workers.messages import Message, Send
 from ...workers.transport import read_step
@@ -27,6 +26,8 @@ if TYPE_CHECKING:
 
 def serve(request: Message, send: Send) -> None:
     """Run the step of an `execute` request. Sends `ready`, one `step` per step, `timeline` and `done`."""
+    import tensorflow as tf
+
     header = request.header
     device, *arrays = request.arrays
     step, batches = read_step(header, arrays)
@@ -37,14 +38,17 @@ def serve(request: Message, send: Send) -> None:
     device_of = {name: selection.devices[d] for name, d in zip(names, device.tolist(), strict=True)}
     placed = place_graph(step, device_of)
     selection.threads = selection.threads or max(1, sum("/device:CPU:" in name for name in set(device_of.values())))
-    session = _open_session(placed, selection)
+    config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads, workers=selection.workers)
+    selection.apply(config)
     try:
-        available = session.devices()
-        _check_devices(selection.devices, [name for name, _, _ in available])
-        limits = {name: limit for name, _, limit in available}
-        # Set the variables
-        import tensorflow as tf
-
+        session = PlacedSession(placed, config, selection.target)
+    except (tf.errors.OpError, ValueError) as error:
+        raise ExecutionError(f"the placed graph cannot be loaded: {first_line(error)}") from error
+    try:
+        limits = {name: limit for name, _, limit in session.devices()}
+        missing = [name for name in selection.devices if name not in limits]
+        if missing:
+            raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(limits))}")
         try:
             session.start(step.initial_values)
         except (tf.errors.InvalidArgumentError, tf.errors.NotFoundError, tf.errors.UnimplementedError) as error:
@@ -52,23 +56,6 @@ def serve(request: Message, send: Send) -> None:
         _run_steps(session, inputs, device, header, selection, limits, placed, send)
     finally:
         session.close()
-
-
-def _open_session(placed: PlacedGraph, selection: Selection) -> PlacedSession:
-    import tensorflow as tf
-
-    config = session_config(selection.cpus, soft=selection.soft, threads=selection.threads, workers=selection.workers)
-    selection.apply(config)
-    try:
-        return PlacedSession(placed, config, selection.target)
-    except (tf.errors.OpError, ValueError) as error:
-        raise ExecutionError(f"the placed graph cannot be loaded: {first_line(error)}") from error
-
-
-def _check_devices(names: Sequence[str], available: Sequence[str]) -> None:
-    missing = [name for name in names if name not in available]
-    if missing:
-        raise ExecutionError(f"the runtime has no device {missing[0]!r}; it has {', '.join(sorted(available))}")
 
 
 def _run_steps(
@@ -110,17 +97,12 @@ def _run_steps(
             outputs, seconds = timed(partial(run, batch))
         send("step", {"index": index, "phase": phase, "seconds": seconds}, [np.asarray(x) for x in outputs])
         if len(traces) == traced > 0 and phase == "traced":
-            middle = _median_trace([trace for trace, _ in traces])
-            send("timeline", traces[middle][1], traces[middle][0].arrays())
+            spans = [trace.span_us for trace, _ in traces]
+            trace, differences = traces[spans.index(statistics.median_low(spans))]
+            send("timeline", differences, trace.arrays())
     if header["return_variables"]:
         send("variables", {}, session.values())
     send("done")
-
-
-def _median_trace(traces: Sequence[Trace]) -> int:
-    """Returns the index of the traced step of median length."""
-    spans = [trace.span_us for trace in traces]
-    return spans.index(statistics.median_low(spans))
 
 
 def _moved_ops(metadata: RunMetadata, nodes: Sequence[NodeDef]) -> list[str]:

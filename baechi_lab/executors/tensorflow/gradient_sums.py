@@ -141,28 +141,29 @@ class Sums:
     ) -> str:
         """Returns the sum of `addends` (micro-batch, name), or the rows of all; `suffix` distinguishes sums of a tensor."""
         if (tensor, suffix) not in self._sum_names:
-            self._sum_names[tensor, suffix] = self._joined(tensor, dtype, addends, suffix, named)
+            import tensorflow as tf
+
+            kind = tf.dtypes.as_dtype(dtype)
+            logical = self.logical(tensor[0]) if kind == tf.bool else None
+            if not (kind.is_floating or kind.is_integer or kind.is_complex or logical):
+                raise InvalidInput(
+                    f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
+                    "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
+                )
+            total = addends[0][1]
+            for k, addend in addends[1:]:
+                name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
+                if tensor in self.rows:
+                    axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
+                    total = add_node(self.graph, "ConcatV2", name, [total, addend, axis], T=dtype)
+                    node = self.graph.node[-1]
+                    node.attr["N"].i = 2
+                    node.attr["Tidx"].type = tf.int32.as_datatype_enum
+                else:
+                    types = {} if logical else {"T": dtype}
+                    total = add_node(self.graph, logical or "AddV2", name, [total, addend], **types)
+            self._sum_names[tensor, suffix] = total
         return self._sum_names[tensor, suffix]
-
-    def _joined(self, tensor: Tensor, dtype: int, addends: Sequence[tuple[int, str]], suffix: str, named: bool) -> str:
-        import tensorflow as tf
-
-        kind = tf.dtypes.as_dtype(dtype)
-        logical = self.logical(tensor[0]) if kind == tf.bool else None
-        if not (kind.is_floating or kind.is_integer or kind.is_complex or logical):
-            raise InvalidInput(
-                f"an update reads tensor {tensor[0]}:{tensor[1]} of type {kind.name}, which differs from micro-batch to "
-                "micro-batch and cannot be added up; compute it after the gradients, or from numbers"
-            )
-        total = addends[0][1]
-        for k, addend in addends[1:]:
-            name = (named and self.named(*tensor, k)) or f"{self._base(tensor)}{suffix}/add{k}"
-            if tensor in self.rows:
-                total = self._concat(name, dtype, total, addend)
-            else:
-                types = {} if logical else {"T": dtype}
-                total = add_node(self.graph, logical or "AddV2", name, [total, addend], **types)
-        return total
 
     def mean_of(self, tensor: Tensor, dtype: int, total: str, suffix: str, averaged: bool | None = None) -> str:
         """Returns `total` divided by `divisor`, if the tensor is averaged; `suffix` as in `chain`."""
@@ -183,16 +184,6 @@ class Sums:
 
     def _base(self, tensor: Tensor) -> str:
         return f"{self.prefix}/{tensor[0]}/{tensor[1]}"
-
-    def _concat(self, name: str, dtype: int, a: str, b: str) -> str:
-        import tensorflow as tf
-
-        axis = constant(self.graph, f"{self.prefix}/axis/{name}", tf.constant(0), tf.int32)
-        output = add_node(self.graph, "ConcatV2", name, [a, b, axis], T=dtype)
-        node = self.graph.node[-1]
-        node.attr["N"].i = 2
-        node.attr["Tidx"].type = tf.int32.as_datatype_enum
-        return output
 
 
 def constant(graph: GraphDef, name: str, value: tf.Tensor, dtype: tf.DType) -> str:

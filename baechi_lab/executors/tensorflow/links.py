@@ -96,7 +96,21 @@ def measure_link(
             out of memory, a worker that does not answer or dies, `timeout`.
     """
     _check(sizes, repeats)
-    names, pair, options = _devices(source, target, cluster, workers, secret)
+    if cluster is None:
+        ends = [str(source), str(target)]
+        for name in ends:
+            if _NAME.fullmatch(name) is None:
+                raise UnknownNameError.of("device", name, ["/device:CPU:0", "/device:GPU:0", "cpu:1", "gpu:1"])
+        names, addresses, pair = [(name, 0) for name in ends], tuple(workers), (0, 1)
+        same = ends[0].lower() == ends[1].lower()
+    else:
+        record, addresses = _running(cluster, workers)
+        names = [(d.name, d.memory_bytes) for d in record.devices]
+        pair = _position(record, source), _position(record, target)
+        same = pair[0] == pair[1]
+    if same:
+        raise InvalidInput(f"source and target are both {source!r}; a tensor that stays on one device costs nothing")
+    options = device_options(workers=addresses, secret=secret)
     ((seconds, _),) = _measure(names, [pair], options, sizes, repeats, 0, timeout, progress, cluster)
     return _fit(names[pair[0]][0], names[pair[1]][0], sizes, seconds)
 
@@ -243,31 +257,6 @@ def _running(cluster: Cluster | LocalCluster, workers: Sequence[str]) -> tuple[C
     if not isinstance(cluster, Cluster):
         raise InvalidInput(f"cluster is a {type(cluster).__name__}; give a bl.Cluster or a running bl.LocalCluster")
     return cluster, tuple(workers)
-
-
-def _devices(
-    source: str | int,
-    target: str | int,
-    cluster: Cluster | LocalCluster | None,
-    workers: Sequence[str],
-    secret: str | os.PathLike[str] | None,
-) -> tuple[list[tuple[str, int]], tuple[int, int], dict[str, Any]]:
-    """Returns names and memory of all devices, the positions of the pair, and the options of the session."""
-    if cluster is None:
-        names = [str(source), str(target)]
-        for name in names:
-            if _NAME.fullmatch(name) is None:
-                raise UnknownNameError.of("device", name, ["/device:CPU:0", "/device:GPU:0", "cpu:1", "gpu:1"])
-        devices, addresses, pair = [(name, 0) for name in names], tuple(workers), (0, 1)
-        same = names[0].lower() == names[1].lower()
-    else:
-        record, addresses = _running(cluster, workers)
-        devices = [(d.name, d.memory_bytes) for d in record.devices]
-        pair = _position(record, source), _position(record, target)
-        same = pair[0] == pair[1]
-    if same:
-        raise InvalidInput(f"source and target are both {source!r}; a tensor that stays on one device costs nothing")
-    return devices, pair, device_options(workers=addresses, secret=secret)
 
 
 def _position(cluster: Cluster, device: str | int) -> int:

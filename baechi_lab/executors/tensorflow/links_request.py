@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,26 +49,22 @@ def serve(request: Message, send: Send) -> None:
         try:
             graph = _Graph(tf, *places)
             with tf.compat.v1.Session(selection.target, graph=graph.graph, config=config) as session:
-                arrays = _pair(_Timer(tf, graph, session), header)
+                timer = _Timer(tf, graph, session)
+                sizes, repeats = header["sizes"], header["repeats"]
+                if timer.one_clock:
+                    seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
+                else:
+                    passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
+                    # Half of the fastest: a disturbance delays a message and never speeds it up.
+                    half = passed[0].min() / 2
+                    seconds = np.maximum(passed[1:] - half, half)
+                probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
+                flat = _in_turns([partial(timer.probe, kind, size) for size in probed for kind in KINDS], repeats)
+                arrays = seconds, flat.reshape(len(probed), len(KINDS), -1) if probed else np.zeros((2, len(KINDS), 0))
         except (tf.errors.OpError, ValueError) as error:
             raise ExecutionError(f"cannot move tensors from {places[0]} to {places[1]}: {first_line(error)}") from error
         send("link", {"pair": [a, b]}, arrays)
     send("done")
-
-
-def _pair(timer: _Timer, header: dict[str, Any]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns seconds per size and repeat, and float64[2, kinds, repeats]: probes with small and with large tensors."""
-    sizes, repeats = header["sizes"], header["repeats"]
-    if timer.one_clock:
-        seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
-    else:
-        passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
-        # Half of the fastest: a disturbance delays a message and never speeds it up.
-        half = passed[0].min() / 2
-        seconds = np.maximum(passed[1:] - half, half)
-    probed = (SMALL_BYTES, header["probe_bytes"]) if header["probe_bytes"] else ()
-    flat = _in_turns([partial(timer.probe, kind, size) for size in probed for kind in KINDS], repeats)
-    return seconds, flat.reshape(len(probed), len(KINDS), -1) if probed else np.zeros((2, len(KINDS), 0))
 
 
 def _in_turns(measures: Sequence[Callable[[], float]], repeats: int) -> NDArray[np.float64]:

@@ -75,7 +75,10 @@ class Rings:
         at = (tensor, replica)
         if at not in self._total:
             if (tensor, 0) not in self._total:
-                self._total[tensor, 0] = self._joined(tensor)
+                kind, width = self.gradients[tensor], self.shares.width(tensor[0])
+                replica_sums = [(k, self._replica_sum(tensor, k)) for k in range(width)]
+                total = self.sums.chain(tensor, kind, replica_sums, "/replicas", named=False)
+                self._total[tensor, 0] = self.sums.mean_of(tensor, kind, total, "")
             self._total[at] = self._total[tensor, 0]
         return self._total[at]
 
@@ -95,12 +98,6 @@ class Rings:
         addends = list(enumerate(self.copies(*tensor)))[replica :: self.shares.width(tensor[0])]
         return self.sums.chain(tensor, self.gradients[tensor], addends, f"/replica{replica}")
 
-    def _joined(self, tensor: Tensor) -> str:
-        kind, width = self.gradients[tensor], self.shares.width(tensor[0])
-        replica_sums = [(k, self._replica_sum(tensor, k)) for k in range(width)]
-        total = self.sums.chain(tensor, kind, replica_sums, "/replicas", named=False)
-        return self.sums.mean_of(tensor, kind, total, "")
-
     def _ring(self, g: int) -> None:
         """Adds the ops of one ring. Without gradients for the ring, they are NoOps that only keep the order."""
         ops, width, kind = self.ops[g], self.shares.widths[g], self._kind[g]
@@ -118,7 +115,21 @@ class Rings:
             complete_parts = [
                 ops[width - 1 if (k + 1 - p) % width == 0 else width + (k - p) % width, k] for p in range(width)
             ]
-            self._spread(g, k, ring_tensors, complete_parts)
+            # Split the complete parts into the sums of all tensors, on one replica.
+            base = f"{self.prefix}/ring{g}/replica{k}"
+            line = self._concat(f"{base}/sums", complete_parts, kind)
+            sizes = [
+                add_node(self.graph_def, "Size", f"{base}/size{i}", [f"{base}/flat{i}"], T=kind, out_type=self._int64)
+                for i in range(len(ring_tensors))
+            ]
+            pieces = self._split(f"{base}/sum", line, sizes, kind)
+            for i, (tensor, piece) in enumerate(zip(ring_tensors, pieces, strict=True)):
+                like = [self._replica_sum(tensor, k)]
+                shape = add_node(self.graph_def, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
+                reshaped = add_node(
+                    self.graph_def, "Reshape", f"{base}/whole{i}", [piece, shape], T=kind, Tshape=self._int64
+                )
+                self._total[tensor, k] = self.sums.mean_of(tensor, kind, reshaped, f"/replica{k}")
 
     def _cut(self, g: int, k: int, sums: Sequence[str]) -> list[str]:
         """Concatenates one replica's sums and splits them into one part per replica."""
@@ -136,23 +147,6 @@ class Rings:
         )
         last_size = self._integer_op("Sub", f"{base}/last", size, equal_parts_size)
         return self._split(f"{base}/part", line, [last_size, *[part_size] * (width - 1)], kind)
-
-    def _spread(self, g: int, k: int, tensors: Sequence[Tensor], complete_parts: Sequence[str]) -> None:
-        """Splits the complete parts into the sums of all tensors, on one replica."""
-        base, kind = f"{self.prefix}/ring{g}/replica{k}", self._kind[g]
-        line = self._concat(f"{base}/sums", complete_parts, kind)
-        sizes = [
-            add_node(self.graph_def, "Size", f"{base}/size{i}", [f"{base}/flat{i}"], T=kind, out_type=self._int64)
-            for i in range(len(tensors))
-        ]
-        pieces = self._split(f"{base}/sum", line, sizes, kind)
-        for i, (tensor, piece) in enumerate(zip(tensors, pieces, strict=True)):
-            like = [self._replica_sum(tensor, k)]
-            shape = add_node(self.graph_def, "Shape", f"{base}/shape{i}", like, T=kind, out_type=self._int64)
-            reshaped = add_node(
-                self.graph_def, "Reshape", f"{base}/whole{i}", [piece, shape], T=kind, Tshape=self._int64
-            )
-            self._total[tensor, k] = self.sums.mean_of(tensor, kind, reshaped, f"/replica{k}")
 
     # -- ops ---------------------------------------------------------------------------------------------------------
 

@@ -150,11 +150,9 @@ def copies_held_until(
                     kernel_at[n, device] for n in inputs.get((name, device), ()) if (n, device) in kernel_at
                 )
                 allocated = {record.alloc_bytes for used in kernel.stats.memory for record in used.allocation_records}
-                pointers = (
-                    set()
-                    if row.size in allocated
-                    else {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
-                ) - {p for producer in other_producers for p in _pointers(producer)}
+                if row.size not in allocated:  # outputs of that size in memory that is none of its other inputs'
+                    pointers = {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
+                    pointers -= {p for producer in other_producers for p in _pointers(producer)}
                 free_first = sorted(
                     alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], kernel_at), e)
                 )

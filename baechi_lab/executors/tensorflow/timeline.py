@@ -49,7 +49,15 @@ def to_timeline(
     copies = _copies(trace, zero, _lent_until(trace, graph), _list_sizes(graph)) if copied else []
     in_bodies = _bytes_of_bodies(trace, zero, graph)
     recorded = trace.memory[[not graph.op_types[op].startswith(_LISTS) for op in trace.memory[:, 4].astype(int)]]
-    log = _memory(recorded, zero, persistent, [*copies, *in_bodies], _assignments(trace, graph))
+    variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
+    freed_rows = replaced_variable_values(recorded, _assignments(trace, graph))
+    op_rows = np.concatenate([recorded, np.array(freed_rows, dtype=np.float64).reshape(-1, 5)])
+    op_rows[:, 1] = np.maximum(op_rows[:, 1] - zero, 0.0)
+    other_rows = np.array([*variable_rows, *copies, *in_bodies], dtype=np.float64).reshape(-1, 5)
+    rows = np.concatenate([other_rows, op_rows])
+    # The runtime's clock has microseconds. Within one microsecond, allocations count before releases.
+    rows = rows[np.lexsort((-rows[:, 3], rows[:, 1]))]
+    log = MemoryLog(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64), rows[:, 4])  # type: ignore[arg-type]
     peak = np.array([log.levels(d)[1].sum(axis=1).max(initial=0) for d in range(len(device_names))], dtype=np.int64)
     end = max(trace.end_us.max(initial=zero), moves[:, 6].max(initial=zero)) - zero
     order = np.lexsort((trace.op, trace.device, trace.start_us))
@@ -165,21 +173,3 @@ def _assignments(trace: Trace, graph: OpGraph) -> list[tuple[int, float, int]]:
         and reader in executed
         and executed[source][0] == executed[reader][0]
     ]
-
-
-def _memory(
-    recorded: NDArray[np.float64],
-    zero: float,
-    persistent: Sequence[tuple[int, int, int]],
-    copies: list[tuple[float, ...]],
-    assigned: Sequence[tuple[int, float, int]],
-) -> MemoryLog:
-    variable_rows = [(device, 0.0, PERSISTENT, size, op) for device, op, size in persistent]
-    op_rows = np.concatenate(
-        [recorded, np.array(replaced_variable_values(recorded, assigned), dtype=np.float64).reshape(-1, 5)]
-    )
-    op_rows[:, 1] = np.maximum(op_rows[:, 1] - zero, 0.0)
-    rows = np.concatenate([np.array([*variable_rows, *copies], dtype=np.float64).reshape(-1, 5), op_rows])
-    # The runtime's clock has microseconds. Within one microsecond, allocations count before releases.
-    rows = rows[np.lexsort((-rows[:, 3], rows[:, 1]))]
-    return MemoryLog(rows[:, 0], rows[:, 1], rows[:, 2], rows[:, 3].astype(np.int64), rows[:, 4])  # type: ignore[arg-type]

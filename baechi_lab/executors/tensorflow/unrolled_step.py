@@ -141,7 +141,7 @@ class _Unroller:
         )
 
     def step(self) -> Step:
-        # Adds a node for every op of the unrolled graph
+        # A node for every op of the unrolled graph.
         for name, kind, i, k in zip(self.unrolled.names, self.unrolled.op_types, self.origin, self.batch, strict=True):
             if kind in (ACCUMULATE, ALL_REDUCE):
                 continue  # added with its reader
@@ -156,7 +156,13 @@ class _Unroller:
             if k > 0:
                 self._reseed(node, k)
         places = {node.name: node for node in self.graph_def.node}
-        self._order(places)
+        # The control dependencies of the schedule.
+        names = self.unrolled.names
+        waits = control_dependencies(self.pipe)
+        for op, predecessors in waits.items():
+            places[names[op]].input.extend(f"^{names[k]}" for k in predecessors)
+        if waits:
+            prevent_fusion(self.graph_def, f"{PREFIX}/apart")
         self.totals.feed(places)
         source = self.source
         outputs = tuple(self._output(spec) for spec in source.outputs)
@@ -394,12 +400,11 @@ class _Unroller:
             elif k >= 0 and self.totals.enters((name, output), original.name):
                 yield self.totals.share((name, output))
             elif k >= 0 and (original.name, (name, output)) in self.penalties:
-                # One micro-batch's share of a term that is the same for all
-                tensor = (name, output)
+                # One micro-batch's share of a term that is the same for all.
                 import tensorflow as tf
 
-                dtype = output_types(self.nodes[tensor[0]])[tensor[1]]
-                base = f"{PREFIX}/portion/{original.name}/{tensor[0]}/{tensor[1]}/mb{at}"
+                dtype = output_types(self.nodes[name])[output]
+                base = f"{PREFIX}/portion/{original.name}/{name}/{output}/mb{at}"
                 if base not in self.portions:
                     inverse_count = constant(
                         self.graph_def,
@@ -407,7 +412,7 @@ class _Unroller:
                         tf.constant(1.0 / self.count, tf.float64),
                         tf.dtypes.as_dtype(dtype),
                     )
-                    whole_term = join(self._name(tensor[0], at), tensor[1])
+                    whole_term = join(self._name(name, at), output)
                     self.portions[base] = add_node(self.graph_def, "Mul", base, [whole_term, inverse_count], T=dtype)
                 yield self.portions[base]
             elif k >= 0 or not is_repeated:
@@ -444,17 +449,6 @@ class _Unroller:
             shifted_seed.input.extend([node.input[at], added])
             shifted_seed.attr["T"].type = kind.as_datatype_enum
             node.input[at] = shifted_seed.name
-
-    # -- order -------------------------------------------------------------------------------------------------------
-
-    def _order(self, nodes: dict[str, NodeDef]) -> None:
-        """Adds the control dependencies of the schedule."""
-        names = self.unrolled.names
-        waits = control_dependencies(self.pipe)
-        for op, predecessors in waits.items():
-            nodes[names[op]].input.extend(f"^{names[k]}" for k in predecessors)
-        if waits:
-            prevent_fusion(self.graph_def, f"{PREFIX}/apart")
 
     # -- outputs -----------------------------------------------------------------------------------------------------
 

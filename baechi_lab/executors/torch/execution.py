@@ -335,24 +335,7 @@ class _StepRunner:
                 self.optimizer, [(micro_step.inputs, micro_step.targets) for micro_step in self.micro_steps]
             )
         start = time.perf_counter()
-        loss = self._step(measurement)
-        synchronize()
-        self.seconds.append(time.perf_counter() - start)
-        self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
-
-    def run_observed_step(self, measurement: Measurement) -> Measurement:
-        """Run one more step to observe its memory. It is not reported."""
-        try:
-            self._run_step(measurement)
-        finally:
-            measurement.finish()
-            measurement.remove()
-        self.seconds.pop()
-        self.outputs.pop()
-        return measurement
-
-    def _step(self, measurement: Measurement | None) -> torch.Tensor:
-        """Run one step. Forward passes run ahead of backward passes by at most `max_in_flight` micro-batches."""
+        # Forward passes run ahead of backward passes by at most `max_in_flight` micro-batches.
         waiting: deque[torch.Tensor] = deque()
         losses = []
         backward = torch.Tensor.backward if measurement is None else measurement.run_backward
@@ -385,7 +368,21 @@ class _StepRunner:
             self.optimizer.step()
             if measurement is not None:
                 measurement.updated()
-        return losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        synchronize()
+        self.seconds.append(time.perf_counter() - start)
+        self.outputs.append((float(map_tensors(loss, lambda t: t.detach()).cpu()),))
+
+    def run_observed_step(self, measurement: Measurement) -> Measurement:
+        """Run one more step to observe its memory. It is not reported."""
+        try:
+            self._run_step(measurement)
+        finally:
+            measurement.finish()
+            measurement.remove()
+        self.seconds.pop()
+        self.outputs.pop()
+        return measurement
 
 
 def synchronize() -> None:

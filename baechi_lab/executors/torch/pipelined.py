@@ -91,7 +91,7 @@ def cut_step(
         [pipeline.line_device.index(d) for d in groups.get(first, (first,))]
         for first in pipeline.stages.device.tolist()
     ]
-    # Parameters that stages of different processes share
+    # Parameters that stages of different processes share. Stage modules share the model's parameters: the same objects.
     users: dict[int, dict[int, str]] = {}
     for s, stage_module in enumerate(stage_modules):
         for name, parameter in stage_module.module.named_parameters(remove_duplicate=False):

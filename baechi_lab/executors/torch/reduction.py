@@ -114,7 +114,7 @@ def reduction_of(
     tried = micro_steps
     elements = sum(t.numel() for t in tensors(step.inputs))
     if sum(p.numel() for p in model.parameters()) * elements > _SMALL:
-        # The micro-batch whose divisors differ most from those of the first
+
         def difference(k: int) -> float:
             values = [
                 [d.value or 0 for key in sorted(divisors_of_batch or {}) for d in (divisors_of_batch or {})[key]]
@@ -123,7 +123,7 @@ def reduction_of(
             return sum(abs(a - b) for a, b in zip(*values, strict=False))
 
         tried = [micro_steps[0], micro_steps[max(range(1, len(micro_divisors)), key=difference)]]
-        # The step of several micro-batches together
+        # The first micro-batch and the one whose divisors differ most from its own, together.
         other_tensors = [tensors((micro_step.inputs, micro_step.targets)) for micro_step in tried[1:]]
         first = (tried[0].inputs, tried[0].targets)
         joined_batch = map_tensors(

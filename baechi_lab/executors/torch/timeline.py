@@ -77,7 +77,7 @@ class Measurement(Observer):
         self.copies = rerun_ops(len(traced.calls), graph)
         per_batch = graph
         if unrolled_graph is not None and unrolled_graph is not graph:
-            # Int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch
+            # int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch
             origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
             number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
             once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)
@@ -126,7 +126,22 @@ class Measurement(Observer):
     def begin_step(self, optimizer: torch.optim.Optimizer | None = None, batch: object = ()) -> None:
         """Start the observation of a step. What the optimizer and the batch hold in memory is counted."""
         if self.storages is not None:
-            self._hold(self.storages, optimizer, batch)
+            calls = self.session.plan.device
+            first = calls[0] if calls else 0
+            home = self.session.plan.parameters
+            for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
+                device = home.get(name, first)
+                self.storages.add([tensor], device, persistent=True)
+                if optimizer is not None:
+                    self.storages.add(
+                        optimizer_state_tensors(optimizer, tensor), self.state_device.get(name, device), persistent=True
+                    )
+            self.storages.add(tensors(batch), first, persistent=True)
+            self.storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
+            if (lent := offloaded_state_of(optimizer)) is not None:
+                device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
+                lent.copy = lambda state, parameter: copied(state, self.storages, device_of[id(parameter)])
+                self.modes.callback(setattr, lent, "copy", None)
             if not self.on_gpus:
                 self.modes.enter_context(self.storages.from_events())
             self.modes.enter_context(self.storages.mode())
@@ -136,25 +151,6 @@ class Measurement(Observer):
             self.bases[index] = torch.cuda.Event(enable_timing=True)
             self.bases[index].record(torch.cuda.current_stream(device))
         self.base_ns = time.perf_counter_ns()
-
-    def _hold(self, storages: StorageTracker, optimizer: torch.optim.Optimizer | None, batch: object) -> None:
-        """Count the bytes in memory at the start of the step."""
-        calls = self.session.plan.device
-        first = calls[0] if calls else 0
-        home = self.session.plan.parameters
-        for name, tensor in (*self.model.named_parameters(), *self.model.named_buffers()):
-            device = home.get(name, first)
-            storages.add([tensor], device, persistent=True)
-            if optimizer is not None:
-                storages.add(
-                    optimizer_state_tensors(optimizer, tensor), self.state_device.get(name, device), persistent=True
-                )
-        storages.add(tensors(batch), first, persistent=True)
-        storages.add([] if optimizer is None else all_optimizer_tensors(optimizer), first, persistent=True)
-        if (lent := offloaded_state_of(optimizer)) is not None:
-            device_of = {id(p): home.get(name, first) for name, p in self.model.named_parameters()}
-            lent.copy = lambda state, parameter: copied(state, storages, device_of[id(parameter)])
-            self.modes.callback(setattr, lent, "copy", None)
 
     def updating(self) -> None:
         """The backward pass is over. What is allocated now belongs to no call."""

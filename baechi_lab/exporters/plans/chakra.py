@@ -103,7 +103,9 @@ def _binary(nodes: list[Node]) -> bytes:
     chunks = [with_length(message_types["GlobalMetadata"](version=VERSION).SerializeToString())]
     for node in nodes:
         attr = [
-            {"name": key, "bool_val": value} if isinstance(value, bool) else {"name": key, _kind(key): value}
+            {"name": key, "bool_val": value}
+            if isinstance(value, bool)
+            else {"name": key, ("uint64_val" if key.endswith("size") else "int32_val"): value}
             for key, value in node.attributes.items()
         ]
         message = message_types["Node"](
@@ -117,10 +119,6 @@ def _binary(nodes: list[Node]) -> bytes:
         )
         chunks.append(with_length(message.SerializeToString()))
     return b"".join(chunks)
-
-
-def _kind(key: str) -> str:
-    return "uint64_val" if key.endswith("size") else "int32_val"
 
 
 def _text(nodes: list[Node]) -> str:

@@ -23,7 +23,6 @@ from itertools import pairwise
 import numpy as np
 
 from ...errors import InvalidInput
-from ...graph import Cluster, Timeline
 from .records import Request
 
 COMPUTE, SEND, RECEIVE = "COMP_NODE", "COMM_SEND_NODE", "COMM_RECV_NODE"
@@ -62,12 +61,7 @@ def schedule_nodes(ranks: dict[int, list[Node]], request: Request) -> dict[int, 
         device[timeline.op] = timeline.device
     if not np.array_equal(device, request.device):
         raise InvalidInput("timeline is of another step; give bl.simulate(graph, cluster, placement) of this placement")
-    times = _times(timeline, cluster)
-    return {rank: _ordered_nodes(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
-
-
-def _times(timeline: Timeline, cluster: Cluster) -> _Times:
-    """Returns (kind, of) -> start and end in microseconds of every node."""
+    # (kind, of) -> start and end in microseconds of every node
     rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True)
     times: _Times = {(COMPUTE, (op, -1)): (start, end) for op, start, end in rows}
     transfers = timeline.transfers
@@ -79,7 +73,7 @@ def _times(timeline: Timeline, cluster: Cluster) -> _Times:
         sent_at = end if receive == start else min(start + cost, end)
         times[SEND, (tensor, target)] = (start, sent_at)
         times[RECEIVE, (tensor, target)] = (max(sent_at, receive), end)
-    return times
+    return {rank: _ordered_nodes(nodes, times, cluster.comm) for rank, nodes in ranks.items()}
 
 
 def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node]:

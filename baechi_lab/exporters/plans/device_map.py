@@ -95,7 +95,21 @@ class _Units:
                 self.calls[self.owner[i]].append(i)
         if not own_ops and not (self.ops and all(is_call(graph, i) for i in self.ops)):
             raise InvalidInput("model has no module that is an op of the graph; give the model that was profiled")
-        self.blocks = self._blocks()
+        # Modules whose own code calls functions, the outermost ones that do not hold the layers of the model
+        blocks: set[str] = set()
+        below: dict[str, set[bool]] = defaultdict(set)  # module -> for numbered modules below it: has it parts?
+        for name, module in self.modules.items():
+            path = name.split(".")
+            if path[-1].isdecimal():
+                for k in range(len(path)):
+                    below[".".join(path[:k])].add(any(True for _ in module.children()))
+        for name in self.modules:
+            if name not in self.calls or not name or _enclosing(name, blocks) is not None:
+                continue
+            numbered = name.rpartition(".")[2].isdecimal()
+            if numbered or True not in below[name]:
+                blocks.add(name)
+        self.blocks = blocks
         self.unit: dict[int, str | int] = {i: self._unit(i) for i in self.ops}
         self.parent: dict[str | int, str | int] = {}
         self.order: dict[str | int, int] = {}
@@ -116,26 +130,6 @@ class _Units:
         if name in self.modules:
             return name
         return "" if name == type(self.request.model).__name__.lower() else None
-
-    def _blocks(self) -> set[str]:
-        """Modules whose own code calls functions, the outermost ones that do not hold the layers of the model.
-
-        Layers are numbered modules that have parts.
-        """
-        blocks: set[str] = set()
-        below: dict[str, set[bool]] = defaultdict(set)  # module -> for numbered modules below it: has it parts?
-        for name, module in self.modules.items():
-            path = name.split(".")
-            if path[-1].isdecimal():
-                for k in range(len(path)):
-                    below[".".join(path[:k])].add(any(True for _ in module.children()))
-        for name in self.modules:
-            if name not in self.calls or not name or _enclosing(name, blocks) is not None:
-                continue
-            numbered = name.rpartition(".")[2].isdecimal()
-            if numbered or True not in below[name]:
-                blocks.add(name)
-        return blocks
 
     def _unit(self, op: int) -> str | int:
         block = _enclosing(self.owner[op], self.blocks)

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .layers import Stack, Unit, find_stack, spread
+from .layers import Unit, find_stack, spread
 from .records import Request, Written, heaviest, is_call, stem
 
 ATTENTION = "attn_[qkvos].*"
@@ -98,7 +98,34 @@ def write(request: Request) -> Written:
             written[ops] = index[base[k]] if name is None else heaviest(request, ops)
     backward = np.flatnonzero(request.graph.forward_of >= 0)
     written[backward] = written[request.graph.forward_of[backward]]
-    return Written(value, text, written, (*stack.unsupported, *_unsupported(request, stack, tensor_ops, tensors, base)))
+    sentences = []
+    if stack.before:
+        sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
+    caches = [
+        k
+        for k, devices in enumerate(tensors if base else ())
+        for name, device in devices.items()
+        if device != base[k] and (not name or name.startswith("attn_"))
+    ]
+    if caches:
+        sentences.append(
+            "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
+        )
+    unnamed = [
+        request.graph.names[i]
+        for ops_of, gpu in zip(tensor_ops, base, strict=False)
+        for i in ops_of.get(None, ())
+        if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
+    ]
+    if unnamed:
+        sentences.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
+    cpus = sorted({int(request.device[i]) for u in stack.units for i in u.ops} - request.accelerators().keys())
+    if len(cpus) > 1:
+        sentences.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
+    numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
+    if numbers != list(range(len(numbers))):
+        sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
+    return Written(value, text, written, (*stack.unsupported, *sentences))
 
 
 def _tensor_ops(request: Request, unit: Unit) -> dict[str | None, list[int]]:
@@ -205,40 +232,3 @@ def _embedding_device(request: Request, planned: int) -> int:
     devices = () if request.cluster is None else request.cluster.devices
     cpus = [d for d, device in enumerate(devices) if device.family == "cpu"]
     return planned if planned in cpus else cpus[0] if cpus else -1
-
-
-def _unsupported(
-    request: Request,
-    stack: Stack,
-    tensor_ops: list[dict[str | None, list[int]]],
-    tensors: list[dict[str, int | None]],
-    base: list[int],
-) -> tuple[str, ...]:
-    sentences = []
-    if stack.before:
-        sentences.append("llama.cpp keeps input embeddings on the CPU, wherever they were planned")
-    caches = [
-        k
-        for k, devices in enumerate(tensors if base else ())
-        for name, device in devices.items()
-        if device != base[k] and (not name or name.startswith("attn_"))
-    ]
-    if caches:
-        sentences.append(
-            "-ot moves weights only: the key-value cache of those layers stays where --tensor-split puts the layer"
-        )
-    unnamed = [
-        request.graph.names[i]
-        for ops_of, gpu in zip(tensor_ops, base, strict=False)
-        for i in ops_of.get(None, ())
-        if request.graph.persistent_bytes[i] > 0 and request.accelerators().get(int(request.device[i])) != gpu
-    ]
-    if unnamed:
-        sentences.append(f"what llama.cpp calls the tensors of {unnamed[0]!r} is not known; they stay with their layer")
-    cpus = sorted({int(request.device[i]) for u in stack.units for i in u.ops} - request.accelerators().keys())
-    if len(cpus) > 1:
-        sentences.append(f"{', '.join(map(request.device_name, cpus))} are all 'CPU'")
-    numbers = [int(u.name.rpartition(".")[2]) for u in stack.layers]
-    if numbers != list(range(len(numbers))):
-        sentences.append(f"layers are numbered {numbers}; llama.cpp counts from 0 without gaps")
-    return tuple(sentences)

@@ -11,7 +11,6 @@ import json
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ...errors import InvalidInput
 from ...graph.formats.onnx_file import inlined, load_model, onnx_package, op_names
@@ -43,7 +42,9 @@ def write(request: Request) -> Written:
     if not placed:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
     device = _devices(nodes, iter(names), placed)
-    stages = _stages([device[id(n)] for n in nodes])
+    order = [device[id(n)] for n in nodes]
+    visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
+    stages = {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
     count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n
     del model.configuration[:]
     model.configuration.add(
@@ -61,7 +62,20 @@ def write(request: Request) -> Written:
     for name, d in placed.items():
         written[index[name]] = d
     text = json.dumps({name: request.device_name(d) for name, d in placed.items()}, indent=1) + "\n"
-    unsupported = _unsupported(request, written, len(names) - len(placed), stages)
+    missing = len(names) - len(placed)
+    sentences = []
+    training = int(np.count_nonzero(written < 0))
+    if training:
+        sentences.append(
+            f"{training} ops of the graph (backward pass, updates) are not in the model, which is a forward pass"
+        )
+    if missing:
+        sentences.append(f"{missing} nodes of the model are no ops of the graph; they go with the node that reads them")
+    if stages is None:
+        sentences.append(
+            "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
+        )
+    unsupported = tuple(sentences)
     return Written(model, text, written, unsupported, {"": model.SerializeToString()})
 
 
@@ -75,27 +89,3 @@ def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, 
     for node in nodes:
         device.setdefault(id(node), next((reader[v] for v in node.output if v in reader), 0))
     return device
-
-
-def _stages(order: list[int]) -> dict[int, int] | None:
-    """Returns the stage of each device; None if nodes return to a device that they left."""
-    visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
-    return {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
-
-
-def _unsupported(
-    request: Request, written: NDArray[np.int32], missing: int, stages: dict[int, int] | None
-) -> tuple[str, ...]:
-    sentences = []
-    training = int(np.count_nonzero(written < 0))
-    if training:
-        sentences.append(
-            f"{training} ops of the graph (backward pass, updates) are not in the model, which is a forward pass"
-        )
-    if missing:
-        sentences.append(f"{missing} nodes of the model are no ops of the graph; they go with the node that reads them")
-    if stages is None:
-        sentences.append(
-            "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
-        )
-    return tuple(sentences)

@@ -114,6 +114,13 @@ def pipeline_files(
     )
     args, kwargs = step.arguments(model)
     named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
+    kinds = {torch.device(devices[d]).type for d in division.cut.processes}
+    if len(kinds) > 1:
+        raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
+    stages = [
+        {**stage_module.spec, "processes": ranks, "uses": _uses(stage_module.module.graph)}
+        for stage_module, ranks in zip(division.cut.stage_modules, division.cut.homes, strict=True)
+    ]
     return {
         "train.py": script,
         "README.md": readme,
@@ -121,7 +128,14 @@ def pipeline_files(
         "pipeline.json": json.dumps(
             {
                 "inputs": [name for name, value in named for _ in tensors(value)],
-                **_plan(division.cut, division, devices),
+                "schedule": str(division.cut.schedule),
+                "micro_batches": division.cut.micro_batches,
+                "mean": division.adding.mean,
+                "device": kinds.pop(),
+                "template": division.cut.program.template,
+                "stages": stages,
+                "tied": division.cut.tied,
+                "batch_shapes": division.adding.shapes if division.counts else [],
             },
             indent=1,
         ),
@@ -131,26 +145,6 @@ def pipeline_files(
         "placed_pipeline.py": flat(Path(inspect.getfile(worker)).read_text()),
         **sources.files,
         **runtime_files(),
-    }
-
-
-def _plan(cut: Cut, division: StepDivision, devices: tuple[str, ...]) -> dict[str, object]:
-    kinds = {torch.device(devices[d]).type for d in cut.processes}
-    if len(kinds) > 1:
-        raise InvalidInput("the placement uses CPUs and GPUs; an exported pipeline has processes of one kind")
-    stages = [
-        {**stage_module.spec, "processes": ranks, "uses": _uses(stage_module.module.graph)}
-        for stage_module, ranks in zip(cut.stage_modules, cut.homes, strict=True)
-    ]
-    return {
-        "schedule": str(cut.schedule),
-        "micro_batches": cut.micro_batches,
-        "mean": division.adding.mean,
-        "device": kinds.pop(),
-        "template": cut.program.template,
-        "stages": stages,
-        "tied": cut.tied,
-        "batch_shapes": division.adding.shapes if division.counts else [],
     }
 
 
