@@ -35,13 +35,14 @@ Edge = tuple[str, int]
 
 @dataclass(frozen=True)
 class Send:
-    """One tensor sent to one device; `consumers` are the nodes that read it there."""
+    """One tensor sent to one device; `consumers` are the nodes that read it there, from the node `receiver`."""
 
     producer: int
     slot: int
     source: int
     target: int
     consumers: tuple[str, ...]
+    receiver: str
 
 
 def read_sends(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mapping[str, int]) -> dict[Edge, Send]:
@@ -66,9 +67,10 @@ def read_sends(metadata: RunMetadata, op_at: Mapping[str, int], device_at: Mappi
                 receivers[edge] = node.name
     sends = {}
     for edge, (op, slot, source) in sources.items():
-        consumers = tuple(readers.get(receivers.get(edge, ""), ()))
+        receiver = receivers.get(edge, "")
+        consumers = tuple(readers.get(receiver, ()))
         if op >= 0 and any(name.removesuffix(DEVICE_ASSIGN) in op_at for name in consumers):
-            sends[edge] = Send(op, slot, source, edge[1], consumers)
+            sends[edge] = Send(op, slot, source, edge[1], consumers, receiver)
     return sends
 
 
@@ -114,14 +116,18 @@ def copies_held_until(
 
     The address of a copy is not recorded. It follows from an op that reads the copy and has an output of the same size that
     it did not allocate and that is not the memory of its other inputs: a view, or a result written over the copy. If several
-    copies have that size, it is the one that no later op needs. Times are by the receiver's clock.
+    copies have that size, it is the one that no later op needs. A loop returns what it read in the same place: all lists
+    have handles of one size. Times are by the receiver's clock.
     """
-    # (node, device) -> the nodes whose data it reads, and (node, output, device) -> its readers
+    # (node, device) -> the nodes whose data it reads, (node, output, device) -> its readers, loop -> all that it reads
     inputs: dict[tuple[str, int], list[str]] = {}
+    loops: dict[tuple[str, int], list[str]] = {}
     readers: dict[tuple[str, int, int], list[str]] = {}
     for partition in metadata.partition_graphs:
         for node in partition.node:
             device = device_at.get(node.device, -1)
+            if node.op.endswith("While"):
+                loops[node.name, device] = list(node.input)
             for tensor in {tensor for tensor in node.input if not tensor.startswith("^")}:
                 name, _, slot = tensor.partition(":")
                 readers.setdefault((name, int(slot or 0), device), []).append(node.name)
@@ -153,6 +159,9 @@ def copies_held_until(
                 if row.size not in allocated:  # outputs of that size in memory that is none of its other inputs'
                     pointers = {p for p, nbytes in _pointers(kernel).items() if nbytes == row.size}
                     pointers -= {p for producer in other_producers for p in _pointers(producer)}
+                for output, tensor in zip(kernel.stats.output, loops.get((name, device), ()), strict=False):
+                    if tensor != sends[row.edge].receiver:
+                        pointers.discard(_pointer(output))
                 free_first = sorted(
                     alike[name, device, row.size], key=lambda e: (_needed_after(kernel, sends[e], kernel_at), e)
                 )
