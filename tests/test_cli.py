@@ -305,11 +305,12 @@ raise SystemExit(cli.main(["place", "--list"]))
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is full")
-def test_a_full_disk_under_standard_output_is_one_sentence(monkeypatch, capsys):
+@pytest.mark.parametrize("words", [["place", "--list"], ["place", "--help"], ["--version"]])
+def test_a_full_disk_under_standard_output_is_one_sentence(words, monkeypatch, capsys):
     with open("/dev/full", "w") as full:
         monkeypatch.setattr(sys, "stdout", full)
-        assert main(["place", "--list"]) == 2
-    assert capsys.readouterr().err == "baechi-lab place: the output cannot be written: No space left on device\n"
+        assert main(words) == 2
+    assert capsys.readouterr().err == f"baechi-lab {words[0]}: the output cannot be written: No space left on device\n"
 
 
 def test_an_interrupted_search_ends_with_what_it_has_and_says_so(call, graph_file, tmp_path, monkeypatch):

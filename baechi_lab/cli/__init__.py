@@ -49,6 +49,12 @@ class _Parser(argparse.ArgumentParser):
         # argparse would print the usage as well; one sentence says what is wrong, --help has the rest.
         self.exit(2, f"{self.prog}: {_one_line(message)} (see {self.prog} --help)\n")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        if file is None or file is not sys.stdout:
+            super()._print_message(message, file)
+        else:  # argparse ignores a disk that is full
+            print(message, end="", flush=True)
+
 
 def _one_line(text: str) -> str:
     """Returns a message on one line, shortened in the middle if it is long."""

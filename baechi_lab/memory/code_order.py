@@ -18,7 +18,7 @@ def has_code_order(graph: OpGraph) -> bool:
     >>> has_code_order(graph), has_code_order(graph.replace(names=("x", "gradients/x")))
     (True, False)
     """
-    if graph.micro_batch is not None or graph.group_of is not None:
+    if graph.micro_batch is not None:
         return False
     backward = np.flatnonzero(graph.forward_of >= 0).tolist()
     return any(graph.names[op] == f"{graph.names[graph.forward_of[op]]}/backward" for op in backward)

@@ -2,7 +2,8 @@
 
 A schedule sends a tensor as soon as its link is free, and devices work at the same time. TensorFlow's workers send late
 (`simulator.late_sends`) and promise no order of ops: one thread runs what is ready last first (`simulator.executor_order`),
-several take gradients of weights when nothing else is left, as a schedule by critical paths does. The largest peak counts.
+several take gradients of weights when nothing else is left, as a schedule by critical paths does. A worker may also be slow, so
+that copies wait for it. The largest peak counts.
 PyTorch's host calls one layer after another, whichever device it is on, and allocates and frees memory in that order. So for a
 graph in code order, each op takes one turn here, and tensors are sent when the turn of their producer is over.
 O((ops + edges + transfers) log).
@@ -11,12 +12,12 @@ O((ops + edges + transfers) log).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..graph import Cluster, OpGraph, Timeline
+from ..graph import Cluster, Link, OpGraph, Timeline
 from ..graph.kernels.csr import inverse
 from ..graph.units import format_bytes
 from ..memory.code_order import code_order, has_code_order
@@ -24,26 +25,42 @@ from .buffer_reuse import apply_buffer_reuse
 from .executor_order import executor_orders, has_executor_order
 from .late_sends import late_send_peaks
 
+SLOWDOWN = 16
+"""How much slower than simulated a worker may be. Measured peaks of two workers on a busy machine lie below those at 16."""
+
 
 def runtime_peaks(
     graph: OpGraph,
     cluster: Cluster,
     timeline: Timeline,
-    simulate_order: Callable[[str, NDArray[np.int64] | None], Timeline] | None = None,
+    simulate_order: Callable[[Cluster, str, NDArray[np.int64] | None], Timeline] | None = None,
 ) -> NDArray[np.int64]:
     """int64[devices]: peak bytes as the graph's framework may have them; at least those of `timeline`.
 
-    `simulate_order` returns the timeline under a scheduler and a planned order, with memory by the plain rules; None where
-    the order of ops is enforced.
+    `simulate_order` returns the timeline on a cluster, under a scheduler and a planned order, with memory by the plain rules;
+    None where the order of ops is enforced.
     """
     if has_code_order(graph):
         return in_turn_peaks(graph, cluster, timeline)
     peaks = _sending_peaks(graph, cluster, timeline)
     if simulate_order is not None and has_executor_order(graph):
-        for scheduler, order in (("pct", None), *(("planned", order) for order in executor_orders(graph))):
-            reordered = apply_buffer_reuse(graph, cluster, simulate_order(scheduler, order))
-            peaks = np.maximum(peaks, _sending_peaks(graph, cluster, reordered))
+        timelines = [simulate_order(cluster, "pct", None)]
+        for order in executor_orders(graph):
+            timelines += [simulate_order(c, "planned", order) for c in (cluster, *_with_slow_devices(cluster))]
+        for reordered in timelines:
+            peaks = np.maximum(peaks, _sending_peaks(graph, cluster, apply_buffer_reuse(graph, cluster, reordered)))
     return peaks
+
+
+def _with_slow_devices(cluster: Cluster) -> Iterator[Cluster]:
+    """Yields clusters with free links and some slow devices. Of each two devices, one alone is slow in one of them."""
+    for bit in range((cluster.n - 1).bit_length()):
+        for slow in (0, 1):
+            devices = (
+                dataclasses.replace(device, speed=device.speed / (SLOWDOWN if d >> bit & 1 == slow else 1))
+                for d, device in enumerate(cluster.devices)
+            )
+            yield cluster.replace(devices=tuple(devices), link=Link(0.0, 0.0), comm="parallel")
 
 
 def _sending_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDArray[np.int64]:

@@ -88,8 +88,8 @@ def simulate(
         return timeline
     timeline = apply_buffer_reuse(graph, cluster, timeline)
 
-    def simulate_order(order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
-        return _run(graph, cluster, placed.replace(order=order, priority=None), order_scheduler, {})
+    def simulate_order(machines: Cluster, order_scheduler: str, order: NDArray[np.int64] | None) -> Timeline:
+        return _run(graph, machines, placed.replace(order=order, priority=None), order_scheduler, {})
 
     peaks = runtime_peaks(graph, cluster, timeline, simulate_order if schedule is None else None)
     if np.any(peaks > timeline.peak_bytes):

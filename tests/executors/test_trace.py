@@ -184,7 +184,7 @@ def test_a_result_lies_in_one_of_two_copies_alike(again, held):
 
 @pytest.mark.parametrize(("slot", "held"), [(0, 70), (1, 40)])
 def test_bug_a_received_list_was_held_while_another_list_of_a_loop_was_read(slot, held):
-    """The handles of both lists have 64 bytes. A loop returns what it read in the same place, and c reads one of both until 70."""
+    """Handles of lists have 64 bytes. A loop returns what it read in the same place; c reads one of both until 70."""
     metadata = Metadata()
     metadata.op(task(0), "a", 0, 10, output_bytes=64)
     metadata.op(task(1), "b", 30, 40, output_bytes=64, pointer=7)

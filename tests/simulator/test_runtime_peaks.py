@@ -5,6 +5,7 @@ import pytest
 
 import baechi_lab as bl
 from baechi_lab.fitting.record import Fit, FitOption
+from baechi_lab.passes.contraction import contract
 from baechi_lab.simulator.executor_order import executor_orders
 from baechi_lab.simulator.runtime_peaks import notes_on_runtime_peaks
 
@@ -39,6 +40,14 @@ def test_only_graphs_in_code_order_run_in_turns():
     cluster, placed = bl.Cluster.uniform(1), bl.Placement(device=[0] * 6, order=[1, 0, 2, 3, 4, 5])
     assert bl.simulate(towers(), cluster, placed).runtime_peak_bytes.tolist() == [140]
     assert bl.simulate(towers(other_names), cluster, placed).peak_margin.tolist() == [0.0]
+
+
+def test_bug_groups_of_a_step_in_code_order_had_no_margin():
+    """`join` and its gradient are fused with nothing that waits; towers as groups run in turns, as their ops do."""
+    groups = contract(towers(), np.array([0, 1, 2, 2, 4, 5]))
+    placed = bl.Placement(device=[0, 0, 1, 0, 0], order=[1, 0, 2, 3, 4])
+    timeline = bl.simulate(groups, bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), placed)
+    assert timeline.peak_bytes[0] == 20 + 90 and timeline.runtime_peak_bytes[0] == 30 + 20 + 90
 
 
 def test_fit_prefers_a_placement_that_fits_with_its_margin():
@@ -104,6 +113,17 @@ def test_gradients_of_weights_may_wait_in_tensorflow():
     assert timeline.feasible and timeline.devices_in_doubt == (0,)
     others = graph.replace(op_types=("Placeholder", *types[1:]))
     assert bl.simulate(others, cluster, placed).peak_margin.tolist() == [0.0]
+
+
+def test_bug_copies_wait_for_a_slow_worker_of_tensorflow():
+    """gpu:0 sends 100 B at 10 us and at 20 us; gpu:1 reads each in 1 us, so it holds one. A slow gpu:1 holds both."""
+    types = ["VarHandleOp", "MatMul", "MatMul", "MatMul", "MatMul"]
+    graph = bl.OpGraph.from_edges(
+        [0, 10, 10, 1, 1], [(1, 2, 0), (1, 3, 100), (2, 4, 100)], op_types=types, reuse=[0] * 5
+    )
+    cluster, placed = bl.Cluster.uniform(2, link=bl.Link(0.0, 0.0)), bl.Placement(device=[0, 0, 0, 1, 1])
+    timeline = bl.simulate(graph, cluster, placed)
+    assert timeline.peak_bytes.tolist() == [100, 100] and timeline.runtime_peak_bytes.tolist() == [200, 200]
 
 
 def test_the_largest_peak_is_that_of_an_order_that_runs():
