@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -110,38 +112,43 @@ def execute(
     model = step.model()
     traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
     step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
-    if schedule is not None and recomputes_or_offloads(step_graph):
-        pipeline = in_session(pipeline, step_graph)
     run_cluster = cluster or default_cluster(placed)
     names = torch_devices(run_cluster, devices)
     # `unroll` warns of batch statistics
     unrolled_graph = unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
-    must = must_be_pipeline(placed, pipeline, schedule)
-    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
-    if schedule is not None:
-        pipeline = counted_in_session(pipeline, must, schedule, adding)
-    cut_up = None
-    if schedule is not None and pipeline is not False:
-        cut_up = _cut_if_possible(
-            micro_steps[0], model, traced, step_graph, placed, run_cluster, len(micro_steps), schedule, must=must
-        )
-    max_in_flight = in_flight(schedule, len(micro_steps), len(set(placed.device.tolist()))) if cut_up is None else 0
-    if cut_up is not None:
+    division = divide(
+        step,
+        model,
+        traced,
+        step_graph,
+        placed,
+        micro_steps,
+        run_cluster,
+        schedule,
+        pipeline,
+        reduction,
+        unroll_warned=True,
+    )
+    if division.cut is not None:
         run = run_pipeline(
             step,
             model,
             micro_steps,
-            cut_up,
+            division.cut,
             run_cluster,
             names,
-            adding=adding,
+            adding=division.adding,
             steps=steps,
             warmup=warmup,
             timeout=timeout,
             cancel=cancel,
             gradients=return_gradients,
         )
-        return _report_steps(run, on_step, warmup)
+        seconds = [float("nan")] * warmup + run.step_seconds.tolist()
+        for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
+            if on_step is not None:
+                on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
+        return run
     # The batch waits on the first device, and the loss is computed where the outputs are made.
     micro_steps = [micro_step.on(names[0]) for micro_step in micro_steps]
     last = names[int(placed.device[traced.results[0]])] if traced.results and len(set(names)) > 1 else None
@@ -155,14 +162,14 @@ def execute(
         output_device=last,
         graph=step_graph,
         transport=transport,
-        always=bool(adding.in_model),
+        always=bool(division.adding.in_model),
     )
     deadline = None if timeout is None else time.monotonic() + timeout
     running = _StepRunner(
         micro_steps,
         model,
-        max_in_flight=max_in_flight,
-        adding=adding,
+        max_in_flight=division.in_flight,
+        adding=division.adding,
         gradients=return_gradients,
         deadline=deadline,
         cancel=cancel,
@@ -189,98 +196,90 @@ def execute(
     session = distribution(model).session
     info = {"threads_started": session.threads_started, "forced": session.forced, "devices": session.plan.devices}
     if schedule is not None:
-        info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": max_in_flight}
+        info |= {"runtime": "session", "micro_batches": len(micro_steps), "in_flight": division.in_flight}
     if running.gradients is not None:
         info["gradients"] = running.gradients
     times = np.array(running.seconds[warmup : warmup + steps])
     return Run(measured, times, tuple(running.outputs), status, message, info=info)
 
 
-def must_be_pipeline(placed: Placement, pipeline: bool | None, schedule: ScheduleOption | None) -> bool:
-    """Whether only a pipeline of processes can run a placement. Replicas of stages need one process each.
+@dataclass(frozen=True, eq=False)
+class StepDivision:
+    """How the micro-batches of a placed step run: as the pipeline `cut`, or in the session, `in_flight` of them at once."""
 
-    >>> must_be_pipeline(Placement(device=[0], replicas=[(0, 1)]), None, "1f1b")
-    True
+    micro_steps: list[TorchStep]
+    cut: Cut | None
+    in_flight: int
+    adding: Reduction
+
+    @property
+    def counts(self) -> bool:
+        """Whether the divisors of means must be found in each batch."""
+        return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
+
+
+def divide(
+    step: TorchStep,
+    model: nn.Module,
+    traced: Trace,
+    graph: OpGraph,
+    placed: Placement,
+    micro_steps: list[TorchStep],
+    cluster: Cluster,
+    schedule: ScheduleOption | None,
+    pipeline: bool | None,
+    reduction: str | None,
+    *,
+    unroll_warned: bool,
+) -> StepDivision:
+    """Decide how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
+
+    `traced`, `graph` and `placed` are of the first of `micro_steps`. With `unroll_warned`, batch statistics were warned of.
+    Raises the errors of `execute`.
     """
+    if schedule is not None and recomputes_or_offloads(graph):
+        if pipeline:
+            raise InvalidInput(
+                f"pipeline is True; the processes of a pipeline keep all activations, and graph {graph.name!r} computes some "
+                "again or has them on a host: give pipeline=False, or the graph that it was made from"
+            )
+        pipeline = False
     if placed.replicas and schedule is None:
         refuse_replicas(placed, "bl.execute")
     if placed.replicas and pipeline is False:
         raise InvalidInput(
             f"replicas is {placed.replicas!r:.60} and pipeline is False; replicas of stages run in processes of their own"
         )
-    return pipeline is True or bool(placed.replicas)
-
-
-def in_flight(schedule: ScheduleOption | None, micro_batches: int, devices: int) -> int:
-    """Returns the number of micro-batches that the session runs at once.
-
-    >>> in_flight("gpipe", 8, 3), in_flight("1f1b", 8, 3)
-    (8, 3)
-    """
-    if schedule not in (None, "gpipe", "1f1b"):
+    must = pipeline is True or bool(placed.replicas)
+    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
+    if schedule is None:
+        return StepDivision(micro_steps, None, len(micro_steps), adding)
+    session_knows_schedule = schedule in ("gpipe", "1f1b")
+    if adding.in_model:  # only the session can replace the divisors of means inside the model
+        if must or not session_knows_schedule:
+            raise InvalidInput(
+                f"the model's call {min(adding.in_model)!r} averages over what counts in a micro-batch (labels, masks or "
+                "weights), and a pipeline's stages cannot average over the undivided batch: compute the loss in the step's "
+                "loss=, or run the placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
+            )
+        pipeline = False
+    if pipeline is not False:
+        try:
+            with collected_warnings() if unroll_warned else contextlib.nullcontext():
+                cut = cut_step(micro_steps[0], model, traced, graph, placed, cluster, len(micro_steps), schedule)
+            return StepDivision(micro_steps, cut, 1, adding)
+        except UnknownNameError:
+            raise
+        except InvalidInput:
+            if must or not session_knows_schedule:
+                raise
+    if not session_knows_schedule:
         raise InvalidInput(
             f"schedule is {str(schedule).splitlines()[0]!r}; outside a pipeline it can be 'gpipe' (all micro-batches under "
             "way at once) or '1f1b' (as many as there are devices)"
         )
-    return min(micro_batches, devices) if schedule == "1f1b" else micro_batches
-
-
-def in_session(pipeline: bool | None, graph: OpGraph) -> bool:
-    """Whether to run a pipeline, for a graph that recomputes or offloads. Only the session can run such a graph."""
-    if pipeline:
-        raise InvalidInput(
-            f"pipeline is True; the processes of a pipeline keep all activations, and graph {graph.name!r} computes some again "
-            "or has them on a host: give pipeline=False, or the graph that it was made from"
-        )
-    return False
-
-
-def counted_in_session(
-    pipeline: bool | None, must: bool, schedule: ScheduleOption | None, adding: Reduction
-) -> bool | None:
-    """Whether to run a pipeline, for a loss with means inside the model. Only the session can replace their divisors."""
-    if not adding.in_model:
-        return pipeline
-    if must or schedule not in ("gpipe", "1f1b"):
-        raise InvalidInput(
-            f"the model's call {min(adding.in_model)!r} averages over what counts in a micro-batch (labels, masks or weights), "
-            "and a pipeline's stages cannot average over the undivided batch: compute the loss in the step's loss=, or run the "
-            "placement in the session (pipeline=False, schedule 'gpipe' or '1f1b')"
-        )
-    return False
-
-
-def _cut_if_possible(
-    step: TorchStep,
-    model: nn.Module,
-    traced: Trace,
-    graph: OpGraph,
-    placed: Placement,
-    cluster: Cluster,
-    count: int,
-    schedule: ScheduleOption | None,
-    *,
-    must: bool,
-) -> Cut | None:
-    """The placement as a pipeline. None if it forms none and the session can follow the schedule instead."""
-    try:
-        with collected_warnings():  # of batch statistics: the unrolled step has warned
-            return cut_step(step, model, traced, graph, placed, cluster, count, schedule)
-    except UnknownNameError:
-        raise
-    except InvalidInput:
-        if must or schedule not in ("gpipe", "1f1b"):
-            raise
-        return None
-
-
-def _report_steps(run: Run, on_step: Callable[[StepResult], None] | None, warmup: int) -> Run:
-    """Call `on_step` for the steps that a pipeline's processes have run."""
-    seconds = [float("nan")] * warmup + run.step_seconds.tolist()
-    for k, (step_seconds, outputs) in enumerate(zip(seconds, run.outputs, strict=False)):
-        if on_step is not None:
-            on_step(StepResult(k, "warmup" if k < warmup else "measured", step_seconds, outputs))
-    return run
+    in_flight = min(len(micro_steps), len(set(placed.device.tolist()))) if schedule == "1f1b" else len(micro_steps)
+    return StepDivision(micro_steps, None, in_flight, adding)
 
 
 class _StepRunner:

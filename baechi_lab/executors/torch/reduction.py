@@ -156,7 +156,7 @@ def _warn_if_forward_writes(step: TorchStep, model: nn.Module, micro_step: Torch
             name for name, (t, version) in before.items() if t._version != version or not _equal(after.get(name), t)
         ]
     if written:
-        _warn_about_state(step, f"{written[0]!r}", 4)
+        _warn_about_state(step, f"{written[0]!r}", 5)
     return bool(written)
 
 
@@ -237,13 +237,13 @@ def _is_mean_or_sum(
             warnings.warn(
                 f"the loss of step {step.name!r} is neither the mean nor the sum of its micro-batches' losses: {consequence}, "
                 "not those of the undivided batch",
-                stacklevel=4,
+                stacklevel=5,
             )
             return None
     warnings.warn(
         f"step {step.name!r} draws random numbers or does not run on the whole batch, so nothing tells how its loss adds up: "
         f"{consequence}, which may not be those of the undivided batch; reduction='mean' or 'sum' says how it adds up",
-        stacklevel=4,
+        stacklevel=5,
     )
     return None
 
@@ -282,7 +282,7 @@ class _Trials(DivisorHandler):
                     self.warned = True
                     place = min(changes[0].places)
                     _warn_about_state(
-                        step, f"attributes of module {place!r}" if place else "attributes of the model", 6
+                        step, f"attributes of module {place!r}" if place else "attributes of the model", 7
                     )
                 snapshot.restore()
         return results

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from pathlib import Path
 
 from ...errors import InvalidInput
+from ...executors.torch.execution import StepDivision, divide, known_graph
 from ...executors.torch.reduction import Reduction
 from ...graph import Cluster, OpGraph, Placement
 from ...graph.arguments import refuse_replicas
@@ -20,7 +22,7 @@ from ...torch_steps.plan import make_plan, torch_devices
 from ...torch_steps.step import TorchStep
 from ...torch_steps.tracing import trace
 from ..folder import write_folder
-from .pipelined import StepDivision, divide, pipeline_files
+from .pipelined import pipeline_files
 from .script import COUNTING, OFFLOAD, OFFLOAD_IMPORT, README, SCRIPT
 from .sources import Sources, runtime_files, saved
 
@@ -85,12 +87,35 @@ def folder_files(
         raise InvalidInput("the placement is of a coarse graph; give graph=, the graph that was optimized")
     model = step.model()
     if micro_batches is not None or schedule is not None:
-        division = divide(step, model, placement, graph, cluster, micro_batches, schedule, pipeline, reduction)
+        micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
+        traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
+        step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
+        run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
+        division = divide(
+            step,
+            model,
+            traced,
+            step_graph,
+            placed,
+            micro_steps,
+            run_cluster,
+            "1f1b" if schedule is None else schedule,
+            pipeline,
+            reduction,
+            unroll_warned=False,
+        )
+        if not division.counts and (division.adding.counted or any(division.adding.divisors)):
+            warnings.warn(
+                f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run "
+                "without data: gradients of the exported script are the mean of its micro-batches', not those of the undivided "
+                "batch",
+                stacklevel=3,
+            )
         if division.cut is not None:
-            return pipeline_files(step, model, division, torch_devices(division.cluster, devices))
+            return pipeline_files(step, model, division, torch_devices(run_cluster, devices))
     else:
         refuse_replicas(placement, "bl.export")
-        division = StepDivision([step], None, cluster, 1, Reduction(True, ({},)))
+        division = StepDivision([step], None, 1, Reduction(True, ({},)))
     traced = trace(model, division.micro_steps[0].inputs, atomic=step.atomic)
     placed = placement if graph is None else placement.on(graph)
     run_cluster = cluster or Cluster.uniform(int(placed.device.max(initial=0)) + 1, kind="cpu")
@@ -98,7 +123,7 @@ def folder_files(
     sources = Sources()
     values = {
         "MICRO_BATCHES": repr(len(division.micro_steps)),
-        "MAX_IN_FLIGHT": repr(division.max_in_flight),
+        "MAX_IN_FLIGHT": repr(division.in_flight),
         "MEAN": repr(division.adding.mean),
         "NAME": json.dumps(step.name),
         "MODEL": sources.expression(step.build, "build") + (".train()" if step.mode == "training" else ""),

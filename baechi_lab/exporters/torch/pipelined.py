@@ -1,91 +1,26 @@
-"""Exports a placed PyTorch step of several micro-batches: the files of a script for torchrun, or how the session divides it."""
+"""Exports a placed PyTorch step of several micro-batches as a pipeline: the files of a script for torchrun."""
 
 from __future__ import annotations
 
 import inspect
 import json
-import warnings
-from dataclasses import dataclass
 from pathlib import Path
 from textwrap import indent
-from typing import Any
 
 import torch
 from torch import fx, nn
 from torch.fx.graph_module import _format_import_block
 from torch.package import sys_importer
 
-from ...errors import InvalidInput, UnknownNameError
-from ...executors.torch.execution import counted_in_session, in_flight, in_session, known_graph, must_be_pipeline
-from ...executors.torch.pipelined import Cut, cut_step
-from ...executors.torch.reduction import Reduction, reduction_of
-from ...graph import Cluster, OpGraph, Placement
-from ...simulator.schedules import ScheduleOption
+from ...errors import InvalidInput
+from ...executors.torch.execution import StepDivision
+from ...executors.torch.pipelined import Cut
 from ...torch_runtime.tree import tensors
-from ...torch_steps.activation_rows import recomputes_or_offloads
 from ...torch_steps.default_loss import own_loss
 from ...torch_steps.pipelines import worker
 from ...torch_steps.step import TorchStep
-from ...torch_steps.tracing import trace
 from .script import PIPELINE, PIPELINE_README
 from .sources import Sources, flat, runtime_files, saved
-
-
-@dataclass(frozen=True, eq=False)
-class StepDivision:
-    """The division of a step: micro-batches, the pipeline or None, how many run at once, and how losses add up."""
-
-    micro_steps: list[TorchStep]
-    cut: Cut | None
-    cluster: Any
-    max_in_flight: int
-    adding: Reduction
-
-    @property
-    def counts(self) -> bool:
-        """Whether the script must find the divisors of the means in each batch."""
-        return bool(self.adding.shapes) and (bool(self.adding.counted) or any(self.adding.divisors))
-
-
-def divide(
-    step: TorchStep,
-    model: nn.Module,
-    placement: Placement,
-    graph: OpGraph | None,
-    cluster: Cluster | None,
-    micro_batches: int | None,
-    schedule: ScheduleOption | None,
-    pipeline: bool | None,
-    reduction: str | None,
-) -> StepDivision:
-    """Divide a step as `bl.torch.execute` would. Raises the same errors."""
-    micro_steps = step.micro_batches(1 if micro_batches is None else micro_batches)
-    schedule = "1f1b" if schedule is None else schedule
-    traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
-    step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
-    if recomputes_or_offloads(step_graph):
-        pipeline = in_session(pipeline, step_graph)
-    run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
-    must = must_be_pipeline(placed, pipeline, schedule)
-    adding = reduction_of(step, model, traced.layers, micro_steps, reduction)
-    if not adding.shapes and (adding.counted or any(adding.divisors)):
-        warnings.warn(
-            f"the loss of step {step.name!r} averages over what counts in a micro-batch, and its model cannot be run without "
-            "data: gradients of the exported script are the mean of its micro-batches', not those of the undivided batch",
-            stacklevel=3,
-        )
-    pipeline = counted_in_session(pipeline, must, schedule, adding)
-    cut = None
-    if pipeline is not False:
-        try:
-            cut = cut_step(micro_steps[0], model, traced, step_graph, placed, run_cluster, len(micro_steps), schedule)
-        except UnknownNameError:
-            raise
-        except InvalidInput:
-            if must or schedule not in ("gpipe", "1f1b"):
-                raise
-    max_in_flight = 1 if cut is not None else in_flight(schedule, len(micro_steps), len(set(placed.device.tolist())))
-    return StepDivision(micro_steps, cut, run_cluster, max_in_flight, adding)
 
 
 def pipeline_files(

@@ -24,7 +24,6 @@ from torch_cases import ODD, SMALL  # noqa: E402
 import baechi_lab as bl  # noqa: E402
 from baechi_lab import viz  # noqa: E402
 from baechi_lab.errors import ExecutionError, InvalidInput, UnknownNameError  # noqa: E402
-from baechi_lab.executors.torch.execution import in_flight  # noqa: E402
 from baechi_lab.executors.torch.pipelined import _wait_for_reports, cut_step, run_pipeline  # noqa: E402
 from baechi_lab.executors.torch.reduction import reduction_of  # noqa: E402
 from baechi_lab.profilers.torch import layers as layers_module  # noqa: E402
@@ -622,12 +621,6 @@ def test_a_placement_that_forms_no_pipeline_runs_in_the_session(schedule, under_
     assert len(measured.transfers) == len(simulated.transfers)
 
 
-def test_what_the_session_has_under_way():
-    assert (in_flight(None, 1, 2), in_flight("1f1b", 2, 4), in_flight("gpipe", 8, 4)) == (1, 2, 8)
-    with pytest.raises(InvalidInput, match="schedule is 'zb-h1'; outside a pipeline"):
-        in_flight("zb-h1", 8, 4)
-
-
 def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
     step = skipping()
     graph = profiled(step)
@@ -635,6 +628,10 @@ def test_what_forms_no_pipeline_is_refused_where_one_is_asked_for():
     for argument in ({"pipeline": True}, {"schedule": "zb-h1"}):
         with pytest.raises(InvalidInput, match=r"form no pipeline: the forward tensor .* turns back from"):
             bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, **argument)
+    with pytest.raises(InvalidInput, match="schedule is 'zb-h1'; outside a pipeline"):
+        bl.torch.execute(
+            step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h1", pipeline=False
+        )
     with pytest.raises(UnknownNameError, match="unknown schedule 'zb-h3'"):
         bl.torch.execute(step, placed, 1, graph=graph, cluster=cpus(2), micro_batches=4, schedule="zb-h3")
     chain = in_stages(graph, [0, 1])
