@@ -204,10 +204,8 @@ class _Executor:
                 if self._inline[x]:
                     worker.inline.append(self._op_task(x))
                 else:
-                    task = (
-                        self._op_task(x) if x < self._kernels else Task(0.0, self._produced_callback(x - self._kernels))
-                    )
-                    worker.stack.appendleft(task)
+                    sending = Task(0.0, self._send_after(x - self._kernels, self._produced))
+                    worker.stack.appendleft(self._op_task(x) if x < self._kernels else sending)
 
         return Task(self._duration[op], on_end, op)
 
@@ -233,28 +231,22 @@ class _Executor:
         sender = self._workers[self._device[self._kernels + message]]
 
         def on_end(time_us: float) -> None:
-            sender.stack.append(Task(0.0, self._serve_callback(message)))
+            sender.stack.append(Task(0.0, self._send_after(message, self._requested)))
             self._take_next(sender, time_us)
 
         return on_end
 
-    def _serve_callback(self, message: int) -> Callable[[float], None]:
+    def _send_after(self, message: int, condition: list[bool]) -> Callable[[float], None]:
+        """Returns a callback that meets one of the two conditions of sending: `_requested` or `_produced`."""
+
         def on_end(time_us: float) -> None:
-            self._requested[message] = True
-            self._send_if_ready(message)
+            condition[message] = True
+            if self._requested[message] and self._produced[message]:
+                self._send(message)
 
         return on_end
 
-    def _produced_callback(self, message: int) -> Callable[[float], None]:
-        def on_end(time_us: float) -> None:
-            self._produced[message] = True
-            self._send_if_ready(message)
-
-        return on_end
-
-    def _send_if_ready(self, message: int) -> None:
-        if not (self._requested[message] and self._produced[message]):
-            return
+    def _send(self, message: int) -> None:
         op = self._kernels + message
         wire_us, stack = self._wire_us[message], self._workers[self._device[op]].stack
         rest_us = min(max(-wire_us, 0.0), self._duration[op])

@@ -220,7 +220,11 @@ class HostCopier:
 
     def to_host(self, flat: torch.Tensor, op: int) -> torch.Tensor:
         """Copy the storage of a tensor of call `op` to the host."""
-        return flat if flat.device.type == "cpu" else _to_host(flat)
+        if flat.device.type == "cpu":
+            return flat
+        host_copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
+        host_copy.copy_(flat, non_blocking=True)
+        return host_copy
 
     def to_device(self, host_copy: torch.Tensor, device: torch.device, op: int) -> torch.Tensor:
         """Copy it back to the device of the call."""
@@ -242,7 +246,10 @@ class HostedStorage:
         self.lock, self.host_copier = lock, host_copier
         if shared is None:
             self.host_copy = host_copier.to_host(whole_storage(tensor), op)
-            self.sent_event = _event_after_submitted(tensor.device)
+            self.sent_event: torch.cuda.Event | None = None
+            if self.device.type == "cuda":  # another GPU may read what this one sends
+                self.sent_event = torch.cuda.Event()
+                self.sent_event.record(torch.cuda.current_stream(self.device))
         else:
             self.host_copy, self.sent_event = shared.host_copy, shared.sent_event
 
@@ -264,21 +271,6 @@ def _graph_is_retained() -> bool:
 
 def _refuse_backward(packed: object) -> torch.Tensor:
     raise ExecutionError("a run that only computes activations again has no backward pass")
-
-
-def _to_host(flat: torch.Tensor) -> torch.Tensor:
-    host_copy = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
-    host_copy.copy_(flat, non_blocking=True)
-    return host_copy
-
-
-def _event_after_submitted(device: torch.device) -> torch.cuda.Event | None:
-    """Record an event after all that was submitted to a GPU. Another GPU may read what this one sends."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()
-    event.record(torch.cuda.current_stream(device))
-    return event
 
 
 @contextlib.contextmanager

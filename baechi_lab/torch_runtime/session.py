@@ -301,9 +301,7 @@ class Session(Handler):
         reads = spec is None  # a view reads no data
         if state.pending and (writes or (state.inplace_pending and reads and not stand_ins)):
             self._settle(state)
-        if not stand_ins or writes:
-            return self._submit(state, -1, run, *self._await((args, kwargs)))
-        if spec is None:
+        if not stand_ins or writes or spec is None:
             return self._submit(state, -1, run, *self._await((args, kwargs)))
         first, context = set_aside(numbers), Context()
 

@@ -13,7 +13,7 @@ import queue
 import threading
 from collections.abc import Callable
 from concurrent.futures import BrokenExecutor, Executor, Future
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,7 +86,9 @@ class Pool(Executor):
         """Ends the processes when their tasks are done."""
         self._closed.set()
         if cancel_futures:
-            self._cancel()
+            with suppress(queue.Empty):
+                while (job := self._jobs.get_nowait()) is not None:
+                    job[0].cancel()
         for _ in self._threads:
             self._jobs.put(None)
         if wait:
@@ -97,13 +99,6 @@ class Pool(Executor):
         """Ends the processes at once."""
         self._killed.set()
         self.shutdown(cancel_futures=True)
-
-    def _cancel(self) -> None:
-        try:
-            while (job := self._jobs.get_nowait()) is not None:
-                job[0].cancel()
-        except queue.Empty:
-            return
 
     def _serve(self) -> None:
         """Runs in each thread: sends tasks to the thread's process."""

@@ -36,24 +36,20 @@ def main() -> None:
             shared_data.update(zip(request.header["keep"], payloads, strict=True))
             function, args, kwargs = pickle.loads(task)  # noqa: S301  (a pipe from our own caller)
             args = [shared_data[a.key] if isinstance(a, pool.Shared) else a for a in args]
-            reply = _pack_reply(True, function(*args, **kwargs))
+            reply = pickle.dumps((True, function(*args, **kwargs)))
         except BaseException as error:  # noqa: BLE001 - whatever a call raises reaches the caller through its future
             reply = _pack_error(error)
         write_message(answers, "result", {}, [np.frombuffer(reply, np.uint8)])
         answers.flush()
 
 
-def _pack_reply(succeeded: bool, value: object) -> bytes:
-    return pickle.dumps((succeeded, value))
-
-
 def _pack_error(error: BaseException) -> bytes:
     """Packs the error itself where it can be pickled, else its text."""
     try:
-        packed = _pack_reply(False, error)
+        packed = pickle.dumps((False, error))
         pickle.loads(packed)  # noqa: S301  (made in the line above)
     except Exception:  # noqa: BLE001 - its class is not ours: what builds it anew may raise anything
-        return _pack_reply(False, ExecutionError(traceback.format_exception_only(error)[-1].strip()))
+        return pickle.dumps((False, ExecutionError(traceback.format_exception_only(error)[-1].strip())))
     return packed
 
 

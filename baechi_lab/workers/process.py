@@ -55,20 +55,20 @@ def private_stdout() -> BinaryIO:
 def incoming(stream: BinaryIO) -> queue.Queue[Message]:
     """Returns a queue of the messages of `stream`; the end of the stream ends the process."""
     requests: queue.Queue[Message] = queue.Queue()
-    threading.Thread(target=_read_requests, args=(stream, requests), daemon=True).start()
+
+    def read() -> None:
+        while True:
+            try:
+                request = read_message(stream)
+            except FormatError as error:
+                print(error, file=sys.stderr, flush=True)
+                request = None
+            if request is None:
+                os._exit(0)
+            requests.put(request)
+
+    threading.Thread(target=read, daemon=True).start()
     return requests
-
-
-def _read_requests(stream: BinaryIO, requests: queue.Queue[Message]) -> None:
-    while True:
-        try:
-            request = read_message(stream)
-        except FormatError as error:
-            print(error, file=sys.stderr, flush=True)
-            request = None
-        if request is None:
-            os._exit(0)
-        requests.put(request)
 
 
 def handle(request: Message, send: Send) -> None:

@@ -122,18 +122,15 @@ class LocalCluster:
                     continue
                 data = os.read(process.stdout.fileno(), 4096)
                 if not data:
-                    raise self._not_started(index)
+                    words = self._last_log_line(index)
+                    if words.startswith(REFUSED):
+                        raise ExecutionError(
+                            "other users of this machine cannot be kept from TensorFlow's servers, which ask nobody who he "
+                            f"is ({words}); where you trust them all, say so with trusted_users=True (--trusted-users)"
+                        )
+                    raise ExecutionError(f"worker {index} ended before it listened: {words}")
                 self._output[index] += data
         raise ExecutionError(f"worker {index} did not start in time: {self._last_log_line(index)}")
-
-    def _not_started(self, index: int) -> ExecutionError:
-        words = self._last_log_line(index)
-        if words.startswith(REFUSED):
-            return ExecutionError(
-                "other users of this machine cannot be kept from TensorFlow's servers, which ask nobody who he is "
-                f"({words}); where you trust them all, say so with trusted_users=True (--trusted-users)"
-            )
-        return ExecutionError(f"worker {index} ended before it listened: {words}")
 
     def _last_log_line(self, index: int) -> str:
         self._logs[index].seek(0)

@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -100,14 +101,7 @@ def _run_keras(
             model.train_function = before
             if any(id(v) not in metric_ids for v in model.metrics_variables):  # made by the first step
                 model.reset_metrics()
-    return NativeRun(
-        native_run.method,
-        native_run.step_seconds / several,
-        native_run.outputs,
-        native_run.status,
-        native_run.message,
-        native_run.info,
-    )
+    return replace(native_run, step_seconds=native_run.step_seconds / several)
 
 
 @contextmanager

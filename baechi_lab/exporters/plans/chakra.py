@@ -26,7 +26,9 @@ _NUMBER = {name: k for k, name in enumerate(TYPES)}
 
 def write(request: Request) -> Written:
     """Writes the nodes of every device, unused devices included: a file's number is its rank."""
-    length = _durations(request)
+    length = request.graph.duration_us
+    if request.cluster is not None:  # with each device's overhead of messages
+        length = placed_durations(request.graph, request.cluster, request.device)
     ranks = _ranks(request, np.rint(length))
     if request.timeline is not None:
         ranks = schedule_nodes(ranks, request)
@@ -36,13 +38,6 @@ def write(request: Request) -> Written:
     )
     unsupported = _unsupported(request, length) if request.timeline is None else _unsupported_with_timeline(request)
     return Written(value, text, request.device, unsupported, {f".{d}.et": data for d, data in value.items()})
-
-
-def _durations(request: Request) -> NDArray[np.float64]:
-    """Returns float64[n] microseconds of every op on its device, the device's overhead of messages included."""
-    if request.cluster is None:
-        return request.graph.duration_us
-    return placed_durations(request.graph, request.cluster, request.device)
 
 
 def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]:

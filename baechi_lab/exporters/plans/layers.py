@@ -57,7 +57,7 @@ def find_stack(request: Request) -> Stack:
     Raises:
         InvalidInput: no op's name has a numbered part, or none under `request.layers`.
     """
-    # Prefix -> number -> forward ops, for every numbered part of every op's name
+    # prefix -> number -> forward ops, for every numbered part of every op's name
     layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for i in request.forward:
         path = re.split(r"[./]", stem(request.graph.names[i]))
@@ -65,16 +65,12 @@ def find_stack(request: Request) -> Stack:
             if name.isascii() and name.isdecimal():
                 layer_ops[".".join(path[:k])][int(name)].append(int(i))
     if request.layers is not None and request.layers not in layer_ops:
-        raise InvalidInput(
-            f"layers is {request.layers!r}; the graph has numbered layers under {_prefixes_text(layer_ops)}"
-        )
+        prefixes = ", ".join(map(repr, sorted(layer_ops))) or "no name"
+        raise InvalidInput(f"layers is {request.layers!r}; the graph has numbered layers under {prefixes}")
     if not layer_ops:
         raise InvalidInput("no layers found: no op of the graph is named like 'layers.0.attention'")
-    prefix = (
-        request.layers
-        if request.layers is not None
-        else min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
-    )
+    largest = min(layer_ops, key=lambda prefix: (-sum(map(len, layer_ops[prefix].values())), len(prefix), prefix))
+    prefix = largest if request.layers is None else request.layers
     of_layer = layer_ops[prefix]
     last = max(request.graph.position[ops[0]] for ops in of_layer.values())
     inside = {i for ops in of_layer.values() for i in ops}
@@ -84,14 +80,14 @@ def find_stack(request: Request) -> Stack:
             other_ops[stem(request.graph.names[i])].append(int(i))
     around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in other_ops.items()]
     dot = f"{prefix}." if prefix else ""
-    prefixes = [p for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
-    other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(map(repr, prefixes))}"
+    others = [repr(p) for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
+    other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(others)}"
     return Stack(
         prefix=prefix,
         before=tuple(u for u, is_before in around if is_before),
         layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
         after=tuple(u for u, is_before in around if not is_before),
-        unsupported=(other_stacks,) if prefixes else (),
+        unsupported=(other_stacks,) if others else (),
     )
 
 
@@ -181,7 +177,3 @@ def stage_devices(request: Request, stages: Sequence[Stage]) -> tuple[str, ...]:
 
 def _unit(request: Request, name: str, ops: list[int]) -> Unit:
     return Unit(name, tuple(ops), heaviest(request, ops))
-
-
-def _prefixes_text(layer_ops: dict[str, dict[int, list[int]]]) -> str:
-    return ", ".join(map(repr, sorted(layer_ops))) or "no name"
