@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..checks import check_whole
+from ..checks import check_flag, check_whole
 from ..errors import FormatError, InvalidInput
 from ..params import Params
 
@@ -379,6 +379,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         sizes_of_part = fields.get(part)
         if isinstance(sizes_of_part, Mapping):
             fields = {**{name: sizes_of_part[name] for name in names if name in sizes_of_part}, **fields}
+    for flag in _FLAGS:
+        check_flag(f"{flag} of {source}", fields.get(flag) or False)
     kind = str(fields.get("model_type", "")).lower()
     refused = _ENCODER_DECODER if fields.get("is_encoder_decoder") else REFUSED.get(kind)
     if refused:
@@ -417,7 +419,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     if fields.get("multi_query") and not fields.get("new_decoder_architecture"):
         sizes["kv_heads"] = 1  # Falcon's configuration names as many heads of keys as of queries, and has one
     if sizes["key_rank"]:  # latent attention: head_size is the part of a head without rotary positions
-        sizes["head_size"] = int(fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"])
+        head_size = fields.get("qk_nope_head_dim") or fields.get("qk_head_dim") or sizes["head_size"]
+        sizes["head_size"] = check_whole(f"qk_nope_head_dim of {source}", head_size)
     end = fields.get("moe_layer_end_index")
     if end not in (None, -1) and end != sizes["layers"] - 1:
         raise InvalidInput(
@@ -432,8 +435,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
         bias=bool(fields.get("attention_bias", fields.get("bias", not gated))) and not fields.get("no_bias", False),
         tied=kind in TIED_UNLESS_SAID or not (gated or kind in UNTIED_UNLESS_SAID) if tied is None else bool(tied),
         causal=kind not in ENCODERS,
-        dropout=any(float(fields.get(key) or 0) > 0 for key in _DROPOUTS),
-        shared_feed_forward=_shared_width(fields, sizes),
+        dropout=any(fields.get(key) for key in _DROPOUTS),
+        shared_feed_forward=_shared_width(fields, sizes, source),
         window=window,
         windowed_layers=windowed_layers,
         name=str(fields.get("model_name") or fields.get("_name_or_path") or kind or "transformer"),
@@ -448,15 +451,29 @@ _SHARED_WIDTHS = (
 _DROPOUTS = ("resid_pdrop", "hidden_dropout_prob", "dropout", "hidden_dropout", "resid_dropout", "residual_dropout")
 
 
-def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int]) -> int:
+_FLAGS = (
+    *(
+        "is_encoder_decoder",
+        "use_swiglu",
+        "multi_query",
+        "new_decoder_architecture",
+        "attention_bias",
+        "bias",
+        "no_bias",
+    ),
+    *("tie_word_embeddings", "use_sliding_window"),
+)
+
+
+def _shared_width(fields: Mapping[str, Any], sizes: Mapping[str, int], source: str) -> int:
     """Returns the inner width of the shared experts, which every token passes."""
     if fields.get("model_type") == "llama4_text":
         return sizes["feed_forward"]
-    width = next((fields[name] for name in _SHARED_WIDTHS if fields.get(name)), 0)
-    return int(
-        width
-        or (fields.get("n_shared_experts") or fields.get("moe_num_shared_experts") or 0) * sizes["expert_feed_forward"]
-    )
+    width = next((name for name in _SHARED_WIDTHS if fields.get(name)), None)
+    if width is not None:
+        return check_whole(f"{width} of {source}", fields[width])
+    count = "n_shared_experts" if fields.get("n_shared_experts") else "moe_num_shared_experts"
+    return check_whole(f"{count} of {source}", fields.get(count) or 0, 0) * sizes["expert_feed_forward"]
 
 
 def _window(fields: Mapping[str, Any], kind: str, layers: int, source: str) -> tuple[int, int]:

@@ -86,6 +86,13 @@ def test_names_used_twice_get_their_id(tmp_path):
         ([node(0)], [edge(0, 9)], bl.UnknownOpError, r"edges\[0\]\.destId is 9"),
         ([node(0), {"id": 1}], [], bl.FormatError, r"nodes\[1\]\.fpgaLatency"),
         ([node(0, size="big")], [], bl.FormatError, r"nodes\[0\]\.size is 'big'"),
+        (
+            [node(0, fpgaLatency=True)],
+            [],
+            bl.FormatError,
+            r"nodes\[0\]\.fpgaLatency is True; it must be of type int or float",
+        ),
+        ([node(0, isBackwardNode=7)], [], bl.FormatError, r"isBackwardNode is 7; it must be true or false, or 1 or 0"),
         ([node(0), 5], [], bl.FormatError, r"nodes\[1\]"),
         ({"0": 1}, [], bl.FormatError, "nodes"),
         ([node(0)], None, bl.FormatError, "edges"),

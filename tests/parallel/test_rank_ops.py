@@ -392,6 +392,12 @@ def test_falcon_has_one_head_of_keys_and_rotary_models_no_table_of_positions() -
     assert read_transformer({**falcon, "new_decoder_architecture": True}).kv_heads == 4
     unknown = {**falcon, "model_type": "gpt2", "max_position_embeddings": 64, "rope_theta": 1e4}
     assert read_transformer(unknown).positions == 0
+    with pytest.raises(
+        InvalidInput, match="tie_word_embeddings of the configuration is 'false'; it must be True or False"
+    ):
+        read_transformer({**falcon, "tie_word_embeddings": "false"})
+    with pytest.raises(InvalidInput, match="n_shared_experts of the configuration is '2'"):
+        read_transformer({**falcon, "n_shared_experts": "2"})
 
 
 @pytest.mark.torch

@@ -89,9 +89,11 @@ def _field(
     entry: Mapping[str, object], key: str, section: str, k: int, types: tuple[type, ...], default: object = None
 ) -> Any:
     value = entry.get(key, default)
-    if not isinstance(value, types):
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         type_names = " or ".join("null" if t is type(None) else t.__name__ for t in types)
         raise FormatError(f"{section}[{k}].{key} is {value!r:.60}; it must be of type {type_names}")
+    if bool in types and value not in (0, 1):
+        raise FormatError(f"{section}[{k}].{key} is {value!r:.60}; it must be true or false, or 1 or 0")
     return value
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import math
 import os
 import re
 import stat
@@ -97,7 +98,19 @@ def parse(data: bytes) -> Any:
         raise FormatError(f"not a document of ours: {error}") from error
     if HALF_CHARACTER.search(text):
         _refuse_half_characters(document)
+    if LONG_NUMBER.search(text):
+        json.loads(text, parse_float=_finite)
     return document
+
+
+LONG_NUMBER = re.compile(r"[eE]\+?\d{3}|\d{300}")
+"""A part of every number that no float64 can hold; Python reads those as infinite."""
+
+
+def _finite(number: str) -> float:
+    if math.isinf(float(number)):
+        raise FormatError(f"a number is {number:.60}; numbers must fit into a float64")
+    return float(number)
 
 
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
