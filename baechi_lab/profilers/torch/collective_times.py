@@ -69,23 +69,19 @@ def measure_collective(
     for share in sorted(shares):
         gathered, shard = torch.zeros(share * count, device=device), torch.zeros(share, device=device)
         sizes.append(float(ELEMENT_BYTES * share * count))
-        times.append(_median_us(kind, gathered, shard, repeats))
+        exchanged = torch.empty_like(gathered)
+        runs_us = []
+        for _ in range(repeats + 1):
+            dist.barrier()
+            start = perf_counter()
+            try:
+                CALLS[kind](gathered, exchanged, shard)
+            except (RuntimeError, NotImplementedError) as error:
+                raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
+            if gathered.is_cuda:
+                torch.cuda.synchronize(gathered.device)
+            seconds = torch.tensor([perf_counter() - start], device=gathered.device)
+            dist.all_reduce(seconds, dist.ReduceOp.MAX)
+            runs_us.append(float(seconds) * 1e6)
+        times.append(median(runs_us[1:]))
     return MeasuredCollective(count, sizes, times, kind)
-
-
-def _median_us(kind: str, gathered: torch.Tensor, shard: torch.Tensor, repeats: int) -> float:
-    exchanged = torch.empty_like(gathered)
-    runs_us = []
-    for _ in range(repeats + 1):
-        dist.barrier()
-        start = perf_counter()
-        try:
-            CALLS[kind](gathered, exchanged, shard)
-        except (RuntimeError, NotImplementedError) as error:
-            raise InvalidInput(f"the back end {dist.get_backend()!r} runs no {kind}: {error}") from error
-        if gathered.is_cuda:
-            torch.cuda.synchronize(gathered.device)
-        seconds = torch.tensor([perf_counter() - start], device=gathered.device)
-        dist.all_reduce(seconds, dist.ReduceOp.MAX)
-        runs_us.append(float(seconds) * 1e6)
-    return median(runs_us[1:])

@@ -28,5 +28,5 @@ def warn_about_configured_dtype(model: nn.Module) -> None:
         f"the weights of {type(model).__name__} are {weights}, and its configuration says {configured}; they are estimated as "
         "they are: build the model by bl.torch.hugging_face, or give precision=",
         ConfiguredDtype,
-        stacklevel=4,
+        stacklevel=3,
     )

@@ -19,7 +19,7 @@ import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from ...graph.hardware import Hardware
 from ...graph.layout import Layout
 from ...graph.link import PCIE
 from ...passes.data_parallel import Bucket, divide_data
+from ...torch_runtime.storage import storage_key
 from ...torch_runtime.tree import Args, Kwargs, as_arguments, map_tensors, tensors
 from ...torch_steps.records import UPDATE
 from ..precision import Precision
@@ -120,8 +121,11 @@ def profile_divided(
         if layout.tp > 1 or layout.ep > 1:
             stack.enter_context(fake_ranks(layout.tp * layout.ep))
             recorder.axes = _divide(rank_model, layout, plan, mixtures)
-            if layout.sequence_parallel:
-                kwargs = _with_positions(kwargs)
+            tokens = kwargs.get("input_ids")
+            if layout.sequence_parallel and isinstance(tokens, torch.Tensor) and "position_ids" not in kwargs:
+                # A model would take the positions from its share of the sequence.
+                positions = torch.empty((1, tokens.shape[1]), dtype=torch.int64, device="meta")
+                kwargs = {**kwargs, "position_ids": positions}
         else:
             _replace_experts(rank_model, layout, mixtures, {})
         recorder.experts = frozenset(mixtures)
@@ -150,14 +154,6 @@ def profile_divided(
 def _on_meta(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     kind = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
     return torch.empty_like(tensor, device="meta", dtype=kind)
-
-
-def _with_positions(kwargs: dict[str, Any]) -> dict[str, object]:
-    """Adds the positions of the whole sequence, which a model would take from its share of it."""
-    tokens = kwargs.get("input_ids")
-    if tokens is None or "position_ids" in kwargs:
-        return kwargs
-    return {**kwargs, "position_ids": torch.empty((1, tokens.shape[1]), dtype=torch.int64, device="meta")}
 
 
 @contextmanager
@@ -215,7 +211,15 @@ def _divide(model: nn.Module, layout: Layout, plan: Plan | None, mixtures: Seque
     _replace_experts(model, layout, mixtures, axes)
     if layout.tp == 1:
         return axes
-    _replace_transposed_layers(model, layout.tp)
+    # GPT-2's transposed layers become linear ones, and the size by which it splits their output is divided.
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
+                inputs, outputs = child.weight.shape
+                linear = nn.Linear(inputs, outputs, device="meta", dtype=child.weight.dtype)
+                setattr(module, name, linear)
+                if isinstance(getattr(module, "split_size", None), int) and name == "c_attn":
+                    module.split_size = module.split_size // layout.tp
     kinds = make_plan(model, layout, plan)
     styles = {name: _style(kind, layout.sequence_parallel) for name, kind in kinds.items()}
     if layout.sequence_parallel:
@@ -256,13 +260,21 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
                     f"{{{name!r}: 'colwise'}}"
                 )
             continue
-        _check_divides(name, module, kind, layout.tp)
+        size = int(module.weight.shape[1 if kind.startswith(ROWS) and isinstance(module, nn.Linear) else 0])
+        if size % layout.tp and not isinstance(module, nn.Embedding) and "gather" not in kind and "rep" not in kind:
+            raise InvalidInput(
+                f"tp is {layout.tp}; it must divide layer {name!r}, which has {size} {'inputs' if kind == ROWS else 'outputs'}"
+            )
         chosen[name] = kind
     if not chosen:
         raise InvalidInput(
             f"the plan of {type(model).__name__} names none of its layers; tp must be 1, or give a plan="
         )
-    _check_heads(model, layout.tp)
+    config = getattr(model, "config", None)
+    for key in ("num_attention_heads", "num_key_value_heads"):
+        heads = getattr(config, key, None)
+        if isinstance(heads, int) and heads % layout.tp:
+            raise InvalidInput(f"tp is {layout.tp}; it must divide the model's {key}, which is {heads}")
     return chosen
 
 
@@ -274,23 +286,6 @@ def _embedding_kind(name: str, model: nn.Module) -> str | None:
     """Divides the table of the tokens along the vocabulary; tables of positions and kinds stay whole."""
     tokens = getattr(model, "get_input_embeddings", lambda: None)()
     return "embedding_rowwise" if tokens is not None and model.get_submodule(name) is tokens else None
-
-
-def _check_divides(name: str, module: nn.Module, kind: str, tp: int) -> None:
-    weight = module.weight
-    size = int(weight.shape[1 if kind.startswith(ROWS) and isinstance(module, nn.Linear) else 0])
-    if size % tp and not isinstance(module, nn.Embedding) and "gather" not in kind and "rep" not in kind:
-        raise InvalidInput(
-            f"tp is {tp}; it must divide layer {name!r}, which has {size} {'inputs' if kind == ROWS else 'outputs'}"
-        )
-
-
-def _check_heads(model: nn.Module, tp: int) -> None:
-    config = getattr(model, "config", None)
-    for key in ("num_attention_heads", "num_key_value_heads"):
-        heads = getattr(config, key, None)
-        if isinstance(heads, int) and heads % tp:
-            raise InvalidInput(f"tp is {tp}; it must divide the model's {key}, which is {heads}")
 
 
 def _style(kind: str, sequence: bool) -> ParallelStyle:
@@ -371,18 +366,6 @@ def _sequence_styles(
     return extra
 
 
-def _replace_transposed_layers(model: nn.Module, tp: int) -> None:
-    """Puts linear layers in the place of GPT-2's transposed ones, and divides the size by which it splits their output."""
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if type(child).__name__ == "Conv1D" and hasattr(child, "nf"):
-                inputs, outputs = child.weight.shape
-                linear = nn.Linear(inputs, outputs, device="meta", dtype=child.weight.dtype)
-                setattr(module, name, linear)
-                if isinstance(getattr(module, "split_size", None), int) and name == "c_attn":
-                    module.split_size = module.split_size // tp
-
-
 # -- recording one rank -------------------------------------------------------------------------------------------------
 
 
@@ -412,7 +395,11 @@ class RankRecorder(Recorder):
         kind = func.overloadpacket.__name__
         if "c10d" in func.namespace:
             if kind not in COLLECTIVE_TYPES:
-                self._alias(args, kwargs, out)
+                # A wait, or a wrapper of a collective's result: the same tensor.
+                source = next((storage_key(t) for t in tensors((args, kwargs))), None)
+                for tensor in tensors(out):
+                    if source in self.memory:
+                        self.memory.setdefault(storage_key(tensor), self.memory[source])
                 return
             inputs, outputs = (sum(t.nbytes for t in tensors(x)) for x in ((args, kwargs), out))
             index = len(self.ops)
@@ -423,15 +410,6 @@ class RankRecorder(Recorder):
                 self.messages[index] = COLLECTIVE_TYPES[kind], axis, max(inputs, outputs)
         elif is_model_operator(func):
             self._record(func, args, kwargs, out)
-
-    def _alias(self, args: Args, kwargs: Kwargs, out: object) -> None:
-        """A wait, or a wrapper of a collective's result: the same tensor."""
-        from ...torch_runtime.storage import storage_key
-
-        source = next((storage_key(t) for t in tensors((args, kwargs))), None)
-        for tensor in tensors(out):
-            if source in self.memory:
-                self.memory.setdefault(storage_key(tensor), self.memory[source])
 
     def _name(self, kind: str) -> str:
         node = torch._C._current_autograd_node()  # type: ignore[attr-defined]
@@ -448,16 +426,6 @@ class RankRecorder(Recorder):
 _ITEM = torch.ops.aten._local_scalar_dense.default
 
 
-def _answer(question: torch.Tensor) -> bool:
-    """The answer to a question about values that meta tensors do not have: attention masks hold no padding.
-
-    Raises `InvalidInput` for a number, which could be any.
-    """
-    if question.dtype is torch.bool:
-        return True
-    raise InvalidInput("the model reads values of its tensors; with layout= it must decide by their shapes alone")
-
-
 class _RankMode(TorchDispatchMode):
     """Sees what runs on the rank's own tensors, below `DTensor`."""
 
@@ -471,7 +439,12 @@ class _RankMode(TorchDispatchMode):
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented  # DTensor runs it on local tensors, which come back here
         if func is _ITEM and args[0].is_meta:
-            return _answer(args[0])
+            # Attention masks hold no padding, but a number could be any.
+            if args[0].dtype is torch.bool:
+                return True
+            raise InvalidInput(
+                "the model reads values of its tensors; with layout= it must decide by their shapes alone"
+            )
         out = func(*args, **(kwargs or {}))
         shapes_only = any(type(t).__name__ == "FakeTensor" for t in (*tensors((args, kwargs)), *tensors(out)))
         if not shapes_only:  # DTensor asks for shapes of whole tensors on fake ones

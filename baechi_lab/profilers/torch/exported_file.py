@@ -64,7 +64,13 @@ def read_document(data: bytes) -> object:
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            _check_version(archive)
+            # Archives of PyTorch before 2.8 do not state their version.
+            for name in archive.namelist():
+                if name.rpartition("/")[2] == "archive_version":
+                    with archive.open(name) as stream:
+                        version = stream.read(20).strip()
+                    if version not in ARCHIVE_VERSIONS:
+                        raise FormatError(f"archive_version is {version.decode(errors='replace')!r}; version 0 is read")
             names = [n for n in archive.namelist() if "/models/" in n and n.endswith(".json")]
             names = names or [
                 n for n in archive.namelist() if n.rpartition("/")[2] == "serialized_exported_program.json"
@@ -81,16 +87,6 @@ def read_document(data: bytes) -> object:
         raise FormatError("not an archive of torch.export (.pt2), or cut off") from error
     except zlib.error as error:
         raise FormatError("the archive is damaged") from error
-
-
-def _check_version(archive: zipfile.ZipFile) -> None:
-    """Rejects another layout of files; archives of PyTorch before 2.8 do not state theirs."""
-    for name in archive.namelist():
-        if name.rpartition("/")[2] == "archive_version":
-            with archive.open(name) as stream:
-                version = stream.read(20).strip()
-            if version not in ARCHIVE_VERSIONS:
-                raise FormatError(f"archive_version is {version.decode(errors='replace')!r}; version 0 is read")
 
 
 def read_program(document: Any, name: str, open_sizes: OpenSizes) -> Program:
@@ -177,30 +173,27 @@ class _Reader:
         """Returns the value that a name refers to in the current graph."""
         return self.alias.get(self.prefix + label, self.prefix + label)
 
-    def _read_wrapped(self, node: Any) -> None:
-        """Reads the operators of a nested graph as those of the graph itself."""
-        arguments = [_entry(entry["arg"]) for entry in node["inputs"]]
-        k = next(k for k, (kind, _) in enumerate(arguments) if kind == "as_graph")
-        inner = arguments[k][1]["graph"]
-        argument_labels = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
-        output_labels = [self.prefix + _label(value) for entry in node["outputs"] for value in _tensors_in(entry)]
-        outer = self.prefix, self.detached
-        self.detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
-        self.prefix += f"{node.get('name') or output_labels[0]}."
-        names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _tensors_in(entry)]
-        self.alias.update(zip(names, argument_labels, strict=True))
-        self._note(inner)
-        for call in inner["nodes"]:
-            self.call(call)
-        self.alias.update(
-            zip(output_labels, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True)
-        )
-        self.prefix, self.detached = outer
-
     def call(self, node: Any) -> None:
         target = str(node["target"])
         if target.endswith(WRAPPERS):
-            self._read_wrapped(node)
+            # The operators of a nested graph are read as those of the graph itself.
+            arguments = [_entry(entry["arg"]) for entry in node["inputs"]]
+            k = next(k for k, (kind, _) in enumerate(arguments) if kind == "as_graph")
+            inner = arguments[k][1]["graph"]
+            argument_labels = [label for entry in node["inputs"][k + 1 :] for label in self.labels(entry["arg"])]
+            output_labels = [self.prefix + _label(value) for entry in node["outputs"] for value in _tensors_in(entry)]
+            outer = self.prefix, self.detached
+            self.detached |= without_gradients(str(node["target"]), [value for _, value in arguments])
+            self.prefix += f"{node.get('name') or output_labels[0]}."
+            names = [self.prefix + _label(value) for entry in inner["inputs"] for value in _tensors_in(entry)]
+            self.alias.update(zip(names, argument_labels, strict=True))
+            self._note(inner)
+            for call in inner["nodes"]:
+                self.call(call)
+            self.alias.update(
+                zip(output_labels, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True)
+            )
+            self.prefix, self.detached = outer
             return
         func = _operator(target)
         keyword_only = {a.name: a.kwarg_only for a in func._schema.arguments} if func is not None else {}

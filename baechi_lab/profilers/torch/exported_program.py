@@ -32,23 +32,21 @@ def program_of(
     """
     open_sizes = OpenSizes(batch_size, sizes or {}, named_dtype(precision and precision.dtype))
     if isinstance(source, torch.export.ExportedProgram):
-        return _read_exported(source, open_sizes)
+        reader = _Reader(type(source.graph_module).__name__.lower(), open_sizes)
+        signature, trained = source.graph_signature, {}
+        for node in source.graph.nodes:
+            if node.op == "placeholder":
+                reader.input(node)
+                trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
+        reader.read(source.graph_module)
+        parameters = {name: trained[name] for name in signature.inputs_to_parameters}
+        outputs = [
+            reader.name_of(n) for node in source.graph.nodes if node.op == "output" for n in node.all_input_nodes
+        ]
+        check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
+        return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
     document = with_file_name(source, lambda: read_document(read(source)))
     return with_file_name(source, lambda: read_program(document, stem(source), open_sizes))
-
-
-def _read_exported(program: torch.export.ExportedProgram, open_sizes: OpenSizes) -> Program:
-    reader = _Reader(type(program.graph_module).__name__.lower(), open_sizes)
-    signature, trained = program.graph_signature, {}
-    for node in program.graph.nodes:
-        if node.op == "placeholder":
-            reader.input(node)
-            trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
-    reader.read(program.graph_module)
-    parameters = {name: trained[name] for name in signature.inputs_to_parameters}
-    outputs = [reader.name_of(n) for node in program.graph.nodes if node.op == "output" for n in node.all_input_nodes]
-    check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
-    return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
 
 
 def _is_item(node: torch.fx.Node) -> bool:
@@ -77,22 +75,19 @@ class _Reader:
             if node.op != "call_function" or _is_item(node):
                 continue
             if str(node.target).endswith(WRAPPERS):
-                self._read_wrapped(node, module)
+                k = next(k for k, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and a.op == "get_attr")
+                inner = module.get_submodule(node.args[k].target)
+                inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
+                self.passed_for.update(zip(inputs, node.args[k + 1 :], strict=True))
+                self.prefix[inner.graph] = f"{self.name_of(node)}."
+                outer = self.detached
+                self.detached |= without_gradients(str(node.target), node.args)
+                self.read(inner)
+                self.detached = outer
+                (end,) = (n for n in inner.graph.nodes if n.op == "output")
+                self.returned[node] = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
             else:
                 self._call(node)
-
-    def _read_wrapped(self, node: torch.fx.Node, module: torch.fx.GraphModule) -> None:
-        k = next(k for k, a in enumerate(node.args) if isinstance(a, torch.fx.Node) and a.op == "get_attr")
-        inner = module.get_submodule(node.args[k].target)
-        inputs = [n for n in inner.graph.nodes if n.op == "placeholder"]
-        self.passed_for.update(zip(inputs, node.args[k + 1 :], strict=True))
-        self.prefix[inner.graph] = f"{self.name_of(node)}."
-        outer = self.detached
-        self.detached |= without_gradients(str(node.target), node.args)
-        self.read(inner)
-        self.detached = outer
-        (end,) = (n for n in inner.graph.nodes if n.op == "output")
-        self.returned[node] = list(end.args[0]) if isinstance(end.args[0], (list, tuple)) else [end.args[0]]
 
     def _call(self, node: torch.fx.Node) -> None:
         value = _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)

@@ -423,7 +423,20 @@ class OperatorObserver(TorchDispatchMode):
             self.values.propagate(func, args, kwargs, out)
             self.routing.observe(func, args, out)
         if func in _KEEP_ENTRIES and out.layout is torch.sparse_coo:
-            out = _with_all_entries(out, [t for t in args if isinstance(t, torch.Tensor)])
+            # A sparse sum has the entries of all terms, none of them merged, as in a real backward pass.
+            terms = [t for t in args if isinstance(t, torch.Tensor)]
+            indices, values = ([getattr(t, method)() for t in terms] for method in ("_indices", "_values"))
+            count = sum(term_values.shape[0] for term_values in values)
+            out = torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
+                out.sparse_dim(),
+                out.dense_dim(),
+                out.shape,
+                indices[0].new_empty(out.sparse_dim(), count),
+                values[0].new_empty(count, *values[0].shape[1:]),
+                layout=torch.sparse_coo,
+                dtype=out.dtype,
+                device=out.device,
+            )
         if self.finite and func._schema.is_mutable:
             self.finite.pop(args[0], None)
         if func in _ABOUT_FINITE and (finite := _ABOUT_FINITE[func](self.finite, *args)) is not None:
@@ -466,22 +479,6 @@ def _grouped(
     """Multiplies per expert in any precision; PyTorch's own shape function supports only bfloat16."""
     groups = [offs.shape[0]] if a.dim() == b.dim() == 2 else [a.shape[0]] if a.dim() == b.dim() == 3 else []
     return a.new_empty([*groups, a.shape[-2], b.shape[-1]], dtype=out_dtype)
-
-
-def _with_all_entries(total: torch.Tensor, terms: list[torch.Tensor]) -> torch.Tensor:
-    """Returns a sparse sum with the entries of all terms, none of them merged, as in a real backward pass."""
-    indices, values = ([getattr(t, method)() for t in terms] for method in ("_indices", "_values"))
-    count = sum(term_values.shape[0] for term_values in values)
-    return torch.ops.aten._sparse_coo_tensor_with_dims_and_tensors(
-        total.sparse_dim(),
-        total.dense_dim(),
-        total.shape,
-        indices[0].new_empty(total.sparse_dim(), count),
-        values[0].new_empty(count, *values[0].shape[1:]),
-        layout=torch.sparse_coo,
-        dtype=total.dtype,
-        device=total.device,
-    )
 
 
 def advance_random_generator() -> None:

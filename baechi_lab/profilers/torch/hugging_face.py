@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,7 +107,10 @@ def hugging_face(
             in all; a model whose inputs cannot be made of its configuration, such as images that are cut into parts.
         UnknownNameError: a model type or architecture that the installed transformers does not have.
     """
-    transformers = _transformers()
+    try:
+        import transformers
+    except ImportError as error:
+        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
     fields, source = _read_fields(config)
     check_whole("batch_size", batch_size, 1)
     check_whole("sequence_length", sequence_length, 1)
@@ -117,38 +120,40 @@ def hugging_face(
             f"batch_size is {batch_size} and sequence_length {sequence_length}; a step may have at most {MOST_TOKENS} tokens"
         )
     with offline():
-        return _build(transformers, fields, source, batch_size, sequence_length, labels, named_dtype(dtype))
-
-
-def _build(
-    transformers: ModuleType,
-    fields: dict[str, Any],
-    source: str,
-    batch_size: int,
-    sequence_length: int,
-    labels: bool,
-    dtype: torch.dtype | None,
-) -> tuple[nn.Module, dict[str, Any]]:
-    config = _configuration(transformers, fields, source)
-    architecture = _architecture(transformers, fields, source)
-    for subconfig in (config, *(subconfig for subconfig in vars(config).values() if hasattr(subconfig, "model_type"))):
-        if getattr(subconfig, "use_pretrained_backbone", False):
-            subconfig.use_pretrained_backbone = False
-    for name, value in _RANDOM_SETTINGS.items():
-        if hasattr(config, name):
-            setattr(config, name, value)
-    dtype = dtype or _dtype(fields)
-    try:
-        with torch.device("meta"):
-            model = architecture._from_config(config, dtype=dtype)
-    except Exception as error:  # the library's code may raise anything for these values
-        raise _refusal(
-            error, fields, source, f"{source} makes no {architecture.__name__}: {_describe_error(error)}"
-        ) from error
-    _keep_in_float32(model, dtype)
-    quantize(model, fields, source)
-    inputs = _inputs(model, config, architecture.__name__, batch_size, sequence_length, labels)
-    return model.train(), {k: v.to(dtype) if _is_float(v) else v for k, v in inputs.items()}
+        weight_type = named_dtype(dtype) or _dtype(fields)
+        config = _configuration(transformers, fields, source)
+        named = fields.get("architectures")
+        if not isinstance(named, list) or not named or not isinstance(named[0], str):
+            raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
+        architecture = getattr(transformers, named[0], None)
+        if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
+            raise UnknownNameError(
+                f"{source}: unknown architecture {named[0]!r:.80}; transformers {transformers.__version__} has no model of "
+                "that name"
+            )
+        for subconfig in (config, *(value for value in vars(config).values() if hasattr(value, "model_type"))):
+            if getattr(subconfig, "use_pretrained_backbone", False):
+                subconfig.use_pretrained_backbone = False
+        for name, value in _RANDOM_SETTINGS.items():
+            if hasattr(config, name):
+                setattr(config, name, value)
+        try:
+            with torch.device("meta"):
+                model = architecture._from_config(config, dtype=weight_type)  # type: ignore[attr-defined]
+        except Exception as error:  # the library's code may raise anything for these values
+            raise _refusal(
+                error, fields, source, f"{source} makes no {architecture.__name__}: {_describe_error(error)}"
+            ) from error
+        # Loading keeps some weights in float32, which the model's class names.
+        float32_modules = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
+        if weight_type is torch.float16:
+            float32_modules |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
+        for name, parameter in model.named_parameters() if weight_type in (torch.float16, torch.bfloat16) else ():
+            if any(re.search(rf"(^|\.){key}(\.|$)", name) for key in float32_modules):
+                parameter.data = parameter.data.float()
+        quantize(model, fields, source)
+        inputs = _inputs(model, config, architecture.__name__, batch_size, sequence_length, labels)
+        return model.train(), {k: v.to(weight_type) if _is_float(v) else v for k, v in inputs.items()}
 
 
 def _dtype(fields: Mapping[str, object]) -> torch.dtype:
@@ -158,26 +163,8 @@ def _dtype(fields: Mapping[str, object]) -> torch.dtype:
     return next((DTYPES[n] for n in (str(n).removeprefix("torch.") for n in named) if n in DTYPES), torch.float32)
 
 
-def _keep_in_float32(model: nn.Module, dtype: torch.dtype) -> None:
-    """Converts the weights to float32 that the model's class keeps in float32, as loading does."""
-    float32_modules = set(getattr(model, "_keep_in_fp32_modules_strict", None) or ())
-    if dtype is torch.float16:
-        float32_modules |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
-    for name, parameter in model.named_parameters() if dtype in (torch.float16, torch.bfloat16) else ():
-        if any(re.search(rf"(^|\.){key}(\.|$)", name) for key in float32_modules):
-            parameter.data = parameter.data.float()
-
-
 def _is_float(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.is_floating_point()
-
-
-def _transformers() -> ModuleType:
-    try:
-        import transformers
-    except ImportError as error:
-        raise MissingPackage.of("transformers", "transformers", "a Hugging Face configuration") from error
-    return transformers
 
 
 def _read_fields(config: str | Path | Mapping[str, object] | PretrainedConfig) -> tuple[dict[str, object], str]:
@@ -268,25 +255,23 @@ def _check_counts(fields: Mapping[str, object], source: str) -> None:
             raise InvalidInput(f"field {key!r:.80} of {source} is {value!r:.40}; it must be at most {MOST_MODULES}")
 
 
-def _architecture(transformers: ModuleType, fields: dict[str, object], source: str) -> type[nn.Module]:
-    named = fields.get("architectures")
-    if not isinstance(named, list) or not named or not isinstance(named[0], str):
-        raise InvalidInput(f"{source} has no field 'architectures', a list such as ['LlamaForCausalLM']")
-    architecture = getattr(transformers, named[0], None)
-    if not (isinstance(architecture, type) and issubclass(architecture, nn.Module)):
-        raise UnknownNameError(
-            f"{source}: unknown architecture {named[0]!r:.80}; transformers {transformers.__version__} has no model of that name"
-        )
-    return architecture
-
-
 def _inputs(
     model: nn.Module, config: PretrainedConfig, kind: str, batch: int, length: int, labels: bool
 ) -> dict[str, torch.Tensor]:
     accepted = inspect.signature(model.forward).parameters
     inputs = _main_inputs(model.main_input_name, config, kind, batch, length)
     if "pixel_values" in accepted and "pixel_values" not in inputs:
-        _reject_cut_images(model, accepted, kind)
+        # Models like Llava take whole images, whatever else they accept.
+        image_features = getattr(getattr(model, "model", model), "get_image_features", None)
+        sizes = None if image_features is None else inspect.signature(image_features).parameters.get("image_sizes")
+        takes_whole_images = image_features is not None and (sizes is None or sizes.default is None)
+        argument = next(
+            (n for n in _OWN_PROCESSOR if n in accepted and not (takes_whole_images and n == "image_sizes")), None
+        )
+        if argument is not None:
+            raise InvalidInput(
+                f"{kind} takes {argument!r} beside its images, which its configuration does not say; {GIVE_INPUTS}"
+            )
         inputs["pixel_values"] = _images(config, batch)
     if "input_ids" in accepted and "input_ids" not in inputs:
         inputs["input_ids"] = _tokens(batch, length)
@@ -337,20 +322,6 @@ def _plain_tokens(config: PretrainedConfig, kind: str, like: torch.Tensor) -> to
 
 
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-
-
-def _reject_cut_images(model: nn.Module, accepted: Collection[str], kind: str) -> None:
-    """Rejects models that cut images into parts; models like Llava take whole images, whatever else they accept."""
-    image_features = getattr(getattr(model, "model", model), "get_image_features", None)
-    sizes = None if image_features is None else inspect.signature(image_features).parameters.get("image_sizes")
-    takes_whole_images = image_features is not None and (sizes is None or sizes.default is None)
-    argument = next(
-        (n for n in _OWN_PROCESSOR if n in accepted and not (takes_whole_images and n == "image_sizes")), None
-    )
-    if argument is not None:
-        raise InvalidInput(
-            f"{kind} takes {argument!r} beside its images, which its configuration does not say; {GIVE_INPUTS}"
-        )
 
 
 def _main_inputs(main: str, config: PretrainedConfig, kind: str, batch: int, length: int) -> dict[str, torch.Tensor]:

@@ -93,13 +93,17 @@ class KnownValues:
         else:
             self.spoiled.add(key)
 
-    def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
+    def propagate(self, func: OpOverload, args: Args, kwargs: Kwargs, out: Any) -> None:
         """Gives values to the results of an operator if all its arguments have values."""
         written = list(_written_tensors(func, args, kwargs)) if func._schema.is_mutable else []
         if func.overloadpacket.__name__ in _EMPTY:
             return
         if func in _FILLED:
-            self._fill(func, args, out)
+            value = args[-1] if _FILLED[func] is None else _FILLED[func]
+            if out.numel() <= MOST_ELEMENTS and not isinstance(value, torch.Tensor):
+                with _without_modes():
+                    real = torch.full(out.shape, value, dtype=out.dtype)
+                self.store(out, real)
         elif not written and not any(isinstance(t, FakeTensor) and self._fresh(t, args, kwargs) for t in tensors(out)):
             return  # views, and operators without tensor results
         elif (
@@ -151,13 +155,6 @@ class KnownValues:
         return all(
             t.layout is not torch.strided or t.untyped_storage()._cdata != storage_id for t in tensors((args, kwargs))
         )
-
-    def _fill(self, func: OpOverload, args: Args, out: torch.Tensor) -> None:
-        value = args[-1] if _FILLED[func] is None else _FILLED[func]
-        if out.numel() <= MOST_ELEMENTS and not isinstance(value, torch.Tensor):
-            with _without_modes():
-                real = torch.full(out.shape, value, dtype=out.dtype)
-            self.store(out, real)
 
     def _computed(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> tuple[object] | None:
         """Returns the operator's real result if all arguments have values and it is small; None otherwise."""

@@ -174,17 +174,12 @@ def estimate_layers(
         for _ in range(model_trace.calls[call].recomputed)
     ]
     zeros = np.zeros(len(model_trace.calls))
-    parameters, outputs, gradients, upstream, trained = columns
     layers = LayerProfile(
         model_trace,
         "training" if training else "inference",
         zeros,
         zeros,
-        parameters,
-        outputs,
-        gradients,
-        upstream,
-        trained,
+        *columns,
         memory[:-1],
         name=type(model).__name__.lower(),
         loss=loss,

@@ -21,7 +21,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -43,7 +42,7 @@ from ...torch_steps.tracing import check_model, trace
 from ..machine_load import OtherPrograms, summarize_repeats, warn_if_disturbed
 from .backward_halves import HalvesTimer
 from .layer_graph import Halves, LayerProfile, Loss
-from .memory import LOSS_KEY, CallMemory, measure_memory
+from .memory import LOSS_KEY, measure_memory
 from .named_tensors import named_tensors
 from .optimizer_update import MakeOptimizer, measure_update
 from .quantization import stored_bytes
@@ -121,24 +120,34 @@ def profile_layers(
     recomputations = np.array([call.recomputed for call in model_trace.calls], dtype=np.int64)
     forward, backward = timer.forward[:-1] / runs, timer.backward[:-1] / runs
     added = timer.added[:-1] / runs if accumulate else np.zeros(len(model_trace.calls))
-    profile = _profile(
-        model, model_trace, training, forward, backward + forward * recomputations + added, memory[:-1], gradients
-    )
-    calls = [call.key for call in model_trace.calls]
-    names = [*calls, *(f"{key}/backward" for key in calls)]
-    measured = summarize_repeats(names, timer.run_us(), other_programs.share(), torch.get_num_threads())
-    warn_if_disturbed(profile.name, measured)
-    profile = replace(profile, update=update, info={"measured": measured})
-    if batch is not None:
-        profile = replace(profile, batch_bytes=sum(tensor_bytes(t) for t in tensors(batch)))
-    profile = replace(profile, outputs_named=loss is not None, loss_returned=has_loss, named=named)
+    name, calls = type(model).__name__.lower(), [call.key for call in model_trace.calls]
+    op_names = [*calls, *(f"{key}/backward" for key in calls)]
+    measured = summarize_repeats(op_names, timer.run_us(), other_programs.share(), torch.get_num_threads())
+    warn_if_disturbed(name, measured)
+    loss_costs, half_times = None, None
     if loss is not None and training and model_trace.results and timer.loss_of is not None:
         us = timer.forward[-1] / runs, timer.backward[-1] / runs
-        profile = replace(profile, loss=Loss(model_trace.results[0], *us, memory[-1], timer.loss_of))
-    if not halves.split.any():
-        return profile
-    inputs_us = halves.inputs_us / runs + np.where(halves.split, forward * recomputations, 0.0)
-    return replace(profile, halves=Halves(halves.split, inputs_us, halves.weights_us / runs + added))
+        loss_costs = Loss(model_trace.results[0], *us, memory[-1], timer.loss_of)
+    if halves.split.any():
+        inputs_us = halves.inputs_us / runs + np.where(halves.split, forward * recomputations, 0.0)
+        half_times = Halves(halves.split, inputs_us, halves.weights_us / runs + added)
+    return LayerProfile(
+        model_trace,
+        "training" if training else "inference",
+        forward,
+        backward + forward * recomputations + added,
+        *call_bytes(model, model_trace, training, gradients),
+        memory[:-1],
+        name=name,
+        update=update,
+        halves=half_times,
+        loss=loss_costs,
+        batch_bytes=0 if batch is None else sum(tensor_bytes(t) for t in tensors(batch)),
+        outputs_named=loss is not None,
+        loss_returned=has_loss,
+        named=named,
+        info={"measured": measured},
+    )
 
 
 class Timer(Handler):
@@ -311,32 +320,6 @@ def mode_of(model: nn.Module, mode: str | None) -> bool:
     return mode == "training"
 
 
-def _profile(
-    model: nn.Module,
-    model_trace: Trace,
-    training: bool,
-    forward: NDArray[np.float64],
-    backward: NDArray[np.float64],
-    memory: tuple[CallMemory, ...],
-    gradients: dict[str, int],
-) -> LayerProfile:
-    mode = "training" if training else "inference"
-    parameters, outputs, parameter_gradients, upstream, trained = call_bytes(model, model_trace, training, gradients)
-    return LayerProfile(
-        model_trace,
-        mode,
-        forward,
-        backward,
-        parameters,
-        outputs,
-        parameter_gradients,
-        upstream,
-        trained,
-        memory,
-        name=type(model).__name__.lower(),
-    )
-
-
 def gradient_bytes(model: nn.Module) -> dict[str, int]:
     """Returns parameter -> bytes of its current gradient, which may be sparse, for parameters that have one."""
     return {name: storage_bytes(p.grad) for name, p in model.named_parameters() if p.grad is not None}
@@ -344,7 +327,7 @@ def gradient_bytes(model: nn.Module) -> dict[str, int]:
 
 def call_bytes(
     model: nn.Module, model_trace: Trace, training: bool, gradients: Mapping[str, int]
-) -> tuple[NDArray[np.int64], ...]:
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """Returns five int64[calls]: bytes of parameters and buffers, outputs, gradients, upstream gradients, trained parameters.
 
     `gradients` are the bytes that a backward pass made, by parameter. Parameters that do not reach the loss have none.
@@ -364,4 +347,4 @@ def call_bytes(
             columns[2, i] = sum(gradients[name] for name in first_used & gradients.keys())
             columns[3, i] = call.output_bytes if call.requires_grad else 0
             columns[4, i] = sum(size[name] for name in first_used & gradients.keys())
-    return tuple(columns)
+    return tuple(columns)  # type: ignore[return-value]

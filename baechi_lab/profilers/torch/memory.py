@@ -135,7 +135,15 @@ class MemoryWatch(Handler):
         self._classify(op, arguments, list(tensors(outputs)), saved, module)
         if self.training:
             for tensor in arguments if not self.cuda else ():
-                self._hook_views(tensor)
+                # The gradient of a view that no call made belongs to the call of its base.
+                views, node = [], tensor.grad_fn
+                while node is not None and node not in self.owner:
+                    views.append(node)
+                    behind = [into for into, _ in node.next_functions if into is not None]
+                    node = behind[0] if len(behind) == 1 else None
+                for view in views if node is not None else ():
+                    self.owner[view] = self.owner[node]
+                    self._hook(view, self.owner[node], "v")
             for node in nodes_between(outputs, stop):
                 self._hook(node, op)
             self.owner.update((t.grad_fn, op) for t in tensors(outputs) if t.grad_fn is not None)
@@ -214,17 +222,6 @@ class MemoryWatch(Handler):
         self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other_bytes.values())
         self.called.append((op, positions, results))
 
-    def _hook_views(self, tensor: torch.Tensor) -> None:
-        """Assigns the gradient of a view that no call made to the call of its base."""
-        views, node = [], tensor.grad_fn
-        while node is not None and node not in self.owner:
-            views.append(node)
-            behind = [into for into, _ in node.next_functions if into is not None]
-            node = behind[0] if len(behind) == 1 else None
-        for view in views if node is not None else ():
-            self.owner[view] = self.owner[node]
-            self._hook(view, self.owner[node], "v")
-
     def _hook(self, node: Node, op: int, phase: str = "b") -> None:
         """Measures backward temporaries: the node's execution is a window of the allocator's events or peak counter."""
         windows: list[Any] = []
@@ -246,11 +243,18 @@ class MemoryWatch(Handler):
         `phase` is forward ("f"), backward ("b"), or the backward pass of views of its outputs ("v").
         """
         self.record_peak_between_windows()
-        before = self._before()
+        before = 0
+        if self.cuda:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = int(torch.cuda.memory_allocated())
         with record_function(f"{_LABEL}{phase}{op}"):
             yield
-        column = self.forward if phase == "f" else self.backward
-        column[op] = max(column[op], self._after(before))
+        if self.cuda:
+            torch.cuda.synchronize()
+            remaining_bytes = max(before, int(torch.cuda.memory_allocated()))
+            column = self.forward if phase == "f" else self.backward
+            column[op] = max(column[op], int(torch.cuda.max_memory_allocated()) - remaining_bytes)
         if phase == "b" and self.cuda:
             first = self.spans.setdefault(op, (before, 0))[0]
             self.last = op, first
@@ -290,10 +294,7 @@ class MemoryWatch(Handler):
                 window_start for window_start, of, _ in windows[bisect_left(windows, (end, -1, False)) :] if of != op
             )
             self.peaks[op] = max(0, *accumulate(changes[start : next(later_starts, len(changes))], initial=0))
-        self._read_levels(changes)
-
-    def _read_levels(self, changes: list[int]) -> None:
-        """Reads the most that the step holds from the start of each window to the start of the next."""
+        # The most that the step holds from the start of each window to the start of the next.
         held_bytes = list(accumulate(changes, initial=self.held_before))
         rows = [(window_start, op, self.levels) for window_start, op in self.forward_windows]
         rows += [(window_start, op, self.backward_levels) for window_start, op, _ in self.backward_windows]
@@ -301,19 +302,6 @@ class MemoryWatch(Handler):
         window_ends = [*(window_start for window_start, *_ in rows[1:]), len(changes)]
         for (window_start, op, column), window_end in zip(rows, window_ends, strict=True):
             column[op] = max(column[op], *held_bytes[window_start : window_end + 1])
-
-    def _before(self) -> int:
-        if not self.cuda:
-            return 0
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-        return int(torch.cuda.memory_allocated())
-
-    def _after(self, before: int) -> int:
-        if not self.cuda:
-            return 0
-        torch.cuda.synchronize()
-        return max(0, int(torch.cuda.max_memory_allocated()) - max(before, int(torch.cuda.memory_allocated())))
 
     def read_events(self, profiler: torch.profiler.profile) -> None:
         """CPU: reads the peak of every window from the allocator's events."""

@@ -53,7 +53,12 @@ class Counter(OperatorObserver):
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         if self.owner is not None and is_model_operator(func):
             self.rows.append((self.owner, self.kernel_of(func, args, kwargs, out)))
-            self._record_allocations(args, kwargs, out)
+            input_storages = {storage_key(t) for t in tensors((args, kwargs))}
+            for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
+                key = storage._cdata
+                if key not in input_storages and key not in self.alive:
+                    self.changes.append(storage.nbytes())
+                    self.alive[key] = weakref.finalize(storage, self._record_release, key, storage.nbytes())
 
     def know_quantized(self, model: nn.Module) -> None:
         """Registers parameters that are stored in fewer bytes than their type has."""
@@ -66,14 +71,6 @@ class Counter(OperatorObserver):
 
     def _stored_bytes(self, tensor: torch.Tensor) -> int:
         return int(kernel_bytes(tensor) * self.stored_share.get(storage_key(tensor), 1.0))
-
-    def _record_allocations(self, args: Args, kwargs: Kwargs, out: object) -> None:
-        input_storages = {storage_key(t) for t in tensors((args, kwargs))}
-        for storage in (storage for tensor in tensors(out) for storage in storages(tensor)):
-            key = storage._cdata
-            if key not in input_storages and key not in self.alive:
-                self.changes.append(storage.nbytes())
-                self.alive[key] = weakref.finalize(storage, self._record_release, key, storage.nbytes())
 
     def _record_release(self, key: int, size: int) -> None:
         del self.alive[key]

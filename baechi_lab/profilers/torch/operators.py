@@ -126,11 +126,24 @@ class Recorder(Counter):
         self._assign_node(node, index, self.of_node)
         self.ops.append(Operator(self._name(kind), kind, kernel, self._forward_op(node), output_shapes(tensors(out))))
         for key in inputs:
-            self._read(key, index)
+            memory = self.memory.setdefault(key, Memory())
+            memory.readers.add(index)
+            if memory.writer >= 0:
+                self._tensor(memory).add(index)
+            if memory.state:
+                self.users.setdefault(memory.state, []).append(index)
         written = outputs.keys() & inputs.keys() if func._schema.is_mutable else set()
         for key, tensor in outputs.items():
             if key in written:
-                self._overwrite(key, index)
+                before = self.memory[key]
+                for reader in before.readers - {index}:
+                    self.edges.setdefault((reader, "control"), (CONTROL_BYTES, set()))[1].add(index)
+                if before.writer >= 0:
+                    self.groups.append((before.writer, index))
+                # A new name for the same memory: it counts again, like a value written in place in a layer graph.
+                self.memory[key] = Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
+                if before.size:
+                    self._tensor(self.memory[key])
             elif key not in inputs:
                 self.memory[key] = Memory(index, f"{len(self.edges)}", storage_bytes(tensor))
                 self._tensor(self.memory[key])
@@ -154,25 +167,6 @@ class Recorder(Counter):
 
     def _tensor(self, memory: Memory) -> set[int]:
         return self.edges.setdefault((memory.writer, memory.label), (memory.size, set()))[1]
-
-    def _read(self, key: int, index: int) -> None:
-        memory = self.memory.setdefault(key, Memory())
-        memory.readers.add(index)
-        if memory.writer >= 0:
-            self._tensor(memory).add(index)
-        if memory.state:
-            self.users.setdefault(memory.state, []).append(index)
-
-    def _overwrite(self, key: int, index: int) -> None:
-        before = self.memory[key]
-        for reader in before.readers - {index}:
-            self.edges.setdefault((reader, "control"), (CONTROL_BYTES, set()))[1].add(index)
-        if before.writer >= 0:
-            self.groups.append((before.writer, index))
-        # A new name for the same memory: it counts again, like a value written in place in a layer graph.
-        self.memory[key] = Memory(index, f"{len(self.edges)}", before.size, set(), before.state)
-        if before.size:
-            self._tensor(self.memory[key])
 
     def _keep_gradient(self, name: str, parameter: torch.Tensor) -> None:
         """Records a parameter's gradient: its bytes are persistent, and no longer an output of the op that makes it."""

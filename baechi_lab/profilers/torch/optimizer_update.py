@@ -77,7 +77,23 @@ def measure_update(
             optimizer.step()
         total = (clock() - start) / runs
         of = {id(p): owner[name] for name, p in model.named_parameters() if name in owner}
-        states, records = _track_update(model, optimizer, of)
+        # The (call, bytes) of every state, and the storages of one update, with the call as device.
+        tracker = StorageTracker(default_device=-1)
+        first = min((of[id(p)] for p in model.parameters() if p.grad is not None and id(p) in of), default=0)
+        for p in model.parameters():
+            tracker.add([p, *([] if p.grad is None else [p.grad])], of.get(id(p), first))
+        first_state = len(tracker.records)
+        for p in model.parameters():
+            tracker.add(optimizer_state_tensors(optimizer, p), of.get(id(p), first))
+        tracker.add(all_optimizer_tensors(optimizer), first)
+        states = [(record.device, record.size) for record in tracker.records[first_state:]]
+        begun = time.perf_counter_ns()
+        with nullcontext() if any(p.is_cuda for p in model.parameters()) else tracker.from_events(), tracker.mode():
+            optimizer.step()
+        for record in tracker.records:
+            if record.start_ns < begun:  # freeing older memory makes room
+                record.start_ns = -1
+        records = [record for record in tracker.records if record.device >= 0]
     except FAILURES:  # an optimizer that requires a closure, or names
         return None
     n = len(trace.calls)
@@ -100,28 +116,6 @@ def all_optimizer_tensors(optimizer: torch.optim.Optimizer) -> list[torch.Tensor
     return list(tensors(vars(optimizer)))
 
 
-def _track_update(
-    model: nn.Module, optimizer: torch.optim.Optimizer, of: dict[int, int]
-) -> tuple[list[tuple[int, int]], list[StorageRecord]]:
-    """Returns `(call, bytes)` of every state, and the storages of one update, with the call as device."""
-    tracker = StorageTracker(default_device=-1)
-    first = min((of[id(p)] for p in model.parameters() if p.grad is not None and id(p) in of), default=0)
-    for p in model.parameters():
-        tracker.add([p, *([] if p.grad is None else [p.grad])], of.get(id(p), first))
-    first_state = len(tracker.records)
-    for p in model.parameters():
-        tracker.add(optimizer_state_tensors(optimizer, p), of.get(id(p), first))
-    tracker.add(all_optimizer_tensors(optimizer), first)
-    states = [(record.device, record.size) for record in tracker.records[first_state:]]
-    begun = time.perf_counter_ns()
-    with nullcontext() if any(p.is_cuda for p in model.parameters()) else tracker.from_events(), tracker.mode():
-        optimizer.step()
-    for record in tracker.records:
-        if record.start_ns < begun:  # freeing older memory makes room
-            record.start_ns = -1
-    return states, [record for record in tracker.records if record.device >= 0]
-
-
 def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, Ints, Ints, tuple[int, ...]]:
     """Returns `temporary`, `held_bytes`, `until` and `order` of an `Update` of `n` calls, from storages with a call as device.
 
@@ -132,7 +126,11 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
     >>> [list(map(int, column)) for column in split_into_phases(3, rows)]
     [[0, 0, 10], [10, 10, 0], [1, 2, 2], [0, 1, 2]]
     """
-    call, delta = _changes(records)
+    # Allocations and frees in time; at the same instant, frees come first.
+    rows = [(row.start_ns, row.size, row.device) for row in records if row.start_ns >= 0]
+    rows += [(row.end_ns, -row.size, row.device) for row in records if row.end_ns >= 0]
+    rows.sort(key=lambda row: row[:2])
+    call, delta = (np.array([row[k] for row in rows], dtype=np.int64) for k in (2, 1))
     total, change_order = np.cumsum(delta), np.argsort(call, kind="stable")
     bounds = np.searchsorted(call[change_order], np.arange(n + 1))
     at = [change_order[a:b] for a, b in pairwise(bounds.tolist())]
@@ -146,7 +144,17 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
         (np.where(moments < moment[i], level, 0) for i, level in levels_at_peaks.items()), np.zeros(len(moments))
     )
     if early_bytes.max(initial=0) > _NEGLIGIBLE_SHARE * total.max(initial=0):
-        return _from_the_start(peak, moment, moments, levels_at_peaks, total)
+        # The calls hold memory before they are updated: what they hold at all other peaks stays. The call with the largest
+        # temporary comes last, when all of this memory is held. Its temporary includes what the others hold besides.
+        between, temporary = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        for i, level in levels_at_peaks.items():
+            other_levels = level[moments != moment[i]]
+            between[i] = np.clip(other_levels.min(initial=peak[i]), 0, peak[i])
+        for i in levels_at_peaks:
+            temporary[i] = max(total[moment[i]] - between.sum(), peak[i] - between[i])
+        order = sorted(range(n), key=lambda i: (temporary[i], i))
+        between[order[-1]], temporary[order[-1]] = 0, temporary[order[-1]] + between[order[-1]]
+        return temporary, between, np.full(n, order[-1]), tuple(order)
     between, until = np.zeros(n, dtype=np.int64), np.arange(n)
     for place, i in enumerate(order[:-1]):
         following = order[place + 1 :]
@@ -156,34 +164,6 @@ def split_into_phases(n: int, records: Iterable[StorageRecord]) -> tuple[Ints, I
         if level[0] + peak[following[0]] > (1 + _NEGLIGIBLE_SHARE) * max(peak[i], peak[following[0]]):
             between[i], until[i] = level[0], following[int(np.flatnonzero(level >= level[0])[-1])]
     return np.maximum(peak - between, 0), between, until, tuple(order)
-
-
-def _from_the_start(
-    peak: Ints, moment: Ints, moments: Ints, levels_at_peaks: dict[int, Ints], total: Ints
-) -> tuple[Ints, Ints, Ints, tuple[int, ...]]:
-    """Handles an optimizer whose calls hold memory before they are updated: what they hold at all other peaks stays.
-
-    The call with the largest temporary comes last, when all of this memory is held. Its temporary includes what the others
-    hold besides.
-    """
-    n = len(peak)
-    between, temporary = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    for i, level in levels_at_peaks.items():
-        other_levels = level[moments != moment[i]]
-        between[i] = np.clip(other_levels.min(initial=peak[i]), 0, peak[i])
-    for i in levels_at_peaks:
-        temporary[i] = max(total[moment[i]] - between.sum(), peak[i] - between[i])
-    order = sorted(range(n), key=lambda i: (temporary[i], i))
-    between[order[-1]], temporary[order[-1]] = 0, temporary[order[-1]] + between[order[-1]]
-    return temporary, between, np.full(n, order[-1]), tuple(order)
-
-
-def _changes(records: Iterable[StorageRecord]) -> tuple[Ints, Ints]:
-    """Returns calls and bytes of allocations and frees in time; at the same instant, frees come first."""
-    rows = [(row.start_ns, row.size, row.device) for row in records if row.start_ns >= 0]
-    rows += [(row.end_ns, -row.size, row.device) for row in records if row.end_ns >= 0]
-    rows.sort(key=lambda row: row[:2])
-    return tuple(np.array([row[k] for row in rows], dtype=np.int64) for k in (2, 1))  # type: ignore[return-value]
 
 
 def _moment(changes: Ints, level: Ints, total: Ints) -> int:

@@ -9,7 +9,7 @@ from torch import nn
 
 from ...errors import InvalidInput
 from ...graph import OpGraph
-from ...graph.hardware import Hardware, HardwareChoice, by_kind
+from ...graph.hardware import HardwareChoice, by_kind
 from ...graph.layout import Layout
 from ...torch_steps.step import TorchStep
 from ..precision import Precision
@@ -112,10 +112,16 @@ def profile(
     if granularity not in GRANULARITIES:
         raise InvalidInput(f"granularity is {granularity!r}; it must be one of {', '.join(GRANULARITIES)}")
     if layout is not None or plan is not None:
-        return _profile_rank(
+        from .divided import profile_divided
+
+        if hardware is None:
+            raise InvalidInput("layout is for estimates; name the hardware that they are for")
+        if layout is None:
+            raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
+        graph = profile_divided(
             model,
             sample_inputs,
-            hardware,
+            by_kind(hardware),
             layout,
             plan=plan,
             mode=mode,
@@ -125,24 +131,26 @@ def profile(
             states=states or 0,
             precision=Precision.of(precision, gradients),
         )
+        return _with_quantization(graph, model)
     if hardware is not None:
         states = states or (0 if step is None else step.kept_states)
-        return _estimate(
-            model,
-            sample_inputs,
-            by_kind(hardware),
-            granularity,
-            optimizer,
-            states,
-            {
-                "mode": mode,
-                "atomic": atomic,
-                "dtype": dtype,
-                "autocast": autocast,
-                "precision": Precision.of(precision, gradients),
-            },
-            step,
-        )
+        kinds = by_kind(hardware)
+        options: dict[str, Any] = {
+            "mode": mode,
+            "atomic": atomic,
+            "dtype": dtype,
+            "autocast": autocast,
+            "precision": Precision.of(precision, gradients),
+            "on_cpu": all(device_hardware.kind == "cpu" for device_hardware in kinds.values()),
+        }
+        if not (options["precision"].name or dtype or autocast):
+            warn_about_configured_dtype(model)
+        if granularity == "layer":
+            estimate = estimate_layers(model, sample_inputs, step=step, **options)
+            graph = estimate.graph(kinds, optimizer=optimizer, states=states)
+        else:
+            graph = profile_operators(model, sample_inputs, kinds, optimizer=optimizer, states=states, **options)
+        return _with_quantization(graph, model)
     types = {"precision": precision, "gradients": gradients, "dtype": dtype, "autocast": autocast}
     for field, value in (types | {"granularity": None if granularity == "layer" else granularity}).items():
         if value is not None:
@@ -164,39 +172,6 @@ def profile(
     if optimizer is not None:
         states = state_count(optimizer)
     return layers.graph(optimizer_states=states)
-
-
-def _profile_rank(
-    model: nn.Module, inputs: Any, hardware: HardwareChoice | None, layout: Layout | None, **options: Any
-) -> OpGraph:
-    """The graph of one rank of a layout."""
-    from .divided import profile_divided
-
-    if hardware is None:
-        raise InvalidInput("layout is for estimates; name the hardware that they are for")
-    if layout is None:
-        raise InvalidInput("plan is given without layout; the plan says how a layout divides layers")
-    return _with_quantization(profile_divided(model, inputs, by_kind(hardware), layout, **options), model)
-
-
-def _estimate(
-    model: nn.Module,
-    inputs: object,
-    kinds: dict[str, Hardware],
-    granularity: str,
-    optimizer: str | None,
-    states: int,
-    options: dict[str, Any],
-    step: TorchStep | None,
-) -> OpGraph:
-    if not (options["precision"].name or options["dtype"] or options["autocast"]):
-        warn_about_configured_dtype(model)
-    options["on_cpu"] = all(chosen.kind == "cpu" for chosen in kinds.values())
-    if granularity == "layer":
-        graph = estimate_layers(model, inputs, step=step, **options).graph(kinds, optimizer=optimizer, states=states)
-    else:
-        graph = profile_operators(model, inputs, kinds, optimizer=optimizer, states=states, **options)
-    return _with_quantization(graph, model)
 
 
 def _with_quantization(graph: OpGraph, model: nn.Module) -> OpGraph:

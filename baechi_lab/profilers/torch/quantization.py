@@ -63,7 +63,8 @@ def quantize(model: nn.Module, fields: Mapping[str, object], source: str) -> Non
         return
     if not isinstance(config, Mapping):
         raise InvalidInput(f"quantization_config of {source} is {config!r:.60}; it must be an object")
-    method = _method(config)
+    in_bits = config.get("load_in_4bit") or config.get("load_in_8bit")
+    method = "bitsandbytes" if in_bits else str(config.get("quant_method"))
     if method not in _SCHEMES:
         raise InvalidInput(
             f"quantization_config of {source} names the method {method!r:.60}, whose bytes are not known; known are "
@@ -105,12 +106,6 @@ def quantization_facts(model: nn.Module) -> str | None:
         f"{len(quantized)} weights of {bits:.3g} bits per number, scales among them; their products are estimated in the type of "
         "the activations"
     )
-
-
-def _method(config: Mapping[str, object]) -> str:
-    if config.get("load_in_4bit") or config.get("load_in_8bit"):
-        return "bitsandbytes"
-    return str(config.get("quant_method"))
 
 
 def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.Parameter, int, int]]:

@@ -107,7 +107,19 @@ class StorageTracker:
             return
         # Both clocks count nanoseconds. An operator starts after its label, so this offset makes no end too early.
         ahead = max(start - self.operator_records[label].start_ns for start, _, label in running)
-        blocks = _blocks(profiler)
+        events, changes = list(profiler.profiler.kineto_results.experimental_event_tree()), []
+        while events:
+            event = events.pop()
+            events += event.children
+            if event.tag == _EventType.Allocation:
+                changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
+        blocks: dict[int, list[_Block]] = {}
+        for at, size, address in sorted(changes):
+            allocations = blocks.setdefault(address, [])
+            if size > 0:
+                allocations.append(_Block(size, at))
+            elif allocations:
+                allocations[-1].end_ns = at
         matched: set[int] = set()
         rows, self.records = self.records, []
         for record in rows:
@@ -244,24 +256,6 @@ class _Block:
     size: int
     start_ns: int
     end_ns: int = -1
-
-
-def _blocks(profiler: torch.profiler.profile) -> dict[int, list[_Block]]:
-    """Returns address -> allocations at that address, in time."""
-    events, changes = list(profiler.profiler.kineto_results.experimental_event_tree()), []
-    while events:
-        event = events.pop()
-        events += event.children
-        if event.tag == _EventType.Allocation:
-            changes.append((event.start_time_ns, event.extra_fields.alloc_size, event.extra_fields.ptr))
-    blocks: dict[int, list[_Block]] = {}
-    for at, size, address in sorted(changes):
-        allocations = blocks.setdefault(address, [])
-        if size > 0:
-            allocations.append(_Block(size, at))
-        elif allocations:
-            allocations[-1].end_ns = at
-    return blocks
 
 
 class _TrackingMode(TorchDispatchMode):

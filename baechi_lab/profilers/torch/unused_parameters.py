@@ -32,17 +32,7 @@ def warn_about_unused_parameters(model: nn.Module, trace: Trace) -> None:
     share = sum(size[name] for name in unread) / max(1, sum(size.values()))
     if share < LEAST_SHARE:
         return
-    warnings.warn(
-        f"{share:.0%} of the parameters of {type(model).__name__} are read by no op of the graph, most of them in "
-        f"{_largest_unused_module(size, unread)!r}, which does not run with these inputs: its time is not in the estimate; "
-        "give inputs that it runs on, or plan without it",
-        UnusedParameters,
-        stacklevel=5,
-    )
-
-
-def _largest_unused_module(size: dict[str, int], unread: set[str]) -> str:
-    """Returns the module with the most parameters of which none is read; the outermost of equal ones."""
+    # The module with the most parameters of which none is read; the outermost of equal ones.
     total_elements: Counter[str] = Counter()
     missed: Counter[str] = Counter()
     for name, elements in size.items():
@@ -50,6 +40,12 @@ def _largest_unused_module(size: dict[str, int], unread: set[str]) -> str:
         for k in range(1, len(path) + 1):
             total_elements[".".join(path[:k])] += elements
             missed[".".join(path[:k])] += elements * (name in unread)
-    return max(
-        (p for p in total_elements if missed[p] == total_elements[p]), key=lambda p: (total_elements[p], -len(p))
+    modules = (p for p in total_elements if missed[p] == total_elements[p])
+    largest_module = max(modules, key=lambda p: (total_elements[p], -len(p)))
+    warnings.warn(
+        f"{share:.0%} of the parameters of {type(model).__name__} are read by no op of the graph, most of them in "
+        f"{largest_module!r}, which does not run with these inputs: its time is not in the estimate; "
+        "give inputs that it runs on, or plan without it",
+        UnusedParameters,
+        stacklevel=4,
     )
