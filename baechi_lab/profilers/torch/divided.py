@@ -306,10 +306,7 @@ def _style(kind: str, sequence: bool) -> ParallelStyle:
     )
 
 
-_GATHERING = {
-    r"(^|\.)self_attn$": "kwarg",
-    r"(^|\.)(attn|attention\.self|mlp)$": "argument",
-}
+_GATHERING = {r"(^|\.)self_attn$": "kwarg", r"(^|\.)(attn|attention\.self|mlp)$": "argument"}
 """Parts of blocks by name, which gather the sequence: how they take it, as the keyword `hidden_states` or first argument."""
 
 _LOGITS = r"(^|\.)predictions\.decoder$"
@@ -520,11 +517,7 @@ def _copies(name: str, recorder: RankRecorder, layout: Layout) -> int:
 
 
 def _divided_bytes(
-    graph: OpGraph,
-    recorder: RankRecorder,
-    states: int,
-    layout: Layout,
-    precision: Precision,
+    graph: OpGraph, recorder: RankRecorder, states: int, layout: Layout, precision: Precision
 ) -> np.ndarray:
     """int64[n]: persistent bytes of one of the copies: a share of states and gradients, as ZeRO says.
 

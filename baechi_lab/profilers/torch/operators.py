@@ -255,12 +255,7 @@ def add_updates(recorder: Recorder, moved_share: int) -> None:
 
 
 def make_operator_graph(
-    recorder: Recorder,
-    kinds: Mapping[str, Hardware],
-    states: int,
-    name: str,
-    precision: Precision,
-    half: str,
+    recorder: Recorder, kinds: Mapping[str, Hardware], states: int, name: str, precision: Precision, half: str
 ) -> OpGraph:
     """Builds the graph of the recorded operators."""
     ops, n, size, gradients = recorder.ops, len(recorder.ops), recorder.size, recorder.gradients

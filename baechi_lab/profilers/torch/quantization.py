@@ -274,10 +274,7 @@ def _compressed_tensors(config: Settings, dtype: torch.dtype) -> Iterator[Scheme
         if weights is not None:
             packing = str(group.get("format") or config.get("format"))
             static = (group.get("input_activations") or {"dynamic": True}).get("dynamic") is False
-            yield Scheme(
-                _compressed(weights, packing, dtype.itemsize, static),
-                applies=partial(_targeted, targets),
-            )
+            yield Scheme(_compressed(weights, packing, dtype.itemsize, static), applies=partial(_targeted, targets))
 
 
 def _targeted(targets: list[str], name: str) -> bool:
