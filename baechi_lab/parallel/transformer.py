@@ -98,12 +98,8 @@ REFUSED = {
 }
 """Model types that are no stack of equal transformer blocks, with a description of each."""
 
-EXPERT_PATTERNS = (
-    "interleave_moe_layer_step",
-    "moe_layer_freq",
-    "decoder_sparse_step",
-    "moe_layer_frequency",
-    "moe_layer_interval",
+EXPERT_PATTERNS = tuple(
+    str.split("interleave_moe_layer_step moe_layer_freq decoder_sparse_step moe_layer_frequency moe_layer_interval")
 )
 """Fields that say that only every n-th layer has experts."""
 
@@ -188,17 +184,10 @@ class Transformer(Params):
     def validate(self) -> None:
         for field in ("kv_heads", "head_size", "feed_forward", "value_size", "embedding_size"):
             check_whole(field, getattr(self, field))
-        for field in (
-            "positions",
-            "experts",
-            "shared_feed_forward",
-            "dense_layers",
-            "query_rank",
-            "key_rank",
-            "rope_size",
-            "window",
-            "windowed_layers",
-        ):
+        may_be_zero = (
+            "positions experts shared_feed_forward dense_layers query_rank key_rank rope_size window windowed_layers"
+        )
+        for field in may_be_zero.split():
             check_whole(field, getattr(self, field), 0)
         if self.heads % self.kv_heads:
             raise InvalidInput(f"kv_heads is {self.kv_heads}; it must divide heads, which is {self.heads}")

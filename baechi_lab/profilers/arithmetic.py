@@ -9,46 +9,28 @@ from __future__ import annotations
 
 TRANSCENDENTAL = 10
 """FLOPs of exp, log, tanh, sigmoid, erf, sin and similar functions: a polynomial of about ten operations."""
-ROOT = 4
-"""FLOPs of a division, a square root or a remainder."""
 
-_FLOPS_AND_OPS = (
-    (
-        TRANSCENDENTAL,
-        """
-        exp exp2 expm1 log log2 log10 log1p tanh sigmoid logsigmoid erf erfc erfinv pow sin cos tan asin acos atan
-        atan2 sinh cosh asinh acosh atanh lgamma digamma softplus elu selu celu gelu fastgelu random rand randn
-        bernoulli normal uniform exponential nativedropout
-    """,
-    ),
-    (
-        ROOT,
-        """
-        sqrt rsqrt div realdiv divnonan reciprocal fmod remainder mod floormod floordiv floordivide rsqrtgrad
-    """,
-    ),
-    (2, "squareddifference"),
-    (3, "hardsigmoid tanhgrad sigmoidgrad hardswishgrad addcmul lerp"),
-    (4, "hardswish softmaxgraddata"),
-    (5, "fusedrmsnorm"),
-    (6, "addcdiv"),
-    (
-        8,
-        """
-        nativelayernorm layernormalization nativebatchnorm cudnnbatchnorm batchnormalization nativegroupnorm
-        groupnormalization instancenormalization
-    """,
-    ),
-    (10, "fusedrmsnormgrad"),
-    (11, "silu swish"),
-    (12, "elugrad softplusgrad"),
-    (13, "logsoftmaxgraddata"),
-    (14, "nativelayernormgrad nativebatchnormgrad cudnnbatchnormgrad nativegroupnormgrad"),
-    (15, "softmax safesoftmax logsoftmax silugrad"),
-    (21, "mish"),
-    (25, "gelugrad"),
-)
-_PER_ELEMENT = {op: flops for flops, ops in _FLOPS_AND_OPS for op in ops.split()}
+_FLOPS_AND_OPS = """
+    2 squareddifference
+    3 hardsigmoid tanhgrad sigmoidgrad hardswishgrad addcmul lerp
+    4 sqrt rsqrt div realdiv divnonan reciprocal fmod remainder mod floormod floordiv floordivide rsqrtgrad
+    4 hardswish softmaxgraddata
+    5 fusedrmsnorm
+    6 addcdiv
+    8 nativelayernorm layernormalization nativebatchnorm cudnnbatchnorm batchnormalization nativegroupnorm
+    8 groupnormalization instancenormalization
+    10 exp exp2 expm1 log log2 log10 log1p tanh sigmoid logsigmoid erf erfc erfinv pow sin cos tan asin acos atan
+    10 atan2 sinh cosh asinh acosh atanh lgamma digamma softplus elu selu celu gelu fastgelu random rand randn
+    10 bernoulli normal uniform exponential nativedropout fusedrmsnormgrad
+    11 silu swish
+    12 elugrad softplusgrad
+    13 logsoftmaxgraddata
+    14 nativelayernormgrad nativebatchnormgrad cudnnbatchnormgrad nativegroupnormgrad
+    15 softmax safesoftmax logsoftmax silugrad
+    21 mish
+    25 gelugrad
+"""
+_PER_ELEMENT = {op: int(flops) for flops, *ops in map(str.split, _FLOPS_AND_OPS.strip().splitlines()) for op in ops}
 
 
 def per_element(op: str, otherwise: int = 1) -> int:

@@ -27,25 +27,11 @@ if TYPE_CHECKING:
 onnx = onnx_package()
 
 _WIDTH = {
-    "FLOAT": 4,
-    "UINT8": 1,
-    "INT8": 1,
-    "UINT16": 2,
-    "INT16": 2,
-    "INT32": 4,
-    "INT64": 8,
-    "BOOL": 1,
-    "FLOAT16": 2,
-    "DOUBLE": 8,
-    "UINT32": 4,
-    "UINT64": 8,
-    "COMPLEX64": 8,
+    **dict.fromkeys(str.split("UINT8 INT8 BOOL FLOAT8E4M3FN FLOAT8E4M3FNUZ FLOAT8E5M2 FLOAT8E5M2FNUZ"), 1),
+    **dict.fromkeys(("UINT16", "INT16", "FLOAT16", "BFLOAT16"), 2),
+    **dict.fromkeys(("FLOAT", "INT32", "UINT32"), 4),
+    **dict.fromkeys(("INT64", "UINT64", "DOUBLE", "COMPLEX64"), 8),
     "COMPLEX128": 16,
-    "BFLOAT16": 2,
-    "FLOAT8E4M3FN": 1,
-    "FLOAT8E4M3FNUZ": 1,
-    "FLOAT8E5M2": 1,
-    "FLOAT8E5M2FNUZ": 1,
 }
 _FLOATS = {"FLOAT", "FLOAT16", "DOUBLE", "BFLOAT16"}
 _PRECISION = {"FLOAT16": "fp16", "BFLOAT16": "fp16", "INT8": "int8", "UINT8": "int8"}

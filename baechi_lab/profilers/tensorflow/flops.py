@@ -50,9 +50,7 @@ _NO_ARITHMETIC = METADATA_OPS | frozenset(
 )
 
 _REDUCTIONS = frozenset(
-    str.split("""
-        Sum Mean Prod Max Min All Any ArgMax ArgMin BiasAddGrad L2Loss EuclideanNorm Cumsum
-    """)
+    str.split("Sum Mean Prod Max Min All Any ArgMax ArgMin BiasAddGrad L2Loss EuclideanNorm Cumsum")
 )
 
 _RANDOM = ("Random", "StatelessRandom", "TruncatedNormal", "StatelessTruncatedNormal", "Multinomial")

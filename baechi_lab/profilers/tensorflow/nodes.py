@@ -11,15 +11,7 @@ if TYPE_CHECKING:
     from tensorflow.core.framework.op_def_pb2 import OpDef
 
 READ_ONLY = frozenset(
-    {
-        "ReadVariableOp",
-        "ResourceGather",
-        "ResourceGatherNd",
-        "VariableShape",
-        "VarIsInitializedOp",
-        "Identity",
-        "IdentityN",
-    }
+    str.split("ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp Identity IdentityN")
 )
 """Ops that can take a variable's handle without changing the variable."""
 
@@ -136,23 +128,10 @@ def bytes_per_element() -> dict[int, int]:
     import tensorflow as tf
 
     width = {tf.string.as_datatype_enum: 8}
-    for name in [
-        "float16",
-        "float32",
-        "float64",
-        "bfloat16",
-        "int8",
-        "int16",
-        "int32",
-        "int64",
-        "uint8",
-        "uint16",
-        "uint32",
-        "uint64",
-        "bool",
-        "complex64",
-        "complex128",
-    ]:
+    numbers = (
+        "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128"
+    )
+    for name in numbers.split():
         dtype = getattr(tf, name)
         width[dtype.as_datatype_enum] = dtype.size
     return width

@@ -49,13 +49,9 @@ if TYPE_CHECKING:
     from torch._ops import OpOverload
 
 DTYPES = {
-    "fp32": torch.float32,
-    "float32": torch.float32,
-    "bf16": torch.bfloat16,
-    "bfloat16": torch.bfloat16,
-    "fp16": torch.float16,
-    "float16": torch.float16,
-    "half": torch.float16,
+    **dict.fromkeys(("fp32", "float32"), torch.float32),
+    **dict.fromkeys(("bf16", "bfloat16"), torch.bfloat16),
+    **dict.fromkeys(("fp16", "float16", "half"), torch.float16),
 }
 
 _SKIP_CHECKS_VARIABLE = "TRANSFORMERS_DISABLE_TORCH_CHECK"

@@ -31,19 +31,10 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig
 
 _SIZES = ("hidden_size", "num_hidden_layers", "num_attention_heads", "vocab_size")
-_TOKENS = (
-    "ForCausalLM",
-    "LMHeadModel",
-    "ForMaskedLM",
-    "ForPreTraining",
-    "ForConditionalGeneration",
-    "ForTokenClassification",
-)
-_CLASSES = (
-    "ForSequenceClassification",
-    "ForImageClassification",
-    "ForAudioClassification",
-    "ForVideoClassification",
+_TOKENS = tuple(
+    f"For{task}" for task in ("CausalLM", "MaskedLM", "PreTraining", "ConditionalGeneration", "TokenClassification")
+) + ("LMHeadModel",)
+_CLASSES = tuple(f"For{kind}Classification" for kind in ("Sequence", "Image", "Audio", "Video")) + (
     "ForMultipleChoice",
 )
 CHOICES = 2

@@ -35,16 +35,7 @@ _ALLOCATE = frozenset(
 )
 _TOUCHES_PART = frozenset({"embedding", "index", "index_select", "gather", "slice_scatter", "select_scatter"})
 _WRITES_PART = frozenset(
-    {
-        "index_put_",
-        "_index_put_impl_",
-        "index_add_",
-        "index_copy_",
-        "index_fill_",
-        "scatter_",
-        "scatter_add_",
-        "masked_scatter_",
-    }
+    str.split("index_put_ _index_put_impl_ index_add_ index_copy_ index_fill_ scatter_ scatter_add_ masked_scatter_")
 )
 _OVERWRITES = frozenset({"copy_", "fill_", "zero_", "bernoulli_", "normal_", "uniform_", "random_", "exponential_"})
 _MOVES = frozenset(

@@ -36,17 +36,8 @@ from .unused_parameters import warn_about_unused_parameters
 
 OPTIMIZERS = {
     "sgd": 0,
-    "momentum": 1,
-    "adagrad": 1,
-    "rmsprop": 1,
-    "lion": 1,
-    "adam": 2,
-    "adamw": 2,
-    "adamax": 2,
-    "nadam": 2,
-    "radam": 2,
-    "adadelta": 2,
-    "lamb": 2,
+    **dict.fromkeys(("momentum", "adagrad", "rmsprop", "lion"), 1),
+    **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "adadelta", "lamb"), 2),
 }
 """Number of tensors of a parameter's size that an optimizer keeps as state."""
 

@@ -49,17 +49,8 @@ from ..records import Trace
 from ..snapshot import ModelSnapshot
 
 SIZES_ONLY = {
-    "zeros_like": 0,
-    "ones_like": 0,
-    "full_like": 0,
-    "new_zeros": 0,
-    "new_ones": 0,
-    "new_full": 0,
-    "new_tensor": 0,
-    "expand_as": 1,
-    "view_as": 1,
-    "reshape_as": 1,
-    "type_as": 1,
+    **dict.fromkeys(str.split("zeros_like ones_like full_like new_zeros new_ones new_full new_tensor"), 0),
+    **dict.fromkeys(("expand_as", "view_as", "reshape_as", "type_as"), 1),
 }
 """Functions that read size and type alone of one argument, with its position."""
 
