@@ -131,12 +131,7 @@ class Adam(Optimizer):
         )
 
 
-_RULES: dict[str, type[Optimizer]] = {"sgd": Sgd, "momentum": Momentum, "rmsprop": RmsProp, "adam": Adam}
-
-
-def make_optimizer(name: str, variables: Sequence[tf.Variable]) -> Optimizer:
-    """The optimizer of that name with fresh slots."""
-    return _RULES[name](variables)
+RULES: dict[str, type[Optimizer]] = {"sgd": Sgd, "momentum": Momentum, "rmsprop": RmsProp, "adam": Adam}
 
 
 def plain_name(variable: tf.Variable) -> str:

@@ -39,11 +39,6 @@ class LstmLayer:
         """Read the weights; call once per training step, inside the tape."""
         self.weights = read(self.scope, self.kernel, self.bias)
 
-    def zero_state(self, batch: int) -> State:
-        """The state before the first time step."""
-        with tf.name_scope(f"{self.scope}/start"):
-            return tf.zeros([batch, self.units]), tf.zeros([batch, self.units])
-
     def step(
         self, t: int, inputs: Sequence[tf.Tensor], state: State, residual: bool = False
     ) -> tuple[tf.Tensor, State]:
@@ -60,7 +55,9 @@ class LstmLayer:
     def unroll(self, inputs: Sequence[tf.Tensor], batch: int, residual: bool = False) -> tuple[list[tf.Tensor], State]:
         """Outputs per time step and final state, from a zero state."""
         self.read_weights()
-        state, outputs = self.zero_state(batch), []
+        with tf.name_scope(f"{self.scope}/start"):
+            state = tf.zeros([batch, self.units]), tf.zeros([batch, self.units])
+        outputs = []
         for t, x in enumerate(inputs):
             output, state = self.step(t, [x], state, residual)
             outputs.append(output)

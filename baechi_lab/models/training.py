@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from .optimizers import Optimizer, clip_by_global_norm, make_optimizer
+from .optimizers import RULES, clip_by_global_norm
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,7 +81,7 @@ def make_step(
 
     `loss(*batch)` returns a scalar. `clip_norm` scales all gradients so that their global norm stays below it.
     """
-    rule: Optimizer = make_optimizer(optimizer, variables)
+    rule = RULES[optimizer](variables)
 
     def step(*batch: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

@@ -208,7 +208,7 @@ def make_layout_step(
     options: StepOptions,
     collectives: Collectives,
 ) -> LayoutStep:
-    """Builds the step of a layout that has passed `check_layout`."""
+    """Builds the step of a layout that is legal (`layouts.why_illegal`)."""
     micro_batches = global_batch // (layout.micro_batch * layout.dp)
     counts = stage_blocks(layout, model.layers)
     stages, hardwares = _stage_segments(model, layout, cluster, counts, sequence_length, options, collectives)

@@ -274,18 +274,13 @@ def layouts(
         if not chosen:
             raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
         for layout in chosen:
-            check_layout(transformer, layout, cluster.n, global_batch, sequence_length)
+            reason = why_illegal(transformer, layout, cluster.n, global_batch, sequence_length)
+            if reason:
+                raise InvalidInput(f"{layout!r}: {reason}")
     check_callback("callback", callback, "text")
     search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)
     rows = search.rows(chosen, all_of_them=layouts is not None)
     return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))
-
-
-def check_layout(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> None:
-    """Raises `InvalidInput` with one sentence if the layout is not legal for the model, cluster or batch."""
-    reason = why_illegal(model, layout, devices, global_batch, sequence_length)
-    if reason:
-        raise InvalidInput(f"{layout!r}: {reason}")
 
 
 def why_illegal(model: Transformer, layout: Layout, devices: int, global_batch: int, sequence_length: int) -> str:

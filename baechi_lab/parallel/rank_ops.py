@@ -224,10 +224,21 @@ class _PartWriter:
                 second_gather = replace(forward, name=f"{forward.name}/again", phase=WEIGHT, awaited=False)
                 products = [k for k, op in enumerate(backward) if op.phase == INPUT and op.op_type == "matmul"]
                 backward.insert(max(products, default=0), second_gather)
+        # Gradients of weights move behind the collective after the gradient of the input, so that both overlap.
+        ordered: list[RankOp] = []
+        weights: list[RankOp] = []
+        for op in backward:
+            if op.phase == WEIGHT and op.op_type == "matmul":
+                weights.append(op)
+                continue
+            if not op.axis:
+                ordered += weights
+                weights = []
+            ordered.append(op)
         return Part(
             self.name,
             tuple(forward for forward, _ in self.rows if forward is not _NOTHING),
-            tuple(_after_inputs(backward)),
+            tuple(ordered + weights),
             self.parameters,
             self.expert_parameters,
             int(self.saved),
@@ -239,21 +250,6 @@ class _PartWriter:
 
 
 _NOTHING = RankOp("", "")
-
-
-def _after_inputs(backward: list[RankOp]) -> list[RankOp]:
-    """Moves gradients of weights behind the collective after the gradient of the input, so that both overlap."""
-    ordered: list[RankOp] = []
-    weights: list[RankOp] = []
-    for op in backward:
-        if op.phase == WEIGHT and op.op_type == "matmul":
-            weights.append(op)
-            continue
-        if not op.axis:
-            ordered += weights
-            weights = []
-        ordered.append(op)
-    return ordered + weights
 
 
 def _attention_kernel(flops: float, moved: float) -> Kernel:

@@ -10,6 +10,7 @@ from ..errors import ActivationsKept, InvalidInput
 from ..graph import OpGraph
 from ..graph.tensors import PARTS_TYPE
 from ..torch_runtime.activation_policy import BACKWARD, HOST, OUTPUT, SAVED, ActivationRow
+from .pinned_calls import describe_reasons
 from .records import STATE, Trace
 
 _COPY = re.compile(r"(/again)+'*$")
@@ -59,10 +60,10 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
     unrepeatable_calls = find_unrepeatable_calls(trace)
     kept_calls = {producer for _, _, _, producer, source in all_rows if source > 0} & unrepeatable_calls.keys()
     if kept_calls:
+        reasons = {call: unrepeatable_calls[call] for call in kept_calls}
+        message = f"outputs of {len(reasons)} calls are kept that the graph computes again, because the calls cannot run twice: "
         warnings.warn(
-            describe_kept_outputs(trace, {call: unrepeatable_calls[call] for call in kept_calls}),
-            ActivationsKept,
-            stacklevel=4,
+            message + describe_reasons(reasons, [call.key for call in trace.calls]), ActivationsKept, stacklevel=4
         )
     return tuple(
         row
@@ -130,12 +131,3 @@ def find_unrepeatable_calls(trace: Trace) -> dict[int, str]:
         if any(written.get(storage, -1) >= index for storage in storages_of[index] | reads):
             reasons.setdefault(index, "a later call writes in place over what it reads or makes")
     return reasons
-
-
-def describe_kept_outputs(trace: Trace, reasons: dict[int, str]) -> str:
-    """One line: how many calls are not repeated, and each reason with an example."""
-    groups: dict[str, list[str]] = {}
-    for call, why in sorted(reasons.items()):
-        groups.setdefault(why, []).append(trace.calls[call].key)
-    shown = "; ".join(f"{why} ({len(keys)}, such as {keys[0]!r})" for why, keys in groups.items())
-    return f"outputs of {len(reasons)} calls are kept that the graph computes again, because the calls cannot run twice: {shown}"

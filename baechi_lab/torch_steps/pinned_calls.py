@@ -21,17 +21,16 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.modules._functions import BackwardHookFunction
 from torch.utils.checkpoint import CheckpointFunction
 
 from ..torch_runtime.context import ambient, function_modes, saved_tensor_hooks_active
 from ..torch_runtime.intercept import hooked
-from ..torch_runtime.tree import Args, Kwargs, outline, tensors, understood
+from ..torch_runtime.tree import Args, Kwargs, outline, tensors
 from .snapshot import ContainerSnapshot, ModelSnapshot
 
 
@@ -102,28 +101,12 @@ def plainly(run: object, args: Args, kwargs: Kwargs) -> object:
     return args[0](*args[2:])
 
 
-def function_name(function: type) -> str:
-    """The name of an autograd Function in a warning."""
-    return "hooks" if function is BackwardHookFunction else f"the autograd Function {function.__name__}"
-
-
-def find_opaque_argument(args: Args, kwargs: Kwargs) -> str | None:
-    """Name the type of the first argument that might hide tensors; None if there is none."""
-    arguments = (*args, *kwargs.values())
-    return next(
-        (f"a {type(argument).__name__} that might hide tensors" for argument in arguments if not understood(argument)),
-        None,
-    )
-
-
-def describe_pinned_calls(reasons: dict[int, str], keys: Iterable[str]) -> str:
-    """One line: how many calls keep code order, and each reason with an example."""
-    names = list(keys)
+def describe_reasons(reasons: dict[int, str], keys: Sequence[str]) -> str:
+    """Each reason with the number of its calls and the key of the first."""
     groups: dict[str, list[str]] = {}
     for call, why in sorted(reasons.items()):
-        groups.setdefault(why, []).append(names[call])
-    shown = "; ".join(f"{why} ({len(calls)}, such as {calls[0]!r})" for why, calls in groups.items())
-    return f"{len(reasons)} of {len(names)} calls keep code order, because waiting could change results: {shown}"
+        groups.setdefault(why, []).append(keys[call])
+    return "; ".join(f"{why} ({len(calls)}, such as {calls[0]!r})" for why, calls in groups.items())
 
 
 def _replaced_by_same_kind(buffers: ContainerSnapshot) -> bool:

@@ -14,7 +14,7 @@ from ..graph.arguments import refuse_replicas
 from ..torch_runtime.order import CRITERIA
 from ..torch_runtime.plan import Plan
 from .activation_rows import activation_rows, offloaded_state_groups
-from .pinned_calls import describe_pinned_calls
+from .pinned_calls import describe_reasons
 from .records import Trace
 
 
@@ -85,7 +85,10 @@ def make_plan(
         shares=max(Counter(name for c in trace.calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
-        warnings.warn(describe_pinned_calls(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
+        message = (
+            f"{len(trace.fixed)} of {len(plan.keys)} calls keep code order, because waiting could change results: "
+        )
+        warnings.warn(message + describe_reasons(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
     return plan
 
 

@@ -111,9 +111,17 @@ class TorchStep:
         >>> TorchStep("t", lambda: nn.Linear(4, 2), (torch.ones(3, 4),), optimizer=torch.optim.Adam).kept_states
         2
         """
-        if self.optimizer_states is not None:
-            return self.optimizer_states
-        return 0 if self.optimizer is None else states_of(self.optimizer)
+        if self.optimizer_states is not None or self.optimizer is None:
+            return self.optimizer_states or 0
+        parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))
+        parameter.grad = torch.ones_like(parameter)
+        try:
+            optimizer = self.optimizer([parameter])
+            optimizer.step()
+        except FAILURES:
+            return 0
+        state = optimizer.state.get(parameter, {})
+        return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in state.values())
 
     def on(self, device: str) -> TorchStep:
         """The same step with inputs and targets on another device."""
@@ -201,16 +209,3 @@ class ReturnedModel:
     def __call__(self) -> nn.Module:
         model: nn.Module = self.function()[0]
         return model
-
-
-def states_of(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> int:
-    """How many tensors of a parameter's shape an optimizer keeps after its first update of one parameter; 0 if it fails."""
-    parameter = nn.Parameter(torch.zeros(3, 5, device="cpu"))
-    parameter.grad = torch.ones_like(parameter)
-    try:
-        optimizer = make([parameter])
-        optimizer.step()
-    except FAILURES:
-        return 0
-    state = optimizer.state.get(parameter, {})
-    return sum(isinstance(t, torch.Tensor) and t.shape == parameter.shape for t in state.values())

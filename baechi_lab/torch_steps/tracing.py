@@ -21,6 +21,7 @@ from dataclasses import replace
 
 import torch
 from torch import nn
+from torch.nn.modules._functions import BackwardHookFunction
 from torch.nn.parameter import is_lazy
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -29,12 +30,12 @@ from ..graph.groups import join_groups
 from ..graph.tensors import shapes_in_words
 from ..torch_runtime.context import kept_activations
 from ..torch_runtime.intercept import Frame, Handler, Intercepted, Interceptor, layer_names
-from ..torch_runtime.random import States, generator_states, same_states
+from ..torch_runtime.random import generator_states, same_states
 from ..torch_runtime.storage import storage_bytes, storage_key, tensor_bytes, version
 from ..torch_runtime.tree import Args, Function, Kwargs, as_arguments, map_tensors, tensors, understood
 from ..torch_runtime.values_read import ValuesRead
 from .flow import Flow
-from .pinned_calls import PinnedCalls, find_opaque_argument, function_name, plainly, recomputes
+from .pinned_calls import PinnedCalls, plainly, recomputes
 from .records import Call, Trace
 from .snapshot import ModelSnapshot, host_states, same_host_states
 from .state import State
@@ -85,7 +86,10 @@ def trace(model: nn.Module, sample_inputs: object, *, atomic: Collection[str | t
         # keep objects that might hide tensors alive, and with them these tensors
         hiding = map_tensors(outputs, lambda t: None)
         del outputs
-        tracer.pin_after_forward(snapshot)
+        modules = [call.module for call in tracer.calls]
+        tracer.pinned_calls.pin_outliving_tensors(tracer.flow.release_tensors())
+        tracer.pinned_calls.pin_attribute_changes(tracer.model, snapshot, modules)
+        tracer.state.pin_unseen_writes(snapshot.written(), modules)
         del hiding
     return tracer.finish(layers)
 
@@ -165,7 +169,16 @@ class Tracer(Handler):
         state = [] if module is None else [*module.parameters(), *module.buffers()]
         versions = [version(t) for t in (*inputs, *state)]
         before, hosts = generator_states(), host_states()
-        why = self._reason_to_pin(before, inputs, args, kwargs, module)
+        # Calls before the one that is about to run are pinned here.
+        if not same_states(before, self.drawn):
+            self.pinned_calls.pin([len(self.calls) - 1], "random numbers drawn between calls")
+        opaque = next((a for a in (*args, *kwargs.values()) if not understood(a)), None) if module is not None else None
+        why = self.pinned_calls.reason_to_pin(module)
+        if opaque is not None:
+            why = f"a {type(opaque).__name__} that might hide tensors"
+            self.pinned_calls.pin(range(len(self.calls)), why)
+        if why is not None:
+            self._pin_before(inputs, why)
         with ValuesRead() as values:
             outputs = _run(key, run, args, kwargs, module)
         output_tensors = list(tensors(outputs))
@@ -202,7 +215,12 @@ class Tracer(Handler):
     def region(self, frame: Frame, subject: str | type, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a region whose calls keep code order. One that is recomputed in the backward pass runs without checkpointing."""
         recomputed = recomputes(subject, args)
-        why = subject if isinstance(subject, str) else "checkpointing" if recomputed else function_name(subject)
+        if recomputed:
+            why = "checkpointing"
+        elif isinstance(subject, str):
+            why = subject
+        else:
+            why = "hooks" if subject is BackwardHookFunction else f"the autograd Function {subject.__name__}"
         with torch._C.DisableTorchFunction():
             inputs, start = list(tensors((args, kwargs))), len(self.calls)
             self._pin_before(inputs, why)
@@ -255,32 +273,11 @@ class Tracer(Handler):
             self.shaped_by_values.update(dict.fromkeys(outputs, True))
         return shaped and bool(outputs)
 
-    def _reason_to_pin(
-        self, drawn: States, inputs: list[torch.Tensor], args: Args, kwargs: Kwargs, module: nn.Module | None
-    ) -> str | None:
-        """Why the call that is about to run keeps code order, or None. Calls before it are pinned here."""
-        if not same_states(drawn, self.drawn):
-            self.pinned_calls.pin([len(self.calls) - 1], "random numbers drawn between calls")
-        why = find_opaque_argument(args, kwargs) if module is not None else None
-        if why is not None:
-            self.pinned_calls.pin(range(len(self.calls)), why)
-        why = why or self.pinned_calls.reason_to_pin(module)
-        if why is not None:
-            self._pin_before(inputs, why)
-        return why
-
     def _pin_before(self, inputs: list[torch.Tensor], why: str) -> None:
         """Pin the previous call, so that nothing is waiting any more, and the calls that computed the inputs."""
         self.pinned_calls.pin([len(self.calls) - 1], why)
         for tensor in inputs:
             self.pinned_calls.pin(self.flow.behind(tensor), why)
-
-    def pin_after_forward(self, snapshot: ModelSnapshot) -> None:
-        """After the forward, pin the calls behind tensors that are still alive. Nobody else should hold its tensors then."""
-        modules = [call.module for call in self.calls]
-        self.pinned_calls.pin_outliving_tensors(self.flow.release_tensors())
-        self.pinned_calls.pin_attribute_changes(self.model, snapshot, modules)
-        self.state.pin_unseen_writes(snapshot.written(), modules)
 
     def _record(
         self,

@@ -54,16 +54,7 @@ def optimizer_slots(
         if node.op.startswith(("ResourceApply", "ResourceSparseApply")):
             handles = [p for p, _ in data_inputs(node) if p in shapes]
             fused_slots.update({s: handles[0] for s in handles[1:] if shapes[s] == shapes[handles[0]]})
-    inferred = {**_by_data_flow(graph_def, shapes), **fused_slots}
-    owners = set(slots.values())
-    for slot, variable in inferred.items():
-        if slot not in slots and slot not in owners:
-            slots[slot] = variable
-    return dict(sorted(slots.items()))
-
-
-def _by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> dict[str, str]:
-    """Follows each variable's value through update arithmetic to the variables that are assigned from it."""
+    # Each variable's value is followed through update arithmetic to the variables that are assigned from it.
     nodes = {n.name: n for n in graph_def.node}
     # The ops that are not gradient ops and that no gradient op reads, directly or through others.
     before_gradient: set[str] = set()
@@ -89,12 +80,17 @@ def _by_data_flow(graph_def: GraphDef, shapes: dict[str, tuple[int, ...]]) -> di
         for producer, _ in sources:
             reach[producer] |= targets
     update_reads = {v: [r for r in rs if r in arithmetic] for v, rs in reads.items()}
-    slots = {}
+    flow_slots = {}
     for variable, shape in shapes.items():
         if not shape or variable not in nodes or len(update_reads.get(variable, [])) != len(reads.get(variable, [])):
             continue
         targets = set().union(*(reach[r] for r in reads[variable])) if reads.get(variable) else set()
         assigned_variables = {t for t in targets - {variable} if shapes[t] == shape}
         if variable in targets and len(assigned_variables) == 1:
-            slots[variable] = assigned_variables.pop()
-    return slots
+            flow_slots[variable] = assigned_variables.pop()
+    inferred = {**flow_slots, **fused_slots}
+    owners = set(slots.values())
+    for slot, variable in inferred.items():
+        if slot not in slots and slot not in owners:
+            slots[slot] = variable
+    return dict(sorted(slots.items()))

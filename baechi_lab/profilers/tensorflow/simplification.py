@@ -44,13 +44,31 @@ def simplify(
     table = {n.name: n for n in nodes}
     executed_ops = reachable(table, [*effects, *(split(r)[0] for r in outputs)])
     updates = [n.name for n in nodes if n.name in executed_ops and has_side_effect(n.op)]
-    _release_outputs(table, outputs)
+    # The final Identity of an output waits for side effects, which run in their own right.
+    for reference in outputs:
+        node = table[split(reference)[0]]
+        if node.op == "Identity":
+            _set_inputs(node, [join(*r) for r in data_inputs(node)])
     outputs = _bypass_identities(nodes, outputs)
-    _drop_constant_controls(table)
+    # Constants wait for nothing, and nothing waits for them.
+    for node in table.values():
+        if controls := control_inputs(node):
+            is_ready = node.op in _ALWAYS_READY
+            remaining = ["^" + c for c in controls if not is_ready and table[c].op not in _ALWAYS_READY]
+            _set_inputs(node, [*(join(*r) for r in data_inputs(node)), *remaining])
     _merge_reads(table)
     _dissolve_barriers(table)
     remaining_ops = reachable(table, [*inputs, *updates, *(split(r)[0] for r in outputs)])
-    return _in_topological_order([n for n in nodes if n.name in remaining_ops]), outputs, updates
+    nodes = [n for n in nodes if n.name in remaining_ops]
+    index = {n.name: i for i, n in enumerate(nodes)}
+    pairs = [(index[split(r)[0]], i) for i, n in enumerate(nodes) for r in n.input]
+    source, target = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
+    order = topological_order(len(nodes), source, target)
+    if order is None:
+        raise InvalidInput(
+            "the traced graph has a cycle of ops; loops must be tf.while_loop or Python loops over tensors"
+        )
+    return [nodes[i] for i in order.tolist()], outputs, updates
 
 
 def _set_inputs(node: NodeDef, references: list[str]) -> None:
@@ -60,14 +78,6 @@ def _set_inputs(node: NodeDef, references: list[str]) -> None:
     controls = [r for r in dict.fromkeys(references) if r.startswith("^") and r[1:] not in read and r[1:] != node.name]
     del node.input[:]
     node.input.extend(data + controls)
-
-
-def _release_outputs(table: dict[str, NodeDef], outputs: list[str]) -> None:
-    """Removes the control inputs of an output's final Identity: side effects run in their own right."""
-    for reference in outputs:
-        node = table[split(reference)[0]]
-        if node.op == "Identity":
-            _set_inputs(node, [join(*r) for r in data_inputs(node)])
 
 
 def _bypass_identities(nodes: list[NodeDef], outputs: list[str]) -> list[str]:
@@ -102,18 +112,6 @@ def join_output(reference: str) -> str:
     """Returns a tensor's full name, `"op:0"`."""
     name, output = split(reference)
     return f"{name}:{output}"
-
-
-def _drop_constant_controls(table: dict[str, NodeDef]) -> None:
-    """Removes control dependencies of constants and on constants."""
-    for node in table.values():
-        if control_inputs(node):
-            keep = (
-                []
-                if node.op in _ALWAYS_READY
-                else [c for c in control_inputs(node) if table[c].op not in _ALWAYS_READY]
-            )
-            _set_inputs(node, [*(join(*r) for r in data_inputs(node)), *("^" + c for c in keep)])
 
 
 def _merge_reads(table: dict[str, NodeDef]) -> None:
@@ -162,15 +160,3 @@ def _dissolve_barriers(table: dict[str, NodeDef]) -> None:
                     waiting[b].add(waiter)
         for b in before:
             waiting[b].discard(name)
-
-
-def _in_topological_order(nodes: list[NodeDef]) -> list[NodeDef]:
-    index = {n.name: i for i, n in enumerate(nodes)}
-    pairs = [(index[split(r)[0]], i) for i, n in enumerate(nodes) for r in n.input]
-    source, target = np.array(pairs, dtype=np.int32).reshape(-1, 2).T
-    order = topological_order(len(nodes), source, target)
-    if order is None:
-        raise InvalidInput(
-            "the traced graph has a cycle of ops; loops must be tf.while_loop or Python loops over tensors"
-        )
-    return [nodes[i] for i in order.tolist()]

@@ -147,7 +147,15 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
             variable_names.setdefault(id(variable.value.handle), variable.path)
     variables = bind_captures(graph_def, concrete, variable_names)
     placeholders = [t.op.name for t in concrete.inputs[: len(concrete.inputs) - len(concrete.captured_inputs)]]
-    sized = _fix_inputs(graph_def, placeholders, leaves, label)
+    # Every input Placeholder gets the size of its example.
+    if len(placeholders) != len(leaves):
+        raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")
+    node_of_name = {n.name: n for n in graph_def.node}
+    sized = False
+    for name, example in zip(placeholders, leaves, strict=True):
+        shape, placeholder_shape = example.shape.as_proto(), node_of_name[name].attr["shape"].shape
+        sized |= placeholder_shape != shape
+        placeholder_shape.CopyFrom(shape)
     outputs = [t.name for t in concrete.outputs if t.dtype.name not in ("resource", "variant")]
     effects = [op.name for op in graph.control_outputs]
     graph_def = inline(graph_def, list(dict.fromkeys([*outputs, *effects])))
@@ -184,19 +192,6 @@ def _step_from(concrete: ConcreteFunction, leaves: list[Tensor], label: str, obj
         updates=tuple(updates),
         info={"ops": len(traced.node), **({"output_names": named} if named else {})},
     )
-
-
-def _fix_inputs(graph_def: GraphDef, placeholders: list[str], leaves: list[Tensor], label: str) -> bool:
-    """Gives every input Placeholder the size of its example; returns True if that adds information."""
-    if len(placeholders) != len(leaves):
-        raise InvalidInput(f"step {label!r} takes {len(placeholders)} tensors; {len(leaves)} example inputs were given")
-    nodes = {n.name: n for n in graph_def.node}
-    changed = False
-    for name, example in zip(placeholders, leaves, strict=True):
-        shape = example.shape.as_proto()
-        changed |= nodes[name].attr["shape"].shape != shape
-        nodes[name].attr["shape"].shape.CopyFrom(shape)
-    return changed
 
 
 def _without_hints(graph_def: GraphDef, nodes: list[NodeDef]) -> GraphDef:

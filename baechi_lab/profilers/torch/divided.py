@@ -21,7 +21,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -508,22 +507,9 @@ def _divide_gradients(
         lambda kind, axis, nbytes: collectives.us(kind, nbytes, layout.axis_devices(axis)),
         zero=layout.zero,
     )
-    return divided.replace(persistent_bytes=_divided_bytes(divided, recorder, states, layout, precision))
-
-
-def _copies(name: str, recorder: RankRecorder, layout: Layout) -> int:
-    """Ranks that hold a parameter: of `dp`, those of experts are on `dp / ep`."""
-    return layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp
-
-
-def _divided_bytes(
-    graph: OpGraph, recorder: RankRecorder, states: int, layout: Layout, precision: Precision
-) -> np.ndarray:
-    """int64[n]: persistent bytes of one of the copies: a share of states and gradients, as ZeRO says.
-
-    Those of parameters are divided by the pass.
-    """
-    persistent = graph.persistent_bytes.copy()
+    # Persistent bytes of one of the copies: a share of states and gradients, as ZeRO says.
+    # Those of parameters are divided by the pass.
+    persistent = divided.persistent_bytes.copy()
 
     def keep_share(op: int, nbytes: float, copies: int) -> None:
         persistent[op] -= int(nbytes) - int(-(-nbytes // copies))
@@ -535,4 +521,9 @@ def _divided_bytes(
         if layout.zero >= 2:
             maker = gradient.maker if gradient.maker >= 0 else users[0]
             keep_share(maker, gradient.size * precision.gradient_share, copies)
-    return persistent
+    return divided.replace(persistent_bytes=persistent)
+
+
+def _copies(name: str, recorder: RankRecorder, layout: Layout) -> int:
+    """Ranks that hold a parameter: of `dp`, those of experts are on `dp / ep`."""
+    return layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp

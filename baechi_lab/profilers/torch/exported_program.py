@@ -123,18 +123,16 @@ class _Reader:
 
     def _argument(self, argument: object) -> Any:
         if isinstance(argument, torch.fx.Node):
-            return self._value_of(self._source(argument))
+            node = self._source(argument)
+            if node not in self.value:
+                source = self._source(node.args[0]) if _is_item(node) else None
+                self.value[node] = (
+                    self.value[source][node.args[1]]
+                    if source in self.value
+                    else _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
+                )
+            return self.value[node]
         return torch.device("meta") if isinstance(argument, torch.device) else argument
-
-    def _value_of(self, node: torch.fx.Node) -> Any:
-        if node not in self.value:
-            source = self._source(node.args[0]) if _is_item(node) else None
-            self.value[node] = (
-                self.value[source][node.args[1]]
-                if source in self.value
-                else _as_meta_tensors(node.meta.get("val"), node.name, self.open_sizes)
-            )
-        return self.value[node]
 
 
 def _as_meta_tensors(value: object, name: str, open_sizes: OpenSizes) -> Any:

@@ -165,30 +165,26 @@ class MemoryWatch(Handler):
         finally:
             calls, self.called = self.called, outer + self.called
         if calls:
-            self._share(calls, saved, {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)})
+            # What a Function saves belongs to the last of its calls that took or made it, else to its last call.
+            fixed = {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
+            other_bytes: dict[int, int] = {}
+            for tensor in saved:
+                storage = storage_key(tensor)
+                if storage in fixed:
+                    continue
+                op, positions, results = next(
+                    (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
+                )
+                if storage in results:
+                    self.own[op] = True
+                elif storage in positions:
+                    self.inputs[op] = tuple(sorted({*self.inputs[op], positions[storage]}))
+                else:
+                    other_bytes[storage] = storage_bytes(tensor)
+            self.saved_bytes[calls[-1][0]] += sum(other_bytes.values())
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, calls[-1][0])
         return outputs
-
-    def _share(
-        self, calls: list[tuple[int, dict[int, int], set[int]]], saved: list[torch.Tensor], fixed: set[int]
-    ) -> None:
-        """Assigns what a Function saves to the last of its calls that took or made it, else to its last call."""
-        other_bytes: dict[int, int] = {}
-        for tensor in saved:
-            storage = storage_key(tensor)
-            if storage in fixed:
-                continue
-            op, positions, results = next(
-                (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
-            )
-            if storage in results:
-                self.own[op] = True
-            elif storage in positions:
-                self.inputs[op] = tuple(sorted({*self.inputs[op], positions[storage]}))
-            else:
-                other_bytes[storage] = storage_bytes(tensor)
-        self.saved_bytes[calls[-1][0]] += sum(other_bytes.values())
 
     def _classify(
         self,
