@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..work import Kernel
 from .inlining import CONTROL_FLOW_OPS, used_functions
@@ -81,6 +81,14 @@ class BodyOp:
     kernel: Kernel | None = None
 
 
+class Scope(NamedTuple):
+    """Where an op runs: the ops around it, the known numbers among the arguments of their body, and the bodies around them."""
+
+    nodes: Mapping[str, NodeDef]
+    numbers: Mapping[str, float]
+    depth: int = 0
+
+
 class Library:
     """The function library of a GraphDef; bodies are read on demand."""
 
@@ -94,80 +102,55 @@ class Library:
 
     def body_ops(self, node: NodeDef) -> Iterator[BodyOp]:
         """Yields the ops that one run of `node`, a node of the graph itself, runs."""
-        return self._ops_of_call(node, self.nodes, {}, 1.0, 0)
+        return self._ops_of_call(node, Scope(self.nodes, {}), 1.0)
 
     def rounds(self, node: NodeDef) -> int | None:
         """Returns how often a loop of the graph runs its body; None if the graph does not say."""
-        return self._rounds(node, self.nodes, {}, 0)
+        return self._rounds(node, Scope(self.nodes, {}))
 
-    def _ops_of_call(
-        self,
-        node: NodeDef,
-        outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, float],
-        times: float,
-        depth: int,
-    ) -> Iterator[BodyOp]:
+    def _ops_of_call(self, node: NodeDef, outer: Scope, times: float) -> Iterator[BodyOp]:
         loop = node.op.endswith("While")
         names = called_functions(node)
-        rounds = self._rounds(node, outer_nodes, argument_values, depth) if loop else None
+        rounds = self._rounds(node, outer) if loop else None
         if loop and rounds is None:
             self.guesses.setdefault("rounds are not known and count as one", []).append(node.name)
         if is_fused(node):
-            products = self._ops_of_bodies(names, node, outer_nodes, argument_values, 1.0, depth)
+            products = self._ops_of_bodies(names, node, outer, 1.0)
             kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], rounds or 1)
             yield BodyOp(node, (), (), (), (), times, kernel)
             return
         runs = (1 if rounds is None else rounds) if loop else 1 / max(len(names), 1)
-        yield from self._ops_of_bodies(names, node, outer_nodes, argument_values, times * runs, depth)
+        yield from self._ops_of_bodies(names, node, outer, times * runs)
 
-    def _ops_of_bodies(
-        self,
-        names: Sequence[str],
-        node: NodeDef,
-        outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, float],
-        times: float,
-        depth: int,
-    ) -> Iterator[BodyOp]:
-        for name in names:
-            function = self.functions.get(name)
-            if function is not None and depth < _MAX_DEPTH:
-                constants = self._constant_arguments(function, node, outer_nodes, argument_values, depth)
-                tensors = tensor_specs(function)
-                if any(
-                    d.size < 0
-                    for attrs in function.arg_attr.values()
-                    for shape in attrs.attr[SHAPES].list.shape
-                    for d in shape.dim
-                ):
-                    self.guesses.setdefault("tensors have open sizes that count as 1", []).append(
-                        function.signature.name
-                    )
-                inner = {n.name: n for n in function.node_def}
-                for op in function.node_def:
-                    if op.op in CONTROL_FLOW_OPS or called_functions(op):
-                        yield from self._ops_of_call(op, inner, constants, times, depth + 1)
-                        continue
-                    input_specs = [tensors.get(r, ((), 0)) for r in op.input if not r.startswith("^")]
-                    output_specs = list(_output_specs(op).values())
-                    yield BodyOp(
-                        op,
-                        [s for s, _ in input_specs],
-                        [s for s, _ in output_specs],
-                        [t for _, t in input_specs],
-                        [t for _, t in output_specs],
-                        times,
-                    )
+    def _ops_of_bodies(self, names: Sequence[str], node: NodeDef, outer: Scope, times: float) -> Iterator[BodyOp]:
+        for function in (self.functions[name] for name in names if name in self.functions and outer.depth < _MAX_DEPTH):
+            constants = self._constant_arguments(function, node, outer)
+            tensors = tensor_specs(function)
+            argument_shapes = (shape for attrs in function.arg_attr.values() for shape in attrs.attr[SHAPES].list.shape)
+            if any(d.size < 0 for shape in argument_shapes for d in shape.dim):
+                self.guesses.setdefault("tensors have open sizes that count as 1", []).append(function.signature.name)
+            inner = Scope({n.name: n for n in function.node_def}, constants, outer.depth + 1)
+            for op in function.node_def:
+                if op.op in CONTROL_FLOW_OPS or called_functions(op):
+                    yield from self._ops_of_call(op, inner, times)
+                    continue
+                input_specs = [tensors.get(r, ((), 0)) for r in op.input if not r.startswith("^")]
+                output_specs = list(_output_specs(op).values())
+                yield BodyOp(
+                    op,
+                    [s for s, _ in input_specs],
+                    [s for s, _ in output_specs],
+                    [t for _, t in input_specs],
+                    [t for _, t in output_specs],
+                    times,
+                )
 
-    def _rounds(
-        self, node: NodeDef, outer_nodes: Mapping[str, NodeDef], argument_values: Mapping[str, float], depth: int
-    ) -> int | None:
+    def _rounds(self, node: NodeDef, outer: Scope) -> int | None:
         condition = self.functions.get(node.attr["cond"].func.name)
         body = self.functions.get(node.attr["body"].func.name)
-        if condition is None or body is None or depth > _MAX_DEPTH:
+        if condition is None or body is None or outer.depth > _MAX_DEPTH:
             return None
-        constants = self._constant_arguments(condition, node, outer_nodes, argument_values, depth)
+        constants = self._constant_arguments(condition, node, outer)
         inner = {n.name: n for n in condition.node_def}
         position = {argument.name: k for k, argument in enumerate(condition.signature.input_arg)}
         initial = [r for r in node.input if not r.startswith("^")]
@@ -180,8 +163,8 @@ class Library:
             bound = _number(limit, inner, constants)
             if counter not in position or bound is None:
                 continue
-            start = _number(initial[position[counter]], outer_nodes, argument_values)
-            change = self._change(body, position[counter], node, outer_nodes, argument_values, depth)
+            start = _number(initial[position[counter]], outer.nodes, outer.numbers)
+            change = self._change(body, position[counter], node, outer)
             if start is not None and change:
                 rounds = _ROUNDS[compare.op]((bound - start) / change)
                 upwards = compare.op.startswith("Less") == (counter == left)
@@ -189,15 +172,7 @@ class Library:
                     bounds.append(rounds if compare.op == "NotEqual" else max(rounds, 0))
         return min((int(b) for b in bounds if b >= 0), default=None)
 
-    def _change(
-        self,
-        body: FunctionDef,
-        position: int,
-        node: NodeDef,
-        outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, float],
-        depth: int,
-    ) -> float | None:
+    def _change(self, body: FunctionDef, position: int, node: NodeDef, outer: Scope) -> float | None:
         """Returns what each round adds to a variable of the loop; None if that is not known."""
         inner = {n.name: n for n in body.node_def}
         counter = body.signature.input_arg[position].name
@@ -205,20 +180,13 @@ class Library:
         if changed is None or changed.op not in ("Add", "AddV2", "Sub"):
             return None
         left, right = (_source(reference, inner) for reference in changed.input[:2])
-        constants = self._constant_arguments(body, node, outer_nodes, argument_values, depth)
+        constants = self._constant_arguments(body, node, outer)
         if counter == left:
             amount = _number(right, inner, constants)
             return -amount if amount is not None and changed.op == "Sub" else amount
         return _number(left, inner, constants) if counter == right and changed.op != "Sub" else None
 
-    def _constant_arguments(
-        self,
-        function: FunctionDef,
-        node: NodeDef,
-        outer_nodes: Mapping[str, NodeDef],
-        argument_values: Mapping[str, float],
-        depth: int,
-    ) -> dict[str, float]:
+    def _constant_arguments(self, function: FunctionDef, node: NodeDef, outer: Scope) -> dict[str, float]:
         """Returns the known numbers that are passed in and do not change, round counters of loops that ran before among them."""
         data = [r for r in node.input if not r.startswith("^")]
         skip = len(data) - len(function.signature.input_arg)  # a conditional's first input is its condition
@@ -228,11 +196,11 @@ class Library:
         for k, (arg, reference) in enumerate(zip(function.signature.input_arg, data[max(skip, 0) :], strict=False)):
             if body is not None and _source(returned_reference(body, k), inner) != body.signature.input_arg[k].name:
                 continue
-            value = _number(reference, outer_nodes, argument_values)
+            value = _number(reference, outer.nodes, outer.numbers)
             name, output = split(reference)
-            producer = outer_nodes.get(name)
+            producer = outer.nodes.get(name)
             if value is None and producer is not None and producer.op.endswith("While") and output == 0:
-                value = self._rounds(producer, outer_nodes, argument_values, depth + 1)
+                value = self._rounds(producer, outer._replace(depth=outer.depth + 1))
             if value is not None:
                 constants[arg.name] = value
         return constants
