@@ -70,18 +70,15 @@ def _shade(color: str, round_number: int) -> str:
     """Returns the shade of a colour for a round: its hue or one of its two neighbours; plain, darker or lighter."""
     hue, tone = divmod(round_number % 9, 3)
     again = 0.85 ** (round_number // 9)
-    turned = _turned(color, (0.0, 0.07, -0.07)[hue])
+    by = (0.0, 0.07, -0.07)[hue]
+    if by == 0.0:
+        turned = color
+    else:
+        base_hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(color)))
+        rotated = colorsys.hls_to_rgb((base_hue + by) % 1.0, lightness, saturation)
+        turned = "#" + "".join(f"{round(c * 255):02X}" for c in rotated)
     shaded = (turned, _darker(turned, 0.7), _lighter(turned, 0.4))[tone]
     return _darker(shaded, again) if round_number >= 9 else shaded
-
-
-def _turned(color: str, by: float) -> str:
-    """Returns the colour with its hue turned by a share of the circle."""
-    if by == 0.0:
-        return color
-    hue, lightness, saturation = colorsys.rgb_to_hls(*(c / 255 for c in _channels(color)))
-    turned = colorsys.hls_to_rgb((hue + by) % 1.0, lightness, saturation)
-    return "#" + "".join(f"{round(c * 255):02X}" for c in turned)
 
 
 def _lighter(color: str, share: float) -> str:

@@ -32,7 +32,28 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
     largest = max(times.max(), table["measured_us"].max() if measured else 0.0) if len(table) else 0.0
     factor, unit = scale(float(largest))
     names = table["placer"].astype(str).tolist()
-    figure = go.Figure(_bars(table, names, factor, unit))
+    texts = []
+    for _, row in table.iterrows():
+        has_step = row["makespan_us"] == row["makespan_us"]
+        state = "fits" if row["feasible"] else "does not fit"
+        peak = format_bytes(row["peak_bytes"]) if has_step else ""
+        texts.append(
+            f"<b>{row['placer']}</b><br>{row['makespan_us'] / factor:.4g} {unit}<br>peak {peak}, {state}"
+            if has_step
+            else f"<b>{row['placer']}</b><br>{row.get('error') or 'no placement'}"
+        )
+    hatch = ["" if ok else "/" for ok in table["feasible"]]
+    figure = go.Figure(
+        go.Bar(
+            x=names,
+            y=table["makespan_us"] / factor,
+            name="simulated",
+            hovertext=texts,
+            hovertemplate="%{hovertext}<extra></extra>",
+            marker={"color": SERIES[0], "pattern": {"shape": hatch}},
+            **_VALUES,
+        )
+    )
     if measured:
         figure.add_trace(
             go.Bar(x=names, y=table["measured_us"] / factor, name="measured", marker={"color": MEASURED}, **_VALUES)
@@ -55,26 +76,3 @@ def comparison(table: pandas.DataFrame, *, title: str = "Step time by placer") -
     figure.update_yaxes(title_text=f"step time ({unit})", rangemode="tozero")
     figure.update_xaxes(title_text="placer", type="category", categoryorder="array", categoryarray=names)
     return styled(figure, title, 360, barmode="group", showlegend=bool(measured), legend=LEGEND, margin={"r": 100})
-
-
-def _bars(table: pandas.DataFrame, names: list[str], factor: float, unit: str) -> go.Bar:
-    texts = []
-    for _, row in table.iterrows():
-        has_step = row["makespan_us"] == row["makespan_us"]
-        state = "fits" if row["feasible"] else "does not fit"
-        peak = format_bytes(row["peak_bytes"]) if has_step else ""
-        texts.append(
-            f"<b>{row['placer']}</b><br>{row['makespan_us'] / factor:.4g} {unit}<br>peak {peak}, {state}"
-            if has_step
-            else f"<b>{row['placer']}</b><br>{row.get('error') or 'no placement'}"
-        )
-    hatch = ["" if ok else "/" for ok in table["feasible"]]
-    return go.Bar(
-        x=names,
-        y=table["makespan_us"] / factor,
-        name="simulated",
-        hovertext=texts,
-        hovertemplate="%{hovertext}<extra></extra>",
-        marker={"color": SERIES[0], "pattern": {"shape": hatch}},
-        **_VALUES,
-    )

@@ -106,11 +106,8 @@ def _missing(
         xshift=9,
         font={"size": 12, "color": text_color(LIMIT)},
     )
-    return figure.update_yaxes(range=[low - row * (rows + 1), high], tickvals=_ticks(low, high))
-
-
-def _ticks(low: float, high: float) -> np.ndarray:
-    """Returns about five round numbers from `low` on, none in the band below."""
     step = 10 ** np.floor(np.log10((high - low) / 4))
     step *= next(k for k in (1, 2, 5, 10) if (high - low) / (step * k) <= 6)
-    return np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
+    return figure.update_yaxes(
+        range=[low - row * (rows + 1), high], tickvals=np.arange(np.ceil(low / step), np.floor(high / step) + 1) * step
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import plotly.graph_objects as go
@@ -14,6 +14,9 @@ from ..graph import Cluster, OpGraph, Placement, durations
 from ..graph.units import format_us
 from .colors import INK, LIMIT, device_colors, text_color, text_on
 from .layout import scale, styled
+
+if TYPE_CHECKING:
+    from ..placers.list_scheduling.earliest_start_reference import Candidate, Decision
 
 MOST_STEPS = 200
 """Most steps of a log, because the figure holds for every step the bars of all earlier ones."""
@@ -39,7 +42,7 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
         raise InvalidInput(
             f"the decision log has {len(log)} steps, the chart takes {MOST_STEPS}; bl.Workbench steps through longer ones"
         )
-    end = max(d.chosen.start_us + _duration(graph, cluster, d.chosen) for d in log)
+    end = max(d.chosen.start_us + float(durations(graph, cluster)[d.chosen.op, d.chosen.device]) for d in log)
     factor, unit = scale(max(end, max(c.start_us for d in log for c in (d.chosen, *d.candidates))))
     figure, heading = go.Figure(), title or f"Decisions of {placement.placer}"
     for k in range(len(log)):
@@ -48,18 +51,30 @@ def decisions(graph: OpGraph, cluster: Cluster, placement: Placement, title: str
     lanes = [-d for d in range(cluster.n)]
     figure.update_yaxes(title_text="device", tickvals=lanes, ticktext=list(cluster.names), range=[lanes[-1] - 0.7, 0.7])
     sentences = [_sentence(graph, cluster, d) for d in log]
+    count = len(sentences)
+    steps = [
+        {
+            "method": "update",
+            "label": str(k + 1),
+            "args": [
+                {"visible": [i == k for i in range(count) for _ in range(3)]},
+                {"title.text": _title(heading, text)},
+            ],
+        }
+        for k, text in enumerate(sentences)
+    ]
     styled(
         figure,
         heading,
         220 + 60 * cluster.n,
         barmode="overlay",
         showlegend=False,
-        sliders=[_slider(heading, sentences)],
+        sliders=[{"active": count - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 45}, "steps": steps}],
     )
     return figure.update_layout(margin={"t": 75}, title_text=_title(heading, sentences[-1]))
 
 
-def _sentence(graph: OpGraph, cluster: Cluster, decision: Any) -> str:
+def _sentence(graph: OpGraph, cluster: Cluster, decision: Decision) -> str:
     pair = decision.chosen
     place_and_time = f"{graph.names[pair.op]} on {cluster.names[pair.device]} at {format_us(pair.start_us)}"
     return f"{place_and_time}: {decision.reason}"
@@ -69,45 +84,43 @@ def _title(heading: str, sentence: str) -> str:
     return f"{heading}<br><sup>{sentence}</sup>"
 
 
-def _duration(graph: OpGraph, cluster: Cluster, pair: Any) -> float:
-    return float(durations(graph, cluster)[pair.op, pair.device])
-
-
-def _traces(graph: OpGraph, cluster: Cluster, log: Sequence[object], step: int, factor: float) -> list[Any]:
+def _traces(
+    graph: OpGraph, cluster: Cluster, log: Sequence[Decision], step: int, factor: float
+) -> list[go.Bar | go.Scatter]:
     """Returns the three traces of a slider position; those of the last position are shown at first."""
     marks = (_marks(graph, log[step], factor, excluded) for excluded in (False, True))
-    traces = [_placed(graph, cluster, log[: step + 1], factor), *marks]
+    placed = log[: step + 1]
+    colors = device_colors(cluster.names)
+    table, pairs = durations(graph, cluster), [d.chosen for d in placed]
+    pair_colors = [colors[c.device] for c in pairs]
+    traces = [
+        go.Bar(
+            orientation="h",
+            y=[-c.device for c in pairs],
+            base=[c.start_us / factor for c in pairs],
+            x=[float(table[c.op, c.device]) / factor for c in pairs],
+            width=0.5,
+            text=[graph.names[c.op] for c in pairs],
+            textposition="inside",
+            insidetextanchor="middle",
+            textfont={"color": [text_on(color) for color in pair_colors]},
+            marker={
+                "color": pair_colors,
+                "line": {"color": INK, "width": np.where(np.arange(len(placed)) < len(placed) - 1, 0.3, 2.5)},
+            },
+            hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(placed)],
+            hovertemplate="%{hovertext}<extra></extra>",
+        ),
+        *marks,
+    ]
     for trace in traces:
         trace.visible = step == len(log) - 1
     return traces
 
 
-def _placed(graph: OpGraph, cluster: Cluster, log: Sequence[Any], factor: float) -> go.Bar:
-    colors = device_colors(cluster.names)
-    table, pairs = durations(graph, cluster), [d.chosen for d in log]
-    pair_colors = [colors[c.device] for c in pairs]
-    return go.Bar(
-        orientation="h",
-        y=[-c.device for c in pairs],
-        base=[c.start_us / factor for c in pairs],
-        x=[float(table[c.op, c.device]) / factor for c in pairs],
-        width=0.5,
-        text=[graph.names[c.op] for c in pairs],
-        textposition="inside",
-        insidetextanchor="middle",
-        textfont={"color": [text_on(color) for color in pair_colors]},
-        marker={
-            "color": pair_colors,
-            "line": {"color": INK, "width": np.where(np.arange(len(log)) < len(log) - 1, 0.3, 2.5)},
-        },
-        hovertext=[f"step {k + 1}: {d.reason}" for k, d in enumerate(log)],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )
-
-
-def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.Scatter:
+def _marks(graph: OpGraph, decision: Decision, factor: float, excluded: bool) -> go.Scatter:
     """Draws the pairs that were not chosen; pairs of one device and start share a mark."""
-    pairs_by_position: dict[tuple[int, float], list[Any]] = defaultdict(list)
+    pairs_by_position: dict[tuple[int, float], list[Candidate]] = defaultdict(list)
     for c in decision.candidates:
         if bool(c.excluded) == excluded and (c.op, c.device) != (decision.chosen.op, decision.chosen.device):
             pairs_by_position[c.device, c.start_us].append(c)
@@ -125,19 +138,3 @@ def _marks(graph: OpGraph, decision: Any, factor: float, excluded: bool) -> go.S
         hovertext=reasons if excluded else texts,
         hovertemplate="%{hovertext}<extra></extra>",
     )
-
-
-def _slider(heading: str, sentences: Sequence[str]) -> dict[str, Any]:
-    count = len(sentences)
-    steps = [
-        {
-            "method": "update",
-            "label": str(k + 1),
-            "args": [
-                {"visible": [i == k for i in range(count) for _ in range(3)]},
-                {"title.text": _title(heading, text)},
-            ],
-        }
-        for k, text in enumerate(sentences)
-    ]
-    return {"active": count - 1, "currentvalue": {"prefix": "step "}, "pad": {"t": 45}, "steps": steps}

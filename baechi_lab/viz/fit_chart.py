@@ -42,7 +42,19 @@ def fit_options(answer: Fit, *, title: str = "Ways to fit: time against memory")
     kinds = list(dict.fromkeys(answer.options[k].kind for k in shown))
     for kind, color in zip(kinds, series_colors(len(kinds)), strict=True):
         of_kind = [k for k in shown if answer.options[k].kind == kind]
-        figure.add_trace(_points(answer, of_kind, color, factor, size))
+        options = [answer.options[k] for k in of_kind]
+        figure.add_trace(
+            go.Scatter(
+                x=[fullest_device_bytes(w) / size for w in options],
+                y=[w.time_per_sample_us / factor for w in options],
+                mode="markers",
+                name=options[0].kind,
+                customdata=of_kind,
+                text=[_hover_text(w) for w in options],
+                hovertemplate="%{text}<extra></extra>",
+                marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in options]},
+            )
+        )
     if near:
         figure.add_vline(
             x=capacity_bytes / size,
@@ -65,20 +77,6 @@ def peak_axis(capacity_bytes: int, near: bool, unit: str) -> str:
     """Returns the title of the axis of peaks, with the limit if that is not drawn."""
     limit_text = "" if near else f"; a device has {format_limit(capacity_bytes)}"
     return f"peak of the fullest device ({unit}){limit_text}"
-
-
-def _points(answer: Fit, indices: list[int], color: str, factor: float, size: float) -> go.Scatter:
-    options = [answer.options[k] for k in indices]
-    return go.Scatter(
-        x=[fullest_device_bytes(w) / size for w in options],
-        y=[w.time_per_sample_us / factor for w in options],
-        mode="markers",
-        name=options[0].kind,
-        customdata=indices,
-        text=[_hover_text(w) for w in options],
-        hovertemplate="%{text}<extra></extra>",
-        marker={"size": 12, "color": color, "symbol": ["circle" if w.fits else "circle-open" for w in options]},
-    )
 
 
 def _hover_text(option: FitOption) -> str:

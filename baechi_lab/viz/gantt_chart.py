@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
@@ -17,9 +17,6 @@ from .bars import Bars, covered_us, merged
 from .colors import INK, LIMIT, OTHER_COLOR, class_colors, device_colors, faded, text_on
 from .layout import scale, styled
 from .shades import HATCHED, phase_shades, pipeline_phases
-
-if TYPE_CHECKING:
-    from ..graph.timeline import Violation
 
 COLOR_BY = ("device", "micro-batch")
 NAMED = 60
@@ -146,12 +143,19 @@ def _traces(
             if not len(rows):
                 continue
             bars = merged(timeline.start_us[rows], timeline.end_us[rows], limit)
-            texts = _op_texts(timeline, rows, bars)
+            names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
+            texts = [
+                f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
+                for name, count, start, end in zip(names, bars.row_count, bars.start, bars.end, strict=True)
+            ]
             phases = pipeline_phases(timeline) if color_by == "device" else None
             phase = np.zeros(len(bars.row), np.uint8) if phases is None else phases[timeline.op[rows[bars.row]]]
             shades = [phase_shades(colors[d])[k] for k in phase.tolist()]
             if color_by == "micro-batch" and timeline.micro_batch is not None:
-                shades = _by_micro_batch(timeline.micro_batch[timeline.op[rows[bars.row]]])
+                # One colour per micro-batch, grey for ops that run once.
+                batch = timeline.micro_batch[timeline.op[rows[bars.row]]]
+                batch_colors = class_colors(int(batch.max(initial=0)) + 1)
+                shades = [OTHER_COLOR if b < 0 else batch_colors[b] for b in batch.tolist()]
             bar = _bar(bars, lane, texts, shades, factor, 0.8 if lane == device else 0.4, differs[rows[bars.row]])
             if (phase == HATCHED).any():
                 bar.marker.pattern = {
@@ -166,14 +170,17 @@ def _traces(
             traces += _sending(timeline, d, colors, limit, factor)
     broken = [v for v in timeline.violations if v.device >= 0 and v.time_us == v.time_us]
     if broken:
-        traces.append(_marks(timeline, broken, factor))
+        traces.append(
+            go.Scatter(
+                x=[v.time_us / factor for v in broken],
+                y=[timeline.device_names[v.device] for v in broken],
+                mode="markers",
+                marker={"symbol": "x", "size": 11, "color": LIMIT, "line": {"width": 1, "color": "white"}},
+                hovertext=[v.message for v in broken],
+                hovertemplate="%{hovertext}<extra></extra>",
+            )
+        )
     return traces
-
-
-def _by_micro_batch(batch: NDArray[np.int64]) -> list[str]:
-    """Returns a colour per op by its micro-batch, grey for ops that run once."""
-    colors = class_colors(int(batch.max(initial=0)) + 1)
-    return [OTHER_COLOR if b < 0 else colors[b] for b in batch.tolist()]
 
 
 def _names(timeline: Timeline, rows: NDArray[np.int64], shades: list[str]) -> dict[str, object]:
@@ -196,9 +203,20 @@ def _sending(timeline: Timeline, device: int, colors: list[str], limit: int, fac
     sent_us = transfers.start_us[sent_rows] + (transfers.end_us[sent_rows] - transfers.receive_us[sent_rows])
     bars = merged(transfers.start_us[sent_rows], sent_us, limit)
     shades = [faded(colors[target], 0.75) for target in transfers.target[sent_rows[bars.row]]]
+    tensors, targets = timeline.transfers.tensor[sent_rows[bars.row]], timeline.transfers.target[sent_rows[bars.row]]
     return [
         _bar(
-            bars, _sends(timeline.device_names[device]), _transfer_texts(timeline, sent_rows, bars), shades, factor, 0.4
+            bars,
+            _sends(timeline.device_names[device]),
+            [
+                f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
+                f"{format_bytes(int(timeline.tensor_bytes[t]))}"
+                f"{f', and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
+                for t, d, count, start, end in zip(tensors, targets, bars.row_count, bars.start, bars.end, strict=True)
+            ],
+            shades,
+            factor,
+            0.4,
         )
     ]
 
@@ -229,32 +247,3 @@ def _bar(
 
 def _span(start: float, end: float) -> str:
     return f"{format_us(start)} to {format_us(end)} ({format_us(end - start)})"
-
-
-def _op_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> list[str]:
-    names = [timeline.op_names[timeline.op[rows[r]]] for r in bars.row]
-    return [
-        f"<b>{name}</b>{f' and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for name, count, start, end in zip(names, bars.row_count, bars.start, bars.end, strict=True)
-    ]
-
-
-def _transfer_texts(timeline: Timeline, rows: NDArray[np.int64], bars: Bars) -> list[str]:
-    tensors, targets = timeline.transfers.tensor[rows[bars.row]], timeline.transfers.target[rows[bars.row]]
-    return [
-        f"<b>{timeline.op_names[timeline.tensor_producer[t]]}</b> to {timeline.device_names[d]}, "
-        f"{format_bytes(int(timeline.tensor_bytes[t]))}"
-        f"{f', and {count - 1} more' if count > 1 else ''}<br>{_span(start, end)}"
-        for t, d, count, start, end in zip(tensors, targets, bars.row_count, bars.start, bars.end, strict=True)
-    ]
-
-
-def _marks(timeline: Timeline, broken: list[Violation], factor: float) -> go.Scatter:
-    return go.Scatter(
-        x=[v.time_us / factor for v in broken],
-        y=[timeline.device_names[v.device] for v in broken],
-        mode="markers",
-        marker={"symbol": "x", "size": 11, "color": LIMIT, "line": {"width": 1, "color": "white"}},
-        hovertext=[v.message for v in broken],
-        hovertemplate="%{hovertext}<extra></extra>",
-    )

@@ -53,7 +53,8 @@ def graph(
         raise InvalidInput(f"max_nodes is {max_nodes}; it must be at least 1")
     device = None if placement is None else placement.on(opgraph).device
     scene = scene_of(opgraph, max_nodes)
-    names = _names(device, device_names)
+    count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(device_names or ()))
+    names = tuple(device_names[d] if device_names and d < len(device_names) else f"device {d}" for d in range(count))
     share = None if device is None else device_shares(opgraph, scene, device, len(names))
     shown_note = f", {len(scene)} boxes drawn" if len(scene) < opgraph.n else ""
     heading = title or f"{opgraph.name}: {opgraph.n:,} ops{shown_note}"
@@ -87,11 +88,6 @@ def boxes(
         figure, title, height, legend={**LEGEND, "itemsizing": "constant"}, hovermode="closest", hoverdistance=40
     )
     return figure.update_layout(margin={"l": 10, "r": 10, "b": 10})
-
-
-def _names(device: NDArray[np.int32] | None, names: tuple[str, ...] | None) -> tuple[str, ...]:
-    count = 0 if device is None else max(int(device.max(initial=-1)) + 1, len(names or ()))
-    return tuple(names[d] if names and d < len(names) else f"device {d}" for d in range(count))
 
 
 def _image(

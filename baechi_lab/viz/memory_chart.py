@@ -42,7 +42,12 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
     if title is not None:
         check_text("title", title)
     if not len(timeline.memory):
-        return _peaks(timeline, title)
+        factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
+        names = list(timeline.device_names)
+        figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
+        figure.update_yaxes(title_text=f"peak memory ({unit})")
+        figure.update_xaxes(title_text="device")
+        return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)
     shown = range(len(timeline.device_names))
     factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
     time_factor, time_unit = scale(timeline.makespan_us)
@@ -62,7 +67,21 @@ def memory(timeline: Timeline, *, max_points: int = 1500, title: str | None = No
         levels = np.vstack([level, level[-1:] if len(level) else np.zeros((1, 4), dtype=np.int64)]) / factor
         for column, category in enumerate(MEMORY_CATEGORIES):
             color = shades(colors[device])[column]
-            figure.add_trace(_area(time, levels[:, column], category, color, row), row=row, col=1)
+            figure.add_trace(
+                go.Scatter(
+                    x=time,
+                    y=levels[:, column],
+                    name=category,
+                    legendgroup=category,
+                    showlegend=False,
+                    stackgroup=str(row),
+                    mode="lines",
+                    line={"shape": "hv", "width": 0.5, "color": color},
+                    fillcolor=color,
+                ),
+                row=row,
+                col=1,
+            )
         limit = timeline.memory_bytes[device]
         if limit <= FAR * peak_bytes:  # a far larger limit would flatten the areas; the heading has it in any case
             figure.add_hline(y=limit / factor, line={"color": LIMIT, "dash": "dash", "width": 1.5}, row=row, col=1)
@@ -97,30 +116,7 @@ def _heading(timeline: Timeline, device: int) -> str:
     return f"{timeline.device_names[device]}: peak {format_bytes(peak)} of {format_bytes(limit)}{warning}"
 
 
-def _area(time: NDArray[np.float64], level: NDArray[np.float64], category: str, color: str, row: int) -> go.Scatter:
-    return go.Scatter(
-        x=time,
-        y=level,
-        name=category,
-        legendgroup=category,
-        showlegend=False,
-        stackgroup=str(row),
-        mode="lines",
-        line={"shape": "hv", "width": 0.5, "color": color},
-        fillcolor=color,
-    )
-
-
 def _legend_entry(category: str, color: str) -> go.Scatter:
     """Makes the entry of a category in the legend, in grey, because its shade depends on the device."""
     marker = {"symbol": "square", "size": 11, "color": color, "line": {"width": 1, "color": INK}}
     return go.Scatter(x=[None], y=[None], mode="markers", name=category, legendgroup=category, marker=marker)
-
-
-def _peaks(timeline: Timeline, title: str | None) -> go.Figure:
-    factor, unit = scale(float(timeline.peak_bytes.max(initial=0)), BYTES)
-    names = list(timeline.device_names)
-    figure = go.Figure(go.Bar(x=names, y=timeline.peak_bytes / factor, marker={"color": device_colors(names)}))
-    figure.update_yaxes(title_text=f"peak memory ({unit})")
-    figure.update_xaxes(title_text="device")
-    return styled(figure, title or f"Peak memory of one step, {timeline.origin}", 300, showlegend=False)

@@ -60,25 +60,19 @@ def arrange(
     if len(boxes.order) == 0:
         return Arranged(np.zeros(0), np.zeros(0), 0.0, 0.0, (), np.zeros(0, np.bool_))
     if boxes.backward.any() and not boxes.backward.all():
-        column, band = _both_passes(boxes, source, target)
+        band = boxes.backward.astype(np.int64)
+        column = np.zeros(len(band), dtype=np.int64)
+        ahead = ~boxes.backward
+        inside = ahead[source] & ahead[target]
+        column[ahead] = longest_path(boxes.order, source[inside], target[inside])[ahead]
+        inside = boxes.backward[source] & boxes.backward[target]
+        layers = longest_path(boxes.order, source[inside], target[inside])
+        last = max(int(column[ahead].max()), int(layers[boxes.backward].max()))
+        column[boxes.backward] = np.where(boxes.twin >= 0, column[boxes.twin], last - layers)[boxes.backward]
+        column = np.unique(column, return_inverse=True)[1].reshape(-1)
     else:
         column, band = _bands(boxes, longest_path(boxes.order, source, target), aspect)
     return _Frame(boxes, column, band, mirrored).arranged(source, target, weight)
-
-
-def _both_passes(boxes: Boxes, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """Returns the columns and bands (0: forward, 1: backward) of a training step."""
-    band = boxes.backward.astype(np.int64)
-    column = np.zeros(len(band), dtype=np.int64)
-    ahead = ~boxes.backward
-    inside = ahead[source] & ahead[target]
-    column[ahead] = longest_path(boxes.order, source[inside], target[inside])[ahead]
-    inside = boxes.backward[source] & boxes.backward[target]
-    layers = longest_path(boxes.order, source[inside], target[inside])
-    last = max(int(column[ahead].max()), int(layers[boxes.backward].max()))
-    column[boxes.backward] = np.where(boxes.twin >= 0, column[boxes.twin], last - layers)[boxes.backward]
-    used = np.unique(column, return_inverse=True)[1]
-    return used.reshape(-1), band
 
 
 def _bands(boxes: Boxes, layer: Ints, aspect: float) -> tuple[Ints, Ints]:
@@ -121,14 +115,13 @@ class _Frame:
         for band in range(int(self.band.max()) + 1):
             low = self._band(band, top, source, target, weight)
             self.band_ends.append((top, low))
-            top = low + self._gap(band, source, target)
+            # The space below a band grows with the arrows that cross it.
+            across = (self.band[source] <= band) != (self.band[target] <= band)
+            top = low + (
+                BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
+            )
         paths, upright = self._paths(source, target)
         return Arranged(self.x, self.y, self.total, self.band_ends[-1][1], paths, upright)
-
-    def _gap(self, band: int, source: Ints, target: Ints) -> float:
-        """Returns the space below a band, which grows with the arrows that cross it."""
-        across = (self.band[source] <= band) != (self.band[target] <= band)
-        return BAND_GAP + min(3.0 * np.count_nonzero(across & (self.column[source] != self.column[target])), BAND_GAP)
 
     def _columns(self) -> None:
         """Returns the left and right ends of every column; both passes of a training step share them."""
@@ -161,17 +154,14 @@ class _Frame:
         middle = (self.left[band] + self.right[band]) / 2
         self.x[nodes], self.y[nodes] = middle[self.column[nodes]], ordered_rows.y + top
         for e, points in zip(edges.tolist(), ordered_rows.through, strict=True):
-            self.through[e] = self._passing(band, points, top, bool(self.x[target[e]] > self.x[source[e]]))
+            rising = bool(self.x[target[e]] > self.x[source[e]])
+            passed: list[Point] = []
+            for layer, y in points:
+                ends = (float(self.left[band][layer]), float(self.right[band][layer]))
+                passed.extend((x, y + top) for x in (ends if rising else ends[::-1]))
+            self.through[e] = passed
         low = max([top, *(y for e in edges.tolist() for _, y in self.through[e])])
         return max(low, float((self.y[nodes] + self.boxes.height[nodes] / 2).max()))
-
-    def _passing(self, band: int, points: tuple[tuple[int, float], ...], top: float, rising: bool) -> list[Point]:
-        """Make arrows cross a column in a straight line, from one end to the other."""
-        passed: list[Point] = []
-        for layer, y in points:
-            edges = (float(self.left[band][layer]), float(self.right[band][layer]))
-            passed.extend((x, y + top) for x in (edges if rising else edges[::-1]))
-        return passed
 
     def _paths(self, source: Ints, target: Ints) -> tuple[tuple[tuple[Point, ...], ...], Bools]:
         """Returns the points of each edge, with ends spread along the sides of the boxes."""
@@ -188,7 +178,18 @@ class _Frame:
                 else:
                     sides[box, int(self.x[other_box] > self.x[box])].append((float(near[1]), e, end))
         for (box, side), arrows in sides.items():
-            self._spread(box, side, arrows, path_ends)
+            # Spread the ends of arrows on one side (left, right, top, bottom) of a box, in the order of their other
+            # ends.
+            w, h = float(self.boxes.width[box]), float(self.boxes.height[box])
+            length = w if side >= 2 else h
+            reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(arrows) - 1))
+            for k, (_, e, end) in enumerate(sorted(arrows)):
+                shift = reach * (2 * k / (len(arrows) - 1) - 1) if len(arrows) > 1 else 0.0
+                x, y = float(self.x[box]), float(self.y[box])
+                if side >= 2:
+                    path_ends[e][end] = (x + shift, y + (h / 2 if side == 3 else -h / 2))
+                else:
+                    path_ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)
         paths = [
             (a, *(self._between(u, v, a, b) if upright[e] else self.through[e]), b)
             for e, ((a, b), u, v) in enumerate(zip(path_ends, source.tolist(), target.tolist(), strict=True))
@@ -203,16 +204,3 @@ class _Frame:
         source_edges, target_edges = self.band_ends[self.band[u]], self.band_ends[self.band[v]]
         leaves, arrives = (source_edges[1], target_edges[0]) if goes_down else (source_edges[0], target_edges[1])
         return [p for p, at in (((start[0], leaves), start), ((end[0], arrives), end)) if abs(p[1] - at[1]) > 1.0]
-
-    def _spread(self, box: int, side: int, arrows: list[tuple[float, int, int]], path_ends: list[list[Point]]) -> None:
-        """Spread the ends of arrows on one side (left, right, top, bottom) of a box, in the order of their other ends."""
-        w, h = float(self.boxes.width[box]), float(self.boxes.height[box])
-        length = w if side >= 2 else h
-        reach = min(length / 2 - 7, (7.0 if side >= 2 else 3.0) * (len(arrows) - 1))
-        for k, (_, e, end) in enumerate(sorted(arrows)):
-            shift = reach * (2 * k / (len(arrows) - 1) - 1) if len(arrows) > 1 else 0.0
-            x, y = float(self.x[box]), float(self.y[box])
-            if side >= 2:
-                path_ends[e][end] = (x + shift, y + (h / 2 if side == 3 else -h / 2))
-            else:
-                path_ends[e][end] = (x + (w / 2 if side == 1 else -w / 2), y + shift)

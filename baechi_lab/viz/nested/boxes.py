@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ...graph import OpGraph
 from .scopes import updates
-from .segments import Cut, segments
+from .segments import segments
 
 SCOPE, OP, LEVEL = 0, 1, 2
 Ints = NDArray[np.int64]
@@ -79,7 +79,14 @@ class _Levels:
                 position_of_op = np.full(self.graph.n, -1, dtype=np.int64)
                 position_of_op[box.ops] = part_of_item[self.item_of[box.ops]]
                 self.cuts[key] = (position_of_op, labels)
-            _gather(box, part_of_item, labels)
+            children = []
+            for k in np.unique(part_of_item).tolist():
+                members = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]
+                name = f"{box.name}/{labels[k]}" if box.name else labels[k]
+                children.append(members[0] if len(members) == 1 else Box(name, labels[k], LEVEL, members))
+            box.items = children
+            for stale in ("ops", "crowded"):
+                box.__dict__.pop(stale, None)
         self.item_of[box.ops] = -1
         for item in box.items:
             if item.items:
@@ -106,11 +113,6 @@ class _Levels:
         del box.ops
 
     def _cut(self, box: Box, edges: Ints, limit: int) -> tuple[Ints, list[str]]:
-        cut = segments(self._kinds(box), edges[:, 0], edges[:, 1], limit)
-        return cut.segment_of, _labels(box, cut)
-
-    def _kinds(self, box: Box) -> Ints:
-        """Returns the kind of each item: for an op its type, inputs and outputs; for a box its name without a number."""
         kinds: dict[Any, int] = {}
         candidates = []
         for item in box.items:
@@ -120,7 +122,23 @@ class _Levels:
             else:
                 kind = (re.sub(r"[\d_]+$", "", item.label), len(item.items))
             candidates.append(kinds.setdefault(kind, len(kinds)))
-        return np.array(candidates)
+        cut = segments(np.array(candidates), edges[:, 0], edges[:, 1], limit)
+        labels = []
+        for k in range(cut.count):
+            block = k - cut.first
+            items = [box.items[i] for i in np.flatnonzero(cut.segment_of == k).tolist()]
+            scopes = [item for item in items if item.kind != OP]
+            if len(scopes) > len(items) / 2:
+                labels.append(_range(scopes))
+            elif cut.repeated and 0 <= block < cut.repeated:
+                labels.append(f"block {block + 1} of {cut.repeated}")
+            elif cut.repeated:
+                labels.append("start" if block < 0 else "end")  # with numbers if there are several
+            else:
+                labels.append(f"part {k + 1} of {cut.count}")
+        return cut.segment_of, [
+            label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)
+        ]
 
     def _mirror(self, box: Box, key: tuple[str, ...], edges: Ints) -> tuple[Ints, list[str]] | None:
         """Returns the parts of a backward box: each item has the part of its forward ops, or else of its neighbours."""
@@ -139,24 +157,6 @@ class _Levels:
         return np.where(part_of_item < 0, part_of_item.max(), part_of_item), labels
 
 
-def _labels(box: Box, cut: Cut) -> list[str]:
-    """Returns a label per part: numbered repeated blocks, ranges of numbered names, the last scope, or a count."""
-    labels = []
-    for k in range(cut.count):
-        block = k - cut.first
-        items = [box.items[i] for i in np.flatnonzero(cut.segment_of == k).tolist()]
-        scopes = [item for item in items if item.kind != OP]
-        if len(scopes) > len(items) / 2:
-            labels.append(_range(scopes))
-        elif cut.repeated and 0 <= block < cut.repeated:
-            labels.append(f"block {block + 1} of {cut.repeated}")
-        elif cut.repeated:
-            labels.append("start" if block < 0 else "end")  # with numbers if there are several
-        else:
-            labels.append(f"part {k + 1} of {cut.count}")
-    return [label if labels.count(label) == 1 else f"{label} ({k + 1})" for k, label in enumerate(labels)]
-
-
 def _range(items: list[Box]) -> str:
     """Returns `t0 to t9` for items that are numbered in order, else `to` and the last one."""
     first, last = items[0].label, items[-1].label
@@ -164,15 +164,3 @@ def _range(items: list[Box]) -> str:
     if stem == re.sub(r"\d+$", "", last) and first != last:
         return f"{first} to {last}"
     return f"to {last}" if first != last else first
-
-
-def _gather(box: Box, part_of_item: Ints, labels: list[str]) -> None:
-    """Put the items of every part with several items into a new box."""
-    children = []
-    for k in np.unique(part_of_item).tolist():
-        inside = [box.items[i] for i in np.flatnonzero(part_of_item == k).tolist()]
-        name = f"{box.name}/{labels[k]}" if box.name else labels[k]
-        children.append(inside[0] if len(inside) == 1 else Box(name, labels[k], LEVEL, inside))
-    box.items = children
-    for stale in ("ops", "crowded"):
-        box.__dict__.pop(stale, None)

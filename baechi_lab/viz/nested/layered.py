@@ -40,7 +40,8 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
     [0, 1, 2, 1]
     """
     layer = np.zeros(len(order), dtype=np.int64)
-    u, v = _along(order, source, target)
+    swap = (order[source] > order[target]) | ((order[source] == order[target]) & (source > target))
+    u, v = np.where(swap, target, source), np.where(swap, source, target)
     for k in np.argsort(order[u], kind="stable").tolist():
         layer[v[k]] = max(layer[v[k]], layer[u[k]] + 1)
     reads = np.zeros(len(order), dtype=np.bool_)
@@ -49,12 +50,6 @@ def longest_path(order: Floats, source: Ints, target: Ints) -> Ints:
     np.minimum.at(first, u, layer[v])
     delayed = ~reads & (first < np.iinfo(np.int64).max)
     return np.where(delayed, first - 1, layer)
-
-
-def _along(order: Floats, source: Ints, target: Ints) -> tuple[Ints, Ints]:
-    """Returns the edges, reversed where they go against the order (ties by index)."""
-    swap = (order[source] > order[target]) | ((order[source] == order[target]) & (source > target))
-    return np.where(swap, target, source), np.where(swap, source, target)
 
 
 def rows(layer: Ints, height: Floats, source: Ints, target: Ints, weight: Floats, order: Floats) -> Rows:

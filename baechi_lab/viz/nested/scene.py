@@ -113,7 +113,15 @@ class _Builder:
         self._between(ROOT, edges)
         self._sizes(ROOT, aspect)
         corner = {ROOT: (0.0, 0.0)}
-        middle = self._places(corner)
+        middle: dict[int, tuple[float, float]] = {}
+        for node in (ROOT, *self.frames.tolist()):
+            inner_frame, (left, top) = self.inside[node], corner[node]
+            for k, child in enumerate(self.tree.children[node]):
+                x, y = left + float(inner_frame.x[k]), top + float(inner_frame.y[k])
+                middle[child] = (x, y)
+                if child in self.opened:
+                    inner = self.inside[child]
+                    corner[child] = (x - inner.width / 2, y - inner.height / 2 + TITLE / 2)
         owner = self.tree.owner(self.nodes)
         persistent_bytes, made_bytes = (
             np.bincount(owner, column, minlength=len(self.nodes)).astype(np.int64)
@@ -224,19 +232,6 @@ class _Builder:
             return max(name + 14, 34.0), 24.0
         return max(name, text_width(self._note(node), NOTE)) + 18, 40.0
 
-    def _places(self, corner: dict[int, tuple[float, float]]) -> dict[int, tuple[float, float]]:
-        """Set the middles of all boxes and frames, and `corner`, the upper left of the contents of each frame."""
-        middle: dict[int, tuple[float, float]] = {}
-        for node in (ROOT, *self.frames.tolist()):
-            inner_frame, (left, top) = self.inside[node], corner[node]
-            for k, child in enumerate(self.tree.children[node]):
-                x, y = left + float(inner_frame.x[k]), top + float(inner_frame.y[k])
-                middle[child] = (x, y)
-                if child in self.opened:
-                    inner = self.inside[child]
-                    corner[child] = (x - inner.width / 2, y - inner.height / 2 + TITLE / 2)
-        return middle
-
     def _all_arrows(self, corner: dict[int, tuple[float, float]]) -> Arrows:
         """Returns the arrows of all frames, in the order of the numbers in `edge_of`."""
         columns: list[list[Any]] = [[], [], [], [], [], []]
@@ -304,10 +299,22 @@ def build_paint(
     device = np.zeros(graph.n, dtype=np.int64)
     device[timeline.op] = timeline.device
     share = device_shares(graph, scene, device, len(timeline.device_names))
-    sent_bytes, received = _bytes_over_links(graph, scene, timeline, device)
+    transfers, count = timeline.transfers, len(scene)
+    size = graph.tensor_bytes[transfers.tensor]
+    sent_bytes: NDArray[Any] = np.bincount(scene.owner[graph.tensor_producer[transfers.tensor]], size, minlength=count)
+    across = device[graph.edge_source] != device[graph.consumers]
+    tensors = max(graph.tensor_count, 1)
+    key = np.unique(scene.owner[graph.consumers[across]].astype(np.int64) * tensors + graph.edge_tensor[across])
+    received: NDArray[Any] = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
     chain = np.zeros(0, np.int64) if critical_ops is None else np.asarray(critical_ops, dtype=np.int64)
     critical = np.zeros(len(scene), dtype=np.bool_)
     critical[scene.owner[chain]] = True
+    # Arrows with an edge from one op of the chain to the next; an op that waited for its device has none.
+    on_chain = np.zeros(len(scene.arrows), dtype=np.bool_)
+    follows = np.full(graph.n, -1, dtype=np.int64)
+    follows[chain[:-1]] = chain[1:]
+    on = (follows[graph.edge_source] == graph.consumers) & (scene.arrows.edge_of >= 0)
+    on_chain[scene.arrows.edge_of[on]] = True
     return Paint(
         share.argmax(axis=1),
         share,
@@ -315,22 +322,8 @@ def build_paint(
         received,
         critical,
         crossing_bytes(graph, scene.arrows, device),
-        _on_chain(graph, scene.arrows, chain),
+        on_chain,
     )
-
-
-def _bytes_over_links(
-    graph: OpGraph, scene: Scene, timeline: Timeline, device: NDArray[np.int64]
-) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Returns the bytes that each box's ops send to other devices, and those that they receive from other devices."""
-    transfers, count = timeline.transfers, len(scene)
-    size = graph.tensor_bytes[transfers.tensor]
-    sent_bytes = np.bincount(scene.owner[graph.tensor_producer[transfers.tensor]], size, minlength=count)
-    across = device[graph.edge_source] != device[graph.consumers]
-    tensors = max(graph.tensor_count, 1)
-    key = np.unique(scene.owner[graph.consumers[across]].astype(np.int64) * tensors + graph.edge_tensor[across])
-    received = np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=count)
-    return sent_bytes, received
 
 
 def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[np.float64]:
@@ -339,16 +332,6 @@ def crossing_bytes(graph: OpGraph, arrows: Arrows, device: Integers) -> NDArray[
     tensors = max(graph.tensor_count, 1)
     key = np.unique(arrows.edge_of[across].astype(np.int64) * tensors + graph.edge_tensor[across])
     return np.bincount(key // tensors, graph.tensor_bytes[key % tensors], minlength=len(arrows)).astype(np.float64)
-
-
-def _on_chain(graph: OpGraph, arrows: Arrows, chain: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Finds the arrows with an edge from one op of the chain to the next; an op that waited for its device has none."""
-    on_chain = np.zeros(len(arrows), dtype=np.bool_)
-    follows = np.full(graph.n, -1, dtype=np.int64)
-    follows[chain[:-1]] = chain[1:]
-    on = (follows[graph.edge_source] == graph.consumers) & (arrows.edge_of >= 0)
-    on_chain[arrows.edge_of[on]] = True
-    return on_chain
 
 
 def covering(scene: Scene, ops: Collection[int]) -> list[int]:

@@ -8,7 +8,7 @@ boxes with arrows across the picture. O(ops + edges).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,15 +36,44 @@ def homes(graph: OpGraph) -> tuple[Path, ...]:
     >>> homes(graph)
     (('net',), ('net',), ('∇', 'net'), ('∇', 'net'))
     """
-    paths = _by_name(graph)
+    mark = separator(graph.names)
+    paths: list[Path] = []
+    for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
+        components = tuple(parts_of(name, mark))
+        backward, scopes = components[0] in TAPES or twin >= 0, components[:-1]
+        while scopes and scopes[0] in (*TAPES, "optimizer"):
+            scopes = scopes[1:]
+        paths.append((BACKWARD, *scopes) if backward else scopes)
     if not any(paths):
         return tuple(paths)
     update = updates(graph)
     for op in np.flatnonzero(_after_backward(graph) & ~update).tolist():
         paths[op] = paths[op] or (BACKWARD,)
-    _re_home_sources(graph, paths, update)
-    _by_forward_op(graph, paths)
-    _by_colocation(graph, paths, update)
+    # Give sources whose outermost scope has no computing op the common scopes of their forward readers, or of
+    # all readers. The same holds for updates in such a scope: a learning rate, the slots of an optimizer.
+    source = np.diff(graph.predecessors[0]) == 0
+    computing = {p[0] for p, no in zip(paths, (source | update).tolist(), strict=True) if p and not no}
+    outside = [bool(p) and p[0] not in computing for p in paths]
+    readers: dict[int, list[Path]] = {}
+    forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in paths], dtype=np.bool_)
+    forward_readers = forward[graph.consumers]
+    for u, v in zip(
+        graph.edge_source[forward_readers].tolist(), graph.consumers[forward_readers].tolist(), strict=True
+    ):
+        if outside[u] and source[u]:
+            readers.setdefault(u, []).append(paths[v])
+    serves = update.copy()
+    serves[graph.edge_source[update[graph.consumers]]] = True
+    for op in np.flatnonzero(source | update).tolist():
+        if outside[op] and op in readers:
+            paths[op] = _common(readers[op]) or paths[op]
+        elif outside[op] and serves[op]:
+            paths[op] = ()
+    for op in np.flatnonzero(graph.forward_of >= 0).tolist():
+        paths[op] = (BACKWARD, *(s for s in paths[graph.forward_of[op]] if s != BACKWARD))
+    variable = _by_group(graph)
+    for op in np.flatnonzero(update & (variable >= 0)).tolist():
+        paths[op] = paths[variable[op]]
     _by_neighbours(graph, paths, update)
     return tuple(paths)
 
@@ -65,18 +94,6 @@ def parts_of(name: str, mark: str) -> list[str]:
         return name.removesuffix("/backward").split("/")
     path, *inside = name.split("/")
     return [*path.split("."), *(component for component in inside if component != "backward")]
-
-
-def _by_name(graph: OpGraph) -> list[Path]:
-    mark = separator(graph.names)
-    paths: list[Path] = []
-    for name, twin in zip(graph.names, graph.forward_of.tolist(), strict=True):
-        components = tuple(parts_of(name, mark))
-        backward, scopes = components[0] in TAPES or twin >= 0, components[:-1]
-        while scopes and scopes[0] in (*TAPES, "optimizer"):
-            scopes = scopes[1:]
-        paths.append((BACKWARD, *scopes) if backward else scopes)
-    return paths
 
 
 def updates(graph: OpGraph) -> NDArray[np.bool_]:
@@ -106,31 +123,6 @@ def _by_group(graph: OpGraph) -> NDArray[np.int64]:
     return first[graph.colocation]
 
 
-def _re_home_sources(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
-    """Give sources whose outermost scope has no computing op the common scopes of their forward readers, or of all readers.
-
-    The same holds for updates in such a scope: a learning rate, the slots of an optimizer.
-    """
-    source = np.diff(graph.predecessors[0]) == 0
-    computing = {p[0] for p, no in zip(paths, (source | update).tolist(), strict=True) if p and not no}
-    outside = [bool(p) and p[0] not in computing for p in paths]
-    readers: dict[int, list[Path]] = {}
-    forward = ~update & np.array([bool(p) and p[0] != BACKWARD for p in paths], dtype=np.bool_)
-    forward_readers = forward[graph.consumers]
-    for u, v in zip(
-        graph.edge_source[forward_readers].tolist(), graph.consumers[forward_readers].tolist(), strict=True
-    ):
-        if outside[u] and source[u]:
-            readers.setdefault(u, []).append(paths[v])
-    serves = update.copy()
-    serves[graph.edge_source[update[graph.consumers]]] = True
-    for op in np.flatnonzero(source | update).tolist():
-        if outside[op] and op in readers:
-            paths[op] = _common(readers[op]) or paths[op]
-        elif outside[op] and serves[op]:
-            paths[op] = ()
-
-
 def _common(paths: Sequence[Path]) -> Path:
     """Returns the scopes with which all paths begin."""
     shared = paths[0]
@@ -140,17 +132,6 @@ def _common(paths: Sequence[Path]) -> Path:
             k += 1
         shared = shared[:k]
     return shared
-
-
-def _by_forward_op(graph: OpGraph, paths: list[Path]) -> None:
-    for op in np.flatnonzero(graph.forward_of >= 0).tolist():
-        paths[op] = (BACKWARD, *(s for s in paths[graph.forward_of[op]] if s != BACKWARD))
-
-
-def _by_colocation(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
-    variable = _by_group(graph)
-    for op in np.flatnonzero(update & (variable >= 0)).tolist():
-        paths[op] = paths[variable[op]]
 
 
 def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_]) -> None:
@@ -171,22 +152,18 @@ def _by_neighbours(graph: OpGraph, paths: list[Path], update: NDArray[np.bool_])
             if stray[op]:
                 near_by = [paths[k] for k in neighbours[first[op] : first[op + 1]] if not stray[k]]
                 near_by = [p for p in near_by if paths[op] == p[: len(paths[op])]]  # backward ones stay backward
-                voted = _elected(near_by, backwards)
+                votes = Counter(near_by)
+                if not votes:
+                    voted = None
+                else:
+                    if backwards:  # an op that both passes read belongs to the forward pass
+                        votes = Counter({p: k for p, k in votes.items() if p[:1] != (BACKWARD,)}) or votes
+                    outer = Counter(_outermost(p) for p in votes.elements()).most_common(1)[0][0]
+                    voted = _common([p for p in votes if _outermost(p) == outer])
                 if voted is not None and update[op] and len({_outermost(p) for p in near_by}) > 1:
                     voted = ("optimizer",)
                 if voted is not None:
                     paths[op], stray[op] = voted, False
-
-
-def _elected(paths: Iterable[Path], backwards: bool) -> Path | None:
-    """Returns the outermost scope of most neighbours, with the inner scopes that all of these have in common."""
-    votes = Counter(paths)
-    if not votes:
-        return None
-    if backwards:  # an op that both passes read belongs to the forward pass
-        votes = Counter({p: k for p, k in votes.items() if p[:1] != (BACKWARD,)}) or votes
-    outer = Counter(_outermost(p) for p in votes.elements()).most_common(1)[0][0]
-    return _common([p for p in votes if _outermost(p) == outer])
 
 
 def _outermost(path: Path) -> Path:

@@ -43,7 +43,14 @@ def segments(labels: Ints, source: Ints, target: Ints, limit: int) -> Cut:
     repeat = repeats(labels)
     if repeat is not None:
         start, period, count = repeat
-        start = _aligned(start, period, count, m, width)
+        padded = np.concatenate([[0], width, [0]])
+        costs = []
+        for shift in range(-(period // 2), period - period // 2):
+            borders = start + shift + period * np.arange(count + 1)
+            inside = borders[(borders > 0) & (borders < m)]
+            outside = np.count_nonzero((borders < 0) | (borders > m))
+            costs.append((outside, float(padded[inside].mean()) if len(inside) else 0.0, abs(shift), start + shift))
+        start = max(0, min(costs)[3])
         while count > 1 and start + count * period > m:
             count -= 1
         if 1 < count <= limit - 2:
@@ -81,7 +88,10 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
     equal = np.array([np.count_nonzero(kinds[p:] == kinds[:-p]) for p in shifts.tolist()])
     scored: list[tuple[float, int, int, int]] = []
     for p in shifts[np.argsort(-equal, kind="stable")[:SHORTLIST]].tolist():
-        start, end = _stretch(kinds[p:] == kinds[:-p])
+        total = np.concatenate([[0], np.cumsum(np.where(kinds[p:] == kinds[:-p], 1, -MISMATCH))])
+        lowest = np.minimum.accumulate(total)
+        end = int(np.argmax(total - lowest))
+        start, end = int(np.argmin(total[: end + 1])), end
         covered = end - start + p
         if p >= 3 and covered >= 2 * p and covered >= 0.4 * m and not _monotonous(kinds[start : start + p]):
             scored.append((covered - p * 1e-3, -p, start, covered // p))
@@ -96,26 +106,6 @@ def repeats(labels: Ints) -> tuple[int, int, int] | None:
 def _monotonous(kinds: NDArray[np.uint8]) -> bool:
     """Whether nearly all items are of one kind, as in a chain or a generated graph."""
     return bool(np.bincount(kinds).max() > 0.9 * len(kinds))
-
-
-def _stretch(match: NDArray[np.bool_]) -> tuple[int, int]:
-    """Returns the run with the largest sum, where a match counts 1 and a mismatch `-MISMATCH` (Kadane)."""
-    total = np.concatenate([[0], np.cumsum(np.where(match, 1, -MISMATCH))])
-    lowest = np.minimum.accumulate(total)
-    end = int(np.argmax(total - lowest))
-    return int(np.argmin(total[: end + 1])), end
-
-
-def _aligned(start: int, period: int, count: int, m: int, width: Ints) -> int:
-    """Returns the first border, moved by less than a period so that the borders cross fewest edges."""
-    padded = np.concatenate([[0], width, [0]])
-    costs = []
-    for shift in range(-(period // 2), period - period // 2):
-        borders = start + shift + period * np.arange(count + 1)
-        inside = borders[(borders > 0) & (borders < m)]
-        outside = np.count_nonzero((borders < 0) | (borders > m))
-        costs.append((outside, float(padded[inside].mean()) if len(inside) else 0.0, abs(shift), start + shift))
-    return max(0, min(costs)[3])
 
 
 def _even(m: int, limit: int, width: Ints, allowed: Ints | None = None) -> Cut:
