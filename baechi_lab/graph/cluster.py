@@ -71,22 +71,18 @@ class Cluster:
             raise UnknownNameError.of("communication mode", self.comm, COMMUNICATION_MODES)
         if (total := sum(d.memory_bytes for d in devices)) > MOST_MEMORY:
             raise InvalidInput(f"memory_bytes of all devices add up to {total}; at most {MOST_MEMORY} can be added up")
-        object.__setattr__(self, "link", self._checked_links())
-
-    def _checked_links(self) -> Link | tuple[tuple[Link, ...], ...]:
-        if isinstance(self.link, Link):
-            return self.link
-        if not isinstance(self.link, (list, tuple)) or not all(isinstance(r, (list, tuple)) for r in self.link):
-            raise InvalidInput(
-                f"link is {type(self.link).__name__}; it must be a Link or a square list of lists of Link"
-            )
-        rows, n = tuple(tuple(r) for r in self.link), len(self.devices)
-        if len(rows) != n or any(len(r) != n for r in rows):
-            raise InvalidInput(f"link matrix has rows of {[len(r) for r in rows]}; {n} devices need {n} x {n}")
-        bad = [x for r in rows for x in r if not isinstance(x, Link)]
-        if bad:
-            raise InvalidInput(f"link matrix holds {bad[0]!r}; each entry must be a Link(latency_us, us_per_byte)")
-        return rows
+        if not isinstance(self.link, Link):
+            if not isinstance(self.link, (list, tuple)) or not all(isinstance(r, (list, tuple)) for r in self.link):
+                raise InvalidInput(
+                    f"link is {type(self.link).__name__}; it must be a Link or a square list of lists of Link"
+                )
+            rows, n = tuple(tuple(r) for r in self.link), len(self.devices)
+            if len(rows) != n or any(len(r) != n for r in rows):
+                raise InvalidInput(f"link matrix has rows of {[len(r) for r in rows]}; {n} devices need {n} x {n}")
+            bad = [x for r in rows for x in r if not isinstance(x, Link)]
+            if bad:
+                raise InvalidInput(f"link matrix holds {bad[0]!r}; each entry must be a Link(latency_us, us_per_byte)")
+            object.__setattr__(self, "link", rows)
 
     # -- making one ----------------------------------------------------------------------------------
 

@@ -115,10 +115,24 @@ class Collectives:
         if kind == "send_recv":
             return (n - 1) * latency + (n - 1) / n * size_bytes * per_byte
         if kind == "all_to_all":
-            return _all_to_all_us(levels, size_bytes)
+            # Each device sends an equal share to each other: transfers of one level follow one another, levels go on
+            # at once.
+            width = float(np.prod([level.width for level in levels]))
+            inside, times = 1.0, []
+            for level in levels:
+                peers = inside * (level.width - 1)
+                times.append(level.latency_us + peers * size_bytes / width * level.us_per_byte)
+                inside *= level.width
+            return max(times)
         rounds = 2 if kind == "all_reduce" else 1
         ring = rounds * (n - 1) * (latency + size_bytes / n * per_byte)
-        return float(min(ring, _hierarchical_us(levels, size_bytes, rounds)))
+        # Level by level, innermost first: the bytes to reduce are divided by the width of each level.
+        total, left = 0.0, size_bytes
+        for level in levels:
+            steps = rounds * (level.width - 1)
+            total += steps * (level.latency_us + left / level.width * level.us_per_byte)
+            left /= level.width
+        return float(min(ring, total))
 
     def levels(self, devices: tuple[int, ...]) -> list[_Level]:
         """The levels of links among devices, innermost first."""
@@ -160,27 +174,6 @@ class _Level:
     width: float
     latency_us: float
     us_per_byte: float
-
-
-def _hierarchical_us(levels: list[_Level], size_bytes: float, rounds: int) -> float:
-    """Returns the time level by level, innermost first; the bytes to reduce are divided by the width of each level."""
-    total, left = 0.0, size_bytes
-    for level in levels:
-        steps = rounds * (level.width - 1)
-        total += steps * (level.latency_us + left / level.width * level.us_per_byte)
-        left /= level.width
-    return total
-
-
-def _all_to_all_us(levels: list[_Level], size_bytes: float) -> float:
-    """Each device sends an equal share to each other; its transfers of one level follow one another, levels go on at once."""
-    n = float(np.prod([level.width for level in levels]))
-    inside, times = 1.0, []
-    for level in levels:
-        peers = inside * (level.width - 1)
-        times.append(level.latency_us + peers * size_bytes / n * level.us_per_byte)
-        inside *= level.width
-    return max(times)
 
 
 def _levels(cluster: Cluster, devices: tuple[int, ...], share: Callable[[float], float]) -> list[_Level]:

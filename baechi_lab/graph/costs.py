@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..errors import CostError, InfeasiblePlacement
 from .cluster import Cluster
-from .device import Device
 from .hardware import HOST, kind_named, known_kind
 from .opgraph import OpGraph
 from .units import MOST_US
@@ -33,7 +32,17 @@ def durations(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
             kind = _named(device.kind, graph)
             us = graph.duration_by_kind.get(kind, graph.duration_us)
             table[:, d] = us if device.speed == 1.0 else np.where(graph.on_communication_lane, us, us / device.speed)
-        _check_longest(graph, cluster, float(table.max(axis=1, initial=0.0).sum()))
+        work = float(table.max(axis=1, initial=0.0).sum())
+        transfer_us = cluster.latency_us.max() * graph.edge_count
+        transfer_us += cluster.us_per_byte.max() * float(
+            np.dot(graph.tensor_bytes, np.diff(graph.consumer_ptr).astype(np.float64))
+        )
+        transfer_us += 2 * cluster.overhead_us.max() * graph.edge_count
+        if not work + transfer_us <= MOST_US:
+            raise CostError(
+                f"at the cluster's lowest speeds the ops take {work:g} us and on its slowest links their "
+                f"transfers {transfer_us:g} us; at most {MOST_US:g} can be added up"
+            )
     table.flags.writeable = False
     graph.latest_durations[:] = [(cluster, table)]
     return table
@@ -82,19 +91,6 @@ def estimated_hardware(graph: OpGraph) -> Mapping[str, str]:
     return {kind: str(name) for kind, name in hardware.items() if kind in graph.duration_by_kind}
 
 
-def _check_longest(graph: OpGraph, cluster: Cluster, work: float) -> None:
-    transfer_us = cluster.latency_us.max() * graph.edge_count
-    transfer_us += cluster.us_per_byte.max() * float(
-        np.dot(graph.tensor_bytes, np.diff(graph.consumer_ptr).astype(np.float64))
-    )
-    transfer_us += 2 * cluster.overhead_us.max() * graph.edge_count
-    if not work + transfer_us <= MOST_US:
-        raise CostError(
-            f"at the cluster's lowest speeds the ops take {work:g} us and on its slowest links their "
-            f"transfers {transfer_us:g} us; at most {MOST_US:g} can be added up"
-        )
-
-
 def placed_durations(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> NDArray[np.float64]:
     """Returns float64[n]: the microseconds of each op on its device, including the processor time of its messages.
 
@@ -136,7 +132,10 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
     """
     mask = np.tile(~cluster.is_host, (graph.n, 1))
     if graph.allowed_sets:
-        rows = [[_on_list(device, codes) for device in cluster.devices] for codes in graph.allowed_sets]
+        rows = [
+            [(device.name in codes or kind_named(device.kind) in map(kind_named, codes)) for device in cluster.devices]
+            for codes in graph.allowed_sets
+        ]
         table = np.array([*rows, ~cluster.is_host], dtype=np.bool_)
         mask = table[graph.allowed]
         if len(graph.colocation_names):
@@ -153,8 +152,3 @@ def allowed_devices(graph: OpGraph, cluster: Cluster) -> NDArray[np.bool_]:
         only, has = (", ".join(x if x.isprintable() else repr(x) for x in names) for names in (codes, cluster.names))
         raise InfeasiblePlacement(f"op {graph.names[op]!r} may run only on {only}; the cluster has {has}")
     return mask
-
-
-def _on_list(device: Device, codes: Sequence[str]) -> bool:
-    """Whether a list of device names and kinds holds a device; kinds in any case."""
-    return device.name in codes or kind_named(device.kind) in map(kind_named, codes)

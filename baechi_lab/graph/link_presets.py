@@ -146,7 +146,22 @@ def named_link(name: str, kind: str = "gpu") -> Link:
     canonical = str(name).strip().lower().replace("_", "-").replace(" ", "-")
     canonical = _FAMILIES.get(canonical, canonical)
     if canonical in _OF_KIND:
-        canonical = _of_kind(canonical, kind)
+        hardware_name = known_kind(kind)
+        has = (
+            HARDWARE[hardware_name].links
+            if hardware_name
+            else tuple(name for name in LINKS if name.startswith(canonical))
+        )
+        of_family = [name for name in has if name.startswith(canonical)]
+        if hardware_name and of_family:
+            canonical = of_family[0]
+        else:
+            if not hardware_name:
+                reason = f"which {canonical} devices of kind {kind!r} have is not known"
+            else:
+                reason = f"{hardware_name} has no {canonical}"
+            choices = f"give one of {', '.join(has)}" if has else "give a link by its latency and bandwidth"
+            raise InvalidInput(f"link is {canonical!r}, and {reason}; {choices}")
     if canonical not in LINKS:
         raise UnknownNameError.of("link", name, [*LINKS, *_FAMILIES, *_OF_KIND])
     return LINKS[canonical].link
@@ -163,17 +178,3 @@ def default_link(kind: str) -> Link:
     hardware_name = known_kind(kind)
     links = HARDWARE[hardware_name].links if hardware_name else ()
     return LINKS[links[0]].link if links else PCIE
-
-
-def _of_kind(family: str, kind: str) -> str:
-    hardware_name = known_kind(kind)
-    has = HARDWARE[hardware_name].links if hardware_name else tuple(name for name in LINKS if name.startswith(family))
-    of_family = [name for name in has if name.startswith(family)]
-    if hardware_name and of_family:
-        return of_family[0]
-    if not hardware_name:
-        reason = f"which {family} devices of kind {kind!r} have is not known"
-    else:
-        reason = f"{hardware_name} has no {family}"
-    choices = f"give one of {', '.join(has)}" if has else "give a link by its latency and bandwidth"
-    raise InvalidInput(f"link is {family!r}, and {reason}; {choices}")

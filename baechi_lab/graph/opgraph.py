@@ -208,7 +208,12 @@ class OpGraph(Picklable):
         """int32[n]: the ops in topological order, smallest index first among the ready."""
         order = topological_order(self.n, self.edge_source, self.consumers)
         if order is None:
-            raise CycleError(f"graph {self.name!r} has a cycle, for example {_a_cycle(self)}")
+            import networkx as nx
+
+            edges = nx.DiGraph(zip(self.edge_source.tolist(), self.consumers.tolist(), strict=True))
+            ops = [self.names[u] for u, _ in nx.find_cycle(edges)]
+            shown = ops if len(ops) <= 8 else [*ops[:7], "..."]
+            raise CycleError(f"graph {self.name!r} has a cycle, for example {' -> '.join([*shown, ops[0]])}")
         return frozen(order, np.int32)
 
     @cached_property
@@ -394,12 +399,3 @@ def default_tensor_names(producer: Integers) -> tuple[str, ...]:
 def _distinct_pairs(row: Integers, column: Integers, n: int) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
     pair = distinct(row.astype(np.int64) * max(n, 1) + column)
     return offsets(pair // max(n, 1), n), (pair % max(n, 1)).astype(np.int32)
-
-
-def _a_cycle(graph: OpGraph) -> str:
-    import networkx as nx
-
-    edges = nx.DiGraph(zip(graph.edge_source.tolist(), graph.consumers.tolist(), strict=True))
-    ops = [graph.names[u] for u, _ in nx.find_cycle(edges)]
-    shown = ops if len(ops) <= 8 else [*ops[:7], "..."]
-    return " -> ".join([*shown, ops[0]])

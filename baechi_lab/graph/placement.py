@@ -98,7 +98,26 @@ class Placement(Picklable):
         if (seconds := finite(self.seconds)) is None:
             raise InvalidInput(f"seconds is {self.seconds!r:.60}; it must be a finite number")
         object.__setattr__(self, "seconds", seconds)
-        object.__setattr__(self, "replicas", _checked_replicas(self.replicas, self.device))
+        groups = self.replicas
+        if not is_list(groups):
+            raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
+        groups_found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
+        members = [d for group in groups_found for d in group]
+        if (
+            len(set(members)) != len(members)
+            or any(len(group) < 2 for group in groups_found)
+            or any(d < 0 for d in members)
+        ):
+            raise InvalidInput(
+                f"replicas is {groups!r}; it must be groups of two or more devices, none of them named twice"
+            )
+        follower_devices = {d for group in groups_found for d in group[1:]}
+        conflicting = sorted(follower_devices & set(np.unique(self.device).tolist())) if follower_devices else []
+        if conflicting:
+            raise InvalidInput(
+                f"device {conflicting[0]} repeats what the first of its group in replicas does; no op may be placed on it"
+            )
+        object.__setattr__(self, "replicas", groups_found)
         object.__setattr__(self, "params", MappingProxyType(dict(self.params)))
         object.__setattr__(self, "gave_up", MappingProxyType(dict(self.gave_up)))
         object.__setattr__(self, "info", MappingProxyType(dict(self.info)))
@@ -165,7 +184,18 @@ class Placement(Picklable):
         """
         device, groups = self.device[group_of], self.replicas
         if groups and graph.micro_batch is not None:
-            device, groups = self._by_replica(device, graph), ()
+            batch, replica_device = np.asarray(graph.micro_batch), device.copy()
+            for group in self.replicas:
+                group_ops = np.flatnonzero(device == group[0])
+                once = batch[group_ops][batch[group_ops] < 0]
+                if len(once) and once.min() > -len(group):
+                    raise InvalidInput(
+                        f"graph {graph.name!r} was unrolled for one device per stage, the placement has replicas; give it to "
+                        "bl.unroll as well"
+                    )
+                replica = np.where(batch[group_ops] >= 0, batch[group_ops], -1 - batch[group_ops]) % len(group)
+                replica_device[group_ops] = np.array(group, dtype=np.int32)[replica]
+            device, groups = replica_device, ()
         group_order = None if self.order is None else self.order[group_of]
         planned_by_op = member_order is not None
         return replace(
@@ -180,21 +210,6 @@ class Placement(Picklable):
             member_order=None,
             graph=None,
         )
-
-    def _by_replica(self, device: Integers, graph: OpGraph) -> NDArray[np.int32]:
-        """int32[n]: the devices of a step's ops; what is done once, numbered below 0, is there for every replica."""
-        batch, replica_device = np.asarray(graph.micro_batch), device.copy()
-        for group in self.replicas:
-            group_ops = np.flatnonzero(device == group[0])
-            once = batch[group_ops][batch[group_ops] < 0]
-            if len(once) and once.min() > -len(group):
-                raise InvalidInput(
-                    f"graph {graph.name!r} was unrolled for one device per stage, the placement has replicas; give it to "
-                    "bl.unroll as well"
-                )
-            replica = np.where(batch[group_ops] >= 0, batch[group_ops], -1 - batch[group_ops]) % len(group)
-            replica_device[group_ops] = np.array(group, dtype=np.int32)[replica]
-        return replica_device
 
     def checked(self, graph: OpGraph, devices: int) -> Placement:
         """`on(graph)`, with every device index below `devices`."""
@@ -232,29 +247,6 @@ class Placement(Picklable):
 
 def _same_order(a: NDArray[np.float64] | None, b: NDArray[np.float64] | None) -> bool:
     return a is b or (a is not None and b is not None and np.array_equal(a, b))
-
-
-def _checked_replicas(groups: Any, device: Integers) -> tuple[tuple[int, ...], ...]:
-    """Groups of at least two distinct devices, each device in one of them at most."""
-    if not is_list(groups):
-        raise InvalidInput(f"replicas is {groups!r:.60}; it must be groups of two or more devices")
-    groups_found = tuple(tuple(_indices("replicas", group, "device indices").tolist()) for group in groups)
-    members = [d for group in groups_found for d in group]
-    if (
-        len(set(members)) != len(members)
-        or any(len(group) < 2 for group in groups_found)
-        or any(d < 0 for d in members)
-    ):
-        raise InvalidInput(
-            f"replicas is {groups!r}; it must be groups of two or more devices, none of them named twice"
-        )
-    follower_devices = {d for group in groups_found for d in group[1:]}
-    conflicting = sorted(follower_devices & set(np.unique(device).tolist())) if follower_devices else []
-    if conflicting:
-        raise InvalidInput(
-            f"device {conflicting[0]} repeats what the first of its group in replicas does; no op may be placed on it"
-        )
-    return groups_found
 
 
 def _indices(key: str, values: object, meaning: str) -> NDArray[np.int32]:

@@ -28,17 +28,7 @@ def copy_back(values: Mapping[str, NDArray[np.generic]], model: object) -> int:
     >>> copy_back({"w": np.ones(2)}, [Variable()])
     1
     """
-    theirs = _by_name(model)
-    for name, value in values.items():
-        if name not in theirs or tuple(theirs[name].shape) != value.shape:
-            raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
-    for name, value in values.items():
-        theirs[name].assign(value)
-    return len(values)
-
-
-def _by_name(model: object) -> dict[str, Any]:
-    """Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name."""
+    # Variables by the names that tracing gives them: a Keras variable's path, else its name, as a legal op name.
     variables: list[Any] = list(_variables(model))
     optimizer = getattr(model, "optimizer", None)
     variables += list(_variables(optimizer)) if optimizer is not None else []
@@ -46,7 +36,12 @@ def _by_name(model: object) -> dict[str, Any]:
     for variable in variables:
         path = getattr(variable, "path", None) or variable.name.split(":")[0]
         named.setdefault(re.sub(r"[^A-Za-z0-9_.\-/]", "_", path).strip("/"), variable)
-    return named
+    for name, value in values.items():
+        if name not in named or tuple(named[name].shape) != value.shape:
+            raise InvalidInput(f"variable {name!r} of shape {value.shape} has no counterpart to copy it to")
+    for name, value in values.items():
+        named[name].assign(value)
+    return len(values)
 
 
 def _variables(owner: Any) -> Iterable[object]:

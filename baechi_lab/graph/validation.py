@@ -132,13 +132,7 @@ def validate(graph: GraphColumns) -> None:
     for key in ("duration_us", "temp_bytes", "persistent_bytes"):
         _check_cost(graph, key, getattr(graph, key), lambda i: f"op {graph.names[i]!r}")
     _validate_tensors(graph)
-    _check_sums(graph)
-    _validate_groups(graph)
-    _ = graph.order  # raises CycleError
-
-
-def _check_sums(graph: GraphColumns) -> None:
-    """Rejects sums that overflow: times beyond floating point, bytes beyond 64 bits."""
+    # Rejects sums that overflow: times beyond floating point, bytes beyond 64 bits.
     with np.errstate(over="ignore"):
         for kind, column in {"": graph.duration_us, **graph.duration_by_kind}.items():
             if not (total := float(column.sum())) <= MOST_US:
@@ -150,6 +144,8 @@ def _check_sums(graph: GraphColumns) -> None:
         raise CostError(
             f"persistent_bytes, temp_bytes and size_bytes add up to {sum(totals):g}; at most {MOST_BYTES} can be added up"
         )
+    _validate_groups(graph)
+    _ = graph.order  # raises CycleError
 
 
 def _validate_tensors(graph: GraphColumns) -> None:
@@ -201,20 +197,6 @@ def _validate_groups(graph: GraphColumns) -> None:
         empty = np.setdiff1d(np.arange(n), graph.group_of)
         if any("/replicate/_" not in graph.names[i] for i in empty.tolist()):
             raise InvalidInput("group_of leaves an op of the coarse graph without members")
-    _validate_copies(graph)
-    if graph.reuse is not None:
-        _check_length("reuse", graph.reuse, n, "op")
-        unknown = np.flatnonzero((graph.reuse < 0) | (graph.reuse > 3))
-        if len(unknown):
-            op = int(unknown[0])
-            raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
-    if graph.output_shapes:
-        _check_length("output_shapes", graph.output_shapes, n, "op")
-    _check_colocated_allowed(graph)
-
-
-def _validate_copies(graph: GraphColumns) -> None:
-    """An unrolled graph has all three columns, with one entry per op."""
     present = [getattr(graph, key) is not None for key in ("copy_of", "copied_key", "micro_batch")]
     if any(present) and not all(present):
         raise InvalidInput("copy_of, copied_key and micro_batch belong together: give all three or none")
@@ -224,8 +206,17 @@ def _validate_copies(graph: GraphColumns) -> None:
             continue
         _check_length(key, column, graph.n, "op")
         if column.min(initial=lowest) < lowest:
-            bad = int(column.argmin())
-            raise InvalidInput(f"{key} of op {graph.names[bad]!r} is {column[bad]}; it must be at least {lowest}")
+            op = int(column.argmin())
+            raise InvalidInput(f"{key} of op {graph.names[op]!r} is {column[op]}; it must be at least {lowest}")
+    if graph.reuse is not None:
+        _check_length("reuse", graph.reuse, n, "op")
+        unknown = np.flatnonzero((graph.reuse < 0) | (graph.reuse > 3))
+        if len(unknown):
+            op = int(unknown[0])
+            raise InvalidInput(f"reuse of op {graph.names[op]!r} is {graph.reuse[op]}; it must be 0, 1, 2 or 3")
+    if graph.output_shapes:
+        _check_length("output_shapes", graph.output_shapes, n, "op")
+    _check_colocated_allowed(graph)
 
 
 def _check_colocated_allowed(graph: GraphColumns) -> None:

@@ -86,7 +86,17 @@ def _lanes(
     details: list[dict[str, object]],
 ) -> Iterator[dict[str, object]]:
     """Complete events, each on the lowest free lane of its kind and device; the lanes' names come first."""
-    lane = _free_lanes(device, start, end)
+    # For each event the lowest lane of its device that is free when it starts. O(events log events).
+    lane = [0] * len(device)
+    free: dict[int, list[int]] = {}
+    busy: dict[int, list[tuple[float, int]]] = {}
+    devices, start_times, finish = device.tolist(), start.tolist(), end.tolist()
+    for i in np.lexsort((end, start)).tolist():
+        idle, running = free.setdefault(devices[i], []), busy.setdefault(devices[i], [])
+        while running and running[0][0] <= start_times[i]:
+            heapq.heappush(idle, heapq.heappop(running)[1])
+        lane[i] = heapq.heappop(idle) if idle else len(running)
+        heapq.heappush(running, (finish[i], lane[i]))
     for device_index, k in sorted({*zip(device.tolist(), lane, strict=True)}):
         name = kind if k == 0 else f"{kind} {k + 1}"
         tid = _FIRST_LANE[kind] + k
@@ -104,21 +114,6 @@ def _lanes(
             "dur": length[i],
             "args": details[i],
         }
-
-
-def _free_lanes(device: Integers, start: NDArray[np.float64], end: NDArray[np.float64]) -> list[int]:
-    """For each event the lowest lane of its device that is free when it starts. O(events log events)."""
-    lane = [0] * len(device)
-    free: dict[int, list[int]] = {}
-    busy: dict[int, list[tuple[float, int]]] = {}
-    devices, starts, finish = device.tolist(), start.tolist(), end.tolist()
-    for i in np.lexsort((end, start)).tolist():
-        idle, running = free.setdefault(devices[i], []), busy.setdefault(devices[i], [])
-        while running and running[0][0] <= starts[i]:
-            heapq.heappush(idle, heapq.heappop(running)[1])
-        lane[i] = heapq.heappop(idle) if idle else len(running)
-        heapq.heappush(running, (finish[i], lane[i]))
-    return lane
 
 
 def _memory(timeline: Timeline, device: int) -> Iterator[dict[str, object]]:

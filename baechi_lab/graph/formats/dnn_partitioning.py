@@ -60,17 +60,46 @@ def graph_from_partitioning(document: Mapping[str, object], name: str) -> OpGrap
     on_cpu = [k for k, x in enumerate(nodes) if not _field(x, "supportedOnFpga", "nodes", k, (bool, int), default=True)]
     allowed = np.full(len(nodes), -1, dtype=np.int32)
     allowed[on_cpu] = 0
+    # The nodes' names; where a name is missing or used twice, the id is added.
+    names = [str(x.get("name", f"node{x['id']}")) for x in nodes]
+    count: dict[str, int] = {}
+    for text in names:
+        count[text] = count.get(text, 0) + 1
+    # The forward node that each backward node names, or the only forward node of its colour; -1 when neither.
+    by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
+    only: dict[object, int] = {}
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if colour is not None and not node.get("isBackwardNode"):
+            only[colour] = k if colour not in only else -1
+    forward_of = np.full(len(nodes), -1, dtype=np.int32)
+    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
+        if not node.get("isBackwardNode"):
+            continue
+        matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
+        named = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
+        if named and named[0] != k:
+            forward_of[k] = named[0]
+        elif colour in only:
+            forward_of[k] = only[colour]
+    size = _bytes(edges, "edges")
+    end_ids = []
+    for k, edge in enumerate(edges):
+        for key in ("sourceId", "destId"):
+            node = _field(edge, key, "edges", k, (int, str))
+            if node not in index:
+                raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
+            end_ids.append(index[node])
     return OpGraph.from_edges(
         gpu,
-        _triples(edges, index),
-        names=_names(nodes),
+        np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size]),
+        names=tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True)),
         duration_by_kind={"cpu": cpu},
         persistent_bytes=_bytes(nodes, "nodes"),
         colocation=np.array([-1 if c is None else groups[c] for c in colours], dtype=np.int32),
         colocation_names=tuple(f"color{c}" for c in groups),
         allowed=allowed,
         allowed_sets=(("cpu",),) if on_cpu else (),
-        forward_of=_forward_of(nodes, colours),
+        forward_of=forward_of,
         name=name,
     )
 
@@ -118,44 +147,3 @@ def _index(ids: list[object]) -> dict[object, int]:
         k = next(k for k, x in enumerate(ids) if index[x] != k)
         raise DuplicateNameError(f"nodes[{index[ids[k]]}].id is {ids[k]!r}, which nodes[{k}] has too")
     return index
-
-
-def _triples(edges: Sequence[Mapping[str, object]], index: Mapping[object, int]) -> NDArray[np.int64]:
-    size = _bytes(edges, "edges")
-    end_ids = []
-    for k, edge in enumerate(edges):
-        for key in ("sourceId", "destId"):
-            node = _field(edge, key, "edges", k, (int, str))
-            if node not in index:
-                raise UnknownOpError(f"edges[{k}].{key} is {node!r}; no node has that id")
-            end_ids.append(index[node])
-    return np.column_stack([np.array(end_ids, dtype=np.int64).reshape(-1, 2), size])
-
-
-def _names(nodes: Sequence[Mapping[str, object]]) -> tuple[str, ...]:
-    """The nodes' names; where a name is missing or used twice, the id is added."""
-    names = [str(x.get("name", f"node{x['id']}")) for x in nodes]
-    count: dict[str, int] = {}
-    for text in names:
-        count[text] = count.get(text, 0) + 1
-    return tuple(text if count[text] == 1 else f"{text}#{x['id']}" for text, x in zip(names, nodes, strict=True))
-
-
-def _forward_of(nodes: Sequence[Mapping[str, object]], colours: Sequence[object]) -> NDArray[np.int32]:
-    """The forward node that each backward node names, or the only forward node of its colour; -1 when neither."""
-    by_name = {str(x.get("name")): k for k, x in enumerate(nodes)}
-    only: dict[object, int] = {}
-    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
-        if colour is not None and not node.get("isBackwardNode"):
-            only[colour] = k if colour not in only else -1
-    forward_of = np.full(len(nodes), -1, dtype=np.int32)
-    for k, (node, colour) in enumerate(zip(nodes, colours, strict=True)):
-        if not node.get("isBackwardNode"):
-            continue
-        matches = (pattern.fullmatch(str(node.get("name"))) for pattern in _GRADIENT_NAMES)
-        named = [by_name[m["forward"]] for m in matches if m and m["forward"] in by_name]
-        if named and named[0] != k:
-            forward_of[k] = named[0]
-        elif colour in only:
-            forward_of[k] = only[colour]
-    return forward_of

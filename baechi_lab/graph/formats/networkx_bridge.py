@@ -54,7 +54,21 @@ def to_networkx(graph: OpGraph) -> networkx.DiGraph:
     digraph.add_nodes_from((graph.names[i], _node_attributes(graph, i)) for i in range(graph.n))
     plain = np.diff(graph.output_ptr)[graph.tensor_producer] == 1
     for tensor in range(graph.tensor_count):
-        _add_tensor(digraph, graph, tensor, named=not plain[tensor] or graph.tensor_names[tensor] != "0")
+        named = not plain[tensor] or graph.tensor_names[tensor] != "0"
+        producer, size = graph.names[graph.tensor_producer[tensor]], int(graph.tensor_bytes[tensor])
+        name, readers = graph.tensor_names[tensor], graph.tensor_consumers(tensor)
+        if not len(readers):
+            digraph.nodes[producer].setdefault("unread", {})[name] = size
+        for reader in readers:
+            consumer = graph.names[reader]
+            if not digraph.has_edge(producer, consumer):
+                digraph.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
+                continue
+            edge = digraph.edges[producer, consumer]
+            if "tensor" in edge:
+                edge["tensors"] = {edge.pop("tensor"): edge["size_bytes"]}
+            edge["tensors"][name] = size
+            edge["size_bytes"] += size
     return digraph
 
 
@@ -78,23 +92,6 @@ def _node_attributes(graph: OpGraph, op: int) -> dict[str, object]:
     if len(graph.outputs(op)) > 1:
         out["outputs"] = [graph.tensor_names[t] for t in graph.outputs(op)]
     return out
-
-
-def _add_tensor(digraph: networkx.DiGraph, graph: OpGraph, tensor: int, named: bool) -> None:
-    producer, size = graph.names[graph.tensor_producer[tensor]], int(graph.tensor_bytes[tensor])
-    name, readers = graph.tensor_names[tensor], graph.tensor_consumers(tensor)
-    if not len(readers):
-        digraph.nodes[producer].setdefault("unread", {})[name] = size
-    for reader in readers:
-        consumer = graph.names[reader]
-        if not digraph.has_edge(producer, consumer):
-            digraph.add_edge(producer, consumer, size_bytes=size, **({"tensor": name} if named else {}))
-            continue
-        edge = digraph.edges[producer, consumer]
-        if "tensor" in edge:
-            edge["tensors"] = {edge.pop("tensor"): edge["size_bytes"]}
-        edge["tensors"][name] = size
-        edge["size_bytes"] += size
 
 
 # -- back --------------------------------------------------------------------------------------------------------
@@ -177,7 +174,10 @@ def _tensors(graph: networkx.DiGraph, nodes: Mapping[Hashable, int], names: Sequ
                 raise CycleError(f"op {names[op]!r} reads its own output")
             readers[by_size[size] if key is None else slot[key]].append(target_op)
         producer += [op] * len(outputs)
-        labels += _labels(outputs)
+        # Names as given; the unnamed get the first whole numbers that are free.
+        used_names = {key for key in outputs if isinstance(key, str)}
+        free = (str(k) for k in range(2 * len(outputs)) if str(k) not in used_names)
+        labels += [key if isinstance(key, str) else next(free) for key in outputs]
         sizes += outputs.values()
     rows = [sorted(set(row)) for row in readers]
     count = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
@@ -223,13 +223,6 @@ def _outputs(edges: Sequence[Any], unread: object, order: Sequence[object], prod
     ordered = dict(sorted(named.items(), key=lambda item: rank.get(item[0], len(rank))))
     unnamed = sorted({size for _, k, size in edges if k is None})
     return {**ordered, **dict(enumerate(unnamed))}
-
-
-def _labels(outputs: Mapping[object, int]) -> list[str]:
-    """Names as given; the unnamed get the first whole numbers that are free."""
-    used_names = {key for key in outputs if isinstance(key, str)}
-    free = (str(k) for k in range(2 * len(outputs)) if str(k) not in used_names)
-    return [key if isinstance(key, str) else next(free) for key in outputs]
 
 
 def _forward_of(names: Sequence[str], attributes: Sequence[Any], nodes: Mapping[Hashable, int]) -> object:

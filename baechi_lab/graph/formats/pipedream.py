@@ -60,33 +60,30 @@ def graph_from_pipedream(text: str, name: str) -> OpGraph:
     edges: list[tuple[str, str]] = []
     for number, line in enumerate(text.splitlines(), 1):
         if line.startswith("\t"):
-            edges.append(_edge(line, number, layers))
+            end_ids = line.strip().split(" -- ")
+            if len(end_ids) != 2:
+                raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- NODE")
+            for end in end_ids:
+                if end not in layers:
+                    raise UnknownOpError(f"line {number}: no node is named {end!r}")
+            edges.append((end_ids[0], end_ids[1]))
         elif line.strip():
-            layer = _layer(line, number)
+            columns = line.strip().split(" -- ")
+            if len(columns) < 3:
+                raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- DESCRIPTION -- FIELDS")
+            fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", columns[2]))
+            forward, backward, activation, parameters = (_number(fields, key, number) for key in _FIELDS)
+            layer = _Layer(columns[0], columns[1], forward, backward, round(activation), round(parameters))
             if layer.name in layers:
                 raise DuplicateNameError(f"line {number}: node {layer.name!r} is there twice")
             layers[layer.name] = layer
-    _check_edges(layers, edges)
-    return _graph(list(layers.values()), edges, name)
-
-
-def _check_edges(layers: dict[str, _Layer], edges: list[tuple[str, str]]) -> None:
-    """Refuse a layer without edges beside others: edges come last, and a file that is cut off lacks some."""
     joined = {end for edge in edges for end in edge}
     alone = [x.name for x in layers.values() if x.name not in joined and not x.kind.startswith("Input")]
     if alone and len(layers) > 1:
         raise FormatError(
             f"{len(alone)} of {len(layers)} nodes have no edge, such as {alone[0]!r} (edges come last: is the file truncated?)"
         )
-
-
-def _layer(line: str, number: int) -> _Layer:
-    columns = line.strip().split(" -- ")
-    if len(columns) < 3:
-        raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- DESCRIPTION -- FIELDS")
-    fields = dict(re.findall(r"(\w+)=(\[[^\]]*\]|[^,\s]+)", columns[2]))
-    forward, backward, activation, parameters = (_number(fields, key, number) for key in _FIELDS)
-    return _Layer(columns[0], columns[1], forward, backward, round(activation), round(parameters))
+    return _graph(list(layers.values()), edges, name)
 
 
 def _number(fields: dict[str, str], key: str, line: int) -> float:
@@ -100,16 +97,6 @@ def _number(fields: dict[str, str], key: str, line: int) -> float:
     if not 0 <= value < 2**62:
         raise FormatError(f"line {line}: {key} is {value}; it must be at least 0 and below 2**62")
     return value
-
-
-def _edge(line: str, number: int, layers: dict[str, _Layer]) -> tuple[str, str]:
-    end_ids = line.strip().split(" -- ")
-    if len(end_ids) != 2:
-        raise FormatError(f"line {number} is {line.strip()!r:.80}; it must be NODE -- NODE")
-    for end in end_ids:
-        if end not in layers:
-            raise UnknownOpError(f"line {number}: no node is named {end!r}")
-    return end_ids[0], end_ids[1]
 
 
 def _graph(layers: list[_Layer], edges: list[tuple[str, str]], name: str) -> OpGraph:

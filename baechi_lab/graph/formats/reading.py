@@ -97,7 +97,10 @@ def parse(data: bytes) -> Any:
             raise
         raise FormatError(f"not a document of ours: {error}") from error
     if HALF_CHARACTER.search(text):
-        _refuse_half_characters(document)
+        try:
+            json.dumps(document, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
     if LONG_NUMBER.search(text):
         json.loads(text, parse_float=_finite)
     return document
@@ -115,13 +118,6 @@ def _finite(number: str) -> float:
 
 HALF_CHARACTER = re.compile(r"\\u[dD][89a-fA-F]")
 """How a half of a surrogate pair begins; pairs are legal, so this is only a reason to look."""
-
-
-def _refuse_half_characters(document: object) -> None:
-    try:
-        json.dumps(document, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise FormatError(f"a text holds {error.object[error.start]!a}, which is half of a character") from error
 
 
 def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:

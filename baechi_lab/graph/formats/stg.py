@@ -43,8 +43,47 @@ def graph_from_stg(text: str, name: str) -> OpGraph:
         raise FormatError("the file is empty; its first line must hold the number of tasks")
     if len(first[1]) not in (1, 2):
         raise FormatError(f"line {first[0]} has {len(first[1])} numbers; the first line must hold the number of tasks")
-    tasks = _tasks(lines)
-    _check_count(_whole_number(first[1][0], first[0], "number of tasks"), len(first[1]) == 2, tasks)
+    tasks = []
+    for number, values in lines:
+        if len(values) < 3:
+            raise FormatError(f"line {number} has {len(values)} numbers; a task has number, time, predecessors, ...")
+        count = _whole_number(values[2], number, "number of predecessors")
+        task = _Task(number, _whole_number(values[0], number, "task number"), values[1])
+        predecessor_values = values[3:]
+        if not predecessor_values and count:
+            # `count` lines of predecessor and cost.
+            numbers: list[_Number] = []
+            for _ in range(count):
+                line = next(lines, None)
+                if line is None or len(line[1]) != 2:
+                    place = "at the end of the file" if line is None else f"on line {line[0]}"
+                    raise FormatError(
+                        f"task {task.number} (line {task.line}): a predecessor and its cost are expected {place}"
+                    )
+                numbers += line[1]
+            predecessor_values = numbers
+        if len(predecessor_values) == count:
+            task.inputs = [(_whole_number(p, number, "predecessor"), CONTROL_BYTES) for p in predecessor_values]
+        elif len(predecessor_values) == 2 * count:
+            task.inputs = [
+                (_whole_number(p, number, "predecessor"), _whole_number(c, number, "communication cost"))
+                for p, c in zip(predecessor_values[::2], predecessor_values[1::2], strict=True)
+            ]
+        else:
+            raise FormatError(
+                f"line {number}: task {task.number} announces {count} predecessors and lists {len(predecessor_values)} numbers; "
+                f"it must list {count}, or {2 * count} with communication costs"
+            )
+        tasks.append(task)
+    # The number may leave out the two dummies; it may count every line where the file has no dummies, or says both.
+    announced = _whole_number(first[1][0], first[0], "number of tasks")
+    has_dummies = bool(tasks) and tasks[0].time == 0 and len(first[1]) != 2
+    expected = [announced + 2] if has_dummies else [announced, announced + 2]
+    if len(tasks) not in expected:
+        raise FormatError(
+            f"the first line announces {announced} tasks (and two dummies); "
+            f"the file has {len(tasks)} task lines: is it truncated?"
+        )
     index = {task.number: k for k, task in enumerate(tasks)}
     if len(index) != len(tasks):
         twice = next(t for k, t in enumerate(tasks) if index[t.number] != k)
@@ -80,55 +119,6 @@ def _number(word: str) -> _Number:
         return float(word)
     float(value)  # what float64 cannot hold is refused here
     return value
-
-
-def _tasks(lines: Iterator[_Line]) -> list[_Task]:
-    tasks = []
-    for number, values in lines:
-        if len(values) < 3:
-            raise FormatError(f"line {number} has {len(values)} numbers; a task has number, time, predecessors, ...")
-        count = _whole_number(values[2], number, "number of predecessors")
-        task = _Task(number, _whole_number(values[0], number, "task number"), values[1])
-        predecessor_values = values[3:]
-        if not predecessor_values and count:
-            predecessor_values = _following(lines, task, count)
-        if len(predecessor_values) == count:
-            task.inputs = [(_whole_number(p, number, "predecessor"), CONTROL_BYTES) for p in predecessor_values]
-        elif len(predecessor_values) == 2 * count:
-            task.inputs = [
-                (_whole_number(p, number, "predecessor"), _whole_number(c, number, "communication cost"))
-                for p, c in zip(predecessor_values[::2], predecessor_values[1::2], strict=True)
-            ]
-        else:
-            raise FormatError(
-                f"line {number}: task {task.number} announces {count} predecessors and lists {len(predecessor_values)} numbers; "
-                f"it must list {count}, or {2 * count} with communication costs"
-            )
-        tasks.append(task)
-    return tasks
-
-
-def _following(lines: Iterator[_Line], task: _Task, count: int) -> list[_Number]:
-    """`count` lines of predecessor and cost."""
-    numbers: list[_Number] = []
-    for _ in range(count):
-        line = next(lines, None)
-        if line is None or len(line[1]) != 2:
-            place = "at the end of the file" if line is None else f"on line {line[0]}"
-            raise FormatError(f"task {task.number} (line {task.line}): a predecessor and its cost are expected {place}")
-        numbers += line[1]
-    return numbers
-
-
-def _check_count(announced: int, with_processors: bool, tasks: list[_Task]) -> None:
-    """The number may leave out the two dummies; it may count every line where the file has no dummies, or says both."""
-    has_dummies = bool(tasks) and tasks[0].time == 0 and not with_processors
-    expected = [announced + 2] if has_dummies else [announced, announced + 2]
-    if len(tasks) not in expected:
-        raise FormatError(
-            f"the first line announces {announced} tasks (and two dummies); "
-            f"the file has {len(tasks)} task lines: is it truncated?"
-        )
 
 
 def _whole_number(value: _Number, line: int, meaning: str) -> int:

@@ -44,21 +44,20 @@ def timeline_text(timeline: Timeline, memory: bool = False) -> str:
     """
     if not isinstance(memory, (bool, np.bool_)):
         raise InvalidInput(f"memory is {memory!r:.60}; it must be True or False")
-    lines = [f"{timeline.origin}, {_number(timeline.makespan_us)} us", *_events(timeline)]
+    # Ops and transfers by start, then end; ops before transfers, and both as the timeline has them.
+    events = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
+    width = max((len(place) for _, _, place, _ in events), default=0)
+    lines = [
+        f"{timeline.origin}, {_number(timeline.makespan_us)} us",
+        *[
+            f"{_number(start):>{_PLACE}} .. {_number(end):>{_PLACE}}  {place:{width}}  {text}"
+            for start, end, place, text in events
+        ],
+    ]
     lines += _memory(timeline) if memory else []
     lines += _devices(timeline)
     lines += [f"violation: {violation}" for violation in timeline.violations]
     return "\n".join(lines) + "\n"
-
-
-def _events(timeline: Timeline) -> list[str]:
-    """Ops and transfers by start, then end; ops before transfers, and both as the timeline has them."""
-    events = sorted([*_ops(timeline), *_transfers(timeline)], key=lambda event: event[:2])
-    width = max((len(place) for _, _, place, _ in events), default=0)
-    return [
-        f"{_number(start):>{_PLACE}} .. {_number(end):>{_PLACE}}  {place:{width}}  {text}"
-        for start, end, place, text in events
-    ]
 
 
 def _ops(timeline: Timeline) -> Iterator[tuple[float, float, str, str]]:

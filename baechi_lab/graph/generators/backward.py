@@ -40,15 +40,32 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     >>> with_backward(chain(3)).names
     ('op0', 'op1', 'op2', 'grad/op2', 'grad/op1')
     """
-    _check(forward, ratio, slots)
+    if not isinstance(forward, OpGraph):
+        raise InvalidInput(f"forward is a {type(forward).__name__}; it must be an OpGraph")
+    if np.any(forward.forward_of >= 0) or forward.group_of is not None:
+        raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
+    check_number("ratio", ratio)
+    most_slots = MOST_BYTES // max(int(forward.persistent_bytes.max(initial=0)), 1) - 1
+    if check_whole("slots", slots, low=0) > most_slots:
+        raise InvalidInput(
+            f"slots is {slots!r:.60}; with the variables of {forward.name!r} it must be at most {most_slots}"
+        )
     plan = _plan(forward)
     producer, size, tensor, reader = _tensors(forward, plan)
     n, added = forward.n, plan.total - forward.n
     pad = np.zeros(added, dtype=np.int64)
     temp, allowed, forward_of = pad.copy(), np.full(added, -1), np.full(added, -1)
     names, types = [""] * added, ["AddN"] * added
+    rank = np.arange(len(plan.reader)) - plan.by_reader[plan.reader]
+    several = np.diff(plan.by_reader)[plan.reader] > 1
     for row, op, name in zip(
-        (plan.gradient - n).tolist(), plan.reader.tolist(), _gradient_names(forward, plan), strict=True
+        (plan.gradient - n).tolist(),
+        plan.reader.tolist(),
+        [
+            f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
+            for f, k, many in zip(plan.reader.tolist(), rank.tolist(), several.tolist(), strict=True)
+        ],
+        strict=True,
     ):
         names[row], types[row] = name, f"{forward.op_types[op]}Grad"
     temp[plan.gradient - n] = forward.temp_bytes[plan.reader]
@@ -61,7 +78,11 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
     allowed[plan.update - n] = forward.allowed[plan.variable]
     persistent = forward.persistent_bytes.copy()
     persistent[plan.variable] *= 1 + int(slots)
-    group, group_names = _groups(forward, plan)
+    group = np.append(forward.colocation, np.full(plan.total - forward.n, -1)).astype(np.int32)
+    free = plan.variable[forward.colocation[plan.variable] < 0]
+    group[free] = len(forward.colocation_names) + np.arange(len(free))
+    group[plan.update] = group[plan.variable]
+    group_names = (*forward.colocation_names, *(f"variable/{forward.names[i]}" for i in free.tolist()))
     return OpGraph(
         names=(*forward.names, *names),
         op_types=(*forward.op_types, *types),
@@ -79,19 +100,6 @@ def with_backward(forward: OpGraph, *, ratio: float = 1.0, slots: int = 1) -> Op
         forward_of=np.append(forward.forward_of, forward_of).astype(np.int32),
         name=f"{forward.name}-training",
     )
-
-
-def _check(forward: OpGraph, ratio: object, slots: object) -> None:
-    if not isinstance(forward, OpGraph):
-        raise InvalidInput(f"forward is a {type(forward).__name__}; it must be an OpGraph")
-    if np.any(forward.forward_of >= 0) or forward.group_of is not None:
-        raise InvalidInput("with_backward takes a forward graph that is not coarse and has no backward ops")
-    check_number("ratio", ratio)
-    most_slots = MOST_BYTES // max(int(forward.persistent_bytes.max(initial=0)), 1) - 1
-    if check_whole("slots", slots, low=0) > most_slots:
-        raise InvalidInput(
-            f"slots is {slots!r:.60}; with the variables of {forward.name!r} it must be at most {most_slots}"
-        )
 
 
 @dataclass(frozen=True)
@@ -151,7 +159,20 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     update_of = np.full(forward.n, -1, dtype=np.int64)
     update_of[plan.variable] = plan.update
     updated = update_of[target] >= 0
-    activation, user = _activations(forward, plan)
+    # (tensor, gradient op): the other input of ops with two inputs, the first output of ops with one.
+    pointer, inputs = forward.inputs
+    width = np.diff(pointer)[plan.reader]
+    two = np.flatnonzero(width == 2)
+    first_edge = pointer[plan.reader[two]]
+    partner = np.where(
+        inputs[first_edge] == plan.tensor[two],
+        inputs[np.minimum(first_edge + 1, max(len(inputs) - 1, 0))],
+        inputs[first_edge],
+    )
+    outputs = np.diff(forward.output_ptr)[plan.reader]
+    single = np.flatnonzero((width == 1) & (outputs > 0))
+    own_gradient = forward.output_ptr[plan.reader[single]]
+    activation, user = np.concatenate([partner, own_gradient]), plan.gradient[np.concatenate([two, single])]
     tensor = np.concatenate(
         [
             forward.edge_tensor,
@@ -165,23 +186,6 @@ def _tensors(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints, Ints, Ints]:
     return producer, size, tensor, reader
 
 
-def _activations(forward: OpGraph, plan: _Plan) -> tuple[Ints, Ints]:
-    """(tensor, gradient op): the other input of ops with two inputs, the first output of ops with one."""
-    pointer, inputs = forward.inputs
-    width = np.diff(pointer)[plan.reader]
-    two = np.flatnonzero(width == 2)
-    first_edge = pointer[plan.reader[two]]
-    partner = np.where(
-        inputs[first_edge] == plan.tensor[two],
-        inputs[np.minimum(first_edge + 1, max(len(inputs) - 1, 0))],
-        inputs[first_edge],
-    )
-    outputs = np.diff(forward.output_ptr)[plan.reader]
-    single = np.flatnonzero((width == 1) & (outputs > 0))
-    own_gradient = forward.output_ptr[plan.reader[single]]
-    return np.concatenate([partner, own_gradient]), plan.gradient[np.concatenate([two, single])]
-
-
 def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: float) -> NDArray[np.float64]:
     """Durations of the added ops."""
     added = np.zeros(plan.total - forward.n)
@@ -192,21 +196,3 @@ def _durations(forward: OpGraph, plan: _Plan, us: NDArray[np.float64], ratio: fl
     added[plan.sum[plan.summed] - forward.n] = (gradients + 1) * forward.tensor_bytes[plan.summed] / _BYTES_PER_US
     added[plan.update - forward.n] = 3 * forward.persistent_bytes[plan.variable] / _BYTES_PER_US
     return added
-
-
-def _gradient_names(forward: OpGraph, plan: _Plan) -> list[str]:
-    rank = np.arange(len(plan.reader)) - plan.by_reader[plan.reader]
-    several = np.diff(plan.by_reader)[plan.reader] > 1
-    return [
-        f"grad/{forward.names[f]}/{k}" if many else f"grad/{forward.names[f]}"
-        for f, k, many in zip(plan.reader.tolist(), rank.tolist(), several.tolist(), strict=True)
-    ]
-
-
-def _groups(forward: OpGraph, plan: _Plan) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """The forward ops' groups, and one per variable that has none, shared with its update."""
-    group = np.append(forward.colocation, np.full(plan.total - forward.n, -1)).astype(np.int32)
-    free = plan.variable[forward.colocation[plan.variable] < 0]
-    group[free] = len(forward.colocation_names) + np.arange(len(free))
-    group[plan.update] = group[plan.variable]
-    return group, (*forward.colocation_names, *(f"variable/{forward.names[i]}" for i in free.tolist()))

@@ -218,10 +218,30 @@ def _translator(length: int, layers: int, shape: _Shape) -> _Net:
     source = _embed(net, "encoder/embedding", length, shape)
     memory = _stack(net, "encoder", source, length, layers, shape)
     net.phase = 1
-    keys = _keys(net, memory, length, shape)
+    keys = net.ops(["attention/keys"], "Pack", 0.0, shape.state * length)
+    net.edge(memory, keys)
     net.phase = 2
     words = _embed(net, "decoder/embedding", length, shape)
-    context = _attention(net, keys, length, shape)
+    scores, weights = 4 * shape.batch * length, 4 * shape.hidden * shape.hidden
+    query_kernel = _variable(net, "attention/query_kernel", weights)
+    flop = 2.0 * shape.batch * shape.hidden * shape.hidden
+    query = net.ops(_at("attention/query", length), "MatMul", flop, shape.state)
+    net.edge(query_kernel, query)
+    previous = query
+    for suffix, kind, size in (
+        ("add", "AddV2", shape.state * length),
+        ("tanh", "Tanh", shape.state * length),
+        ("sum", "Sum", scores),
+        ("softmax", "Softmax", scores),
+        ("weigh", "Mul", shape.state * length),
+        ("context", "Sum", shape.state),
+    ):
+        current = net.ops(_at(f"attention/{suffix}", length), kind, 0.0, size)
+        net.edge(previous, current)
+        if suffix in ("add", "weigh"):
+            net.edge(keys, current)
+        previous = current
+    context = previous, query
     top = _stack(net, "decoder", words, length, layers, shape, context)
     _loss(net, top, length, shape)
     return net
@@ -296,37 +316,6 @@ def _cells(net: _Net, name: str, inputs: Ops, steps: int, shape: _Shape) -> dict
     for k in range(4):
         net.edge(gates, active[k], output=k)
     return {"concat": concat, "hidden": hidden}
-
-
-def _keys(net: _Net, memory: Ops, length: int, shape: _Shape) -> Ops:
-    """All encoder states as one tensor."""
-    keys = net.ops(["attention/keys"], "Pack", 0.0, shape.state * length)
-    net.edge(memory, keys)
-    return keys
-
-
-def _attention(net: _Net, keys: Ops, length: int, shape: _Shape) -> tuple[Ops, Ops]:
-    """Additive attention per decoder step; returns context and query ops."""
-    scores, weights = 4 * shape.batch * length, 4 * shape.hidden * shape.hidden
-    query_kernel = _variable(net, "attention/query_kernel", weights)
-    flop = 2.0 * shape.batch * shape.hidden * shape.hidden
-    query = net.ops(_at("attention/query", length), "MatMul", flop, shape.state)
-    net.edge(query_kernel, query)
-    previous = query
-    for suffix, kind, size in (
-        ("add", "AddV2", shape.state * length),
-        ("tanh", "Tanh", shape.state * length),
-        ("sum", "Sum", scores),
-        ("softmax", "Softmax", scores),
-        ("weigh", "Mul", shape.state * length),
-        ("context", "Sum", shape.state),
-    ):
-        current = net.ops(_at(f"attention/{suffix}", length), kind, 0.0, size)
-        net.edge(previous, current)
-        if suffix in ("add", "weigh"):
-            net.edge(keys, current)
-        previous = current
-    return previous, query
 
 
 def _loss(net: _Net, top: Ops, steps: int, shape: _Shape) -> None:

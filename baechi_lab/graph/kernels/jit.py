@@ -139,14 +139,6 @@ def is_missing(kernel: Any) -> bool:
 
 
 def _for_disk(kernel: Dispatcher) -> Dispatcher:
-    return _compiled_by_one(_with_forgiving_cache(kernel))
-
-
-def _with_forgiving_cache(kernel: Dispatcher) -> Dispatcher:
-    """Treats a cache on disk that was written for argument classes that no longer exist as empty.
-
-    numba reads the whole index before it sees that the source has changed, and names every class in it.
-    """
     index: object = getattr(getattr(kernel, "_cache", None), "_cache_file", None)
     if hasattr(index, "_load_index"):
         load = index._load_index
@@ -158,7 +150,7 @@ def _with_forgiving_cache(kernel: Dispatcher) -> Dispatcher:
                 return {}
 
         index._load_index = load_index
-    return kernel
+    return _compiled_by_one(kernel)
 
 
 def _called_by_kernels(kernel: Any, options: dict[str, Any]) -> Any:

@@ -76,7 +76,20 @@ def leave_out_backlog(
                 blocked[k] = _last_before(device_ends.get(_device(event), []), event.start_us)
     if all(until == NEVER for until in blocked):
         return []
-    lead = _leads(copies, blocked)
+    first_start = min(event.start_us for event in copies)
+    free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
+    lead = [0.0] * len(copies)
+    for k in sorted(range(len(copies)), key=lambda k: (copies[k].start_us, copies[k].end_us, k)):
+        event = copies[k]
+        before = [
+            j for j in {*(j for j, _ in event.reads), *event.after} if copies[j].end_us <= event.start_us + CLOCK_US
+        ]
+        measured, ready = free.get(event.lane, (first_start, first_start))
+        measured = max([measured, blocked[k], *(copies[j].end_us for j in before)])
+        ready = max([ready, *(copies[j].end_us - lead[j] for j in before)])
+        lead[k] = max(measured - ready, 0.0)
+        if event.lane not in free or event.end_us >= free[event.lane][0]:
+            free[event.lane] = (event.end_us, event.end_us - lead[k])
     for event, by in zip(events, lead, strict=True):
         event.start_us, event.end_us = event.start_us - by, event.end_us - by
     for k, launch in launch_of.items():
@@ -118,22 +131,3 @@ def _lanes_behind(events: Sequence[Event], launch_of: Mapping[int, int], latency
         if delay > CLOCK_US and (all_launched or 2 * delay > first - first_start):
             lanes.add(lane)
     return lanes
-
-
-def _leads(events: Sequence[Event], blocked: Sequence[float]) -> list[float]:
-    """Returns how much earlier each event would have run without other steps."""
-    first_start = min(event.start_us for event in events)
-    free: dict[str, tuple[float, float]] = {}  # of a lane: as measured, and without waiting
-    lead = [0.0] * len(events)
-    for k in sorted(range(len(events)), key=lambda k: (events[k].start_us, events[k].end_us, k)):
-        event = events[k]
-        before = [
-            j for j in {*(j for j, _ in event.reads), *event.after} if events[j].end_us <= event.start_us + CLOCK_US
-        ]
-        measured, ready = free.get(event.lane, (first_start, first_start))
-        measured = max([measured, blocked[k], *(events[j].end_us for j in before)])
-        ready = max([ready, *(events[j].end_us - lead[j] for j in before)])
-        lead[k] = max(measured - ready, 0.0)
-        if event.lane not in free or event.end_us >= free[event.lane][0]:
-            free[event.lane] = (event.end_us, event.end_us - lead[k])
-    return lead

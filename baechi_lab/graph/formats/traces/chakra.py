@@ -163,8 +163,27 @@ def graph_of_ranks(ranks: Sequence[list[Node]], name: str) -> Recording:
                 events[e].reads[number[source], "output"] = size
             else:
                 events[e].after.add(number[source])
-    alone = _join(every, number, events)
-    notes = [*_alone(alone), *_start(events, [every[k] for k in number])]
+    # Each receive waits for the send of its peer with the same tag.
+    sends: dict[tuple[Any, Any, Any], int] = {}
+    for k, node in enumerate(every):
+        if node.type == "COMM_SEND_NODE":
+            sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k
+    alone = 0
+    for k, node in enumerate(every):
+        if node.type != "COMM_RECV_NODE":
+            continue
+        sender = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
+        if sender is not None and every[sender].rank != node.rank:
+            events[number[k]].reads[number[sender], "output"] = _bytes(every[sender]) or _bytes(node)
+        else:
+            alone += 1
+    if alone:
+        alone_notes = [
+            f"{alone} receives have no send in what was given, and wait for nothing; give the traces of all ranks, in order"
+        ]
+    else:
+        alone_notes = []
+    notes = [*alone_notes, *_start(events, [every[k] for k in number])]
     return recording(events, name, notes)
 
 
@@ -192,7 +211,13 @@ def _through_notes(nodes: Sequence[Node], reads: Sequence[list[int]]) -> list[li
 
 
 def _event(node: Node, several: bool) -> Event:
-    unit, kind = _unit(node)
+    if node.attributes.get("is_cpu_op") is True:
+        unit, kind = f"cpu/thread {node.attributes.get('tid', 0)!s:.40}", "cpu"
+    elif "stream" in node.attributes:
+        unit, kind = f"gpu/stream {node.attributes['stream']!s:.40}", "gpu"
+    else:
+        unit = _UNITS.get(node.type.partition("_")[0], "compute")
+        kind = "gpu" if unit == "compute" else unit
     lane = f"rank {node.rank}/{unit}" if several else unit
     return Event(
         node.name or f"node {node.id}",
@@ -202,16 +227,6 @@ def _event(node: Node, several: bool) -> Event:
         float(node.start_us + node.duration_us),
         kind,
     )
-
-
-def _unit(node: Node) -> tuple[str, str]:
-    """Returns the lane within a rank, and the kind of device."""
-    if node.attributes.get("is_cpu_op") is True:
-        return f"cpu/thread {node.attributes.get('tid', 0)!s:.40}", "cpu"
-    if "stream" in node.attributes:
-        return f"gpu/stream {node.attributes['stream']!s:.40}", "gpu"
-    unit = _UNITS.get(node.type.partition("_")[0], "compute")
-    return unit, "gpu" if unit == "compute" else unit
 
 
 def _bytes(node: Node) -> int:
@@ -229,32 +244,6 @@ def _bytes(node: Node) -> int:
         size = next((node.attributes[k] for k in ("comm_size", "tensor_size") if node.attributes.get(k)), 0)
         total = int(size) if isinstance(size, (int, float)) and 0 <= size <= MOST_BYTES else 0
     return min(total, MOST_BYTES)
-
-
-def _join(nodes: Sequence[Node], number: Mapping[int, int], events: Sequence[Event]) -> int:
-    """Makes each receive wait for the send of its peer with the same tag; returns the number of receives without one."""
-    sends: dict[tuple[Any, Any, Any], int] = {}
-    for k, node in enumerate(nodes):
-        if node.type == "COMM_SEND_NODE":
-            sends[node.rank, node.attributes.get("comm_dst"), node.attributes.get("comm_tag")] = k
-    alone = 0
-    for k, node in enumerate(nodes):
-        if node.type != "COMM_RECV_NODE":
-            continue
-        sender = sends.get((node.attributes.get("comm_src"), node.rank, node.attributes.get("comm_tag")))
-        if sender is not None and nodes[sender].rank != node.rank:
-            events[number[k]].reads[number[sender], "output"] = _bytes(nodes[sender]) or _bytes(node)
-        else:
-            alone += 1
-    return alone
-
-
-def _alone(receives: int) -> list[str]:
-    if not receives:
-        return []
-    return [
-        f"{receives} receives have no send in what was given, and wait for nothing; give the traces of all ranks, in order"
-    ]
 
 
 def _start(events: Sequence[Event], nodes: Sequence[Node]) -> list[str]:

@@ -73,18 +73,14 @@ def accesses(document: Any) -> dict[int, Access]:
         number = fields.get("rf_id")
         if isinstance(number, int):
             schema = fields.get("op_schema")
-            access_of[number] = _access(node, schema if isinstance(schema, str) else "", str(fields.get("tid")))
+            inputs = _values(node, "inputs")
+            changed = _changed(schema if isinstance(schema, str) else "")
+            reads = dict(s for value in inputs for s in _storages(value))
+            changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
+            written = dict(s for value in _values(node, "outputs") for s in _storages(value))
+            makes = {s: size for s, size in written.items() if s not in reads}
+            access_of[number] = Access(reads, makes, changes, str(node.get("name", "")), str(fields.get("tid")))
     return access_of
-
-
-def _access(node: Mapping[str, object], schema: str, thread: str) -> Access:
-    inputs = _values(node, "inputs")
-    changed = _changed(schema)
-    reads = dict(s for value in inputs for s in _storages(value))
-    changes = dict(s for k, value in enumerate(inputs) if k in changed for s in _storages(value))
-    written = dict(s for value in _values(node, "outputs") for s in _storages(value))
-    makes = {s: size for s, size in written.items() if s not in reads}
-    return Access(reads, makes, changes, str(node.get("name", "")), thread)
 
 
 def _values(node: Mapping[str, object], key: str) -> list[object]:

@@ -88,7 +88,18 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
     ops = _outermost([_op(row) for row in step.host if row.category == "cpu_op"])
     if not ops and not step.kernels:
         raise FormatError("the trace has no op of PyTorch (category cpu_op): record it with torch.profiler")
-    _in_turn(step.kernels)
+    # A kernel of a stream ends before the next begins: coarse clocks make them overlap. Kernels that lie within another
+    # one, or overlap by more, ran in parallel (branches of a CUDA graph).
+    last: dict[str, Row] = {}
+    for row in sorted(step.kernels, key=lambda row: (row.start, row.end)):
+        lane = _lane(row)
+        before = last.get(lane)
+        if before is not None and row.start < before.end <= row.end:
+            overlap = before.end - row.start
+            if overlap <= max(CLOCK_US, _ROUNDING * min(before.end - before.start, row.end - row.start)):
+                before.end = max(before.start, row.start)
+        if before is None or row.end >= before.end:
+            last[lane] = row
     if step.kernels:
         copied = {row.correlation: row.end for row in step.kernels if row.category != "kernel"}
         _cut(ops, [row for row in step.host if row.category in RUNTIME], copied)
@@ -118,23 +129,6 @@ def graph_from_kineto(document: Mapping[str, object], tensors: Mapping[int, Acce
 
 def _lane(row: Row) -> str:
     return f"gpu:{row.args.get('device')}/stream {row.args.get('stream')}"
-
-
-def _in_turn(kernels: Sequence[Row]) -> None:
-    """Makes the kernels of a stream end before the next begins, since coarse clocks make them overlap.
-
-    Kernels that lie within another one, or overlap by more, ran in parallel (branches of a CUDA graph).
-    """
-    last: dict[str, Row] = {}
-    for row in sorted(kernels, key=lambda row: (row.start, row.end)):
-        lane = _lane(row)
-        before = last.get(lane)
-        if before is not None and row.start < before.end <= row.end:
-            overlap = before.end - row.start
-            if overlap <= max(CLOCK_US, _ROUNDING * min(before.end - before.start, row.end - row.start)):
-                before.end = max(before.start, row.start)
-        if before is None or row.end >= before.end:
-            last[lane] = row
 
 
 class _EventBuilder:
@@ -217,24 +211,22 @@ class _EventBuilder:
 
 
 def _op(row: Row) -> _Op:
-    input_bytes = _largest(row.args.get("Input Dims"), row.args.get("Input type"))
-    return _Op(row.name, row.thread, row.start, row.end, row, input_bytes)
-
-
-def _largest(dims: object, types: object) -> int:
-    """Returns the bytes of the largest input."""
+    dims = row.args.get("Input Dims")
+    types = row.args.get("Input type")
     if not isinstance(dims, list) or not isinstance(types, list):
-        return 0
-    sizes = [0]
-    for shape, kind in zip(dims, types, strict=False):
-        if (
-            isinstance(shape, list)
-            and shape
-            and all(type(x) is int and 0 <= x < 2**40 for x in shape)
-            and len(shape) < 10
-        ):
-            sizes.append(prod(shape) * _WIDTH.get(kind, 0) if isinstance(kind, str) else 0)
-    return min(max(sizes), 2**50)
+        input_bytes = 0
+    else:
+        sizes = [0]
+        for shape, kind in zip(dims, types, strict=False):
+            if (
+                isinstance(shape, list)
+                and shape
+                and all(type(x) is int and 0 <= x < 2**40 for x in shape)
+                and len(shape) < 10
+            ):
+                sizes.append(prod(shape) * _WIDTH.get(kind, 0) if isinstance(kind, str) else 0)
+        input_bytes = min(max(sizes), 2**50)
+    return _Op(row.name, row.thread, row.start, row.end, row, input_bytes)
 
 
 def _outermost(ops: list[_Op]) -> list[_Op]:

@@ -37,25 +37,23 @@ def messages(schema: str) -> dict[str, Any]:
     for name, _, fields in rows:
         message = file.message_type.add(name=name.strip())
         for field in fields.split(";"):
-            _add_field(message, field.split(), names, descriptor_pb2.FieldDescriptorProto)
+            words = field.split()
+            kinds = descriptor_pb2.FieldDescriptorProto
+            many, one_of = words[0] == "repeated", words[0] == "oneof"
+            kind, field_name, _, number = words[1:] if many or one_of else words
+            label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
+            added = message.field.add(name=field_name, number=int(number), label=label)
+            if one_of:  # such fields know whether they were given, 0 or not
+                if not message.oneof_decl:
+                    message.oneof_decl.add(name="value")
+                added.oneof_index = 0
+            if kind in names:
+                added.type, added.type_name = kinds.TYPE_MESSAGE, f".read.{kind}"
+            else:
+                added.type = getattr(kinds, f"TYPE_{kind.upper()}")
     pool = descriptor_pool.DescriptorPool()
     pool.AddSerializedFile(file.SerializeToString())
     return {n: message_factory.GetMessageClass(pool.FindMessageTypeByName(f"read.{n}")) for n in names}
-
-
-def _add_field(message: Any, words: list[str], names: set[str], kinds: Any) -> None:
-    many, one_of = words[0] == "repeated", words[0] == "oneof"
-    kind, name, _, number = words[1:] if many or one_of else words
-    label = kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL
-    field = message.field.add(name=name, number=int(number), label=label)
-    if one_of:  # such fields know whether they were given, 0 or not
-        if not message.oneof_decl:
-            message.oneof_decl.add(name="value")
-        field.oneof_index = 0
-    if kind in names:
-        field.type, field.type_name = kinds.TYPE_MESSAGE, f".read.{kind}"
-    else:
-        field.type = getattr(kinds, f"TYPE_{kind.upper()}")
 
 
 def parsed(cls: Any, data: bytes, noun: str) -> Any:

@@ -18,7 +18,6 @@ import numpy as np
 from ....errors import FormatError
 from ...cluster import Cluster
 from ...device import MOST_DEVICES, Device
-from ...kernels.csr import Integers
 from ...link import Link
 from ...opgraph import CONTROL_BYTES, OpGraph
 from ...placement import Placement
@@ -92,8 +91,16 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
     """
     if not events:
         raise FormatError("the trace holds no operator")
-    _check(events)
-    order, place = _order(events)
+    for event in events:
+        if not (-1e15 < event.start_us <= event.end_us < 1e16):
+            raise FormatError(
+                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
+            )
+        for size in (*event.reads.values(), event.persistent_bytes):
+            if not 0 <= size <= MOST_BYTES:
+                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
+    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
+    place = {i: k for k, i in enumerate(order)}
     lane, parallel = _lanes([events[i] for i in order])
     lanes = list(dict.fromkeys(lane))
     if len(lanes) > MOST_DEVICES:
@@ -117,26 +124,32 @@ def recording(events: Sequence[Event], name: str, notes: Sequence[str] = ()) -> 
         graph_key=graph.key,
         info={"notes": tuple(sentences)},
     )
+    start = np.array([events[i].start_us for i in order])
+    end = np.array([events[i].end_us for i in order])
+    first_start = start.min()
     return Recording(
-        graph, cluster, placement, _timeline(events, order, graph, cluster, device, sentences), tuple(sentences)
+        graph,
+        cluster,
+        placement,
+        Timeline(
+            op=np.arange(graph.n),
+            device=device,
+            start_us=start - first_start,
+            end_us=end - first_start,  # type: ignore[arg-type]
+            transfers=Transfers.none(),
+            memory=MemoryLog.none(),
+            peak_bytes=np.zeros(cluster.n, np.int64),
+            makespan_us=float(end.max() - first_start),
+            origin="measured",
+            op_names=graph.names,
+            device_names=cluster.names,
+            memory_bytes=cluster.memory_bytes,
+            tensor_producer=graph.tensor_producer,
+            tensor_bytes=graph.tensor_bytes,
+            info={"notes": tuple(sentences)},
+        ),
+        tuple(sentences),
     )
-
-
-def _check(events: Sequence[Event]) -> None:
-    for event in events:
-        if not (-1e15 < event.start_us <= event.end_us < 1e16):
-            raise FormatError(
-                f"{event.name!r:.80} lasts from {event.start_us} to {event.end_us} us; it must not end before it starts"
-            )
-        for size in (*event.reads.values(), event.persistent_bytes):
-            if not 0 <= size <= MOST_BYTES:
-                raise FormatError(f"{event.name!r:.80} has a tensor of {size} bytes; it must be from 0 to {MOST_BYTES}")
-
-
-def _order(events: Sequence[Event]) -> tuple[list[int], dict[int, int]]:
-    """Returns the events by start, and the position of each."""
-    order = sorted(range(len(events)), key=lambda i: (events[i].start_us, events[i].end_us, events[i].tie_order, i))
-    return order, {i: k for k, i in enumerate(order)}
 
 
 def _lanes(events: Sequence[Event]) -> tuple[list[str], set[int]]:
@@ -180,7 +193,16 @@ def _dependencies(
             table.add(place[j], label, size, [k])
             waits_for[k].append(place[j])
         dropped += len(contradicted)
-        for j in sorted(_before_those(events, place, waits, i, contradicted) - waits[i]):
+        # The dependencies of the contradicted dependencies of `i`, as far as these had ended.
+        visited, pending, before = {i, *contradicted}, list(contradicted), set()
+        while pending:
+            for j in waits[pending.pop()] - visited:
+                visited.add(j)
+                if _contradicted(events, place, j, i):
+                    pending.append(j)
+                else:
+                    before.add(j)
+        for j in sorted(before - waits[i]):
             table.add(place[j], "control", CONTROL_BYTES, [k])
             waits_for[k].append(place[j])
     return table, waits_for, dropped
@@ -189,21 +211,6 @@ def _dependencies(
 def _contradicted(events: Sequence[Event], place: dict[int, int], j: int, i: int) -> bool:
     """Whether `i` started before `j` ended."""
     return place[j] > place[i] or events[j].end_us > events[i].start_us + CLOCK_US
-
-
-def _before_those(
-    events: Sequence[Event], place: dict[int, int], waits: Sequence[set[int]], i: int, contradicted: list[int]
-) -> set[int]:
-    """Returns the dependencies of the contradicted dependencies of `i`, as far as these had ended."""
-    visited, pending, before = {i, *contradicted}, list(contradicted), set()
-    while pending:
-        for j in waits[pending.pop()] - visited:
-            visited.add(j)
-            if _contradicted(events, place, j, i):
-                pending.append(j)
-            else:
-                before.add(j)
-    return before
 
 
 def _durations(
@@ -289,28 +296,3 @@ def _distinct(names: list[str]) -> tuple[str, ...]:
         used_names.add(base)
         distinct.append(base)
     return tuple(distinct)
-
-
-def _timeline(
-    events: Sequence[Event], order: list[int], graph: OpGraph, cluster: Cluster, device: Integers, notes: list[str]
-) -> Timeline:
-    start = np.array([events[i].start_us for i in order])
-    end = np.array([events[i].end_us for i in order])
-    first_start = start.min()
-    return Timeline(
-        op=np.arange(graph.n),
-        device=device,
-        start_us=start - first_start,
-        end_us=end - first_start,  # type: ignore[arg-type]
-        transfers=Transfers.none(),
-        memory=MemoryLog.none(),
-        peak_bytes=np.zeros(cluster.n, np.int64),
-        makespan_us=float(end.max() - first_start),
-        origin="measured",
-        op_names=graph.names,
-        device_names=cluster.names,
-        memory_bytes=cluster.memory_bytes,
-        tensor_producer=graph.tensor_producer,
-        tensor_bytes=graph.tensor_bytes,
-        info={"notes": tuple(notes)},
-    )

@@ -85,8 +85,25 @@ def graph_from_run_metadata(data: bytes, name: str, text: bool = False) -> Recor
     if not rows:
         raise FormatError("the RunMetadata has no step_stats: run the session with trace_level=FULL_TRACE")
     events = [event for event, _ in rows]
-    _launches(rows)
-    _variables(rows)
+    # A kernel waits for the op of its name that launched it, if that began before.
+    host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
+    for event, _ in rows:
+        if event.kind != "cpu" and (launcher := host.get(op_name(event.name))) is not None:
+            if rows[launcher][0].end_us <= event.start_us:
+                event.after.add(launcher)
+    # A variable and the ops that read or assign it share a device, with the bytes that were read.
+    handles = {op_name(e.name): e for e, _ in rows if e.op_type in ("VarHandleOp", "VariableV2")}
+    for event, stats in rows:
+        label = _LABEL.match(stats.timeline_label)
+        read = [
+            handles[x]
+            for reference_text in (label["inputs"].split(",") if label else ())
+            if (x := op_name(reference_text.strip())) in handles
+        ]
+        if len({h.name for h in read}) == 1:
+            event.group = read[0].group = read[0].name
+        if len(read) == 1 and event.op_type == "ReadVariableOp":
+            read[0].persistent_bytes = _output_bytes(stats, 0)
     notes = [] if _by_label(rows) or _by_cost_graph(rows, metadata.cost_graph) else [chain(events)]
     return recording(events, name, notes)
 
@@ -128,15 +145,6 @@ def _rows(devices: Any) -> Iterator[_Row]:
 
 def _task(device: str) -> str:
     return device.rpartition("/device:")[0].strip("/")
-
-
-def _launches(rows: list[_Row]) -> None:
-    """Makes a kernel wait for the op of its name that launched it, if that began before."""
-    host = {event.name: k for k, (event, _) in enumerate(rows) if event.fixed}
-    for event, _ in rows:
-        if event.kind != "cpu" and (launcher := host.get(op_name(event.name))) is not None:
-            if rows[launcher][0].end_us <= event.start_us:
-                event.after.add(launcher)
 
 
 def op_name(name: str) -> str:
@@ -182,22 +190,6 @@ def _by_label(rows: list[_Row]) -> bool:
             number = -1 if reference.startswith("^") else int(slot) if slot.isascii() and slot.isdecimal() else 0
             any_label |= _read(rows, entries, k, name, number)
     return any_label
-
-
-def _variables(rows: list[_Row]) -> None:
-    """Makes a variable and the ops that read or assign it share a device, with the bytes that were read."""
-    handles = {op_name(e.name): e for e, _ in rows if e.op_type in ("VarHandleOp", "VariableV2")}
-    for event, stats in rows:
-        label = _LABEL.match(stats.timeline_label)
-        read = [
-            handles[x]
-            for reference_text in (label["inputs"].split(",") if label else ())
-            if (x := op_name(reference_text.strip())) in handles
-        ]
-        if len({h.name for h in read}) == 1:
-            event.group = read[0].group = read[0].name
-        if len(read) == 1 and event.op_type == "ReadVariableOp":
-            read[0].persistent_bytes = _output_bytes(stats, 0)
 
 
 def _by_cost_graph(rows: list[_Row], graph: Any) -> bool:
