@@ -95,7 +95,9 @@ def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]]
                 edges.append((len(tensors) - 1, number[s + 1, k]))
                 edges.append((len(tensors), number[s + 1, (k + 1) % r]))
                 tensors.append((op, part_bytes, "part"))
-        each.append(Ring(g, [number[0, k] for k in range(r)], end, _in_place_adders(graph, gradient_ops)))
+        # Backward ops add in place to gradients that no op reads.
+        adders: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, gradient_ops))
+        each.append(Ring(g, [number[0, k] for k in range(r)], end, adders))
     column: Any = np.array(tensors, dtype=object).reshape(-1, 3)
     pairs = np.array(edges, dtype=np.int64).reshape(-1, 2)
     return Rings(
@@ -109,9 +111,3 @@ def make_rings(graph: OpGraph, shares: Ints, replicas: Sequence[tuple[int, ...]]
         edge_reader=pairs[:, 1],
         each=each,
     )
-
-
-def _in_place_adders(graph: OpGraph, forward_ops: Ints) -> Ints:
-    """Returns the backward ops of `forward_ops`, which add to gradients that no op reads."""
-    adders: Ints = np.flatnonzero((graph.forward_of >= 0) & np.isin(graph.forward_of, forward_ops))
-    return adders

@@ -37,7 +37,18 @@ class AllowedMeets:
         if UNCLEAR in (a, b):
             return UNCLEAR
         if (a, b) not in self._meet_of_codes:
-            self._meet_of_codes[a, b] = self._compute(self.table[a], self.table[b])
+            first, second = self.table[a], self.table[b]
+            common = tuple(x for x in first if x in second)
+            if len({*map(_is_name, first), *map(_is_name, second)}) == 1 or len(common) in (
+                len(set(first)),
+                len(set(second)),
+            ):
+                if common and common not in self._code:
+                    self._code[common] = len(self.table)
+                    self.table.append(common)
+                self._meet_of_codes[a, b] = self._code[common] if common else None
+            else:
+                self._meet_of_codes[a, b] = UNCLEAR
         return self._meet_of_codes[a, b]
 
     def covered(self, a: int, b: int) -> int | None:
@@ -50,20 +61,6 @@ class AllowedMeets:
         if met is None or ANY in (a, b) or (a == b and a != UNCLEAR):
             return met
         return met if met != UNCLEAR and set(self.table[met]) in (set(self.table[a]), set(self.table[b])) else None
-
-    def _compute(self, first: Names, second: Names) -> int | None:
-        common = tuple(x for x in first if x in second)
-        if len({*map(_is_name, first), *map(_is_name, second)}) == 1 or len(common) in (
-            len(set(first)),
-            len(set(second)),
-        ):
-            if not common:
-                return None
-            if common not in self._code:
-                self._code[common] = len(self.table)
-                self.table.append(common)
-            return self._code[common]
-        return UNCLEAR
 
 
 def _is_name(text: str) -> bool:

@@ -95,8 +95,35 @@ class CoPlacement(Pass):
             for unit in (operator_of, units):
                 joined.join_pairs(*_only_readers(graph, unit, self.readers), limit)
         if self.constants:
-            _join_constants(graph, joined, limit)
-        return _as_colocation(graph, joined.roots())
+            # Rule (iii): single ops without inputs join the group that holds all of their readers.
+            pointer, successor = (a.tolist() for a in graph.successors)
+            roots = joined.roots()
+            size, root = np.bincount(roots, minlength=graph.n), roots.tolist()
+            for op in np.flatnonzero((np.diff(graph.inputs[0]) == 0) & (size == 1)).tolist():
+                readers = {root[reader] for reader in successor[pointer[op] : pointer[op + 1]]}
+                if root[op] == op and len(readers) == 1:
+                    joined.join(op, readers.pop(), limit)
+        root = joined.roots()
+        size = np.bincount(root, minlength=graph.n) if graph.n else root
+        # A given group of one op stays; the colocation pass drops such groups.
+        grouped = (size[root] > 1) | (graph.colocation >= 0)
+        heads, column = np.unique(root[grouped], return_inverse=True)
+        colocation = np.full(graph.n, -1, dtype=np.int32)
+        colocation[grouped] = column.reshape(-1)
+        # The name of the first given group in each set, else `with/<first member>`.
+        given_names: dict[int, str] = {}
+        for op in np.flatnonzero(graph.colocation >= 0).tolist():
+            given_names.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])
+        used_names, set_names = set(given_names.values()), []
+        for k, head in enumerate(heads.tolist()):
+            name = given_names.get(k, f"with/{graph.names[head]}")
+            while k not in given_names and name in used_names:
+                name += "'"
+            used_names.add(name)
+            set_names.append(name)
+        if np.array_equal(colocation, graph.colocation) and tuple(set_names) == graph.colocation_names:
+            return graph
+        return graph.replace(colocation=colocation, colocation_names=tuple(set_names))
 
     def _join_variables(self, graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
         """Apply rule (i) to given groups: a group that a single group reads joins it."""
@@ -135,43 +162,3 @@ def _only_readers(graph: OpGraph, cell: Ints, readers: str) -> tuple[Ints, Ints]
     source, reader = pair // (graph.n + 1), pair % (graph.n + 1)
     only = np.bincount(source, minlength=graph.n)[source] == 1
     return source[only], reader[only]
-
-
-def _join_constants(graph: OpGraph, joined: JoinedOps, limit: float | None) -> None:
-    """Apply rule (iii): single ops without inputs join the group that holds all of their readers."""
-    pointer, successor = (a.tolist() for a in graph.successors)
-    roots = joined.roots()
-    size, root = np.bincount(roots, minlength=graph.n), roots.tolist()
-    for op in np.flatnonzero((np.diff(graph.inputs[0]) == 0) & (size == 1)).tolist():
-        readers = {root[reader] for reader in successor[pointer[op] : pointer[op + 1]]}
-        if root[op] == op and len(readers) == 1:
-            joined.join(op, readers.pop(), limit)
-
-
-def _as_colocation(graph: OpGraph, root: NDArray[np.int64]) -> OpGraph:
-    """Write the sets of two and more ops as colocation groups, ordered and named by their first member."""
-    size = np.bincount(root, minlength=graph.n) if graph.n else root
-    # A given group of one op stays; the colocation pass drops such groups.
-    grouped = (size[root] > 1) | (graph.colocation >= 0)
-    heads, column = np.unique(root[grouped], return_inverse=True)
-    colocation = np.full(graph.n, -1, dtype=np.int32)
-    colocation[grouped] = column.reshape(-1)
-    names = _group_names(graph, heads, colocation)
-    if np.array_equal(colocation, graph.colocation) and names == graph.colocation_names:
-        return graph
-    return graph.replace(colocation=colocation, colocation_names=names)
-
-
-def _group_names(graph: OpGraph, heads: NDArray[np.int64], colocation: NDArray[np.int32]) -> tuple[str, ...]:
-    """Returns the name of the first given group in each set, else `with/<first member>`."""
-    given_names: dict[int, str] = {}
-    for op in np.flatnonzero(graph.colocation >= 0).tolist():
-        given_names.setdefault(int(colocation[op]), graph.colocation_names[graph.colocation[op]])
-    used_names, names = set(given_names.values()), []
-    for k, head in enumerate(heads.tolist()):
-        name = given_names.get(k, f"with/{graph.names[head]}")
-        while k not in given_names and name in used_names:
-            name += "'"
-        used_names.add(name)
-        names.append(name)
-    return tuple(names)

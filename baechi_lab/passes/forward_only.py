@@ -105,7 +105,17 @@ def _forward_targets(graph: OpGraph, backward: NDArray[np.bool_], descends: NDAr
     # Cycles of forward_of that reach no forward op end on backward ops, which stay separate, as do ops of another lane.
     lane = graph.on_communication_lane
     guide = np.where(backward[guide] | (lane[guide] != lane), np.arange(graph.n), guide)
-    return _without_conflicts(graph, guide)
+    if not graph.allowed_sets:
+        return guide
+    joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
+    for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
+        home = int(guide[op])
+        met = joined.meets.covered(code[home], code[op])
+        if met is None or not joined.join(home, op):
+            target[op] = op
+        else:
+            code[home] = met
+    return target
 
 
 def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backward: NDArray[np.bool_]) -> Ints:
@@ -122,21 +132,6 @@ def _unit_targets(graph: OpGraph, unit: Ints, descends: NDArray[np.bool_], backw
     named = np.flatnonzero(graph.forward_of >= 0)[::-1]
     named = named[unit[graph.forward_of[named]] != unit[named]]
     target[unit[named]] = graph.forward_of[named]
-    return target
-
-
-def _without_conflicts(graph: OpGraph, guide: Ints) -> Ints:
-    """Separate, in op order, members with which a coarse op, or its colocation group, would have a list that no op has."""
-    if not graph.allowed_sets:
-        return guide
-    joined, code, target = JoinedOps(graph), graph.allowed.tolist(), guide.copy()
-    for op in np.flatnonzero(guide != np.arange(graph.n)).tolist():
-        home = int(guide[op])
-        met = joined.meets.covered(code[home], code[op])
-        if met is None or not joined.join(home, op):
-            target[op] = op
-        else:
-            code[home] = met
     return target
 
 

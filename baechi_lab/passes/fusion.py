@@ -102,7 +102,19 @@ def _fuse_one_by_one(source: Ints, target: Ints, key: Ints) -> Ints:
         keep, absorbed = (
             (node, partner) if _degree(node, after, before) >= _degree(partner, after, before) else (partner, node)
         )
-        touched = _absorb(keep, absorbed, after, before)
+        # Move the neighbours of `absorbed` to `keep`; returns the neighbours that both had (they now have one
+        # fewer).
+        shared: set[int] = set()
+        for neighbours, reverse in ((after, before), (before, after)):
+            for neighbour in neighbours.pop(absorbed):
+                reverse[neighbour].discard(absorbed)
+                if neighbour == keep:
+                    continue
+                if keep in reverse[neighbour]:
+                    shared.add(neighbour)
+                reverse[neighbour].add(keep)
+                neighbours[keep].add(neighbour)
+        touched = shared
         parent[absorbed] = keep
         # Only ops next to the two can have lost a neighbour, and so have become mergeable.
         waiting += sorted(touched, reverse=True)
@@ -134,18 +146,3 @@ def _partner(node: int, after: dict[int, set[int]], before: dict[int, set[int]],
         if keys[only] == keys[node]:
             return only
     return -1
-
-
-def _absorb(keep: int, absorbed: int, after: dict[int, set[int]], before: dict[int, set[int]]) -> set[int]:
-    """Move the neighbours of `absorbed` to `keep`; returns the neighbours that both had (they now have one fewer)."""
-    shared: set[int] = set()
-    for neighbours, reverse in ((after, before), (before, after)):
-        for neighbour in neighbours.pop(absorbed):
-            reverse[neighbour].discard(absorbed)
-            if neighbour == keep:
-                continue
-            if keep in reverse[neighbour]:
-                shared.add(neighbour)
-            reverse[neighbour].add(keep)
-            neighbours[keep].add(neighbour)
-    return shared

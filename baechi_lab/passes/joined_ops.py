@@ -22,7 +22,10 @@ class JoinedOps:
         self.work = graph.duration_us.tolist()
         self.code = graph.allowed.tolist()
         self.meets = AllowedMeets(graph.allowed_sets)
-        self._join_colocated(*_colocated_pairs(graph))
+        member = np.flatnonzero(graph.colocation >= 0)
+        first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
+        np.minimum.at(first, graph.colocation[member], member)
+        self._join_colocated(*(member, first[graph.colocation[member]]))
 
     def root(self, op: int) -> int:
         parent = self.parent
@@ -65,11 +68,3 @@ class JoinedOps:
     def roots(self) -> NDArray[np.int64]:
         """Returns int64[n]: the smallest member of every op's set."""
         return np.array([self.root(op) for op in range(len(self.parent))], dtype=np.int64)
-
-
-def _colocated_pairs(graph: OpGraph) -> tuple[Ints, Ints]:
-    """Returns every member of a colocation group, and its group's first member."""
-    member = np.flatnonzero(graph.colocation >= 0)
-    first = np.full(len(graph.colocation_names), graph.n, dtype=np.int64)
-    np.minimum.at(first, graph.colocation[member], member)
-    return member, first[graph.colocation[member]]

@@ -48,7 +48,8 @@ class Replicate(Pass):
 
     def apply(self, graph: OpGraph) -> OpGraph:
         is_source = self._sources(graph)
-        reader = _reading_groups(graph)
+        # Int64[n]: the colocation group of each op, or a number of its own.
+        reader = np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
         pairs = np.unique(
             np.stack([graph.edge_source, reader[graph.consumers]], axis=1)[is_source[graph.edge_source]], axis=0
         )
@@ -66,11 +67,6 @@ class Replicate(Pass):
         return typed & quick & free & (output_bytes <= self.max_bytes) & (np.diff(graph.inputs[0]) == 0)
 
 
-def _reading_groups(graph: OpGraph) -> NDArray[np.int64]:
-    """Returns int64[n]: the colocation group of each op, or a number of its own."""
-    return np.where(graph.colocation >= 0, graph.colocation, len(graph.colocation_names) + np.arange(graph.n))
-
-
 def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[np.int64], pairs: Ints) -> OpGraph:
     """Makes one op per (source, reading group) in `pairs`: the first is the source itself, the others are new."""
     n = graph.n
@@ -84,7 +80,15 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
         *graph.names,
         *(f"{graph.names[s]}/replicate/_{k}" for s, k in zip(pairs[~first, 0], number[~first], strict=True)),
     ]
-    column, labels = _colocated(graph, pairs, op, len(origin))
+    # Puts every copy into the group of its reader; readers without a group get one.
+    group_count = len(graph.colocation_names)
+    lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
+    number = np.full(graph.n, -1, dtype=np.int64)
+    number[lone] = group_count + np.arange(len(lone))
+    column = np.concatenate([graph.colocation, np.full(len(origin) - graph.n, -1)]).astype(np.int32)
+    column[lone] = number[lone]
+    column[op] = np.where(pairs[:, 1] < group_count, pairs[:, 1], number[np.maximum(pairs[:, 1] - group_count, 0)])
+    labels = (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in lone.tolist()))
     group_of = np.arange(n) if graph.group_of is None else graph.group_of
     take = {
         key: getattr(graph, key)[origin]
@@ -104,18 +108,6 @@ def _copy_sources(graph: OpGraph, is_source: NDArray[np.bool_], reader: NDArray[
         **take,
         **_tensors(graph, is_source, reader, pairs, op),
     )
-
-
-def _colocated(graph: OpGraph, pairs: Ints, op: Ints, count: int) -> tuple[NDArray[np.int32], tuple[str, ...]]:
-    """Puts every copy into the group of its reader; readers without a group get one."""
-    group_count = len(graph.colocation_names)
-    lone = np.unique(pairs[pairs[:, 1] >= group_count, 1]) - group_count  # reading ops that have no group yet
-    number = np.full(graph.n, -1, dtype=np.int64)
-    number[lone] = group_count + np.arange(len(lone))
-    column = np.concatenate([graph.colocation, np.full(count - graph.n, -1)]).astype(np.int32)
-    column[lone] = number[lone]
-    column[op] = np.where(pairs[:, 1] < group_count, pairs[:, 1], number[np.maximum(pairs[:, 1] - group_count, 0)])
-    return column, (*graph.colocation_names, *(f"reads constants: {graph.names[i]}" for i in lone.tolist()))
 
 
 def _tensors(

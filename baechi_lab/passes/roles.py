@@ -50,38 +50,30 @@ def roles(graph: OpGraph) -> NDArray[np.int8]:
     True
     """
     if graph not in _ROLES_OF_GRAPH:
-        _ROLES_OF_GRAPH[graph] = _compute_roles(graph)
+        descends = backward_ops(graph)
+        # Updates are ops that write variables, and their descendants.
+        pointer, predecessor = (a.tolist() for a in graph.predecessors)
+        needed = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
+        for op in graph.order[::-1].tolist():
+            if needed[op]:
+                for k in predecessor[pointer[op] : pointer[op + 1]]:
+                    needed[k] = True
+        writes = [bool(_UPDATES.match(t)) and not n for t, n in zip(graph.op_types, needed, strict=True)]
+        for op in graph.order.tolist():
+            writes[op] = writes[op] or any(writes[k] for k in predecessor[pointer[op] : pointer[op + 1]])
+        update = np.array(writes, dtype=np.bool_)
+        batch = _looks_at_batch(graph, update)
+        update |= _feeds_only(graph, update, batch, descends)
+        role = np.full(graph.n, FORWARD, dtype=np.int8)
+        role[descends | helper_ops(graph, descends & ~update)] = BACKWARD
+        role[~batch] = SETUP
+        role[update] = UPDATE
+        _ROLES_OF_GRAPH[graph] = role
     return _ROLES_OF_GRAPH[graph].copy()
 
 
 _ROLES_OF_GRAPH: WeakKeyDictionary[OpGraph, NDArray[np.int8]] = WeakKeyDictionary()
 """Cache of the roles of living graphs, which a search needs many times."""
-
-
-def _compute_roles(graph: OpGraph) -> NDArray[np.int8]:
-    descends = backward_ops(graph)
-    update = _update_ops(graph, descends)
-    batch = _looks_at_batch(graph, update)
-    update |= _feeds_only(graph, update, batch, descends)
-    role = np.full(graph.n, FORWARD, dtype=np.int8)
-    role[descends | helper_ops(graph, descends & ~update)] = BACKWARD
-    role[~batch] = SETUP
-    role[update] = UPDATE
-    return role
-
-
-def _update_ops(graph: OpGraph, descends: Bools) -> Bools:
-    """Returns bool[n]: ops that write variables, and their descendants."""
-    pointer, predecessor = (a.tolist() for a in graph.predecessors)
-    needed = (graph.forward_of >= 0).tolist()  # a backward op, or one that a backward op depends on
-    for op in graph.order[::-1].tolist():
-        if needed[op]:
-            for k in predecessor[pointer[op] : pointer[op + 1]]:
-                needed[k] = True
-    writes = [bool(_UPDATES.match(t)) and not n for t, n in zip(graph.op_types, needed, strict=True)]
-    for op in graph.order.tolist():
-        writes[op] = writes[op] or any(writes[k] for k in predecessor[pointer[op] : pointer[op + 1]])
-    return np.array(writes, dtype=np.bool_)
 
 
 def _looks_at_batch(graph: OpGraph, update: Bools) -> Bools:

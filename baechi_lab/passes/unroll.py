@@ -187,6 +187,10 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
     added[number] = True
     added[ring] = True
     no_persistent = added | (batch >= at.width[origin])
+    # `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica.
+    forward_op = graph.forward_of[origin].astype(np.int64)
+    batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
+    offset = np.where(at.repeats[forward_op], at.shift[batch_or_replica], batch_or_replica % at.width[forward_op])
     return OpGraph(
         names=_names(graph, at),
         op_types=_op_types(graph, at),
@@ -198,7 +202,7 @@ def _build_step(graph: OpGraph, at: Layout) -> OpGraph:
         persistent_bytes=np.where(no_persistent, 0, graph.persistent_bytes[origin]),
         allowed=graph.allowed[origin],
         allowed_sets=graph.allowed_sets,
-        forward_of=_forward_of(graph, at, origin, batch),
+        forward_of=np.where(forward_op >= 0, at.first[forward_op] + offset, -1).astype(np.int32),
         copy_of=origin,
         copied_key=graph.key,
         micro_batch=batch,
@@ -279,14 +283,6 @@ def us_per_byte_moved(graph: OpGraph, us: NDArray[np.float64], update: NDArray[n
         if sample.any():
             return float(us[sample].sum() / moved_bytes[sample].sum())
     return float((us[usable] / moved_bytes[usable]).min(initial=np.inf)) if usable.any() else 0.0
-
-
-def _forward_of(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Returns `forward_of` within the same micro-batch; for ops that run once, the first copy on their replica."""
-    forward_op = graph.forward_of[origin].astype(np.int64)
-    batch_or_replica = np.where(batch >= 0, batch, (-1 - batch) % at.width[forward_op])
-    offset = np.where(at.repeats[forward_op], at.shift[batch_or_replica], batch_or_replica % at.width[forward_op])
-    return np.where(forward_op >= 0, at.first[forward_op] + offset, -1).astype(np.int32)
 
 
 def _colocation(graph: OpGraph, at: Layout, origin: Ints, batch: NDArray[np.int32]) -> dict[str, Any]:

@@ -77,7 +77,13 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
     reader_replica = np.where(together[edge], step % width[edge], 0)
     add(first_row[tensor[edge]] + step + 0 * reader_replica, at.first[reader[edge]] + reader_replica)
     if len(at.summed):
-        _sums(graph, at, first_row, row_of_sum, add)
+        # Inputs of additions: the micro-batch's gradient, and the previous sum or gradient on the same replica.
+        micro, number_of_sum = np.nonzero(at.additions >= 0)
+        number = at.additions[micro, number_of_sum]
+        before = micro - at.turn[number_of_sum]
+        add(first_row[at.summed[number_of_sum]] + micro, number)
+        earlier = row_of_sum[before, number_of_sum]
+        add(np.where(earlier >= 0, earlier, first_row[at.summed[number_of_sum]] + before), number)
         edge, replica = of_once(np.flatnonzero(to_sum))
         place = np.empty(graph.tensor_count, dtype=np.int64)
         place[at.summed] = np.arange(len(at.summed))
@@ -85,16 +91,6 @@ def _edges(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints) -> tup
         sum_replica = np.where(together[edge], replica, 0)
         add(_last_row(at, first_row, row_of_sum, at_sum, sum_replica), at.first[reader[edge]] + replica)
     return np.concatenate(rows).astype(np.int64), np.concatenate(readers).astype(np.int64)
-
-
-def _sums(graph: OpGraph, at: Layout, first_row: Ints, row_of_sum: Ints, add: Any) -> None:
-    """Add the inputs of additions: the micro-batch's gradient, and the previous sum or gradient on the same replica."""
-    micro, tensor = np.nonzero(at.additions >= 0)
-    number = at.additions[micro, tensor]
-    before = micro - at.turn[tensor]
-    add(first_row[at.summed[tensor]] + micro, number)
-    earlier = row_of_sum[before, tensor]
-    add(np.where(earlier >= 0, earlier, first_row[at.summed[tensor]] + before), number)
 
 
 def _last_row(at: Layout, first_row: Ints, row_of_sum: Ints, sum_number: Ints, replica: Ints) -> Ints:
