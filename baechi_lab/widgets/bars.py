@@ -77,12 +77,14 @@ def build_bars(
             minlength=len(timeline.device_names),
         )
         for d, waits in enumerate(idle(timeline, computes)):
+            # The timeline's title stands above its first device, the name of a group at its start.
+            group = groups[d] if d < len(groups) and (d == 0 or groups[d] != groups[d - 1]) else ""
             lane = {
                 "device": d,
                 "label": short_device(timeline.device_names[d]),
                 "origin": title,
                 "kind": "ops",
-                "heading": _heading(headings[number] if len(timelines) > 1 else "", d, groups),
+                "heading": ", ".join(filter(None, (headings[number] if len(timelines) > 1 and d == 0 else "", group))),
                 "folded": folds[d] is not None,
                 "fold_label": folds[d] or "",
                 "busy_us": float(timeline.busy_us[d] - collectives_us[d]),
@@ -95,7 +97,21 @@ def build_bars(
                 "longest_us": waits.longest_us,
             }
             rows_of = partial(_op_rows, timeline, d, label, marked, device_elsewhere.get(number))
-            device_tables = [(rows_of(computes), "ops"), (_transfer_rows(timeline, d, label, marked), "transfers")]
+            # The transfers that leave `device`, for the duration of the send, and those that arrive at it.
+            transfers = timeline.transfers
+            out, into = np.flatnonzero(transfers.source == d), np.flatnonzero(transfers.target == d)
+            selected = np.concatenate([out, into])
+            rows = np.zeros(len(selected), dtype=_ROW)
+            cost = transfers.end_us - transfers.receive_us
+            rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
+            rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
+            rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
+            rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
+            rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
+            rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
+            if marked is not None:
+                rows["critical"] = np.isin(selected, marked.transfers)
+            device_tables = [(rows_of(computes), "ops"), (rows, "transfers")]
             if not computes.all():
                 device_tables.insert(1, (rows_of(~computes), "collectives"))
             for table, kind in device_tables:
@@ -120,12 +136,6 @@ def build_bars(
         rows["elsewhere"],
         max(span, float(rows["end"].max(initial=0.0))),
     )
-
-
-def _heading(title: str, device: int, groups: Sequence[str]) -> str:
-    """Returns the text above a device's lanes: the timeline's title above the first device, and a group's name at its start."""
-    group = groups[device] if device < len(groups) and (device == 0 or groups[device] != groups[device - 1]) else ""
-    return ", ".join(filter(None, (title if device == 0 else "", group)))
 
 
 def lane_groups(cluster: Cluster, replicas: int = 1) -> tuple[str, ...]:
@@ -273,24 +283,6 @@ def _op_rows(
         rows["critical"] = np.isin(timeline.op[on_device], chain.ops)
     if device_elsewhere is not None:
         rows["elsewhere"] = device_elsewhere[label[timeline.op[on_device]]]
-    return rows
-
-
-def _transfer_rows(timeline: Timeline, device: int, label: NDArray[np.int64], chain: Chain | None) -> NDArray[Any]:
-    """Returns the transfers that leave `device`, for the duration of the send, and those that arrive at it."""
-    transfers = timeline.transfers
-    out, into = np.flatnonzero(transfers.source == device), np.flatnonzero(transfers.target == device)
-    selected = np.concatenate([out, into])
-    rows = np.zeros(len(selected), dtype=_ROW)
-    cost = transfers.end_us - transfers.receive_us
-    rows["start"] = np.concatenate([transfers.start_us[out], transfers.receive_us[into]])
-    rows["end"] = np.concatenate([transfers.start_us[out] + cost[out], transfers.end_us[into]])
-    rows["color"] = np.concatenate([transfers.target[out], transfers.source[into]])
-    rows["peer"] = np.concatenate([transfers.target[out], -1 - transfers.source[into]])
-    rows["label"] = label[timeline.tensor_producer[transfers.tensor[selected]]] if len(selected) else 0
-    rows["bytes"] = timeline.tensor_bytes[transfers.tensor[selected]]
-    if chain is not None:
-        rows["critical"] = np.isin(selected, chain.transfers)
     return rows
 
 

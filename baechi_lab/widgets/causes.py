@@ -51,7 +51,10 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     row = int(rows[0])
     start, device = float(timeline.start_us[row]), int(timeline.device[row])
     near = SLACK * max(timeline.makespan_us, 1.0)
-    arrival_us, producer, transfer = _last_input(graph, timeline, op, device)
+    last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
+    arrival_us, producer, transfer = float(last.there_us[0]), int(last.producer[0]), int(last.transfer[0])
+    if producer < 0 or arrival_us < 0:
+        arrival_us, producer, transfer = -1.0, -1, -1
     before, previous = _busy_until(timeline, row, near, computing(graph, timeline))
     at, name = f"started at {format_us(start)}", timeline.device_names[device]
     if start <= near:
@@ -71,13 +74,6 @@ def cause(graph: OpGraph, timeline: Timeline, op: int) -> Cause | None:
     if transfer < 0:
         return Cause("tensor", producer, -1, waited, f"{at}, when {graph.names[producer]} ended{free}")
     return _of_transfer(graph, timeline, transfer, waited, f"{at}, when the tensor of {graph.names[producer]}", free)
-
-
-def _last_input(graph: OpGraph, timeline: Timeline, op: int, device: int) -> tuple[float, int, int]:
-    """Returns the arrival time of the last input, its producer, and the transfer that brought it; -1 for none."""
-    last = last_inputs(graph, timeline, np.array([op]), np.array([device]))
-    arrival_us, producer = float(last.there_us[0]), int(last.producer[0])
-    return (arrival_us, producer, int(last.transfer[0])) if producer >= 0 and arrival_us >= 0 else (-1.0, -1, -1)
 
 
 def _busy_until(timeline: Timeline, row: int, near: float, computes: NDArray[np.bool_]) -> tuple[float, int]:
@@ -108,26 +104,21 @@ def _of_transfer(graph: OpGraph, timeline: Timeline, row: int, waited: float, se
     text = f"{sentence} ({format_bytes(int(timeline.tensor_bytes[tensor]))}) arrived from {source} after {format_us(end - begun)}"
     if queued <= near:
         return Cause("transfer", producer, row, waited, text + free)
-    blocking_rows = _in_the_way(timeline, row, begun, near)
-    name = (
-        "other transfers"
-        if blocking_rows < 0
-        else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_rows]])]}"
-    )
-    busy_device = target if receive > start + near else source
-    sentence = f"{text}, having waited {format_us(queued)} in the queue of {busy_device} behind {name}{free}"
-    return Cause("queue", producer, row, waited, sentence, blocking_rows)
-
-
-def _in_the_way(timeline: Timeline, row: int, begun: float, near: float) -> int:
-    """Returns the transfer at one of the two devices that ended when this one began; -1 if there is none."""
-    transfers = timeline.transfers
+    # The transfer at one of the two devices that ended when this one began; -1 if there is none.
     end_devices = (transfers.source[row], transfers.target[row])
     shared: NDArray[np.bool_] = np.isin(transfers.source, end_devices) | np.isin(transfers.target, end_devices)
     sender_free_us = transfers.start_us + (transfers.end_us - transfers.receive_us)  # the sender is free again
-    free = (np.abs(transfers.end_us - begun) <= near) | (np.abs(sender_free_us - begun) <= near)
-    blocking_rows = np.flatnonzero(shared & free & (np.arange(len(transfers)) != row))
-    return int(blocking_rows[0]) if len(blocking_rows) else -1
+    ended = (np.abs(transfers.end_us - begun) <= near) | (np.abs(sender_free_us - begun) <= near)
+    blocking_rows = np.flatnonzero(shared & ended & (np.arange(len(transfers)) != row))
+    blocking_row = int(blocking_rows[0]) if len(blocking_rows) else -1
+    name = (
+        "other transfers"
+        if blocking_row < 0
+        else f"the tensor of {graph.names[int(timeline.tensor_producer[transfers.tensor[blocking_row]])]}"
+    )
+    busy_device = target if receive > start + near else source
+    sentence = f"{text}, having waited {format_us(queued)} in the queue of {busy_device} behind {name}{free}"
+    return Cause("queue", producer, row, waited, sentence, blocking_row)
 
 
 def neighbours(graph: OpGraph, op: int) -> tuple[list[int], list[int]]:

@@ -162,9 +162,20 @@ def heat_map(table: pandas.DataFrame, axis: str, by: str, measure: str) -> tuple
         The chart, and sentences that describe it.
     """
     column, along, by_column = MEASURES[measure], AXES[axis], AXES.get(by, "")
-    factor, unit = _scale_of(table, column)
+    units = {"makespan_us": UNITS, "peak_bytes": BYTES, "memory_bytes": BYTES}.get(column)
+    if units is None:
+        factor, unit = 1.0, ""
+    else:
+        size, unit = scale(_largest(table[column]), units)
+        factor, unit = 1.0 / size, f" ({unit})"
     front = set(pareto_front(table))
-    best = _best_rows(table, along, by_column, column)
+    # For each value of the axes, the best row of those that fit; its index is the position in `table`.
+    rows = table.reset_index(drop=True).assign(
+        _broken=~table["feasible"].astype(bool).to_numpy(),
+        _cost=(table[column].astype(float) * _better(column)).to_numpy(),
+    )
+    rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
+    best = rows.drop_duplicates([along, by_column] if by_column else [along]).sort_index()
     costs = (best[column].astype(float) * _better(column)).where(best["feasible"].astype(bool))
     low, high = costs.min(), costs.max()
     xs, ys = _values(table, along), _values(table, by_column) if by_column else [""]
@@ -253,28 +264,9 @@ def pareto_chart(table: pandas.DataFrame) -> Any:
     return points(f"peak memory ({bytes_unit})", f"{per} ({unit})", series_list, title=title)
 
 
-def _scale_of(table: pandas.DataFrame, column: str) -> tuple[float, str]:
-    """Returns the factor for the values of a column and the unit in brackets that suit the largest value."""
-    units = {"makespan_us": UNITS, "peak_bytes": BYTES, "memory_bytes": BYTES}.get(column)
-    if units is None:
-        return 1.0, ""
-    size, unit = scale(_largest(table[column]), units)
-    return 1.0 / size, f" ({unit})"
-
-
 def _better(column: str) -> float:
     """Returns the sign by which a measure is multiplied so that smaller is better."""
     return -1.0 if column == "samples_per_second" else 1.0
-
-
-def _best_rows(table: pandas.DataFrame, along: str, by_column: str, column: str) -> pandas.DataFrame:
-    """Returns, for each value of the axes, the best row of those that fit; its index is the position in `table`."""
-    rows = table.reset_index(drop=True).assign(
-        _broken=~table["feasible"].astype(bool).to_numpy(),
-        _cost=(table[column].astype(float) * _better(column)).to_numpy(),
-    )
-    rows = rows.sort_values(["_broken", "_cost"], kind="stable", na_position="last")
-    return rows.drop_duplicates([along, by_column] if by_column else [along]).sort_index()
 
 
 def _tip(row: Any, column: str) -> str:

@@ -155,24 +155,7 @@ def from_code(text: str) -> Setting:
     for placing in (*starts, fields):
         placer_class(str(placing["placer"]))
     fields.setdefault("passes", ())
-    _of_the_whole_batch(fields)
-    last = {key: fields[key] for key in ("placer", "params", "moves") if key in fields}
-    setting: Setting | None = None
-    for placing in (*starts, last):
-        setting = Setting(**{**fields, "moves": (), **_without_implied(placing, fields), "start": setting})
-    return setting  # type: ignore[return-value]
-
-
-def _without_implied(placing: Mapping[str, Any], fields: Mapping[str, object]) -> dict[str, object]:
-    """Returns the fields of one `bl.place`, without parameters that follow from micro-batches."""
-    pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
-    implied = pipeline_parameters(placing["placer"], pipeline)
-    params = {key: value for key, value in placing["params"].items() if key not in implied or implied[key] != value}
-    return {**placing, "params": params}
-
-
-def _of_the_whole_batch(fields: dict[str, Any]) -> None:
-    """Returns the fields of the setting of all micro-batches and replicas, from those of the lines for one of them."""
+    # The fields of the setting of all micro-batches and replicas, from those of the lines for one of them.
     pipeline_options(fields.get("micro_batches"), fields.get("schedule"))
     if (profiled := fields.pop("profiled_micro_batches", None)) not in (None, fields.get("micro_batches")):
         raise InvalidInput(
@@ -183,6 +166,15 @@ def _of_the_whole_batch(fields: dict[str, Any]) -> None:
     share = fields.pop("share", None)
     if share is not None:
         fields["replicas"] = fields["cluster"].n // share.n
+    last = {key: fields[key] for key in ("placer", "params", "moves") if key in fields}
+    setting: Setting | None = None
+    for placing in (*starts, last):
+        # Parameters that follow from micro-batches are not written.
+        pipeline = {key: fields[key] for key in ("micro_batches", "schedule") if fields.get(key) is not None}
+        implied = pipeline_parameters(placing["placer"], pipeline)
+        params = {key: value for key, value in placing["params"].items() if key not in implied or implied[key] != value}
+        setting = Setting(**{**fields, "moves": (), **placing, "params": params, "start": setting})
+    return setting  # type: ignore[return-value]
 
 
 def _read(line: ast.stmt, fields: dict[str, Any]) -> None:

@@ -53,9 +53,20 @@ def coloring(
     if by == TYPE:
         return _largest(graph, np.array(graph.op_types, dtype=object))
     if by == SCOPE:
-        return _largest(graph, _scopes(graph))
+        tree = build_tree(graph)
+        shown = tree.visible(tree.open_until(MOST_CLASSES))
+        label = np.array([_forward_label(tree, int(node)) for node in shown] or [""], dtype=object)
+        return _largest(graph, label[tree.owner(shown)])
     if by == PASS:
-        return _of_parts(graph)
+        names = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", SETUP: "done once before"}
+        role = roles(graph)
+        if graph.micro_batch is not None:  # sums of gradients over micro-batches come after every backward pass
+            role = np.where((np.asarray(graph.micro_batch) < 0) & (role == BACKWARD), UPDATE, role)
+        order = [k for k in (FORWARD, BACKWARD, UPDATE, SETUP) if (role == k).any()]
+        position = np.zeros(4, dtype=np.int64)
+        position[order] = np.arange(len(order))
+        colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER_COLOR}
+        return _coloring_of(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
     if by == CRITICAL:
         on = np.zeros(graph.n, dtype=np.int64)
         on[np.asarray(critical, dtype=np.int64)] = 1
@@ -63,7 +74,13 @@ def coloring(
     batch = _batches(graph, timeline)
     if by != BATCH or batch is None:
         raise InvalidInput(f"color_by is {by!r}; this graph can be coloured by {', '.join(choices(graph, timeline))}")
-    return _of_batches(graph, batch)
+    # Colours repeat after the last class, and ops that run once are grey.
+    count = min(int(batch.max(initial=-1)) + 1, MOST_CLASSES)
+    kind = np.where(batch < 0, count, batch % max(count, 1))
+    many = int(batch.max(initial=-1)) + 1
+    labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
+    labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
+    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
 
 
 def device_legend(timelines: Sequence[Timeline], colors: Sequence[str]) -> list[dict[str, Any]]:
@@ -105,36 +122,6 @@ def _batches(graph: OpGraph, timeline: Timeline | None) -> NDArray[np.int64] | N
     if micro_batch is None and timeline is not None and timeline.op_names == graph.names:
         micro_batch = timeline.micro_batch
     return None if micro_batch is None else np.maximum(np.asarray(micro_batch, dtype=np.int64), -1)
-
-
-def _of_parts(graph: OpGraph) -> Coloring:
-    names = {FORWARD: "forward", BACKWARD: "backward", UPDATE: "update", SETUP: "done once before"}
-    role = roles(graph)
-    if graph.micro_batch is not None:  # sums of gradients over micro-batches come after every backward pass
-        role = np.where((np.asarray(graph.micro_batch) < 0) & (role == BACKWARD), UPDATE, role)
-    order = [k for k in (FORWARD, BACKWARD, UPDATE, SETUP) if (role == k).any()]
-    position = np.zeros(4, dtype=np.int64)
-    position[order] = np.arange(len(order))
-    colors = {FORWARD: CLASSES[0], BACKWARD: CLASSES[1], UPDATE: CLASSES[2], SETUP: OTHER_COLOR}
-    return _coloring_of(graph, position[role], tuple(names[k] for k in order), tuple(colors[k] for k in order))
-
-
-def _of_batches(graph: OpGraph, batch: NDArray[np.int64]) -> Coloring:
-    """Colours ops by micro-batch; colours repeat after the last one, and ops that run once are grey."""
-    count = min(int(batch.max(initial=-1)) + 1, MOST_CLASSES)
-    kind = np.where(batch < 0, count, batch % max(count, 1))
-    many = int(batch.max(initial=-1)) + 1
-    labels = [", ".join(str(b) for b in range(k, many, count)) for k in range(count)]
-    labels = [text if len(text) < 14 else f"{k}, {k + count}, …" for k, text in enumerate(labels)]
-    return _coloring_of(graph, kind, (*labels, "done once"), (*CLASSES[:count], OTHER_COLOR))
-
-
-def _scopes(graph: OpGraph) -> NDArray[np.object_]:
-    """Colours ops by their box in the graph's first picture; small boxes share one class."""
-    tree = build_tree(graph)
-    shown = tree.visible(tree.open_until(MOST_CLASSES))
-    label = np.array([_forward_label(tree, int(node)) for node in shown] or [""], dtype=object)
-    return label[tree.owner(shown)]
 
 
 def _forward_label(tree: Tree, node: int) -> str:

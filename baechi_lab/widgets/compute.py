@@ -196,7 +196,8 @@ def source(
     """Returns the step, if there is one, and its graph; for a PyTorch step in micro-batches the graph of one of them."""
     if setting.path:
         report(f"reading {setting.path}", 0.1)
-        return None, memo.recall("load", _load, setting.path, _modified(setting.path))[0]
+        file = Path(setting.path)
+        return None, memo.recall("load", _load, setting.path, file.stat().st_mtime if file.is_file() else 0.0)[0]
     step = given_step(setting, subject, memo, report)
     if step is None:
         if not isinstance(subject, OpGraph):
@@ -228,11 +229,6 @@ class TorchProfile:
     def __call__(self, micro_batches: int | None) -> OpGraph:
         step: TorchStep = getattr(self, "_step")  # noqa: B009  (set past the frozen fields)
         return self.stage(step if micro_batches is None else step.micro_batches(micro_batches)[0])
-
-
-def _modified(path: str) -> float:
-    file = Path(path)
-    return file.stat().st_mtime if file.is_file() else 0.0
 
 
 def _load(path: str, modified: float) -> OpGraph:

@@ -7,8 +7,7 @@ from typing import Any
 import ipywidgets
 import numpy as np
 
-from ..fitting.record import Fit, FitOption
-from ..graph import OpGraph
+from ..fitting.record import Fit
 from ..passes.unroll import unroll
 from .charts import fit_chart
 from .panels.parts import WIDE, note, say
@@ -47,11 +46,8 @@ class FitView(ipywidgets.VBox):
         self.shown = option
         say(self.words, f"{option.kind}, {option.choice}: {option.command or option.error}")
         if option.timeline is not None and option.graph is not None:
-            self.timeline.show(_simulated_graph(option, option.graph), [option.timeline])
+            graph, micro_batch = option.graph, option.timeline.micro_batch
+            if micro_batch is not None:
+                graph = unroll(graph, int(np.max(micro_batch)) + 1, option.placement)
+            self.timeline.show(graph, [option.timeline])
             self.children = [self.points, self.words, self.timeline]
-
-
-def _simulated_graph(option: FitOption, graph: OpGraph) -> OpGraph:
-    """Returns the graph whose ops the timeline has: the unrolled graph if there are micro-batches."""
-    micro_batch = None if option.timeline is None else option.timeline.micro_batch
-    return graph if micro_batch is None else unroll(graph, int(np.max(micro_batch)) + 1, option.placement)

@@ -58,30 +58,23 @@ def op_heat(outcome: Outcome, by: str) -> NDArray[np.float64]:
         tensors = timeline.transfers.tensor
         np.add.at(heat, timeline.tensor_producer[tensors], timeline.tensor_bytes[tensors].astype(np.float64))
     else:
-        _add_critical_shares(outcome, heat)
+        # Each op's part of the step on the critical path; a transfer counts for the producer of its tensor. If two
+        # neighbours overlap, as a transfer that begins before its producer's row ends, their overlap counts once.
+        timeline, chain = outcome.timeline, outcome.chain
+        if timeline.makespan_us > 0:
+            row_of = np.full(outcome.executed_graph.n, -1, dtype=np.int64)
+            row_of[timeline.op] = np.arange(len(timeline.op))
+            rows, transfers = row_of[chain.ops], chain.transfers
+            start = np.concatenate([timeline.start_us[rows], timeline.transfers.start_us[transfers]])
+            end = np.concatenate([timeline.end_us[rows], timeline.transfers.end_us[transfers]])
+            owner = np.concatenate([chain.ops, timeline.tensor_producer[timeline.transfers.tensor[transfers]]])
+            order = np.lexsort((end, start))
+            covered_us = np.concatenate([[0.0], np.maximum.accumulate(end[order])[:-1]]) if len(order) else np.zeros(0)
+            own_us = np.maximum(end[order] - np.maximum(start[order], covered_us), 0.0)
+            np.add.at(heat, owner[order], own_us / timeline.makespan_us)
     sums = np.zeros(outcome.graph.n)
     np.add.at(sums, outcome.original_of(np.arange(graph.n)), heat)
     return sums
-
-
-def _add_critical_shares(outcome: Outcome, heat: NDArray[np.float64]) -> None:
-    """Add each op's part of the step on the critical path; a transfer counts for the producer of its tensor.
-
-    If two neighbours of the path overlap, as a transfer that begins before its producer's row ends, their overlap counts once.
-    """
-    timeline, chain = outcome.timeline, outcome.chain
-    if timeline.makespan_us <= 0:
-        return
-    row_of = np.full(outcome.executed_graph.n, -1, dtype=np.int64)
-    row_of[timeline.op] = np.arange(len(timeline.op))
-    rows, transfers = row_of[chain.ops], chain.transfers
-    start = np.concatenate([timeline.start_us[rows], timeline.transfers.start_us[transfers]])
-    end = np.concatenate([timeline.end_us[rows], timeline.transfers.end_us[transfers]])
-    owner = np.concatenate([chain.ops, timeline.tensor_producer[timeline.transfers.tensor[transfers]]])
-    order = np.lexsort((end, start))
-    covered_us = np.concatenate([[0.0], np.maximum.accumulate(end[order])[:-1]]) if len(order) else np.zeros(0)
-    own_us = np.maximum(end[order] - np.maximum(start[order], covered_us), 0.0)
-    np.add.at(heat, owner[order], own_us / timeline.makespan_us)
 
 
 def format_heat(by: str, value: float) -> str:

@@ -103,8 +103,10 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
     peaks = quantity("memory", [row.peak_bytes for row in rows], BYTES, "of the fullest device; ✗: more than it has")
     marked = [text if row.fits else f"✗ {text}" for text, row in zip(peaks.texts, rows, strict=True)]
     shares = [None if row.waiting_us is None or not row.step_us else row.waiting_us / row.step_us for row in rows]
+    # Without the class's name, the repr has the fields of the layout that differ from the defaults.
+    names = [repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device" for row in rows]
     return [
-        Column("layout", [_short(row) for row in rows], hint="degrees above 1, and what differs from the defaults"),
+        Column("layout", names, hint="degrees above 1, and what differs from the defaults"),
         quantity("step", [row.step_us for row in rows], UNITS, "simulated; empty where the bound made it unnecessary"),
         quantity("bound", [row.lower_bound_us for row in rows], UNITS, "no step of this layout is shorter"),
         replace(peaks, texts=marked),
@@ -123,8 +125,3 @@ def layout_columns(rows: tuple[LayoutRow, ...]) -> list[Column]:
         ),
         Column("why", [row.reason for row in rows]),
     ]
-
-
-def _short(row: LayoutRow) -> str:
-    """Returns the fields of the layout that differ from the defaults, without the class's name."""
-    return repr(row.layout).removeprefix("Layout(").removesuffix(")") or "one device"

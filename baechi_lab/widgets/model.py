@@ -140,17 +140,13 @@ class WorkbenchModel:
         make_placer(setting.placer, **setting.placer_params)
         if setting.path and setting.path != self.setting.path:
             source(setting, self.subject, self.memo)
-        self._check_moves(setting)
-        self.history.push(setting)
-        self._changed()
-
-    def _check_moves(self, setting: Setting) -> None:
-        """Raise for moves of ops that the graph does not have, if the graph exists; a later graph is checked when it is built."""
         shown = self.outcome
         if shown is not None and setting.same_graph(shown.setting):
             for op_name, device in setting.moves:
                 named_ops(shown.graph, op_name)
                 setting.share.index(device)
+        self.history.push(setting)
+        self._changed()
 
     def undo(self) -> bool:
         """Go back to the previous setting; returns False if there is none."""
@@ -172,25 +168,17 @@ class WorkbenchModel:
             self.emit("fitted", "")
         self.emit("setting", self.setting)
         self.emit("history", (self.history.can_undo, self.history.can_redo))
-        if self._asks_first():
-            self._wait()
-        else:
-            self.refresh()
-
-    def _asks_first(self) -> bool:
-        """Whether the placer is an anytime placer, whose time limit is shown before it starts."""
         setting = self.setting
         agreed = (setting.placer, setting.params) == self._agreed
-        return not (self.inline or agreed) and placer_class(setting.placer).anytime
-
-    def _wait(self) -> None:
-        """Do not compute the setting before `refresh` is called."""
-        self.worker.cancel()
-        self._set_stale(self.outcome is not None)
-        self._progress("", -1.0)
-        limit = time_limit(self.setting.placer, self.setting.params)
-        until = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
-        self.emit("waiting", f"{self.setting.placer} works {until}: set its limits, then press Compute")
+        if not (self.inline or agreed) and placer_class(setting.placer).anytime:
+            self.worker.cancel()
+            self._set_stale(self.outcome is not None)
+            self._progress("", -1.0)
+            limit = time_limit(self.setting.placer, self.setting.params)
+            until = "until it is stopped" if limit is None else f"up to {limit:g} s, or until it is stopped"
+            self.emit("waiting", f"{self.setting.placer} works {until}: set its limits, then press Compute")
+        else:
+            self.refresh()
 
     def enough(self) -> None:
         """End the running placer with its best placement so far."""

@@ -65,7 +65,18 @@ def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, floa
         label = f"{lane['label']}" + (f" ({lane['origin']})" if lane["heading"] or lane["origin"] == "measured" else "")
         if lane["kind"] == "ops":
             body.append(_text(4, y + 13, label, size=11))
-        for color, x0, x1 in _joined(bars, k, scale):
+        joined: list[tuple[int, float, float]] = []
+        for b in range(int(bars.pointer[k]), int(bars.pointer[k + 1])):
+            bar_color, start_x, end_x = (
+                int(bars.color[b]),
+                float(bars.start_us[b] * scale),
+                float(bars.end_us[b] * scale),
+            )
+            if joined and joined[-1][0] == bar_color and start_x - joined[-1][2] < 0.5:
+                joined[-1] = (bar_color, joined[-1][1], max(end_x, joined[-1][2]))
+            else:
+                joined.append((bar_color, start_x, end_x))
+        for color, x0, x1 in joined:
             fill = colors[color % len(colors)]
             wide = max(x1 - x0, 0.4)
             body.append(f'<path d="M{GUTTER + x0:.1f} {y:.1f}h{wide:.1f}v{tall:g}h{-wide:.1f}z" fill="{fill}"/>')
@@ -74,17 +85,6 @@ def timeline_picture(bars: Bars, device_names: Sequence[str]) -> tuple[str, floa
         _text(GUTTER, y + 10, "0", size=10) + _text(WIDTH - 8, y + 10, format_us(bars.span_us), size=10, anchor="end")
     )
     return "".join(body), y + 14
-
-
-def _joined(bars: Bars, lane: int, scale: float) -> list[tuple[int, float, float]]:
-    joined: list[tuple[int, float, float]] = []
-    for b in range(int(bars.pointer[lane]), int(bars.pointer[lane + 1])):
-        color, x0, x1 = int(bars.color[b]), float(bars.start_us[b] * scale), float(bars.end_us[b] * scale)
-        if joined and joined[-1][0] == color and x0 - joined[-1][2] < 0.5:
-            joined[-1] = (color, joined[-1][1], max(x1, joined[-1][2]))
-        else:
-            joined.append((color, x0, x1))
-    return joined
 
 
 def memory_picture(timelines: Sequence[Timeline]) -> tuple[str, float]:

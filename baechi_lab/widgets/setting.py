@@ -114,6 +114,11 @@ class Setting:
     start: Setting | None = None
 
     def __post_init__(self) -> None:
+        from ..models.registry import make_model
+        from ..simulator.pipelined_graph import pipeline_options
+        from ..simulator.schedulers import make_scheduler
+        from ..sweeps.grid import replica_error
+
         for key in ("model_params", "params"):
             object.__setattr__(self, key, MappingProxyType(dict(getattr(self, key))))
         object.__setattr__(self, "passes", Optimize(self.passes, self.forward_only).passes)
@@ -121,26 +126,12 @@ class Setting:
         kind, _, name = self.source.partition(":")
         if not (self.source == GIVEN_SUBJECT or (kind in ("model", "file") and name)):
             raise InvalidInput(f"source is {self.source!r}; it must be 'given', 'model:NAME' or 'file:PATH'")
-        self._check_names()
-        self._check_pipeline()
-
-    def _check_names(self) -> None:
-        """Raise for an unknown model, costs or scheduler before anything is computed."""
-        from ..models.registry import make_model
-        from ..simulator.schedulers import make_scheduler
-
         if self.model:
             size = {} if self.batch_size is None else {"batch_size": self.batch_size}
             make_model(self.model, **{**self.model_params, **size})
         Profile(mode="estimated", hardware=self.hardware)
         Profile(mode=self.profile)
         make_scheduler(self.scheduler, Placement(device=np.zeros(1, np.int32)))
-
-    def _check_pipeline(self) -> None:
-        """Raise for an unknown schedule, and for a batch or devices that cannot be divided."""
-        from ..simulator.pipelined_graph import pipeline_options
-        from ..sweeps.grid import replica_error
-
         pipeline_options(self.micro_batches, self.schedule)
         self.built_batch  # noqa: B018  (raises where the batch does not divide)
         check_whole("replicas", self.replicas)
@@ -197,19 +188,17 @@ class Setting:
         """Whether both settings have the same ops."""
         return all(getattr(self, k) == getattr(setting, k) for k in ("source", "built_batch", "model_params"))
 
-    def _changed_start(self, changes: Mapping[str, object]) -> Setting | None:
-        """Returns `start` after changes: none for another placer, otherwise with the same changes."""
-        if self.start is None or changes.get("placer", self.placer) != self.placer:
-            return None
-        return self.start.replace(**{key: value for key, value in changes.items() if key not in OWN})
-
     def replace(self, **changes: Any) -> Setting:
         """Returns the setting with some fields changed.
 
         Moves belong to a placement: a change of the source, the placer or the passes drops them, and so does a cluster that
         lacks their device.
         """
-        changed = replace(self, **{"start": self._changed_start(changes), **changes})
+        if self.start is None or changes.get("placer", self.placer) != self.placer:
+            start = None
+        else:
+            start = self.start.replace(**{key: value for key, value in changes.items() if key not in OWN})
+        changed = replace(self, **{"start": start, **changes})
         if "moves" in changes or not changed.moves:
             return changed
         fresh = any(

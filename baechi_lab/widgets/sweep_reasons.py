@@ -30,7 +30,25 @@ def surprises(table: pandas.DataFrame, limit: int = MOST_SETTINGS) -> list[str]:
             continue
         row = rows.loc[longer.idxmax()]
         faster_row = rows.loc[rows.loc[: row.name, "makespan_us"].idxmin()]
-        settings_by_reason[_reason(row, faster_row)].append((float(longer.max()), _both_axes(row, faster_row)))
+        if row["groups"] != faster_row["groups"]:
+            reason = (
+                "with more memory every device could hold the whole model, so the passes placed "
+                f"{int(row['groups']):,} groups of forward ops instead of {int(faster_row['groups']):,} groups of all ops "
+                "(forward only: no places them as with less)."
+            )
+        else:
+            reason = (
+                "this rule does not try all placements, and less memory led it to a better one, which fits here "
+                "too (placer auto compares more of them)."
+            )
+        settings_by_reason[reason].append(
+            (
+                float(longer.max()),
+                f"{row['placer']} on {int(row['devices'])} devices: {format_us(row['makespan_us'])} with "
+                f"{format_limit(row['memory_bytes'])} each, "
+                f"{format_us(faster_row['makespan_us'])} with {format_limit(faster_row['memory_bytes'])}",
+            )
+        )
     sorted_reasons = sorted((sorted(settings, reverse=True), why) for why, settings in settings_by_reason.items())
     return [
         f"{_listed([setting for _, setting in settings], limit)}: {why}" for settings, why in reversed(sorted_reasons)
@@ -41,24 +59,3 @@ def _listed(settings: list[str], limit: int) -> str:
     more_count = len(settings) - limit
     remainder = [] if more_count <= 0 else [f"{more_count} more setting{'s' if more_count > 1 else ''} likewise"]
     return "; ".join(settings[:limit] + remainder)
-
-
-def _reason(row: pandas.Series, faster_row: pandas.Series) -> str:
-    """Returns the reason: the passes, if they made other groups, or else the placer."""
-    if row["groups"] != faster_row["groups"]:
-        return (
-            f"with more memory every device could hold the whole model, so the passes placed {int(row['groups']):,} groups of "
-            f"forward ops instead of {int(faster_row['groups']):,} groups of all ops (forward only: no places them as with less)."
-        )
-    return (
-        "this rule does not try all placements, and less memory led it to a better one, which fits here "
-        "too (placer auto compares more of them)."
-    )
-
-
-def _both_axes(row: pandas.Series, faster_row: pandas.Series) -> str:
-    return (
-        f"{row['placer']} on {int(row['devices'])} devices: {format_us(row['makespan_us'])} with "
-        f"{format_limit(row['memory_bytes'])} each, "
-        f"{format_us(faster_row['makespan_us'])} with {format_limit(faster_row['memory_bytes'])}"
-    )

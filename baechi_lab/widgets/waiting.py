@@ -56,46 +56,6 @@ def waits(graph: OpGraph, timeline: Timeline) -> Waits:
     ['nothing', 'op', 'transfer']
     """
     computes = computing(graph, timeline)
-    gaps = _gaps(timeline, computes)
-    op = _graph_numbers(graph, timeline)[gaps["op"]]
-    op[gaps["op"] < 0] = -1
-    last = last_inputs(graph, timeline, op, gaps["device"])
-    _await_collectives(graph, timeline, computes, gaps, last)
-    # What was missing first is what stands first in the gap.
-    cuts = np.stack([gaps["start"], last.made_us, last.begun_us, last.there_us, gaps["end"]], axis=1)
-    cuts = np.clip(np.maximum.accumulate(cuts, axis=1), gaps["start"][:, None], gaps["end"][:, None])
-    rows = np.zeros((len(gaps), 4), dtype=_ROW)
-    for k, kind in enumerate((OP, QUEUE, TRANSFER, ORDER)):
-        rows["start"][:, k], rows["end"][:, k], rows["kind"][:, k] = cuts[:, k], cuts[:, k + 1], kind
-    rows["kind"][gaps["op"] < 0, 3] = NOTHING
-    rows["device"], rows["op"] = gaps["device"][:, None], op[:, None]
-    rows["source"] = np.where(rows["kind"] < ORDER, last.producer[:, None], -1)
-    is_collective = graph.on_communication_lane[np.maximum(rows["source"], 0)] & (rows["source"] >= 0)
-    rows["kind"][is_collective & (rows["kind"] == OP)] = COLLECTIVE
-    columns = rows.ravel()
-    columns = columns[columns["end"] - columns["start"] > _near(timeline)]
-    return Waits(*(np.ascontiguousarray(columns[name]) for name in _ROW.names or ()))
-
-
-def _near(timeline: Timeline) -> float:
-    """Returns the length below which a gap is a rounding error of sums of durations."""
-    return 1e-9 * max(timeline.makespan_us, 1.0)
-
-
-def _await_collectives(
-    graph: OpGraph, timeline: Timeline, computes: NDArray[np.bool_], gaps: NDArray[np.void], last: LastInputs
-) -> None:
-    """Write into `last`, for each device, the last collective, for which it waits after its last op."""
-    number_of = _graph_numbers(graph, timeline)
-    for k in np.flatnonzero(gaps["op"] < 0):
-        rows = np.flatnonzero(~computes & (timeline.device == gaps["device"][k]))
-        if len(rows):
-            row = rows[int(timeline.end_us[rows].argmax())]
-            last.made_us[k], last.producer[k] = timeline.end_us[row], number_of[timeline.op[row]]
-
-
-def _gaps(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.void]:
-    """Returns the gaps in which a device computes nothing: device, start, end, and the next op of the timeline (-1: none)."""
     tables = []
     for d in range(len(timeline.device_names)):
         rows = np.flatnonzero((timeline.device == d) & computes)
@@ -106,7 +66,36 @@ def _gaps(timeline: Timeline, computes: NDArray[np.bool_]) -> NDArray[np.void]:
         table["end"] = np.append(timeline.start_us[rows], timeline.makespan_us)
         table["op"] = np.append(timeline.op[rows], -1)
         tables.append(table[table["end"] - table["start"] > _near(timeline)])
-    return np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
+    gaps = np.concatenate(tables) if tables else np.zeros(0, dtype=_ROW)
+    number_of = _graph_numbers(graph, timeline)
+    op = number_of[gaps["op"]]
+    op[gaps["op"] < 0] = -1
+    last = last_inputs(graph, timeline, op, gaps["device"])
+    # After its last op, a device waits for its last collective.
+    for k in np.flatnonzero(gaps["op"] < 0).tolist():
+        rows = np.flatnonzero(~computes & (timeline.device == gaps["device"][k]))
+        if len(rows):
+            latest = rows[int(timeline.end_us[rows].argmax())]
+            last.made_us[k], last.producer[k] = timeline.end_us[latest], number_of[timeline.op[latest]]
+    # What was missing first is what stands first in the gap.
+    cuts = np.stack([gaps["start"], last.made_us, last.begun_us, last.there_us, gaps["end"]], axis=1)
+    cuts = np.clip(np.maximum.accumulate(cuts, axis=1), gaps["start"][:, None], gaps["end"][:, None])
+    parts = np.zeros((len(gaps), 4), dtype=_ROW)
+    for k, kind in enumerate((OP, QUEUE, TRANSFER, ORDER)):
+        parts["start"][:, k], parts["end"][:, k], parts["kind"][:, k] = cuts[:, k], cuts[:, k + 1], kind
+    parts["kind"][gaps["op"] < 0, 3] = NOTHING
+    parts["device"], parts["op"] = gaps["device"][:, None], op[:, None]
+    parts["source"] = np.where(parts["kind"] < ORDER, last.producer[:, None], -1)
+    is_collective = graph.on_communication_lane[np.maximum(parts["source"], 0)] & (parts["source"] >= 0)
+    parts["kind"][is_collective & (parts["kind"] == OP)] = COLLECTIVE
+    columns = parts.ravel()
+    columns = columns[columns["end"] - columns["start"] > _near(timeline)]
+    return Waits(*(np.ascontiguousarray(columns[name]) for name in _ROW.names or ()))
+
+
+def _near(timeline: Timeline) -> float:
+    """Returns the length below which a gap is a rounding error of sums of durations."""
+    return 1e-9 * max(timeline.makespan_us, 1.0)
 
 
 def _graph_numbers(graph: OpGraph, timeline: Timeline) -> NDArray[np.int64]:
@@ -146,8 +135,22 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     at = np.arange(len(gap)) - np.repeat(np.cumsum(count) - count, count) + np.repeat(pointer[op], count)
     tensor = tensors[at]
     producer = graph.tensor_producer[tensor].astype(np.int64)
-    row = _transfers(graph, timeline, number_of, tensor, producer, device[gap])
     transfers = timeline.transfers
+    same = np.array_equal(timeline.tensor_producer, graph.tensor_producer) and timeline.op_names == graph.names
+    asked_ids, had = (
+        (tensor, transfers.tensor) if same else (producer, number_of[timeline.tensor_producer[transfers.tensor]])
+    )
+    device_count = len(timeline.device_names)
+    keys = had.astype(np.int64) * device_count + transfers.target
+    order = np.lexsort((transfers.end_us, keys))
+    wanted_keys = asked_ids.astype(np.int64) * device_count + device[gap]
+    at = np.searchsorted(keys[order], wanted_keys, side="right") - 1
+    transfer_rows = np.where(at >= 0, order[np.maximum(at, 0)] if len(order) else -1, -1)
+    row = (
+        np.where((transfer_rows >= 0) & (keys[transfer_rows] == wanted_keys), transfer_rows, -1)
+        if len(order)
+        else np.full(len(wanted_keys), -1)
+    )
     produced_us = ended[producer]
     begun, arrival_us = produced_us.copy(), produced_us.copy()
     was_sent = row >= 0
@@ -159,33 +162,6 @@ def last_inputs(graph: OpGraph, timeline: Timeline, op: NDArray[np.int64], devic
     for column, values in zip(inputs, (arrival_us, begun, produced_us, producer, row), strict=True):
         column[gap[last]] = values[last]
     return inputs
-
-
-def _transfers(
-    graph: OpGraph,
-    timeline: Timeline,
-    number_of: NDArray[np.int64],
-    tensor: NDArray[np.signedinteger],
-    producer: NDArray[np.signedinteger],
-    target: NDArray[np.signedinteger],
-) -> NDArray[np.int64]:
-    """Returns the transfer of each tensor to a device (-1: none), found by producer if a measurement has other tensor numbers."""
-    transfers = timeline.transfers
-    same = np.array_equal(timeline.tensor_producer, graph.tensor_producer) and timeline.op_names == graph.names
-    asked_ids, had = (
-        (tensor, transfers.tensor) if same else (producer, number_of[timeline.tensor_producer[transfers.tensor]])
-    )
-    count = len(timeline.device_names)
-    keys = had.astype(np.int64) * count + transfers.target
-    order = np.lexsort((transfers.end_us, keys))
-    wanted_keys = asked_ids.astype(np.int64) * count + target
-    at = np.searchsorted(keys[order], wanted_keys, side="right") - 1
-    transfer_rows = np.where(at >= 0, order[np.maximum(at, 0)] if len(order) else -1, -1)
-    return (
-        np.where((transfer_rows >= 0) & (keys[transfer_rows] == wanted_keys), transfer_rows, -1)
-        if len(order)
-        else np.full(len(wanted_keys), -1)
-    )
 
 
 @dataclass(frozen=True)

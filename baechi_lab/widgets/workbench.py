@@ -85,30 +85,32 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.compare, self.run, self.explore = ComparePanel(self.tasks), RunPanel(self.tasks), ExplorePanel(self.tasks)
         self.explain = ExplainPanel(self.tasks, self._show_decision, self._end_decisions)
         self.export, self.fit = ExportPanel(self.tasks), FitPanel(self.tasks)
-        self._connect()
-        self._open()
-        style, body = ipywidgets.HTML(f"<style>{STYLE}</style>"), self._body()
-        style.add_class("bl-style")
-        strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
-        strip.add_class("bl-strip")
-        super().__init__([style, self.header.widget, strip, body], layout=WIDE)
-        self.add_class("bl-workbench")
-
-    def _open(self) -> None:
-        """Compute the first outcome; if no placement fits, show the reason instead."""
+        self._listening, self._later = True, Later(PICTURE_SECONDS)
+        self.model.on("outcome", self._show)
+        self.model.on("selection", self._selected)
+        self.model.on("previews", self.graph.show_previews)
+        self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.graph.on_command = self._command
+        self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
+        self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
+        self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
+        self.timeline.observe(lambda change: self._set_against(change.new), "against")
+        for event in ("table", "held"):
+            self.model.on(event, lambda _: self._offer())
+        self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
+        self.header.verdict.on_zoom = self._zoom
+        ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
+        ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
         try:
             self.model.open()
         except InfeasiblePlacement as error:
             _, graph = source(self.model.setting, self.model.subject, self.model.memo)
             self.graph.show_graph(graph)
             self.model.fail(Problem.of(error))
-
-    def _body(self) -> ipywidgets.HBox:
-        """Arrange the setting and, beside it, the views and panels of the chosen tab."""
-        graph = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
+        graph_pane = [heading("Graph", "double-click opens a box in place; ∇ is the backward pass"), self.graph]
         memory = [heading("Memory", "bytes held on each device; the triangle marks the peak and its op"), self.memory]
         panes = {
-            "graph": graph,
+            "graph": graph_pane,
             "timeline": [heading("Timeline", "what each device computes, sends and receives"), self.timeline],
             "memory": memory,
             "compare": [self.compare.widget],
@@ -124,7 +126,7 @@ class Workbench(Pictured, ipywidgets.VBox):
                 pane.add_class(mark)
         # The graph has a fixed height because the timeline is shown below it.
         self.graph.add_class("bl-sized-graph")
-        boxes[0].children = (*graph, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
+        boxes[0].children = (*graph_pane, Splitter("graph", "height of the graph", limits=(220, 1600), vertical=False))
         self.panes = ipywidgets.HBox(boxes)
         self.panes.add_class("bl-panes")
         self.tabs = Tabs(TABS, self.panes, lambda name: self.explain.attend(name == "Explain"))
@@ -144,7 +146,12 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.details_fold.observe(lambda _: fold(body, "bl-without-details", self.details_fold), "unfolded")
         self.fold = Folder("Setting", hint="fold the setting away, or show it", in_strip=True)
         self.fold.observe(lambda _: fold(body, "bl-folded", self.fold), "unfolded")
-        return body
+        style = ipywidgets.HTML(f"<style>{STYLE}</style>")
+        style.add_class("bl-style")
+        strip = row(self.fold, self.tabs, self.header.buttons, self.details_fold)
+        strip.add_class("bl-strip")
+        super().__init__([style, self.header.widget, strip, body], layout=WIDE)
+        self.add_class("bl-workbench")
 
     # -- wiring ----------------------------------------------------------------------------------------
 
@@ -154,24 +161,6 @@ class Workbench(Pictured, ipywidgets.VBox):
         self.tabs.choose("Timeline")
         self.timeline.critical = True
         self.timeline.window = [max(start_us - margin, 0.0), min(end_us + margin, self.timeline.span_us)]
-
-    def _connect(self) -> None:
-        self._listening, self._later = True, Later(PICTURE_SECONDS)
-        self.model.on("outcome", self._show)
-        self.model.on("selection", self._selected)
-        self.model.on("previews", self.graph.show_previews)
-        self.model.on("run", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
-        self.graph.on_command = self._command
-        self.graph.observe(lambda _: self._select(self.graph, lambda: self.graph.selected_ops), "selected")
-        self.timeline.observe(lambda _: self._select(self.timeline, lambda: self.timeline.selected), "selected")
-        self.memory.observe(lambda _: self._select(self.memory, lambda: self.memory.selected), "selected")
-        self.timeline.observe(lambda change: self._set_against(change.new), "against")
-        for event in ("table", "held"):
-            self.model.on(event, lambda _: self._offer())
-        self.model.on("beside", lambda _: self._show(self.model.outcome) if self.model.outcome else None)
-        self.header.verdict.on_zoom = self._zoom
-        ipywidgets.jslink((self.timeline, "window"), (self.memory, "window"))
-        ipywidgets.link((self.graph, "critical"), (self.timeline, "critical"))
 
     def _show(self, outcome: Outcome) -> None:
         timelines = self.timelines()
@@ -258,16 +247,12 @@ class Workbench(Pictured, ipywidgets.VBox):
                     self.graph.choose(indices)
                 self._origin = origin if len(indices) == len(self.graph.selected_ops) else None
                 if origin is self.graph and self.model.outcome is not None:
-                    self._focus_clicked_op(self.model.outcome)
+                    clicked = self.graph.clicked_ops
+                    copies = self.model.outcome.copies(clicked).tolist() if len(clicked) == 1 else [-1]
+                    if self.timeline.focus not in copies:
+                        self.timeline.focus = copies[0]
                 self.model.select(self.graph.selected_ops)
                 self._origin = None
-
-    def _focus_clicked_op(self, outcome: Outcome) -> None:
-        """Explain the start of the op that was clicked in the graph, unless the timeline already explains one of its copies."""
-        clicked = self.graph.clicked_ops
-        copies = outcome.copies(clicked).tolist() if len(clicked) == 1 else [-1]
-        if self.timeline.focus not in copies:
-            self.timeline.focus = copies[0]
 
     _origin: object = None
 
@@ -293,17 +278,16 @@ class Workbench(Pictured, ipywidgets.VBox):
             elif name == "redo":
                 self.model.redo()
             else:
-                self._move([int(n) for n in content["nodes"]], int(content["device"]))
-
-    def _move(self, nodes: list[int], device: int) -> None:
-        if nodes != self.graph.selected:
-            self.graph.selected = nodes
-        ops, description = self.graph.selected_ops, self.graph.said
-        scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
-        self.model.move(ops, device, scope)
-        name = self.model.setting.cluster.names[device]
-        count = "1 op" if len(ops) == 1 else f"{len(ops):,} ops"
-        self.graph.status = f"{count} moved to {name}: {description}. Undo takes it back."
+                nodes = [int(n) for n in content["nodes"]]
+                device = int(content["device"])
+                if nodes != self.graph.selected:
+                    self.graph.selected = nodes
+                ops, description = self.graph.selected_ops, self.graph.said
+                scope = self.graph.tree.names[nodes[0]] if len(nodes) == 1 else ""
+                self.model.move(ops, device, scope)
+                device_name = self.model.setting.cluster.names[device]
+                count = "1 op" if len(ops) == 1 else f"{len(ops):,} ops"
+                self.graph.status = f"{count} moved to {device_name}: {description}. Undo takes it back."
 
     def _show_decision(self, log: Log, step: int) -> None:
         """Show a step of the decision log: ops that are not placed yet are faint, the ops of this step are selected."""

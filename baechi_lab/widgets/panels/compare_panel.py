@@ -116,30 +116,41 @@ class ComparePanel:
         errors = [f"{row['placer']}: {row['error']}" for _, row in compared.iterrows() if row["error"]]
         say(self.errors, ". ".join(errors), "bad")
         self.names = [str(name) for name in compared["placer"]]
-        self._show_rows(compared, outcome)
-        self.times.show(times_chart(compared))
-        limits = outcome.setting.cluster.memory_bytes.tolist()
-        self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
-        self._refresh()
-
-    def _show_rows(self, compared: pandas.DataFrame, outcome: Outcome) -> None:
-        """Show the table: numbers, a picture of the devices, and the buttons of every row."""
         names, longest = outcome.setting.cluster.names, float(compared["makespan_us"].max())
         colors, extras = device_colors(names), []
         for k, values in compared.iterrows():
             placer, shares, step = str(values["placer"]), values["busy_shares"], float(values["makespan_us"])
             drawn = shares is not None and step > 0
+            pill_notes: list[dict[str, Any]] = []
+            if values["winner"]:
+                winner = str(values["winner"])
+                pill_notes.append(
+                    {"text": winner.partition(" on ")[0], "hint": f"took the answer of {winner}", "good": False}
+                )
+            if k == 0 and values["feasible"]:
+                pill_notes.append({"text": "best", "hint": "the shortest step of those that fit", "good": True})
+            if values["makespan_us"] != values["makespan_us"]:
+                pill_notes.append({"text": "no placement", "hint": str(values["error"] or ""), "good": False})
             extras.append(
                 {
                     "marked": placer in (self.model.setting.placer, CURRENT),
-                    "notes": _notes(values, best=k == 0),
-                    "actions": [] if placer == CURRENT or step != step else _actions(placer),
+                    "notes": pill_notes,
+                    "actions": []
+                    if placer == CURRENT or step != step
+                    else [
+                        {"name": USE, "hint": f"make {placer} current"},
+                        {"name": HOLD, "hint": f"hold {placer} beside the current"},
+                    ],
                     "lanes": busy_lanes(shares, colors) if drawn else [],
                     "span": step / longest if drawn else 0.0,
                     "label": busy_in_words(shares, names) if drawn else "",
                 }
             )
         self.rows.show(compared_columns(compared), extras)
+        self.times.show(times_chart(compared))
+        limits = outcome.setting.cluster.memory_bytes.tolist()
+        self.peaks.show(peaks_chart(compared, outcome.setting.cluster.names, limits))
+        self._refresh()
 
     def _refresh(self) -> None:
         """Show whether the table still belongs to the setting."""
@@ -211,26 +222,6 @@ def busy_in_words(shares: NDArray[np.float64], names: Sequence[str]) -> str:
     'busy: gpu:0 75%, gpu:1 0%'
     """
     return "busy: " + ", ".join(f"{name} {share:.0%}" for name, share in zip(names, shares.mean(axis=1), strict=True))
-
-
-def _actions(placer: str) -> list[dict[str, str]]:
-    return [
-        {"name": USE, "hint": f"make {placer} current"},
-        {"name": HOLD, "hint": f"hold {placer} beside the current"},
-    ]
-
-
-def _notes(values: Any, best: bool) -> list[dict[str, Any]]:
-    """Returns the notes behind the name of a row: the placer whose placement `auto` took, "best", or "no placement"."""
-    notes: list[dict[str, Any]] = []
-    if values["winner"]:
-        winner = str(values["winner"])
-        notes.append({"text": winner.partition(" on ")[0], "hint": f"took the answer of {winner}", "good": False})
-    if best and values["feasible"]:
-        notes.append({"text": "best", "hint": "the shortest step of those that fit", "good": True})
-    if values["makespan_us"] != values["makespan_us"]:
-        notes.append({"text": "no placement", "hint": str(values["error"] or ""), "good": False})
-    return notes
 
 
 def same_in_words(pinned: Outcome, current: Outcome) -> str:

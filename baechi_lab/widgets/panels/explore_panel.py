@@ -156,7 +156,12 @@ class ExplorePanel:
 
     def show(self, rows: pandas.DataFrame) -> None:
         self.table, self.progress_shown = rows, False
-        self._ask(rows)
+        # The axes of the heat map, unless the user chose them: the first axis that varies, and the last one as rows.
+        varied = varied_axes(rows)
+        if self.fresh and varied:
+            with self.quiet:
+                self.axis.value = varied[0]
+                self.by.value = varied[-1] if len(varied) > 1 else ""
         self._draw()
         say(self.state, f"{len(rows)} combinations computed, {int(rows['feasible'].astype(bool).sum())} of them fit.")
         say(self.reasons, " ".join(surprises(rows)))
@@ -182,14 +187,6 @@ class ExplorePanel:
         if not self.quiet.active:
             self.fresh = False
             self._draw()
-
-    def _ask(self, rows: pandas.DataFrame) -> None:
-        """Choose the axes of the heat map, unless the user did: the first axis that varies, and the last one as rows."""
-        varied = varied_axes(rows)
-        if self.fresh and varied:
-            with self.quiet:
-                self.axis.value = varied[0]
-                self.by.value = varied[-1] if len(varied) > 1 else ""
 
     def _draw(self) -> None:
         if self.table is None or len(self.table) == 0:

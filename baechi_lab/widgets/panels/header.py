@@ -198,9 +198,11 @@ def facts_of(outcome: Outcome, before: Outcome | None = None) -> list[tuple[str,
     groups = f" in {count:,} group{'' if count == 1 else 's'}" if outcome.coarse is not outcome.graph else ""
     step = line.makespan_us
     same = before is not None and same_work(before, outcome)
+    text = against_one_device(step, outcome.one_device_us)
+    fits = outcome.one_device is None or outcome.one_device.feasible
     facts = [
         ("step", format_us(step)),
-        ("", _with_memory(against_one_device(step, outcome.one_device_us), outcome)),
+        ("", text if fits or not text else f"{text}, on which it does not fit"),
         ("against the setting before", change_in_words(step, before.timeline.makespan_us) if same and before else ""),
         ("", _rate(outcome.samples * 1e6 / step) if outcome.samples and step > 0 else ""),
         ("bubble", f"{outcome.bubble:.0%}" if setting.pipeline else ""),
@@ -257,11 +259,6 @@ def _rate(per_second: float) -> str:
     ('1,045,000 samples/s', '47,140 samples/s', '12.3 samples/s')
     """
     return f"{float(f'{per_second:.4g}'):,.0f} samples/s" if per_second >= 1000 else f"{per_second:.3g} samples/s"
-
-
-def _with_memory(text: str, outcome: Outcome) -> str:
-    fits = outcome.one_device is None or outcome.one_device.feasible
-    return text if fits or not text else f"{text}, on which it does not fit"
 
 
 def mood(outcome: Outcome) -> str:

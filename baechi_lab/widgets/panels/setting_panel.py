@@ -53,7 +53,33 @@ class SettingPanel:
         self._make_controls()
         self.params = ParamsForm(lambda: self._changed(lambda: {"params": self.params.values()}))
         self.batch_note, self.costs_note = note(), note()
-        self.widget = ipywidgets.VBox(self._layout(), layout=ipywidgets.Layout(min_width="0"))
+        passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
+        self.widget = ipywidgets.VBox(
+            [
+                Fold("Model", [self.source, self.batch, self.batch_note, self.costs_note]),
+                Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
+                Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
+                Fold(
+                    "Advanced",
+                    [
+                        self.file,
+                        self.hardware,
+                        self.speeds,
+                        self.link,
+                        self.measure,
+                        self.comm,
+                        passes,
+                        self.forward,
+                        self.params.widget,
+                        self.scheduler,
+                        self.schedule,
+                        self.replicas,
+                    ],
+                    unfolded=False,
+                ),
+            ],
+            layout=ipywidgets.Layout(min_width="0"),
+        )
         self.widget.add_class("bl-setting")
         self._bind()
         model.on("setting", self.show)
@@ -64,6 +90,7 @@ class SettingPanel:
 
     def _make_controls(self) -> None:
         from ...graph.hardware import HARDWARE
+        from ...models.registry import model_names
         from ...placers import placer_names
         from ...simulator.schedulers import SCHEDULERS
         from ...simulator.schedules import RULES
@@ -80,9 +107,12 @@ class SettingPanel:
         def slider(cls: type, label: str, hint: str, **options: object) -> Any:
             return hinted(cls(description=label, continuous_update=False, layout=WIDE, style=STYLE, **options), hint)
 
+        subject = self.model.subject
+        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN_SUBJECT)]
+        stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
         self.source = drop(
             "model / graph",
-            self._sources(),
+            [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored],
             "the graph that is placed: the given one, one of a model that is built, or a stored one",
         )
         self.file = text(
@@ -158,40 +188,6 @@ class SettingPanel:
         )
         for control in (self.source, self.preset, self.file, self.link):  # their texts are long
             control.add_class("bl-stacked")
-
-    def _sources(self) -> list[tuple[str, str]]:
-        from ...models.registry import model_names
-
-        subject = self.model.subject
-        first = [] if subject is None else [(f"{shortened(subject.name, 30)} (given)", GIVEN_SUBJECT)]
-        stored = [(shortened(p.rsplit("/", 1)[-1]), f"file:{p}") for p in stored_graphs()]
-        return [*first, *((f"{m} (build with TensorFlow)", f"model:{m}") for m in model_names()), *stored]
-
-    def _layout(self) -> list[object]:
-        passes = ipywidgets.HBox(list(self.passes.values()), layout=ipywidgets.Layout(flex_flow="row wrap"))
-        return [
-            Fold("Model", [self.source, self.batch, self.batch_note, self.costs_note]),
-            Fold("Hardware", [self.preset, row(self.devices, self.count, wrap=False), self.memory]),
-            Fold("Placer", [self.placer, self.placer_note, self.curve, self.micro]),
-            Fold(
-                "Advanced",
-                [
-                    self.file,
-                    self.hardware,
-                    self.speeds,
-                    self.link,
-                    self.measure,
-                    self.comm,
-                    passes,
-                    self.forward,
-                    self.params.widget,
-                    self.scheduler,
-                    self.schedule,
-                    self.replicas,
-                ],
-                unfolded=False,
-            ),
-        ]
 
     def _bind(self) -> None:
         def cluster() -> Cluster:
@@ -274,8 +270,33 @@ class SettingPanel:
     # -- model -> controls -----------------------------------------------------------------------------
 
     def show(self, setting: Setting) -> None:
+        from ...placers.registry import placer_class
+
         with self.quiet:
-            self._show_source(setting)
+            if setting.source not in [value for _, value in self.source.options]:
+                self.source.options = [
+                    *self.source.options,
+                    (shortened(setting.source.partition(":")[2]), setting.source),
+                ]
+            self.source.value = setting.source
+            size = setting.batch_size
+            self.batch.disabled = size is None
+            self.batch.layout.display = "none" if size is None else "flex"
+            if size is not None and size not in self.batch.options:
+                self.batch.options = sorted({*self.batch.options, size})
+            if size is not None:
+                self.batch.value = size
+            given = self.model.subject if setting.source == GIVEN_SUBJECT else None
+            stored = "a stored graph has the batch size it was profiled with"
+            if is_torch_step(given):
+                stored = f"step {given.name} has its own batch" + (
+                    f" of {given.batch_size}" if given.batch_size else ""
+                )
+            say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
+            self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
+            stepless = self._stepless(setting)
+            self.hardware.layout.display = "none" if stepless else "flex"
+            say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
             cluster = setting.cluster
             self.preset.value = preset_name(cluster) or OWN_CLUSTER
             self.devices.max = max(SLIDER_DEVICES, cluster.n)
@@ -291,34 +312,20 @@ class SettingPanel:
             for key, box in self.passes.items():
                 box.value = key in setting.passes
             self.forward.value = setting.forward_only
-            self._show_placer(setting)
+            if setting.placer not in self.placer.options:
+                raise InvalidInput(f"placer {setting.placer!r} is not registered here")
+            self.placer.value = setting.placer
+            cls = placer_class(setting.placer)
+            limit = time_limit(setting.placer, setting.params)
+            limits = "" if limit is None else f" It ends after {limit:g} s."
+            say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0] + limits)
+            self.params.show(cls, setting.params)
             self.scheduler.value = setting.scheduler or ""
             self.micro.value = "" if setting.micro_batches is None else str(setting.micro_batches)
             if setting.schedule and setting.schedule not in [value for _, value in self.schedule.options]:
                 self.schedule.options = [*self.schedule.options, (shortened(setting.schedule, 24), setting.schedule)]
             self.schedule.value = setting.schedule or ""
             self.replicas.value = str(setting.replicas)
-
-    def _show_source(self, setting: Setting) -> None:
-        if setting.source not in [value for _, value in self.source.options]:
-            self.source.options = [*self.source.options, (shortened(setting.source.partition(":")[2]), setting.source)]
-        self.source.value = setting.source
-        size = setting.batch_size
-        self.batch.disabled = size is None
-        self.batch.layout.display = "none" if size is None else "flex"
-        if size is not None and size not in self.batch.options:
-            self.batch.options = sorted({*self.batch.options, size})
-        if size is not None:
-            self.batch.value = size
-        given = self.model.subject if setting.source == GIVEN_SUBJECT else None
-        stored = "a stored graph has the batch size it was profiled with"
-        if is_torch_step(given):
-            stored = f"step {given.name} has its own batch" + (f" of {given.batch_size}" if given.batch_size else "")
-        say(self.batch_note, "" if size is not None else f"{setting.path}: {stored}" if setting.path else stored)
-        self.hardware.value = "measured" if setting.profile == "measured" else setting.hardware
-        stepless = self._stepless(setting)
-        self.hardware.layout.display = "none" if stepless else "flex"
-        say(self.costs_note, "the times of ops are those that are stored in the graph" if stepless else "")
 
     def _progressed(self) -> None:
         """Show the curve of the best step so far, which stays until the next computation."""
@@ -327,18 +334,6 @@ class SettingPanel:
             self.curve.show(progress_chart(points, time_limit(setting.placer, setting.params)))
         elif self.model.worker.busy:
             self.curve.show(None)
-
-    def _show_placer(self, setting: Setting) -> None:
-        from ...placers.registry import placer_class
-
-        if setting.placer not in self.placer.options:
-            raise InvalidInput(f"placer {setting.placer!r} is not registered here")
-        self.placer.value = setting.placer
-        cls = placer_class(setting.placer)
-        limit = time_limit(setting.placer, setting.params)
-        limits = "" if limit is None else f" It ends after {limit:g} s."
-        say(self.placer_note, (cls.__doc__ or "").strip().splitlines()[0] + limits)
-        self.params.show(cls, setting.params)
 
 
 def other_link(cluster: Cluster) -> str:

@@ -280,7 +280,14 @@ class GraphView(CanvasView):
         elif kind == "close":
             self.fold([int(n) for n in content["nodes"]])
         elif kind == "open_all":
-            self.open_inside(self._next_level())
+            shown = self.tree.visible(set(self.expanded))
+            count, opened = len(shown), []
+            for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
+                added = len(self.tree.children[node]) - 1
+                if added >= 0 and count + added <= MOST_NODES:
+                    opened.append(node)
+                    count += added
+            self.open_inside(opened)
         elif kind == "overview":
             self.open_nodes(self.tree.open_until(FIRST_NODES))
 
@@ -295,17 +302,6 @@ class GraphView(CanvasView):
         if closed:
             boxes = "box was" if closed == 1 else "boxes were"
             self.status = f"at most {MOST_NODES} boxes are drawn: {closed} {boxes} closed"
-
-    def _next_level(self) -> list[int]:
-        """Returns the visible boxes to open, largest first, so that there are at most `MOST_NODES` boxes."""
-        shown = self.tree.visible(set(self.expanded))
-        count, opened = len(shown), []
-        for node in shown[np.argsort(self.tree.low[shown] - self.tree.high[shown], kind="stable")].tolist():
-            added = len(self.tree.children[node]) - 1
-            if added >= 0 and count + added <= MOST_NODES:
-                opened.append(node)
-                count += added
-        return opened
 
     def fold(self, nodes: list[int]) -> None:
         """Close each frame, or the frame around each box."""

@@ -114,7 +114,16 @@ class TimelineView(CanvasView):
             self.lanes = list(bars.lanes)
             self.bars = bar_columns(bars)
             self.waits = lane_columns(self._waits, self.timelines, [lane["kind"] for lane in bars.lanes])
-            self._batch()
+            if self.graph is not None:
+                first = self.timelines[0] if self.timelines else None
+                self.colorings = list(choices(self.graph, first))
+                batch_coloring = batches(self.graph, first)
+                self.batches = pack(b=("i4", batch_coloring))["b"] if (batch_coloring >= 0).any() else b""
+                phases = pipeline_phases(first) if first is not None and first.op_names == self.graph.names else None
+                self.phase_colors = [] if phases is None else [shade for c in self.colors for shade in phase_shades(c)]
+                self.phases = b"" if phases is None else phases.tobytes()
+                if self.color_by not in self.colorings:
+                    self.color_by = DEVICE
             self._color()
             self._explain()
             self._measure()
@@ -128,20 +137,6 @@ class TimelineView(CanvasView):
             self.why = "" if start_cause is None else start_cause.sentence
             self.blamed = -1 if start_cause is None else start_cause.op
             self.inputs, self.outputs = neighbours(self.graph, op) if in_graph and self.graph is not None else ([], [])
-
-    def _batch(self) -> None:
-        """Set the micro-batch of every op, and the properties by which ops can be coloured."""
-        if self.graph is None:
-            return
-        first = self.timelines[0] if self.timelines else None
-        self.colorings = list(choices(self.graph, first))
-        batch_coloring = batches(self.graph, first)
-        self.batches = pack(b=("i4", batch_coloring))["b"] if (batch_coloring >= 0).any() else b""
-        phases = pipeline_phases(first) if first is not None and first.op_names == self.graph.names else None
-        self.phase_colors = [] if phases is None else [shade for c in self.colors for shade in phase_shades(c)]
-        self.phases = b"" if phases is None else phases.tobytes()
-        if self.color_by not in self.colorings:
-            self.color_by = DEVICE
 
     def _color(self) -> None:
         """Set the classes of ops, and the legend."""
