@@ -122,17 +122,6 @@ def _interruptible() -> Iterator[None]:
         sys.unraisablehook = before
 
 
-def _missing_package(error: ModuleNotFoundError, purpose: str) -> MissingPackage:
-    """Returns the sentence about an optional package that an import did not find. Raises `error` for any other module."""
-    from .doctor import extra_of
-
-    package = (error.name or "").partition(".")[0]
-    extra = extra_of(package)
-    if extra is None:
-        raise error
-    return MissingPackage.of(package, extra.name, purpose)
-
-
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
@@ -164,7 +153,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"baechi-lab {command}: {_one_line(str(error))}", file=sys.stderr)
         return 2
     except ModuleNotFoundError as error:
-        print(f"baechi-lab {command}: {_missing_package(error, f'baechi-lab {command}')}", file=sys.stderr)
+        from .doctor import extra_of
+
+        package = (error.name or "").partition(".")[0]
+        extra = extra_of(package)
+        if extra is None:
+            raise error
+        print(
+            f"baechi-lab {command}: {MissingPackage.of(package, extra.name, f'baechi-lab {command}')}", file=sys.stderr
+        )
         return 2
     except KeyboardInterrupt:
         print(f"baechi-lab {command}: interrupted", file=sys.stderr)

@@ -184,7 +184,13 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print(f"baechi-lab {__version__}, Python {platform.python_version()}")
         for extra in EXTRAS:
-            _print(extra, packages[extra])
+            own_packages = packages[extra]
+            state = _state(own_packages)
+            print(f"\n{extra.name or 'always'}: {state}")
+            _print_wrapped(f"adds {extra.adds}" if extra.name else extra.adds)
+            _print_wrapped(", ".join(map(_described, own_packages)))
+            if state != "installed":
+                print(f"  {extra.command}\n  (in a checkout: {extra.checkout_command})")
     return 0 if all(package.usable for package in packages[EXTRAS[0]]) else 1
 
 
@@ -201,15 +207,6 @@ def _facts(extra: Extra, packages: list[Package]) -> dict[str, object]:
         "install": extra.command,
         "packages": [{"name": p.name, "needs": p.needs, "version": p.version, "state": p.state} for p in packages],
     }
-
-
-def _print(extra: Extra, packages: list[Package]) -> None:
-    state = _state(packages)
-    print(f"\n{extra.name or 'always'}: {state}")
-    _print_wrapped(f"adds {extra.adds}" if extra.name else extra.adds)
-    _print_wrapped(", ".join(map(_described, packages)))
-    if state != "installed":
-        print(f"  {extra.command}\n  (in a checkout: {extra.checkout_command})")
 
 
 def _described(package: Package) -> str:

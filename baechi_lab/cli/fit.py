@@ -15,7 +15,6 @@ from ..graph.units import format_bytes, parse_bytes
 from . import console, options, output
 
 if TYPE_CHECKING:
-    from ..fitting.record import Fit
     from ..graph import Cluster
 
 
@@ -50,13 +49,18 @@ def run(arguments: argparse.Namespace) -> int:
     cluster = without_host = options.cluster_from(arguments, graph)
     if arguments.host_memory is not None:
         cluster = cluster.with_host(parse_bytes(arguments.host_memory, "--host-memory"))
+    every = tuple(GIVE_UP)
+    names = every if arguments.give_up is None else options.names(arguments.give_up, "--give-up")
+    for name in names:
+        if name not in every:
+            raise InvalidInput(f"--give-up is {arguments.give_up!r}; it must be names among {', '.join(every)}")
     settings: dict[str, Any] = {
         "batch_size": options.batch_size_from(arguments),
         "hardware": arguments.hardware or DEFAULT_HARDWARE,
         "every_way": arguments.all,
         "placers": FAST_PLACERS if arguments.placers is None else options.distinct(arguments.placers, "--placers"),
         "time_limit": options.seconds(arguments.time_limit, "--time-limit"),
-        "give_up": _names_to_give_up(arguments.give_up, tuple(GIVE_UP)),
+        "give_up": names,
     }
     subject = arguments.model if graph is None else graph
     with console.progress("fitting") as status:
@@ -75,28 +79,23 @@ def run(arguments: argparse.Namespace) -> int:
             facts |= {"proof": str(answer.proof), "least_bytes": answer.proof.least_bytes}
         output.print_json({**facts, "setup": setup, "ways": [option.row() for option in answer.options]})
     else:
-        _print(answer)
+        print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
+        output.print_rows(
+            ["way", "choice", "fits", "step", "samples/s", "peak memory"],
+            [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in answer.options],
+        )
+        remarks = {
+            option.kind: option.texts()[-1] for option in answer.options if option.texts()[-1] not in ("", "nothing")
+        }
+        if remarks:
+            print()
+            output.print_descriptions(remarks)
+        if answer.proof is not None and answer.best is not None:
+            print("", answer.proof, sep="\n")
+        commands = [f"{option.kind}, {option.choice}: {option.command}" for option in answer.cheapest if option.command]
+        print(*([""] if commands else []), *commands, "", sep="\n")
         print(*setup, sep="\n")
     return 0
-
-
-def _print(answer: Fit) -> None:
-    """Prints the answer, a table of options, what each gives up or why it fails, and the code of the fastest options."""
-    print(answer.answer, *([answer.caveat] if answer.caveat else []), sep="\n", end="\n\n")
-    output.print_rows(
-        ["way", "choice", "fits", "step", "samples/s", "peak memory"],
-        [[*option.texts()[:5], _peaks(option.peak_bytes)] for option in answer.options],
-    )
-    remarks = {
-        option.kind: option.texts()[-1] for option in answer.options if option.texts()[-1] not in ("", "nothing")
-    }
-    if remarks:
-        print()
-        output.print_descriptions(remarks)
-    if answer.proof is not None and answer.best is not None:
-        print("", answer.proof, sep="\n")
-    commands = [f"{option.kind}, {option.choice}: {option.command}" for option in answer.cheapest if option.command]
-    print(*([""] if commands else []), *commands, "", sep="\n")
 
 
 def _peaks(peak_bytes: list[int]) -> str:
@@ -111,11 +110,3 @@ def _setup(arguments: argparse.Namespace, cluster: Cluster) -> list[str]:
     host = "" if arguments.host_memory is None else f".with_host({arguments.host_memory!r})"
     graph = [] if arguments.graph is None else [f"graph = bl.load_graph({arguments.graph!r})"]
     return [*graph, f"cluster = {options.cluster_code(arguments, cluster)}{host}"]
-
-
-def _names_to_give_up(text: str | None, every: tuple[str, ...]) -> list[str] | tuple[str, ...]:
-    names = every if text is None else options.names(text, "--give-up")
-    for name in names:
-        if name not in every:
-            raise InvalidInput(f"--give-up is {text!r}; it must be names among {', '.join(every)}")
-    return names

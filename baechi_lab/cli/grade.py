@@ -36,30 +36,22 @@ def run(arguments: argparse.Namespace) -> int:
     options.check_output(arguments.output, (".csv",))
     grades = grade_folder(arguments.folder, options.number(arguments.seconds, "--seconds"))
     if arguments.output:
-        write_atomically(arguments.output, _table(grades).encode())
+        text = io.StringIO()
+        rows = [{**asdict(grade), "remarks": "; ".join(grade.remarks)} for grade in grades]
+        writer = csv.DictWriter(text, list(rows[0]))
+        writer.writeheader()
+        writer.writerows(rows)
+        write_atomically(arguments.output, text.getvalue().encode())
     if arguments.json:
         output.print_json([asdict(grade) for grade in grades])
     else:
-        _print(grades)
+        output.print_rows(
+            ["notebook", "lesson", "right", "student", "step", "bound", "gap"], [_row(grade) for grade in grades]
+        )
+        for grade in grades:
+            for remark in grade.remarks:
+                print(f"  {grade.file}: {remark}")
     return 0
-
-
-def _table(grades: list[Grade]) -> str:
-    text = io.StringIO()
-    rows = [{**asdict(grade), "remarks": "; ".join(grade.remarks)} for grade in grades]
-    writer = csv.DictWriter(text, list(rows[0]))
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _print(grades: list[Grade]) -> None:
-    output.print_rows(
-        ["notebook", "lesson", "right", "student", "step", "bound", "gap"], [_row(grade) for grade in grades]
-    )
-    for grade in grades:
-        for remark in grade.remarks:
-            print(f"  {grade.file}: {remark}")
 
 
 def _row(grade: Grade) -> list[str]:

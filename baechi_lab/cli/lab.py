@@ -41,10 +41,21 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if importlib.util.find_spec("jupyterlab") is None:
         raise MissingPackage.of("jupyterlab", "", "baechi-lab lab")
+    from ..graph.formats.files import write_atomically
+
+    folder, package = Path.cwd(), Path(str(resources.files("baechi_lab")))
     for name in FILES:
-        if not (Path.cwd() / name).exists():
-            _copy(name, Path.cwd())
-    return _become(isolated("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={Path.cwd()}", *arguments.options))
+        if not (folder / name).exists():
+            # An installation has the files in the package; a checkout that is installed in place has them beside.
+            source = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
+            if source is None:
+                raise FormatError(f"{name} is neither in {folder} nor part of this installation")
+            (folder / name).parent.mkdir(exist_ok=True)
+            contents = source.read_bytes()
+            if name == NOTEBOOK:
+                contents = without_dead_links(contents.decode(), (folder / name).parent).encode()
+            write_atomically(folder / name, contents)
+    return _become(isolated("jupyterlab", *OPTIONS, f"--ServerApp.root_dir={folder}", *arguments.options))
 
 
 def _become(command: list[str]) -> int:
@@ -53,21 +64,6 @@ def _become(command: list[str]) -> int:
         return subprocess.call(command)
     sys.stdout.flush()
     os.execv(command[0], command)
-
-
-def _copy(name: str, folder: Path) -> None:
-    from ..graph.formats.files import write_atomically
-
-    package = Path(str(resources.files("baechi_lab")))
-    # An installation has the files in the package; a checkout that is installed in place has them beside.
-    source = next((path for path in (package / name, package.parent / name) if path.is_file()), None)
-    if source is None:
-        raise FormatError(f"{name} is neither in {folder} nor part of this installation")
-    (folder / name).parent.mkdir(exist_ok=True)
-    contents = source.read_bytes()
-    if name == NOTEBOOK:
-        contents = without_dead_links(contents.decode(), (folder / name).parent).encode()
-    write_atomically(folder / name, contents)
 
 
 def without_dead_links(text: str, folder: Path) -> str:

@@ -15,7 +15,7 @@ from ..graph.units import format_bytes, format_us, parse_bytes
 from . import console, options, output
 
 if TYPE_CHECKING:
-    from ..parallel.layouts import LayoutRow, Layouts
+    from ..parallel.layouts import LayoutRow
 
 _DEGREES = ("tp", "pp", "dp", "ep", "cp", "zero", "micro_batch")
 
@@ -87,7 +87,13 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         output.print_json(output.rows_of(table.to_pandas()))
     else:
-        _print(table, count)
+        header = (*_DEGREES, "schedule", "recompute", "step", "peak", "fits", "busy")
+        output.print_rows(header, [_cells(row) for row in table.rows[:count]])
+        simulated = sum(row.step_us is not None for row in table.rows)
+        others = "the others are no faster, or do not fit, by their lower bounds"
+        print(f"\n{len(table)} legal layouts, {simulated} simulated; {others}.")
+        if table.rows[0].fits:
+            print(f"best: {table.best.layout!r}")
     best = table.best  # raises where no layout fits
     if arguments.write is not None:
         plan = write_layout(
@@ -105,17 +111,6 @@ def run(arguments: argparse.Namespace) -> int:
         if not arguments.json:
             print(plan.text if arguments.output is None else f"wrote {', '.join(plan.files)} to {arguments.output}")
     return 0
-
-
-def _print(table: Layouts, count: int) -> None:
-    header = (*_DEGREES, "schedule", "recompute", "step", "peak", "fits", "busy")
-    output.print_rows(header, [_cells(row) for row in table.rows[:count]])
-    simulated = sum(row.step_us is not None for row in table.rows)
-    print(
-        f"\n{len(table)} legal layouts, {simulated} simulated; the others are no faster, or do not fit, by their lower bounds."
-    )
-    if table.rows[0].fits:
-        print(f"best: {table.best.layout!r}")
 
 
 def _cells(row: LayoutRow) -> list[str]:

@@ -48,8 +48,12 @@ def run(arguments: argparse.Namespace) -> int:
     memory = None if arguments.memory is None else parse_bytes(arguments.memory, "--memory")
     if arguments.servers is not None:
         servers = options.names(arguments.servers, "--servers")
+        from ..executors.tensorflow.devices import cpu_memory
+
+        each = cpu_memory() if memory is None else memory
+        first_devices = [Device(f"/job:worker/task:{i}/device:CPU:0", "cpu", each) for i in range(len(servers))]
         measured = measure_cluster(
-            _record(len(servers), memory), workers=servers, secret=arguments.secret, **options_of_measurement
+            Cluster(tuple(first_devices)), workers=servers, secret=arguments.secret, **options_of_measurement
         )
     elif arguments.secret is not None:
         raise InvalidInput("--secret is given without --servers; workers of this machine ask for none")
@@ -59,39 +63,33 @@ def run(arguments: argparse.Namespace) -> int:
             measured = measure_cluster(local, **options_of_measurement)
     if arguments.output:
         save_cluster(measured, arguments.output)
-    _print(measured, arguments)
-    return 0
-
-
-def _record(count: int, memory: int | None) -> Cluster:
-    """Returns a cluster of the first CPU device of every server."""
-    from ..executors.tensorflow.devices import cpu_memory
-
-    each = cpu_memory() if memory is None else memory
-    return Cluster(tuple(Device(f"/job:worker/task:{i}/device:CPU:0", "cpu", each) for i in range(count)))
-
-
-def _print(cluster: Cluster, arguments: argparse.Namespace) -> None:
-    pairs = [(a, b) for a in range(cluster.n) for b in range(cluster.n) if a != b]
-    links = {pair: cluster.link_between(*pair) for pair in pairs}
+    pairs = [(a, b) for a in range(measured.n) for b in range(measured.n) if a != b]
+    links = {pair: measured.link_between(*pair) for pair in pairs}
     if arguments.json:
         rows = [
             {
-                "source": cluster.names[a],
-                "target": cluster.names[b],
+                "source": measured.names[a],
+                "target": measured.names[b],
                 "latency_us": x.latency_us,
                 "us_per_byte": x.us_per_byte,
                 "overhead_us": x.overhead_us,
             }
             for (a, b), x in links.items()
         ]
-        output.print_json({"comm": cluster.comm, "links": rows, "file": arguments.output})
-        return
-    output.print_rows(
-        ["from", "to", "latency us", "us per byte", "overhead us"],
-        [
-            [cluster.names[a], cluster.names[b], f"{x.latency_us:.1f}", f"{x.us_per_byte:.3g}", f"{x.overhead_us:.1f}"]
-            for (a, b), x in links.items()
-        ],
-    )
-    output.print_facts({"mode": cluster.comm})
+        output.print_json({"comm": measured.comm, "links": rows, "file": arguments.output})
+    else:
+        output.print_rows(
+            ["from", "to", "latency us", "us per byte", "overhead us"],
+            [
+                [
+                    measured.names[a],
+                    measured.names[b],
+                    f"{x.latency_us:.1f}",
+                    f"{x.us_per_byte:.3g}",
+                    f"{x.overhead_us:.1f}",
+                ]
+                for (a, b), x in links.items()
+            ],
+        )
+        output.print_facts({"mode": measured.comm})
+    return 0

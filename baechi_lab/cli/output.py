@@ -60,20 +60,6 @@ def print_rows(header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """
     lines = [[_shortened(line[0]), *line[1:]] for line in [header, *rows]]
     widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
-    for k, columns in enumerate(_blocks(widths)):
-        if k:
-            print()
-        for line in [lines[0], ["-" * w for w in widths], *lines[1:]]:
-            cells = [f"{line[i]:<{widths[i]}}" if i == 0 else f"{line[i]:>{widths[i]}}" for i in columns]
-            print("  ".join(cells).rstrip())
-
-
-def _blocks(widths: Sequence[int]) -> list[list[int]]:
-    """Columns that stand beside each other, the first one in every block.
-
-    >>> _blocks([40, 30, 30, 30])
-    [[0, 1], [0, 2], [0, 3]]
-    """
     blocks, used = [[0]], widths[0]
     for i, width in enumerate(widths[1:], 1):
         if used + 2 + width > WIDTH and len(blocks[-1]) > 1:
@@ -81,7 +67,12 @@ def _blocks(widths: Sequence[int]) -> list[list[int]]:
             used = widths[0]
         blocks[-1].append(i)
         used += 2 + width
-    return blocks
+    for k, columns in enumerate(blocks):
+        if k:
+            print()
+        for line in [lines[0], ["-" * w for w in widths], *lines[1:]]:
+            cells = [f"{line[i]:<{widths[i]}}" if i == 0 else f"{line[i]:>{widths[i]}}" for i in columns]
+            print("  ".join(cells).rstrip())
 
 
 def _shortened(text: str) -> str:

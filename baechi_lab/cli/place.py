@@ -35,10 +35,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.graph is None:
         raise InvalidInput("GRAPH is missing; give a graph file (see baechi-lab place --help)")
-    return _place(arguments)
-
-
-def _place(arguments: argparse.Namespace) -> int:
     from ..graph.formats.files import save
     from ..pipeline import Pipeline
     from ..stages import Optimize, Place, Simulate

@@ -49,16 +49,6 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.mode is not None:
         options.one_of(arguments.mode, "--mode", MODES)
     Precision.of(arguments.precision, arguments.gradients)  # raises for a name that is not known
-    graph, facts = _profiled(arguments)
-    if arguments.output:
-        save_graph(graph, arguments.output)
-        facts["file"] = arguments.output
-    output.print_json(facts) if arguments.json else output.print_facts(in_words(facts))
-    return 0
-
-
-def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, object]]:
-    """Returns the graph of a model by configuration, a program, a trace or a step, and facts to print."""
     hardware_names = None if arguments.hardware is None else hardware(arguments.hardware)
     if arguments.model.startswith(hugging_face.PREFIX):
         with console.progress("estimating"):
@@ -67,7 +57,12 @@ def _profiled(arguments: argparse.Namespace) -> tuple[OpGraph, dict[str, object]
         hugging_face.refuse_options(arguments)
         with console.progress("reading" if files.is_file(arguments.model) else "profiling"):
             graph, facts = (files.profile if files.is_file(arguments.model) else _traced)(arguments, hardware_names)
-    return graph, {**graph_facts(graph), **facts}
+    facts = {**graph_facts(graph), **facts}
+    if arguments.output:
+        save_graph(graph, arguments.output)
+        facts["file"] = arguments.output
+    output.print_json(facts) if arguments.json else output.print_facts(in_words(facts))
+    return 0
 
 
 def _traced(arguments: argparse.Namespace, hardware_names: Any) -> tuple[OpGraph, dict[str, object]]:

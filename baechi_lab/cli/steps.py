@@ -6,7 +6,6 @@ import argparse
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +93,27 @@ def step_of_file(spec: str) -> Step | TorchStep:
         functions = [name for name, value in vars(module).items() if callable(value) and not name.startswith("_")]
         raise UnknownNameError.of(f"function in {path}:", function, functions)
     call = getattr(module, function)
-    return _traced(_run_theirs(spec, call), spec, call)
+    returned = _run_theirs(spec, call)
+    if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
+        return returned  # type: ignore[no-any-return]
+    first = returned[0] if isinstance(returned, tuple) and returned else returned
+    torch = sys.modules.get("torch")  # who has a module has loaded it
+    if torch is not None and isinstance(first, torch.nn.Module):
+        from ..torch_steps.step import ReturnedModel, TorchStep
+
+        inputs = returned[1:] if isinstance(returned, tuple) else ()
+        if not inputs:
+            raise InvalidInput(f"{spec} returned a PyTorch module without inputs; it must return (module, *inputs)")
+        name = spec.rpartition(":")[2]
+        return TorchStep(name, ReturnedModel(call), inputs[0] if len(inputs) == 1 else inputs)
+    if not isinstance(returned, tuple) or not returned:
+        raise InvalidInput(
+            f"{spec} returned {type(returned).__name__}; it must return (train_step, *example_inputs), a Step, a "
+            "bl.torch.TorchStep or (PyTorch module, *inputs)"
+        )
+    from ..profilers import trace
+
+    return trace(*returned)
 
 
 def _module_name(path: str) -> str:
@@ -117,31 +136,3 @@ def _run_theirs(spec: str, call: Any, *arguments: Any) -> Any:
         return call(*arguments)
     except (Exception, SystemExit) as error:  # their code may raise anything, and end without a word
         raise InvalidInput(f"{spec} raised {type(error).__name__}: {error}") from error
-
-
-def _traced(returned: Any, spec: str, function: Callable[[], object]) -> Step | TorchStep:
-    """Converts what the function returned into a step. A PyTorch module with inputs trains without an optimizer."""
-    if isinstance(returned, Step) or getattr(returned, "framework", "") == "torch":
-        return returned  # type: ignore[no-any-return]
-    first = returned[0] if isinstance(returned, tuple) and returned else returned
-    if _is_module(first):
-        from ..torch_steps.step import ReturnedModel, TorchStep
-
-        inputs = returned[1:] if isinstance(returned, tuple) else ()
-        if not inputs:
-            raise InvalidInput(f"{spec} returned a PyTorch module without inputs; it must return (module, *inputs)")
-        name = spec.rpartition(":")[2]
-        return TorchStep(name, ReturnedModel(function), inputs[0] if len(inputs) == 1 else inputs)
-    if not isinstance(returned, tuple) or not returned:
-        raise InvalidInput(
-            f"{spec} returned {type(returned).__name__}; it must return (train_step, *example_inputs), a Step, a "
-            "bl.torch.TorchStep or (PyTorch module, *inputs)"
-        )
-    from ..profilers import trace
-
-    return trace(*returned)
-
-
-def _is_module(value: object) -> bool:
-    torch = sys.modules.get("torch")  # who has a module has loaded it
-    return torch is not None and isinstance(value, torch.nn.Module)

@@ -74,7 +74,12 @@ def run(arguments: argparse.Namespace) -> int:
         "hardware": arguments.hardware,
     }
     if arguments.time_limit is not None:
-        axes["params"] = _limits(axes["placer"], arguments.time_limit)
+        from ..placers.registry import placer_class
+
+        limited = [name for name in axes["placer"] if "time_limit" in placer_class(name).__dataclass_fields__]
+        axes["params"] = {  # if no placer has a time limit, the first one refuses it
+            name: options.with_time_limit(name, arguments.time_limit, {}) for name in limited or axes["placer"][:1]
+        }
     with _executor(arguments.jobs) as executor, console.progress("sweeping") as status:
         row_numbers = itertools.count(1)
 
@@ -97,14 +102,6 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(f"baechi-lab sweep: none of {len(rows)} combinations worked: {rows[0]['error']}", file=sys.stderr)
     return 1
-
-
-def _limits(placers: list[str], text: str) -> dict[str, dict[str, object]]:
-    """Returns --time-limit as a parameter of the placers that have one. Raises `InvalidInput` if none has."""
-    from ..placers.registry import placer_class
-
-    limited = [name for name in placers if "time_limit" in placer_class(name).__dataclass_fields__]
-    return {name: options.with_time_limit(name, text, {}) for name in limited or placers[:1]}
 
 
 def _wholes(text: str | None, option: str) -> list[int] | None:
