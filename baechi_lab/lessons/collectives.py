@@ -10,11 +10,6 @@ NEAR, FAR = Link(1.0, 0.001), Link(5.0, 0.01)
 _SIZES = (4_000, 1_000_000)
 
 
-def _ring(devices: int, size_bytes: float, latency_us: float, us_per_byte: float) -> float:
-    link = Link(latency_us, us_per_byte)
-    return Collectives(Cluster.uniform(devices, link=link)).us("all_reduce", size_bytes, range(devices))
-
-
 def ring_function() -> Check:
     """Makes the check of a function (devices, size_bytes, latency_us, us_per_byte) -> microseconds of a ring all-reduce."""
 
@@ -26,7 +21,8 @@ def ring_function() -> Check:
                 answered_us = answer(devices, size, 1.0, 0.001)
                 if answered_us is None or answered_us is ...:
                     return EMPTY
-                complaint = number(_ring(devices, size, 1.0, 0.001), "us")(answered_us)
+                collectives = Collectives(Cluster.uniform(devices, link=Link(1.0, 0.001)))
+                complaint = number(collectives.us("all_reduce", size, range(devices)), "us")(answered_us)
                 if complaint:
                     return f"{devices} devices, {size} bytes: {complaint}"
         return ""

@@ -206,7 +206,13 @@ def function(right: Callable[..., object], cases: Callable[[], Sequence[tuple[ob
                 return EMPTY
             numbers = _as_numbers(value)
             if numbers is None:
-                return f"{label:.200} yours returns {_kind(value)}; what is asked for is {_shape(expected)}"
+                kind = type(value).__name__
+                kind = (
+                    f"a {kind} that holds other things than numbers"
+                    if isinstance(value, (list, tuple, np.ndarray))
+                    else f"a {kind}"
+                )
+                return f"{label:.200} yours returns {kind}; what is asked for is {_shape(expected)}"
             if numbers.shape != expected.shape:
                 return f"{label:.200} yours returns {_shape(numbers)}; what is asked for is {_shape(expected)}"
             wrong = np.flatnonzero(~np.isclose(numbers, expected, rtol=1e-6, atol=1e-9))
@@ -270,15 +276,6 @@ def _as_numbers(value: object) -> np.ndarray | None:
         return array.astype(np.float64) if array.dtype.kind in "iufb" else None
     except (TypeError, ValueError, OverflowError):
         return None
-
-
-def _kind(value: object) -> str:
-    kind = type(value).__name__
-    return (
-        f"a {kind} that holds other things than numbers"
-        if isinstance(value, (list, tuple, np.ndarray))
-        else f"a {kind}"
-    )
 
 
 def _shape(values: np.ndarray) -> str:

@@ -32,7 +32,7 @@ from ..simulator import simulate
 from ..simulator.bounds.bounds import bounds
 from ..workers.isolated import isolated
 from ..workers.network import CREATE_NETWORK
-from . import LESSONS, Lesson, lesson
+from . import LESSONS, lesson
 from .exercise import SECONDS, TooLong, devices_of
 from .submission import Submission, read_submission
 from .worst_cases import Instance
@@ -127,7 +127,24 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
             judged = grade
             values = run.values(submission)
             if submission.lesson is not None:
-                judged = _with_exercises(judged, lesson(submission.lesson), submission, values, run)
+                checks = lesson(submission.lesson)
+                asked = {exercise for cell in submission.cells for exercise in cell.answers}
+                verdicts = {k: checks(k, _answer(values.get(str(k), {"missing": True}), run)) for k in checks.checks}
+                unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked]
+                remarks = [
+                    f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
+                    for k, verdict in verdicts.items()
+                    if verdict.right is False
+                ]
+                for word, numbers in (
+                    ("not answered", unanswered),
+                    ("missing", [k for k in verdicts if k not in asked]),
+                ):
+                    if numbers:
+                        plural = "s" if len(numbers) > 1 else ""
+                        remarks.append(f"exercise{plural} {', '.join(map(str, numbers))}: {word}")
+                right = sum(verdict.right is True for verdict in verdicts.values())
+                judged = replace(judged, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
             if submission.is_homework:
                 judged = _with_homework(judged, values.get("student", {}), values.get("placement", {}))
         except (
@@ -138,25 +155,6 @@ def grade_notebook(path: Path, seconds: float = 300.0, name: str | None = None) 
         ):  # a notebook wrote into the pipe
             return grade.remark("what its process sent is no answer")
         return replace(judged, remarks=(*grade.remarks, *run.remarks, *judged.remarks[len(grade.remarks) :]))
-
-
-def _with_exercises(
-    grade: Grade, checks: Lesson, submission: Submission, values: Mapping[str, Any], run: NotebookRun
-) -> Grade:
-    asked = {exercise for cell in submission.cells for exercise in cell.answers}
-    verdicts = {k: checks(k, _answer(values.get(str(k), {"missing": True}), run)) for k in checks.checks}
-    unanswered = [k for k, verdict in verdicts.items() if verdict.right is None and k in asked]
-    remarks = [
-        f"exercise {k}: {verdict.message.removeprefix('not yet: ')}"
-        for k, verdict in verdicts.items()
-        if verdict.right is False
-    ]
-    for word, numbers in (("not answered", unanswered), ("missing", [k for k in verdicts if k not in asked])):
-        if numbers:
-            plural = "s" if len(numbers) > 1 else ""
-            remarks.append(f"exercise{plural} {', '.join(map(str, numbers))}: {word}")
-    right = sum(verdict.right is True for verdict in verdicts.values())
-    return replace(grade, lesson=checks.name, right=right, exercises=len(verdicts)).remark(*remarks)
 
 
 def _with_homework(grade: Grade, student: Mapping[str, object], answer: Mapping[str, Any]) -> Grade:
@@ -206,7 +204,13 @@ class NotebookRun:
 
     def __init__(self, folder: str, seconds: float) -> None:
         self.remarks: list[str] = []
-        self._folder = _folder_with_data(folder)
+        checkout = Path(__file__).resolve().parents[2]
+        for name in ("data", "studies"):
+            if (checkout / name).is_dir():
+                os.symlink(checkout / name, Path(folder, name))
+        notebooks = Path(folder, "notebooks")
+        notebooks.mkdir()
+        self._folder = str(notebooks)
         self._process = self._start(CREATE_NETWORK)
         if self._read(START_SECONDS) is None:  # the system cannot start a process without network
             self.close()
@@ -264,7 +268,11 @@ class NotebookRun:
             return _answer(reply, self)
 
         if parameters is not None:
-            call.__signature__ = _signature(parameters)  # type: ignore[attr-defined]
+            described = [
+                inspect.Parameter(name, PARAMETER_KINDS[kind], default=None if has_default else inspect.Parameter.empty)
+                for name, kind, has_default in parameters
+            ]
+            call.__signature__ = inspect.Signature(described)  # type: ignore[attr-defined]
         return call
 
     def ask(self, request: Mapping[str, object], seconds: float = math.inf) -> dict[str, Any] | None:
@@ -325,23 +333,3 @@ class NotebookRun:
 
 class NotebookError(Exception):
     """Raised for an error in a student's function."""
-
-
-def _signature(parameters: list[tuple[str, int, bool]]) -> inspect.Signature:
-    return inspect.Signature(
-        [
-            inspect.Parameter(name, PARAMETER_KINDS[kind], default=None if has_default else inspect.Parameter.empty)
-            for name, kind, has_default in parameters
-        ]
-    )
-
-
-def _folder_with_data(folder: str) -> str:
-    """Makes a folder in which paths such as `../data/graph.json.gz` are the files of a checkout, if there is one."""
-    checkout = Path(__file__).resolve().parents[2]
-    for name in ("data", "studies"):
-        if (checkout / name).is_dir():
-            os.symlink(checkout / name, Path(folder, name))
-    notebooks = Path(folder, "notebooks")
-    notebooks.mkdir()
-    return str(notebooks)

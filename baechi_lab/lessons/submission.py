@@ -124,7 +124,10 @@ def _is_library(module: str) -> bool:
 
 def _tampering(node: ast.AST, library: set[str]) -> Iterator[str]:
     """Describes how a statement tampers: it replaces the checker or a part of the library, or reads answers; empty if not."""
-    for target in _bound(node):
+    targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
+    if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For)):
+        targets = [node.target]
+    for target in [x for t in targets for x in (t.elts if isinstance(t, (ast.Tuple, ast.List)) else [t])]:
         root = _root(target)
         if isinstance(target, ast.Name) and root in CHECKERS and not _makes_checker(node):
             yield f"replaces {root}"
@@ -138,23 +141,11 @@ def _tampering(node: ast.AST, library: set[str]) -> Iterator[str]:
     if isinstance(node, ast.Attribute) and _root(node) in CHECKERS and node.attr != "solution":
         yield f"looks into {ast.unparse(node):.60}"
     if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("baechi_lab.lessons"):
-        if hidden := [alias.name for alias in node.names if not _may_import(alias.name)]:
+        names = [alias.name for alias in node.names if alias.name not in FROM_LESSONS]
+        if hidden := [name for name in names if not name.isupper() or name == "CHECKS"]:
             yield f"imports {hidden[0]} from the checks"
     if isinstance(node, ast.Import) and any(alias.name.startswith("baechi_lab.lessons") for alias in node.names):
         yield "imports the checks"
-
-
-def _may_import(name: str) -> bool:
-    return name in FROM_LESSONS or (name.isupper() and name != "CHECKS")
-
-
-def _bound(node: ast.AST) -> list[ast.expr]:
-    targets = node.targets if isinstance(node, (ast.Assign, ast.Delete)) else []
-    if isinstance(node, (ast.AugAssign, ast.AnnAssign, ast.NamedExpr, ast.For)):
-        targets = [node.target]
-    return [
-        each for target in targets for each in (target.elts if isinstance(target, (ast.Tuple, ast.List)) else [target])
-    ]
 
 
 def _makes_checker(node: ast.AST) -> bool:

@@ -73,19 +73,15 @@ def graham(answer: object) -> str:
     cluster = Cluster.uniform(DEVICES, link=Link(0.0, 0.0), comm="parallel")
     graph = OpGraph.from_edges([float(x) for x in answer])
     makespan_us = simulate(graph, cluster, place(graph, cluster, "etf")).makespan_us
-    times_optimum = makespan_us / _least(np.array(answer, dtype=np.float64))
+    durations = np.array(answer, dtype=np.float64)
+    every = np.array(list(product(range(DEVICES), repeat=len(durations))))
+    times_optimum = makespan_us / float(np.stack([(every == d) @ durations for d in range(DEVICES)]).max(axis=0).min())
     limit = 2 - 1 / DEVICES
     return (
         ""
         if times_optimum >= limit - 1e-9
         else f"the list takes {times_optimum:.2f} times the optimum; {limit:.2f} are possible"
     )
-
-
-def _least(durations: np.ndarray) -> float:
-    """Returns the least makespan of independent ops, by trying all placements."""
-    every = np.array(list(product(range(DEVICES), repeat=len(durations))))
-    return float(np.stack([(every == d) @ durations for d in range(DEVICES)]).max(axis=0).min())
 
 
 CHECKS = {
