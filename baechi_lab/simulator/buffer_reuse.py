@@ -42,7 +42,20 @@ def apply_buffer_reuse(
     >>> simulate(graph, Cluster.uniform(1), Placement(device=[0, 0, 0])).peak_bytes.tolist()  # not 60
     [30]
     """
-    log = _memory_log(graph, timeline, over_copies_us)
+    place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
+    place[timeline.op] = timeline.device
+    uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
+    time, kind, index = _ordered_events(graph, timeline)
+    state = state_for(uses, kind, index)
+    rows = apply_events(uses, state, time, kind, index)
+    lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
+    log = MemoryLog(
+        device=np.concatenate([place[lasting], state.device[:rows]]),
+        time_us=np.concatenate([np.zeros(len(lasting)), state.time[:rows]]),
+        category=np.concatenate([np.full(len(lasting), PERSISTENT), state.log_category[:rows]]),
+        delta=np.concatenate([graph.persistent_bytes[lasting], state.delta[:rows]]),
+        op=np.concatenate([lasting, state.op[:rows]]),
+    )
     peaks = np.zeros(cluster.n, dtype=np.int64)
     violations = [v for v in timeline.violations if v.kind != "memory"]
     for d in range(cluster.n):
@@ -55,31 +68,17 @@ def apply_buffer_reuse(
     return dataclasses.replace(timeline, memory=log, peak_bytes=peaks, violations=tuple(violations))
 
 
-def _memory_log(graph: OpGraph, timeline: Timeline, over_copies_us: float) -> MemoryLog:
-    """Changes of memory in order of events."""
-    place, moves = np.zeros(graph.n, dtype=np.int64), timeline.transfers
-    place[timeline.op] = timeline.device
-    uses = uses_of(graph, place, moves.tensor, moves.target, over_copies_us)
-    time, kind, index = _ordered_events(graph, timeline)
-    state = state_for(uses, kind, index)
-    rows = apply_events(uses, state, time, kind, index)
-    lasting = np.flatnonzero((graph.persistent_bytes > 0) & (graph.reuse != GROWS))
-    return MemoryLog(
-        device=np.concatenate([place[lasting], state.device[:rows]]),
-        time_us=np.concatenate([np.zeros(len(lasting)), state.time[:rows]]),
-        category=np.concatenate([np.full(len(lasting), PERSISTENT), state.log_category[:rows]]),
-        delta=np.concatenate([graph.persistent_bytes[lasting], state.delta[:rows]]),
-        op=np.concatenate([lasting, state.op[:rows]]),
-    )
-
-
 def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
     """(time, kind, index) of all events in order. At one instant, ends and arrivals precede starts, which come in turns.
 
     An op without duration ends within its turn, and its messages begin then.
     """
     transfers = line.transfers
-    turn_of_op, producer = _turn_of_op(graph, line), graph.tensor_producer[transfers.tensor]
+    turn_of_op, producer = line.turn, graph.tensor_producer[transfers.tensor]
+    if turn_of_op is None:  # of ops that start at one instant, those with a duration start last
+        lasting = np.zeros(graph.n, dtype=bool)
+        lasting[line.op] = line.end_us > line.start_us
+        turn_of_op = np.where(lasting, graph.n, 0) + graph.position
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
     # The turn at which an op frees bytes, within the instant of its end.
@@ -100,15 +99,6 @@ def _ordered_events(graph: OpGraph, line: Timeline) -> tuple[NDArray[np.float64]
     gives = np.concatenate([np.full(ops, 3), np.zeros(ops), np.full(moves, 2), np.ones(moves)])
     order = np.lexsort((kind, gives, within, time))
     return time[order], kind[order], index[order]
-
-
-def _turn_of_op(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
-    """int64[n]: the order of ops that start at one instant, lower ones first."""
-    if line.turn is not None:
-        return line.turn
-    lasting = np.zeros(graph.n, dtype=bool)
-    lasting[line.op] = line.end_us > line.start_us
-    return np.where(lasting, graph.n, 0) + graph.position
 
 
 def _violation(graph: OpGraph, cluster: Cluster, d: int, log: MemoryLog, at: int, peak: int) -> Violation:

@@ -38,22 +38,17 @@ def late_send_peaks(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> NDA
     for device in range(cluster.n):
         sends = np.flatnonzero(transfers.source == device)
         if len(sends):
-            end_us[sends] = _end_of_busy_time(timeline, device, end_us[sends])
+            time_us = end_us[sends]
+            rows = np.flatnonzero(timeline.device == device)
+            rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
+            if len(rows):
+                start, end = timeline.start_us[rows], np.maximum.accumulate(timeline.end_us[rows])
+                pause = np.flatnonzero(start[1:] > end[:-1])
+                busy_from, busy_until = start[np.r_[0, pause + 1]], end[np.r_[pause, len(end) - 1]]
+                period = np.searchsorted(busy_from, time_us, side="right") - 1
+                within = (period >= 0) & (time_us <= busy_until[period])
+                end_us[sends] = np.where(within, busy_until[period], time_us)
     delayed = dataclasses.replace(
         timeline, transfers=dataclasses.replace(transfers, receive_us=receive_us, end_us=end_us)
     )
     return np.maximum(timeline.peak_bytes, apply_buffer_reuse(graph, cluster, delayed).peak_bytes)
-
-
-def _end_of_busy_time(timeline: Timeline, device: int, time_us: NDArray[np.float64]) -> NDArray[np.float64]:
-    """For each moment, the end of the busy time of the device that it lies in; the moment itself where the device idles."""
-    rows = np.flatnonzero(timeline.device == device)
-    rows = rows[np.argsort(timeline.start_us[rows], kind="stable")]
-    if not len(rows):
-        return time_us
-    start, end = timeline.start_us[rows], np.maximum.accumulate(timeline.end_us[rows])
-    pause = np.flatnonzero(start[1:] > end[:-1])
-    busy_from, busy_until = start[np.r_[0, pause + 1]], end[np.r_[pause, len(end) - 1]]
-    period = np.searchsorted(busy_from, time_us, side="right") - 1
-    within = (period >= 0) & (time_us <= busy_until[period])
-    return np.where(within, busy_until[period], time_us)

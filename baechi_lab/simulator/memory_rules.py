@@ -53,7 +53,14 @@ def edge_memory(graph: OpGraph, cluster: Cluster, timeline: Timeline) -> Timelin
         peaks[d] = level.max(initial=0)
         violating_rows = np.flatnonzero((level >= cluster.memory_bytes[d]) & (log.delta[device_rows] > 0))
         if len(violating_rows):
-            violations.append(_violation(graph, cluster, d, log, int(device_rows[violating_rows[0]]), int(peaks[d])))
+            at = int(device_rows[violating_rows[0]])
+            op, time = int(log.op[at]), float(log.time_us[at])
+            limit, peak = format_bytes(int(cluster.memory_bytes[d])), format_bytes(int(peaks[d]))
+            message = (
+                f"the active edges on device {cluster.names[d]} are not below its {limit} at {format_us(time)}, when a tensor "
+                f"of op {graph.names[op]!r} comes in; their peak is {peak}"
+            )
+            violations.append(Violation("memory", message, d, time, op))
     other_violations = tuple(v for v in timeline.violations if v.kind != "memory")
     return dataclasses.replace(
         timeline,
@@ -97,12 +104,3 @@ def _memory_log(device: Ints, start: Floats, end: Floats, size: Ints, op: Ints, 
     interval = np.concatenate([lasting, lasting])[order]
     delta = np.where(is_start[order] == 1, size[interval], -size[interval])
     return MemoryLog(device[interval], time[order], kind[interval], delta, op[interval])
-
-
-def _violation(graph: OpGraph, cluster: Cluster, d: int, log: MemoryLog, at: int, peak: int) -> Violation:
-    op, time = int(log.op[at]), float(log.time_us[at])
-    message = (
-        f"the active edges on device {cluster.names[d]} are not below its {format_bytes(int(cluster.memory_bytes[d]))} at "
-        f"{format_us(time)}, when a tensor of op {graph.names[op]!r} comes in; their peak is {format_bytes(peak)}"
-    )
-    return Violation("memory", message, d, time, op)

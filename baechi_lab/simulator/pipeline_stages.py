@@ -202,11 +202,20 @@ class _StageAssigner:
                 stage[i] = next(fitting, -1)
                 if stage[i] < 0:
                     stage[i] = line_position[i]
-                    raise self.turning_edge_error(self._edge_from_last_stage(before[i], i, stage), stage, "forward")
+                    source = max(before[i], key=lambda k: stage[k])
+                    is_edge = (self.graph.edge_source == source) & (self.graph.consumers == i)
+                    raise self.turning_edge_error(int(np.flatnonzero(is_edge)[0]), stage, "forward")
         self._move_inputs_to_readers(stage, [position_of_stage(s) for s in range(int(stage.max(initial=-1)) + 1)])
         count = -(-(int(stage.max(initial=-1)) + 1) // p) * p if shape == "loop" else 2 * p
         if shape == "v" and p and not np.any(stage == p):
-            self._split_turn(stage, p)
+            # Splits the work of the device at the turn of a "v" into two stages of about equal work.
+            graph = self.graph
+            turn_ops = [i for i in graph.order.tolist() if stage[i] == p - 1]
+            weight = graph.duration_us.copy()
+            paired = np.flatnonzero(self.backward & (graph.forward_of >= 0))
+            np.add.at(weight, graph.forward_of[paired], graph.duration_us[paired])
+            middle = np.cumsum(weight[turn_ops]) - weight[turn_ops] / 2
+            stage[np.array(turn_ops, dtype=np.int64)[middle > weight[turn_ops].sum() / 2]] = p
         self._number_backward(stage, line_position, [position_of_stage(s) for s in range(count)])
         empty = np.setdiff1d(np.arange(count), stage[self.forward])
         if len(empty):
@@ -230,22 +239,6 @@ class _StageAssigner:
                 own_position = position_of_stage[int(stage[i])]
                 stage[i] = max(s for s in range(int(stage[i]), least + 1) if position_of_stage[s] == own_position)
 
-    def _split_turn(self, stage: Ints, p: int) -> None:
-        """Splits the work of the device at the turn of a "v" into two stages of about equal work."""
-        graph = self.graph
-        turn_ops = [i for i in graph.order.tolist() if stage[i] == p - 1]
-        weight = graph.duration_us.copy()
-        paired = np.flatnonzero(self.backward & (graph.forward_of >= 0))
-        np.add.at(weight, graph.forward_of[paired], graph.duration_us[paired])
-        middle = np.cumsum(weight[turn_ops]) - weight[turn_ops] / 2
-        stage[np.array(turn_ops, dtype=np.int64)[middle > weight[turn_ops].sum() / 2]] = p
-
-    def _edge_from_last_stage(self, sources: list[int], reader: int, stage: Ints) -> int:
-        """The edge to `reader` from its input in the latest stage."""
-        source = max(sources, key=lambda k: stage[k])
-        is_edge = (self.graph.edge_source == source) & (self.graph.consumers == reader)
-        return int(np.flatnonzero(is_edge)[0])
-
     def _number_backward(self, stage: Ints, line_position: list[int], position_of_stage: list[int]) -> None:
         graph = self.graph
         before, _ = _neighbours(graph, self.backward_edges)
@@ -264,17 +257,13 @@ class _StageAssigner:
 def roles_in_stages(graph: OpGraph) -> NDArray[np.int8]:
     """int8[n]: `roles`, but backward ops computed from constants alone are SETUP, since they belong to no stage."""
     role = roles(graph)
-    role[_computed_from_constants(graph, role)] = SETUP
-    return role
-
-
-def _computed_from_constants(graph: OpGraph, role: NDArray[np.int8]) -> Bools:
-    """bool[n]: backward ops computed from constants alone, such as shapes. They can run at the START on any device."""
+    # Backward ops computed from constants alone, such as shapes, can run at the START on any device.
     pointer, predecessor = (a.tolist() for a in graph.predecessors)
     free = ((role == BACKWARD) & (np.diff(graph.predecessors[0]) > 0)).tolist()
     for i in graph.order.tolist():
         free[i] = free[i] and all(role[k] == SETUP or free[k] for k in predecessor[pointer[i] : pointer[i + 1]])
-    return np.array(free, dtype=np.bool_)
+    role[np.array(free, dtype=np.bool_)] = SETUP
+    return role
 
 
 class _Adjacency:

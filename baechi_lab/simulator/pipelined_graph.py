@@ -82,7 +82,13 @@ def make_pipelined_graph(
     if schedule is None:
         step_graph = _unrolled(graph, micro_batches, placed)
         return PipelinedGraph(step_graph, placed.on(step_graph))
-    graph, placed = _without_name_waits(graph, placed)
+    # `Named` ops wait for no later pipeline stage.
+    if graph not in _WITHOUT_WAITS:
+        changed = without_name_waits(graph)
+        _WITHOUT_WAITS[graph] = None if changed is graph else changed
+    without = _WITHOUT_WAITS[graph]
+    if without is not None:
+        graph, placed = without, placed.replace(graph_key=without.key)
     step_graph = _unrolled(graph, micro_batches, placed)
     order_or_rule = _schedule_or_rule(schedule)
     stages = find_pipeline_stages(graph, cluster, placed.device, schedule_shape(order_or_rule))
@@ -90,7 +96,11 @@ def make_pipelined_graph(
         order = order_or_rule
         order.check(stages.line.tolist(), micro_batches, stages.training, _replicas(placed, stages))
     else:
-        order = _make_order(order_or_rule, graph, cluster, placed, stages, micro_batches)
+        within_memory = isinstance(order_or_rule, ZbAuto)
+        setting = make_setting(graph, cluster, placed, stages, micro_batches, with_memory=within_memory)
+        order = make_schedule(order_or_rule, setting)
+        if within_memory:
+            order = _fit_into_memory(order_or_rule, setting, order, graph, cluster, placed, stages)
     check_units(graph, stages, order)
     groups = {group[0]: group for group in placed.replicas}
     lines = tuple(d for first in _pipeline_devices(stages) for d in groups.get(first, (first,)))
@@ -101,15 +111,6 @@ def make_pipelined_graph(
 
 _WITHOUT_WAITS: WeakKeyDictionary[OpGraph, OpGraph | None] = WeakKeyDictionary()
 """Graphs without the waits of `Named` ops, by the graph as it was given; None where that has none."""
-
-
-def _without_name_waits(graph: OpGraph, placement: Placement) -> tuple[OpGraph, Placement]:
-    """The graph whose `Named` ops wait for no later pipeline stage, and the placement for it."""
-    if graph not in _WITHOUT_WAITS:
-        changed = without_name_waits(graph)
-        _WITHOUT_WAITS[graph] = None if changed is graph else changed
-    without = _WITHOUT_WAITS[graph]
-    return (graph, placement) if without is None else (without, placement.replace(graph_key=without.key))
 
 
 _LAST_UNROLLED: WeakKeyDictionary[OpGraph, tuple[int, OpGraph]] = WeakKeyDictionary()
@@ -178,14 +179,6 @@ def schedule_shape(schedule: ScheduleOption) -> str:
     if several and line_of_stage.get(len(lines)) == len(lines) - 1:
         return "v"
     return "loop" if several else "chain"
-
-
-def _make_order(
-    rule: ScheduleRule, graph: OpGraph, cluster: Cluster, placed: Placement, stages: PipelineStages, count: int
-) -> Schedule:
-    setting = make_setting(graph, cluster, placed, stages, count, with_memory=isinstance(rule, ZbAuto))
-    order = make_schedule(rule, setting)
-    return _fit_into_memory(rule, setting, order, graph, cluster, placed, stages) if isinstance(rule, ZbAuto) else order
 
 
 def _fit_into_memory(

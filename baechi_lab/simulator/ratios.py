@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement, allowed_devices, durations
 from ..graph.arguments import check_records
@@ -61,7 +60,15 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     """
     check_records(graph=graph, cluster=cluster)
     n = cluster.n
-    cost = _transfer_us(graph, cluster)
+    off = ~np.eye(cluster.n, dtype=bool)
+    if cluster.n == 1:
+        cost = np.zeros(graph.edge_count)
+    else:
+        size = graph.tensor_bytes[graph.edge_tensor]
+        # the slowest pair for each size: latency and bandwidth may be worst on different links
+        cost = (cluster.latency_us[off][:, None] + cluster.us_per_byte[off][:, None] * np.unique(size)).max(axis=0)[
+            np.searchsorted(np.unique(size), size)
+        ]
     compute = np.where(allowed_devices(graph, cluster), durations(graph, cluster), np.inf).min(axis=1, initial=np.inf)
     shortest, longest = float(compute.min(initial=np.inf)), float(cost.max(initial=0.0))
     rho = 0.0 if longest == 0 else longest / shortest if shortest > 0 else np.inf
@@ -70,31 +77,6 @@ def ratios(graph: OpGraph, cluster: Cluster, placement: Placement | None = None)
     factor = float(cluster.memory_bytes.sum() / needed) if needed else np.inf
     sct = 1 + (1 - 1 / n) * beta
     fits = cost <= np.minimum(compute[graph.edge_source], compute[graph.consumers])
-    return Ratios(
-        rho=rho,
-        sct_assumption=rho <= 1,
-        sct_share=float(fits.mean()) if len(fits) else 1.0,
-        etf=2 + rho - 1 / n,
-        sct=sct,
-        m_sct=sct + (1 - beta / n) / (factor - 1) if factor > 1 else np.nan,
-        memory_factor=factor,
-        premises=_missing_premises(graph, cluster, rho),
-        achieved=_achieved(graph, cluster, placement),
-    )
-
-
-def _transfer_us(graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
-    off = ~np.eye(cluster.n, dtype=bool)
-    if cluster.n == 1:
-        return np.zeros(graph.edge_count)
-    size = graph.tensor_bytes[graph.edge_tensor]
-    # the slowest pair for each size: latency and bandwidth may be worst on different links
-    return (cluster.latency_us[off][:, None] + cluster.us_per_byte[off][:, None] * np.unique(size)).max(axis=0)[
-        np.searchsorted(np.unique(size), size)
-    ]
-
-
-def _missing_premises(graph: OpGraph, cluster: Cluster, rho: float) -> tuple[str, ...]:
     same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
     checks = (
         (rho <= 1, "transfers no longer than the shortest op (SCT assumption)"),
@@ -104,12 +86,20 @@ def _missing_premises(graph: OpGraph, cluster: Cluster, rho: float) -> tuple[str
         (not graph.allowed_sets, "every op allowed on every device"),
         (not graph.on_communication_lane.any(), "no collectives"),
     )
-    return tuple(premise for holds, premise in checks if not holds)
-
-
-def _achieved(graph: OpGraph, cluster: Cluster, placement: Placement | None) -> float:
     if placement is None:
-        return float("nan")
-    best = bounds(graph, cluster).best
-    makespan = simulate(graph, cluster, placement).makespan_us
-    return makespan / best if best > 0 else 1.0
+        achieved = float("nan")
+    else:
+        best = bounds(graph, cluster).best
+        makespan = simulate(graph, cluster, placement).makespan_us
+        achieved = makespan / best if best > 0 else 1.0
+    return Ratios(
+        rho=rho,
+        sct_assumption=rho <= 1,
+        sct_share=float(fits.mean()) if len(fits) else 1.0,
+        etf=2 + rho - 1 / n,
+        sct=sct,
+        m_sct=sct + (1 - beta / n) / (factor - 1) if factor > 1 else np.nan,
+        memory_factor=factor,
+        premises=tuple(premise for holds, premise in checks if not holds),
+        achieved=achieved,
+    )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -137,10 +135,21 @@ def _run(
     graph: OpGraph, cluster: Cluster, placed: Placement, scheduler: SchedulerOption | None, info: dict[str, object]
 ) -> Timeline:
     """Runs the event loop; memory is that of the plain rules."""
+    from .validity import constraint_violations
+
     state, sends, log = run_kernel(graph, cluster, placed, scheduler, keep_log=True)
     ops = state.ops[:-1]
     if np.any(ops["end"] == ops["start"]):
         info = {**info, "turn": ops["turn"].copy()}
+    devices = state.devices
+    violations = list(constraint_violations(graph, cluster, placed.device))
+    for d in np.flatnonzero(devices["broken_by"] >= 0).tolist():
+        op, time = int(devices["broken_by"][d]), float(devices["broken_at"][d])
+        message = (
+            f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
+            f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(int(devices['peak'][d]))}"
+        )
+        violations.append(Violation("memory", message, d, time, op))
     return Timeline(
         op=np.arange(graph.n, dtype=np.int32),
         device=placed.device,
@@ -163,20 +172,6 @@ def _run(
         memory_bytes=cluster.memory_bytes,
         tensor_producer=graph.tensor_producer,
         tensor_bytes=graph.tensor_bytes,
-        violations=_violations(graph, cluster, placed, state.devices),
+        violations=tuple(violations),
         info=info,
     )
-
-
-def _violations(graph: OpGraph, cluster: Cluster, placed: Placement, devices: Any) -> tuple[Violation, ...]:
-    from .validity import constraint_violations
-
-    violations = list(constraint_violations(graph, cluster, placed.device))
-    for d in np.flatnonzero(devices["broken_by"] >= 0).tolist():
-        op, time = int(devices["broken_by"][d]), float(devices["broken_at"][d])
-        message = (
-            f"device {cluster.names[d]} exceeds its {format_bytes(int(cluster.memory_bytes[d]))} at {format_us(time)} "
-            f"when op {graph.names[op]!r} takes memory; its peak is {format_bytes(int(devices['peak'][d]))}"
-        )
-        violations.append(Violation("memory", message, d, time, op))
-    return tuple(violations)

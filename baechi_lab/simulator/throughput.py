@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import lcm
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,7 +100,15 @@ def throughput(
     loads = {kind: np.mean([load[kind] for load in each], axis=0) for kind in each[0]}
     if micro_batches is not None:
         check_whole("micro_batches", micro_batches)
-    all_reduce_us = _all_reduce_us(graph, cluster, placed, micro_batches)
+    # float64[devices]: queue time of the all-reduce among replicas, per micro-batch.
+    all_reduce_us = np.zeros(cluster.n)
+    if placed.replicas:
+        from ..passes.gradients import gradient_bytes, ring_us
+
+        device_gradient_bytes = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
+        for group in placed.replicas:
+            us = ring_us(cluster, group, device_gradient_bytes[group[0]])
+            all_reduce_us[list(group)] = us / (micro_batches or len(group))
     for kind in loads:
         if kind not in ("compute", "communication"):
             loads[kind] += all_reduce_us
@@ -114,7 +121,13 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
     compute = _per_device(device, np.where(collective, 0.0, took), cluster)
     communication = _per_device(device, np.where(collective, took, 0.0), cluster)
     lane = {"communication": communication} if collective.any() else {}
-    tensor, source, target, cost = _transfers(graph, cluster, device)
+    # Tensor, source, target and cost in microseconds of every transfer.
+    target = device[graph.consumers].astype(np.int64)
+    remote = device[graph.edge_source] != target
+    pair = distinct(graph.edge_tensor[remote] * np.int64(cluster.n) + target[remote])
+    tensor, target = pair // cluster.n, pair % cluster.n
+    source = device[graph.tensor_producer[tensor]]
+    cost = cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * graph.tensor_bytes[tensor]
     received = _per_device(target, cost, cluster)
     if sum:
         dearest = np.zeros(graph.tensor_count)
@@ -122,32 +135,6 @@ def _loads(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32], sum: boo
         sent_us = _per_device(device[graph.tensor_producer], dearest, cluster)
         return {"compute and transfers": compute + sent_us + received, **lane}
     return {"compute": compute, **lane, **_queues(cluster.comm, _per_device(source, cost, cluster), received)}
-
-
-def _all_reduce_us(
-    graph: OpGraph, cluster: Cluster, placed: Placement, micro_batches: int | None
-) -> NDArray[np.float64]:
-    """float64[devices]: queue time of the all-reduce among replicas, per micro-batch."""
-    queue_us = np.zeros(cluster.n)
-    if not placed.replicas:
-        return queue_us
-    from ..passes.gradients import gradient_bytes, ring_us
-
-    device_gradient_bytes = np.bincount(placed.device, gradient_bytes(graph), cluster.n)
-    for group in placed.replicas:
-        queue_us[list(group)] = ring_us(cluster, group, device_gradient_bytes[group[0]]) / (micro_batches or len(group))
-    return queue_us
-
-
-def _transfers(graph: OpGraph, cluster: Cluster, device: NDArray[np.int32]) -> tuple[NDArray[Any], ...]:
-    """Tensor, source, target and cost in microseconds of every transfer."""
-    target = device[graph.consumers].astype(np.int64)
-    remote = device[graph.edge_source] != target
-    pair = distinct(graph.edge_tensor[remote] * np.int64(cluster.n) + target[remote])
-    tensor, target = pair // cluster.n, pair % cluster.n
-    source = device[graph.tensor_producer[tensor]]
-    cost = cluster.latency_us[source, target] + cluster.us_per_byte[source, target] * graph.tensor_bytes[tensor]
-    return tensor, source, target, cost
 
 
 def _per_device(device: Integers, us: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:

@@ -61,7 +61,16 @@ def check(graph: OpGraph, cluster: Cluster, placement: Placement, timeline: Time
     violations += _op_violations(step)
     if any(v.kind == "rows" for v in violations):
         return tuple(violations)  # the other rules need one row per op
-    transfer = _transfer_of_edge(graph, placed, timeline)
+    # int64[E]: the transfer of each edge's tensor to its consumer; -1: the edge stays on one device, -2: it is missing.
+    transfers = timeline.transfers
+    devices = int(max(placed.device.max(initial=0), transfers.target.max(initial=0))) + 1
+    have = transfers.tensor.astype(np.int64) * devices + transfers.target
+    order = np.argsort(have, kind="stable")
+    remote = placed.device[graph.edge_source] != placed.device[graph.consumers]
+    want = graph.edge_tensor.astype(np.int64) * devices + placed.device[graph.consumers]
+    at = np.minimum(np.searchsorted(have[order], want), max(len(have) - 1, 0))
+    transfer = np.full(graph.edge_count, -1, dtype=np.int64)
+    transfer[remote] = np.where(have[order][at] == want, order[at], -2)[remote] if len(have) else -2
     violations += _overlap_violations(step)
     violations += _transfer_violations(step)
     violations += _precedence_violations(step, transfer)
@@ -187,26 +196,6 @@ def _overlap_violations(step: _TimedStep) -> Iterator[Violation]:
         d = int(placed.device[b])
         message = f"ops {graph.names[a]!r} and {graph.names[b]!r} overlap on {cluster.names[d]}"
         yield Violation("overlap", message, d, float(start[b]), b)
-
-
-def _transfer_of_edge(graph: OpGraph, placed: Placement, timeline: Timeline) -> NDArray[np.int64]:
-    """int64[E]: the transfer that brings each edge's tensor to its consumer.
-
-    -1 if the edge stays on one device, -2 if the transfer is missing.
-    """
-    transfers = timeline.transfers
-    devices = int(max(placed.device.max(initial=0), transfers.target.max(initial=0))) + 1
-    have = transfers.tensor.astype(np.int64) * devices + transfers.target
-    order = np.argsort(have, kind="stable")
-    remote = placed.device[graph.edge_source] != placed.device[graph.consumers]
-    want = graph.edge_tensor.astype(np.int64) * devices + placed.device[graph.consumers]
-    at = np.minimum(np.searchsorted(have[order], want), max(len(have) - 1, 0))
-    row = np.full(graph.edge_count, -1, dtype=np.int64)
-    if len(have):
-        row[remote] = np.where(have[order][at] == want, order[at], -2)[remote]
-    else:
-        row[remote] = -2
-    return row
 
 
 def _transfer_violations(step: _TimedStep) -> Iterator[Violation]:
@@ -407,28 +396,6 @@ def _turn_of_op(
     return turn_of_op if possible and np.all(turn_of_op[source[at_once]] < turn_of_op[reader[at_once]]) else None
 
 
-def _event_numbers(
-    graph: OpGraph, transfers: Transfers, start: Floats, end: Floats, turn_of_op: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], ...]:
-    """Numbers events 0, 1, ... in order: starts and ends of ops, then receive starts and ends of transfers.
-
-    Within an instant, events that were under way come first: they end before anything starts. Then each turn starts an op
-    and, if the op takes no time, ends it. Transfers of no time that follow from that end come after it.
-    """
-    producer = graph.tensor_producer[transfers.tensor]
-    end_turn = np.where(end > start, -1, 2 * turn_of_op + 1)
-    within = (
-        2 * turn_of_op,
-        end_turn,
-        np.where(transfers.receive_us > end[producer], -1, end_turn[producer]),
-        np.where(transfers.end_us > end[producer], -1, end_turn[producer]),
-    )
-    pairs = np.stack([np.concatenate([start, end, transfers.receive_us, transfers.end_us]), np.concatenate(within)])
-    moment = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
-    n, moves = graph.n, len(transfers)
-    return tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
-
-
 def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterator[Violation]:
     """Devices whose live bytes exceed their memory. Live bytes are rebuilt as intervals [start, release)."""
     graph, cluster, placed = step.graph, step.cluster, step.placed
@@ -438,7 +405,20 @@ def _memory_violations(step: _TimedStep, transfer: NDArray[np.int64]) -> Iterato
     if turn_of_op is None:
         yield Violation("order", "the turns of the timeline are no order in which ops of one instant can have begun")
         return
-    start, end, received, arrived = _event_numbers(graph, transfers, start_us, end_us, turn_of_op)
+    producer = graph.tensor_producer[transfers.tensor]
+    end_turn = np.where(end_us > start_us, -1, 2 * turn_of_op + 1)
+    within = (
+        2 * turn_of_op,
+        end_turn,
+        np.where(transfers.receive_us > end_us[producer], -1, end_turn[producer]),
+        np.where(transfers.end_us > end_us[producer], -1, end_turn[producer]),
+    )
+    pairs = np.stack(
+        [np.concatenate([start_us, end_us, transfers.receive_us, transfers.end_us]), np.concatenate(within)]
+    )
+    moment = np.unique(pairs, axis=1, return_inverse=True)[1].reshape(-1)
+    n, moves = graph.n, len(transfers)
+    start, end, received, arrived = tuple(np.split(moment, [n, 2 * n, 2 * n + moves]))
     release = end[graph.tensor_producer].copy()
     local = transfer == -1
     np.maximum.at(release, graph.edge_tensor[local], end[graph.consumers[local]])

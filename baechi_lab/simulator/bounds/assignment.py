@@ -113,9 +113,23 @@ class _Program:
         off = ~np.eye(cluster.n, dtype=bool)
         price = cluster.latency_us[off].min() + cluster.us_per_byte[off].min() * graph.tensor_bytes
         self.price = np.minimum(price / scale, DEAREST)
-        self.unit = self._number_binary_units()
+        # int64[n]: the assigned unit of each op, heaviest first; -1 if the op is relaxed.
+        count = len(graph.colocation_names)
+        unit = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
+        _, unit = np.unique(unit, return_inverse=True)
+        traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)
+        weight = np.bincount(unit, self.fastest + np.minimum(traffic, self.fastest))
+        heavy = np.argsort(-weight, kind="stable")[:BINARY_UNITS]
+        number = np.full(len(weight), -1, dtype=np.int64)
+        number[heavy] = np.arange(len(heavy))
+        self.unit = number[unit]
         self.unit_count = int(self.unit.max()) + 1
-        self.tensor_readers = self._tensor_readers()
+        # int64[m, 2]: a tensor and an assigned unit that reads it, other than the assigned unit that produces it.
+        source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
+        far = (source >= 0) & (target >= 0) & (source != target)
+        pairs = np.unique(np.stack([graph.edge_tensor[far].astype(np.int64), target[far]], axis=1), axis=0)
+        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:FOLLOWED_TENSORS]
+        self.tensor_readers = pairs[np.sort(dearest)]
         self.sent_tensors = np.unique(self.tensor_readers[:, 0])
         devices = cluster.n
         self.first_sent = 1 + (self.unit_count + 1) * devices
@@ -125,28 +139,6 @@ class _Program:
         self._add_unit_rows()
         self._add_load_rows()
         self._add_transfer_rows()
-
-    def _number_binary_units(self) -> NDArray[np.int64]:
-        """int64[n]: the assigned unit of each op, heaviest first; -1 if the op is relaxed."""
-        graph = self.graph
-        count = len(graph.colocation_names)
-        unit = np.where(graph.colocation >= 0, graph.colocation, count + np.arange(graph.n))
-        _, unit = np.unique(unit, return_inverse=True)
-        traffic = np.bincount(graph.edge_source, self.price[graph.edge_tensor], graph.n)
-        weight = np.bincount(unit, self.fastest + np.minimum(traffic, self.fastest))
-        heavy = np.argsort(-weight, kind="stable")[:BINARY_UNITS]
-        number = np.full(len(weight), -1, dtype=np.int64)
-        number[heavy] = np.arange(len(heavy))
-        return number[unit]
-
-    def _tensor_readers(self) -> NDArray[np.int64]:
-        """int64[m, 2]: a tensor and an assigned unit that reads it, other than the assigned unit that produces it."""
-        graph = self.graph
-        source, target = self.unit[graph.edge_source], self.unit[graph.consumers]
-        far = (source >= 0) & (target >= 0) & (source != target)
-        pairs = np.unique(np.stack([graph.edge_tensor[far].astype(np.int64), target[far]], axis=1), axis=0)
-        dearest = np.argsort(-self.price[pairs[:, 0]], kind="stable")[:FOLLOWED_TENSORS]
-        return pairs[np.sort(dearest)]
 
     def _unit_column(self, unit: int, device: int) -> int:
         return 1 + unit * self.cluster.n + device
@@ -255,8 +247,10 @@ class _Program:
         highest[0] = highest[self.first_sent - devices : self.first_sent] = np.inf
         for k in range(self.unit_count):
             is_allowed = np.isfinite(self.table[self.unit == k]).all(axis=0)
+            memory = self.cluster.memory_bytes
             highest[self._unit_column(k, 0) : self._unit_column(k, devices)] = is_allowed & (
-                (np.arange(devices) <= k) | ~self._devices_alike()
+                (np.arange(devices) <= k)
+                | ~bool(np.all(self.table == self.table[:, :1]) and np.all(memory == memory[0]))
             )
         integrality = np.zeros(self.columns)
         integrality[1 : 1 + self.unit_count * devices] = 1
@@ -276,10 +270,6 @@ class _Program:
             return float(proven) * self.scale * SAFE, np.zeros(self.unit_count, dtype=np.int64), False
         home = solution.x[1 : 1 + self.unit_count * devices].reshape(self.unit_count, devices).argmax(axis=1)
         return float(proven) * self.scale * SAFE, home, solution.status == 0
-
-    def _devices_alike(self) -> bool:
-        memory = self.cluster.memory_bytes
-        return bool(np.all(self.table == self.table[:, :1]) and np.all(memory == memory[0]))
 
 
 def _levels(times: Floats) -> Floats:

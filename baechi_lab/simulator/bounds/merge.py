@@ -77,20 +77,17 @@ def forced_merges(
     none = np.zeros(len(problem.before[1]), dtype=np.int8)
     proven = _bisect(problem, low, ceiling, until, lambda limit: _contradiction(problem, limit, none, start, until))
     if shave:
-        proven = _climb(problem, proven, ceiling, until, start)
+        # Raise the proven bound in steps, because shaving takes longest if there is no contradiction.
+        low = proven
+        step = 0.02
+        while step >= PRECISION and low < ceiling and working_seconds() < until:
+            if _shaved(problem, min(low * (1.0 + step), ceiling), until, start):
+                low = min(low * (1.0 + step), ceiling)
+                step *= 1.5
+            else:
+                step *= 0.4
+        proven = low
     return proven
-
-
-def _climb(problem: MergeProblem, low: float, high: float, until: float, start: tuple[Floats, Floats]) -> float:
-    """Raise the proven bound in steps, because shaving takes longest if there is no contradiction."""
-    step = 0.02
-    while step >= PRECISION and low < high and working_seconds() < until:
-        if _shaved(problem, min(low * (1.0 + step), high), until, start):
-            low = min(low * (1.0 + step), high)
-            step *= 1.5
-        else:
-            step *= 0.4
-    return low
 
 
 def _bisect(problem: MergeProblem, low: float, high: float, until: float, impossible: Callable[[float], bool]) -> float:

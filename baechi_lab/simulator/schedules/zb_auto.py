@@ -51,13 +51,40 @@ class ZbAuto(ScheduleRule):
 
 
 def _candidates(setting: Setting) -> Iterator[tuple[float, Orders]]:
-    line, zero, m = _line(setting), np.zeros(setting.stages), setting.micro_batches
+    costs = np.zeros((8, setting.stages))
+    costs[:3] = setting.forward_us, setting.input_us, setting.weight_us
+    costs[3:5, :-1] = setting.send_us, setting.return_us
+    costs[5:] = setting.held_bytes, setting.kept_bytes, setting.room_bytes
+    line, zero, m = _Line(setting.micro_batches, costs), np.zeros(setting.stages), setting.micro_batches
     free = _Tuning(zero, zero, np.full(setting.stages, m))
     for rule in (ZbH1(), ZbH2()):
         orders = rule.orders(setting)
         if _fits(setting, orders):
             yield _evaluate(line, free, _codes(orders))[0], orders
-    yield _search_order(line)
+    # The best common choice of parameters for all devices, then changes of one device, then of several at random.
+    p, batches = line.costs.shape[1], line.batches
+    from_end = p - 1 - np.arange(p)
+    aheads = [np.full(p, batches), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
+    alike = [
+        _Tuning(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
+    ]
+    best = sorted(((_evaluate(line, c)[0], k) for k, c in enumerate(alike)))[:5]
+    halves = [
+        _Tuning(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
+        for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
+    ]
+    cost, tuning = min(((_evaluate(line, c)[0], c) for c in halves), key=lambda changed_cost: changed_cost[0])
+    rng = np.random.default_rng(0)
+    for k in range(0 if p == 1 else min(_WORK // (3 * batches * p * p) + 1, _TRIES)):
+        changed = tuning
+        for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
+            ahead = int(changed.ahead[d] + rng.integers(-1, 2))
+            changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
+        changed_cost = _evaluate(line, changed)[0]
+        if changed_cost < cost * (1 - 1e-12):
+            cost, tuning = changed_cost, changed
+    cost, code = _evaluate(line, tuning)
+    yield cost, _orders(code)
 
 
 class _Line(NamedTuple):
@@ -66,14 +93,6 @@ class _Line(NamedTuple):
 
     batches: int
     costs: Floats
-
-
-def _line(setting: Setting) -> _Line:
-    costs = np.zeros((8, setting.stages))
-    costs[:3] = setting.forward_us, setting.input_us, setting.weight_us
-    costs[3:5, :-1] = setting.send_us, setting.return_us
-    costs[5:] = setting.held_bytes, setting.kept_bytes, setting.room_bytes
-    return _Line(setting.micro_batches, costs)
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,33 +109,6 @@ class _Tuning:
         choice = _Tuning(self.patience.copy(), self.hold.copy(), self.ahead.copy(), self.tail)
         choice.patience[device], choice.hold[device], choice.ahead[device] = patience, hold, max(ahead, 1)
         return choice
-
-
-def _search_order(line: _Line) -> tuple[float, Orders]:
-    """Searches parameters: the best common choice of all devices, then changes of one device, then of several at random."""
-    p, m = line.costs.shape[1], line.batches
-    from_end = p - 1 - np.arange(p)
-    aheads = [np.full(p, m), 2 * from_end + 1, 2 * from_end + 2, from_end + 1]
-    alike = [
-        _Tuning(np.full(p, each), np.full(p, hold), ahead) for ahead in aheads for each in PATIENCE for hold in HOLD
-    ]
-    best = sorted(((_evaluate(line, c)[0], k) for k, c in enumerate(alike)))[:5]
-    halves = [
-        _Tuning(np.where(np.arange(p) < k, alike[i].patience, each), alike[i].hold, alike[i].ahead, tail)
-        for (_, i), k, each, tail in itertools.product(best, range(p), PATIENCE, TAIL)
-    ]
-    cost, tuning = min(((_evaluate(line, c)[0], c) for c in halves), key=lambda changed_cost: changed_cost[0])
-    rng = np.random.default_rng(0)
-    for k in range(0 if p == 1 else min(_WORK // (3 * m * p * p) + 1, _TRIES)):
-        changed = tuning
-        for d in [k % p] if k < 2 * p * len(PATIENCE) else rng.integers(0, p, rng.integers(1, 4)).tolist():
-            ahead = int(changed.ahead[d] + rng.integers(-1, 2))
-            changed = changed.on(d, rng.choice(PATIENCE), rng.choice(HOLD), ahead)
-        changed_cost = _evaluate(line, changed)[0]
-        if changed_cost < cost * (1 - 1e-12):
-            cost, tuning = changed_cost, changed
-    cost, code = _evaluate(line, tuning)
-    return cost, _orders(code)
 
 
 def _fits(setting: Setting, orders: Orders) -> bool:
