@@ -220,27 +220,17 @@ class _Digester:
 
     def globals_of(self, value: FunctionType) -> Iterator[str]:
         """Describes the global variables that the function and its nested functions read."""
-        names = set(_names(value.__code__))
+        names = {name for code in _codes(value.__code__) for name in code.co_names}  # of globals and attributes
         if reads := names & _READERS:
             raise Unidentified(f"a function that reads what may change ({', '.join(sorted(reads))})")
         only_added_to = _only_added_to(value.__code__)
-        loads = ("LOAD_GLOBAL", "LOAD_NAME")
-        for name in sorted(
-            {str(i.argval) for c in _codes(value.__code__) for i in dis.get_instructions(c) if i.opname in loads}
-        ):
+        for name in _instruction_arguments(value.__code__, "LOAD_GLOBAL", "LOAD_NAME"):
             if name in value.__globals__ and name not in only_added_to:
                 yield name
                 yield from self.reached(value.__globals__[name], names)
             elif not hasattr(builtins, name) and name not in value.__globals__:
                 yield f"{name} is not defined"
-        for name in sorted(
-            {
-                str(i.argval)
-                for c in _codes(value.__code__)
-                for i in dis.get_instructions(c)
-                if i.opname == "IMPORT_NAME"
-            }
-        ):
+        for name in _instruction_arguments(value.__code__, "IMPORT_NAME"):
             if not installed(name):
                 raise Unidentified(f"a function that imports {name or 'by a relative name'}")
             yield from ("import", name, version_of(name))
@@ -326,10 +316,8 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-def _names(code: CodeType) -> Iterator[str]:
-    """Yields the names of globals and attributes."""
-    for each in _codes(code):
-        yield from each.co_names
+def _instruction_arguments(code: CodeType, *opnames: str) -> list[str]:
+    return sorted({str(i.argval) for c in _codes(code) for i in dis.get_instructions(c) if i.opname in opnames})
 
 
 def _only_added_to(code: CodeType) -> set[str]:

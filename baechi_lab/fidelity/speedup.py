@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,7 @@ from ..graph import Placement, Run
 from ..passes.optimize import PASSES
 from ..workers.client import Worker
 from .gradient_pairs import graph_under_placement, measured_apart
-from .message_costs import predicted_us
+from .message_costs import crossing, predicted_us
 from .profiles import TRACES, beside_us, measured_graph, run_placed
 from .quiet_machine import own_processes, wait_for_quiet
 from .study import WAIT, Case, place_for
@@ -100,15 +99,6 @@ def speed_up(
             measured = interleaved(partial(run, alone), partial(run, placed), rounds)
             placed_graph, placed_on_graph, longer_us = graph_under_placement(graph, placed, pairs, busy_us)
             share = predicted_us(placed_graph, placed_on_graph, costs, longer_us) / single_us
-            speed_ups.append(
-                SpeedUp(case.name, name, tuple(passes), graph.n, _messages(graph, placed), share, measured)
-            )
+            messages = len(crossing(graph, placed.on(graph).device)[0])
+            speed_ups.append(SpeedUp(case.name, name, tuple(passes), graph.n, messages, share, measured))
     return tuple(speed_ups), costs
-
-
-def _messages(graph: Any, placed: Placement) -> int:
-    """Returns the number of messages: tensors that leave their device, once per device that reads them."""
-    device = placed.on(graph).device
-    crossing = device[graph.edge_source] != device[graph.consumers]
-    pairs = np.stack([graph.edge_tensor[crossing], device[graph.consumers][crossing]], axis=1)
-    return len(np.unique(pairs, axis=0))

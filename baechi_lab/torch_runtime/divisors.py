@@ -260,7 +260,7 @@ class FromBatch(TorchDispatchMode):
             with self.fake:
                 return args[0].new_empty((*args[0].shape[:-1], args[1].shape[-1]))
         if func in (torch.ops.aten.index.Tensor, torch.ops.aten.index_put_.default, torch.ops.aten.index_put.default):
-            # Replace masks among indices by positions, where the mask is known
+            # Masks among the indices become positions where the mask is known.
             positions: list[torch.Tensor | None] = []
             for index in args[1]:
                 if index is not None and index.dtype in (torch.bool, torch.uint8) and self.follows_from_batch(index):

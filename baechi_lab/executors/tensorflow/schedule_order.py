@@ -33,12 +33,24 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
     """
     if pipe.schedule is None or pipe.unit is None:
         return {}
-    graph, device = pipe.graph, pipe.placement.device.tolist()
+    graph, device, unit_of = pipe.graph, pipe.placement.device, np.asarray(pipe.unit)
     units: dict[tuple[int, int], list[int]] = defaultdict(list)
-    for op, unit in enumerate(np.asarray(pipe.unit).tolist()):
-        units[device[op], unit].append(op)
-    readers, missing = _inside(pipe)
-    urgency = _urgency(pipe)
+    for op, place in enumerate(zip(device.tolist(), unit_of.tolist(), strict=True)):
+        units[place].append(op)
+    # The readers of every op within its unit and device, and the number of such inputs of every op.
+    source, reader = graph.edge_source, graph.consumers
+    same = (device[source] == device[reader]) & (unit_of[source] == unit_of[reader])
+    readers: dict[int, list[int]] = defaultdict(list)
+    missing = [0] * graph.n
+    for a, b in zip(source[same].tolist(), reader[same].tolist(), strict=True):
+        readers[a].append(b)
+        missing[b] += 1
+    # The sort key of every op within its unit; the lowest runs first.
+    is_backward = np.zeros(graph.n, dtype=np.bool_)
+    if pipe.stages is not None and not pipe.schedule.splits:
+        is_backward = pipe.stages.phase[np.asarray(graph.copy_of)] == B
+    planned = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
+    urgency = list(zip(is_backward.tolist(), planned.tolist(), range(graph.n), strict=True))
     waits: dict[int, list[int]] = {}
     predecessors, last_device = list[int](), -1
     for unit_device, unit in sorted(units):
@@ -54,29 +66,6 @@ def control_dependencies(pipe: PipelinedGraph) -> dict[int, list[int]]:
     data_edges = {(a, b) for a, b in edges if b in waits and a not in ring and b not in ring}
     needed = {op: [k for k in waited if (k, op) not in data_edges] for op, waited in waits.items()}
     return {op: waited for op, waited in needed.items() if waited}
-
-
-def _inside(pipe: PipelinedGraph) -> tuple[dict[int, list[int]], list[int]]:
-    """Returns the readers of every op within its unit and device, and the number of such inputs of every op."""
-    graph, device, unit = pipe.graph, pipe.placement.device, np.asarray(pipe.unit)
-    source, reader = graph.edge_source, graph.consumers
-    same = (device[source] == device[reader]) & (unit[source] == unit[reader])
-    readers: dict[int, list[int]] = defaultdict(list)
-    missing = [0] * graph.n
-    for a, b in zip(source[same].tolist(), reader[same].tolist(), strict=True):
-        readers[a].append(b)
-        missing[b] += 1
-    return readers, missing
-
-
-def _urgency(pipe: PipelinedGraph) -> list[tuple[bool, float, int]]:
-    """Returns the sort key of every op within its unit; the lowest runs first."""
-    graph, schedule, stages = pipe.graph, pipe.schedule, pipe.stages
-    is_backward = np.zeros(graph.n, dtype=np.bool_)
-    if schedule is not None and stages is not None and not schedule.splits:
-        is_backward = stages.phase[np.asarray(graph.copy_of)] == B
-    planned = np.zeros(graph.n) if pipe.placement.rank is None else pipe.placement.rank
-    return list(zip(is_backward.tolist(), planned.tolist(), range(graph.n), strict=True))
 
 
 def _ordered(

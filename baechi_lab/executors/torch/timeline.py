@@ -365,31 +365,26 @@ class Measurement(Observer):
             info={"clock": "cuda events" if self.bases else "host", "peak": source, **several},
         )
 
-    def _crossing(self, executed: set[int]) -> list[tuple[int, int, int, int]]:
-        """`(tensor, producer, source, target)` of every tensor that another device reads, each once per target."""
-        graph, device = self.graph, self.placement.device
-        crossings: dict[tuple[int, int], tuple[int, int, int, int]] = {}
+    def _transfers(self, ended: NDArray[np.float64], executed: set[int]) -> Transfers:
+        """Every tensor that another device reads, each once per target."""
+        graph, device = self.graph, self.placement.device.tolist()
+        rows: dict[tuple[int, int], tuple[int, int, int, float, float]] = {}
+        marks_of = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.send_marks}
         for tensor, producer, consumer in zip(
             graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True
         ):
-            a, b = int(device[producer]), int(device[consumer])
-            if a != b and producer in executed and graph.tensor_names[tensor] != "control":
-                crossings.setdefault((tensor, b), (tensor, producer, a, b))
-        return list(crossings.values())
-
-    def _transfers(self, ended: NDArray[np.float64], executed: set[int]) -> Transfers:
-        rows = []
-        marks_of = {(op, target, size): (start, stop) for op, _, target, size, start, stop in self.send_marks}
-        for tensor, producer, source, target in self._crossing(executed):
-            marks = marks_of.get((producer, target, int(self.graph.tensor_bytes[tensor])))
-            if marks is None:  # between CPU devices, or a gradient that autograd sends
-                rows.append((tensor, source, target, ended[producer], ended[producer]))
-            else:
+            source, target = device[producer], device[consumer]
+            if source == target or producer not in executed or graph.tensor_names[tensor] == "control":
+                continue
+            marks = marks_of.get((producer, target, int(graph.tensor_bytes[tensor])))
+            start_us = end_us = ended[producer]  # between CPU devices, or of a gradient that autograd sends
+            if marks is not None:
                 start_us = self._us(marks[0])
-                rows.append((tensor, source, target, start_us, max(start_us, self._us(marks[1]))))
+                end_us = max(start_us, self._us(marks[1]))
+            rows[tensor, target] = (tensor, source, target, start_us, end_us)
         if not rows:
             return Transfers.none()
-        column = [np.array(c) for c in zip(*rows, strict=True)]
+        column = [np.array(c) for c in zip(*rows.values(), strict=True)]
         return Transfers(column[0], column[1], column[2], column[3], column[3], column[4])
 
     def _memory(

@@ -57,7 +57,14 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
                 before.append(node_of[producer])
                 continue
             if (t, rank) not in received:
-                received[t, rank] = _transfer(request, ranks, t, node_of[producer], device[producer], rank)
+                source, size = device[producer], int(graph.tensor_bytes[t])
+                ends = {"comm_size": size, "comm_src": source, "comm_dst": rank, "comm_tag": t}
+                attributes = {"is_cpu_op": False, **ends}
+                link = None if request.cluster is None else request.cluster.link_between(source, rank)
+                took = 0 if link is None else round(link.cost_us(size))
+                name = graph.tensor_label(t)
+                _add(ranks[source], f"send {name}", SEND, [node_of[producer]], attributes, took, (t, rank))
+                received[t, rank] = _add(ranks[rank], f"receive {name}", RECEIVE, [], attributes, 0, (t, rank))
             before.append(received[t, rank])
         output_bytes = int(graph.tensor_bytes[list(graph.outputs(i))].sum())
         attributes = {"is_cpu_op": False, "tensor_size": output_bytes}
@@ -65,19 +72,6 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
             ranks[rank], graph.names[i], COMPUTE, sorted(set(before)), attributes, int(length[i]), (i, -1)
         )
     return ranks
-
-
-def _transfer(
-    request: Request, ranks: dict[int, list[Node]], tensor: int, producer: int, source: int, target: int
-) -> int:
-    """Adds the send and the receive of a tensor; returns the id of the receive."""
-    graph = request.graph
-    name, size = graph.tensor_label(tensor), int(graph.tensor_bytes[tensor])
-    attributes = {"is_cpu_op": False, "comm_size": size, "comm_src": source, "comm_dst": target, "comm_tag": tensor}
-    link = None if request.cluster is None else request.cluster.link_between(source, target)
-    took = 0 if link is None else round(link.cost_us(size))
-    _add(ranks[source], f"send {name}", SEND, [producer], attributes, took, (tensor, target))
-    return _add(ranks[target], f"receive {name}", RECEIVE, [], attributes, 0, (tensor, target))
 
 
 def _add(
