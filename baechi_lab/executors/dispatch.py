@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol, TypedDict
 
 from ..checks import finite
 from ..errors import InvalidInput
@@ -49,7 +49,7 @@ class TensorFlowOptions(TypedDict, total=False):
     """
 
     traced: int
-    inputs: Sequence[Any] | None
+    inputs: Sequence[object] | None
     backend: str | None
     workers: Sequence[str]
     secret: str | os.PathLike[str] | None

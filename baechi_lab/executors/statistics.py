@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -133,10 +133,10 @@ def compare_rounds(
         rounds = rng.integers(0, len(first), len(first))
         ratios[k] = _pooled(second, rounds, rng) / _pooled(first, rounds, rng)
     low, high = _interval(ratios, confidence)
-    options: dict[str, Any] = {"confidence": confidence, "resamples": resamples, "seed": seed}
+    summary_of = partial(summarize, confidence=confidence, resamples=resamples, seed=seed)
     pooled_a, pooled_b = np.concatenate(first), np.concatenate(second)
     ratio = float(np.median(pooled_b) / np.median(pooled_a))
-    return Comparison(summarize(pooled_a, **options), summarize(pooled_b, **options), ratio, low, high)
+    return Comparison(summary_of(pooled_a), summary_of(pooled_b), ratio, low, high)
 
 
 def interleaved(run_a: Callable[[], Run], run_b: Callable[[], Run], rounds: int = 5, seed: int = 0) -> Comparison:

@@ -98,14 +98,14 @@ _FLAGS = (
     ("_get_mkldnn_enabled", "_set_mkldnn_enabled"),
 )
 
-_SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], object]], ...] = (
+_SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], object]], ...] = (
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_deterministic, _set_deterministic),
     *(
-        (getattr(torch._C, get), getattr(torch._C, put))
-        for get, put in _FLAGS
-        if hasattr(torch._C, get) and hasattr(torch._C, put)
+        (getattr(torch._C, getter), getattr(torch._C, setter))
+        for getter, setter in _FLAGS
+        if hasattr(torch._C, getter) and hasattr(torch._C, setter)
     ),
 )
 

@@ -42,7 +42,7 @@ CLOSE = 1e-6
 
 _BY_TARGET = ("cross_entropy", "nll_loss", "linear_cross_entropy")
 _BY_WEIGHT = ("mse_loss", "l1_loss", "huber_loss")
-_LOSSES = {
+_LOSSES: dict[Function, str] = {
     function: name
     for name, function in vars(functional).items()
     if inspect.isfunction(function) and "reduction" in inspect.signature(function).parameters and name != "ctc_loss"
@@ -148,7 +148,7 @@ class Divide(TorchFunctionMode):
         arguments["reduction"] = "sum"
         return func(*bound.args, **bound.kwargs) / instead
 
-    def _loss_divisor(self, func: Any, bound: inspect.BoundArguments) -> Divisor:
+    def _loss_divisor(self, func: Function, bound: inspect.BoundArguments) -> Divisor:
         name, arguments = _LOSSES[func], bound.arguments
         target, weight = arguments.get("target"), arguments.get("weight")
         if name in _BY_TARGET and not target.is_floating_point():  # type: ignore[union-attr]
@@ -287,7 +287,7 @@ class DryRun:
 
     def __init__(self, model: nn.Module, layers: Sequence[str]):
         self.mode, self.layers = FromBatch(), layers
-        self.shapes: list[tuple[Any, ...]] = []
+        self.shapes: list[tuple[tuple[int, ...], str]] = []
         self.model = copy.deepcopy(model, {id(p): self.mode.make_fake(p) for p in model.parameters()})
 
     def __call__(self, loss_of: Callable[[object], object], args: Args, kwargs: Kwargs) -> Divisors:

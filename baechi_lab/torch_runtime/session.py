@@ -314,7 +314,7 @@ class Session(Handler):
 
         return defer(spec, Future(state.gate, -1, (args, kwargs), pull), self._function_of)
 
-    def _function_of(self, run: Function, args: Args, kwargs: Kwargs) -> Any:
+    def _function_of(self, run: Function, args: Args, kwargs: Kwargs) -> object:
         """Run a function of a stand-in that bypasses the interception. Metadata is known; anything else needs the data."""
         with torch._C.DisableTorchFunction():
             if run in METADATA_FUNCTIONS:

@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -130,7 +129,7 @@ class StreamTransport(TaggedTransport):
     def __init__(self, devices: Sequence[str], *, record: bool = True):
         super().__init__([str(_indexed(torch.device(d))) for d in devices])
         self.record = record
-        self.on_send: Callable[[int, int, int, Any, Any], None] | None = None  # op, target, bytes, start, stop
+        self.on_send: Callable[[int, int, int, object, object], None] | None = None  # op, target, bytes, start, stop
         self.own_streams: dict[int, torch.cuda.Stream] = {}  # logical devices that share a GPU with an earlier one
         first: dict[torch.device, int] = {}
         for d, device in enumerate(self.devices):
@@ -193,8 +192,8 @@ class StreamTransport(TaggedTransport):
             if tensor.device.type == "cuda" and (tag is None or tag.device != device or tag.version != version(tensor)):
                 self._set_tag(state, tensor, Tag(state, op, device, event, version(tensor)))
         for position, target, _ in sends:  # a layer on the host fetches its inputs itself
-            sent = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
-            if sent and self._cuda(target):
+            on_gpu = position < len(output_tensors) and output_tensors[position].device.type == "cuda"
+            if on_gpu and self._cuda(target):
                 self._send(state, output_tensors[position], output_tensors[position]._baechi_tag, target)  # type: ignore[attr-defined]
         self._expect(state, output_tensors, sends)
 

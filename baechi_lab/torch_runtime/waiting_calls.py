@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future as Job
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import ExecutionError
 from .context import Context
-from .deferred import Future, resolve
+from .deferred import Future, Spec, resolve
 from .forward_state import ForwardState
 from .gate import Gate
 from .sequence import inputs_of, renumber
@@ -24,7 +24,7 @@ class WaitingCall(NamedTuple):
     run: Function
     args: Args
     kwargs: Kwargs
-    spec: Any
+    spec: object
     first: int
     numbers: int
     context: Context
@@ -42,7 +42,7 @@ class WaitingCall(NamedTuple):
                 state.order.append(future.op)
                 outputs = submit(state, future.op, self.run, args, kwargs)
                 renumber(outputs, stop, self.first, self.numbers)
-            promised = [s for s in _flat(self.spec) if s is not None]
+            promised = _specs(self.spec)
             output_tensors = list(tensors(outputs))
             if len(promised) != len(output_tensors) or not all(
                 s.fits(t) for s, t in zip(promised, output_tensors, strict=True)
@@ -82,9 +82,9 @@ class Threads:
             self.pool = None
 
 
-def _flat(spec: object) -> list[Any]:
+def _specs(spec: object) -> list[Spec]:
     if isinstance(spec, (tuple, list)):
-        return [leaf for entry in spec for leaf in _flat(entry)]
+        return [leaf for entry in spec for leaf in _specs(entry)]
     if isinstance(spec, dict):
-        return [leaf for entry in spec.values() for leaf in _flat(entry)]
-    return [] if spec is None else [spec]
+        return [leaf for entry in spec.values() for leaf in _specs(entry)]
+    return [spec] if isinstance(spec, Spec) else []

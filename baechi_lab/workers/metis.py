@@ -13,7 +13,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +55,7 @@ def metis_parts(
     """
     optional = {"vertex_weight": vertex_weight, "share": share}
     optional_arrays = {name: np.asarray(values) for name, values in optional.items() if values is not None}
-    header: dict[str, Any] = {
+    header: dict[str, object] = {
         "parts": part_count,
         "recursive": recursive,
         "seed": seed,

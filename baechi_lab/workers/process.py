@@ -15,7 +15,11 @@ import os
 import queue
 import sys
 import threading
+from collections.abc import Sequence
 from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import BaechiLabError, FormatError
 from .isolated import die_with_parent
@@ -37,7 +41,7 @@ def main() -> int:
     answers = private_stdout()
     requests = incoming(sys.stdin.buffer)
 
-    def send(kind: str, header: dict[str, Any] | None = None, arrays: Any = ()) -> None:
+    def send(kind: str, header: dict[str, Any] | None = None, arrays: Sequence[NDArray[np.generic]] = ()) -> None:
         write_message(answers, kind, header or {}, arrays)
 
     while True:

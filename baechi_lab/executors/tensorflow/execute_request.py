@@ -60,7 +60,7 @@ def serve(request: Message, send: Send) -> None:
 
 def _run_steps(
     session: PlacedSession,
-    inputs: Sequence[tuple[Any, ...]],
+    inputs: Sequence[tuple[NDArray[np.generic], ...]],
     device: NDArray[np.int32],
     header: dict[str, Any],
     selection: Selection,

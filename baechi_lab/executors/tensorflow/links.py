@@ -97,12 +97,12 @@ def measure_link(
     """
     _check(sizes, repeats)
     if cluster is None:
-        ends = [str(source), str(target)]
-        for name in ends:
+        device_names = [str(source), str(target)]
+        for name in device_names:
             if _NAME.fullmatch(name) is None:
                 raise UnknownNameError.of("device", name, ["/device:CPU:0", "/device:GPU:0", "cpu:1", "gpu:1"])
-        names, addresses, pair = [(name, 0) for name in ends], tuple(workers), (0, 1)
-        same = ends[0].lower() == ends[1].lower()
+        names, addresses, pair = [(name, 0) for name in device_names], tuple(workers), (0, 1)
+        same = device_names[0].lower() == device_names[1].lower()
     else:
         record, addresses = _running(cluster, workers)
         names = [(d.name, d.memory_bytes) for d in record.devices]
@@ -217,7 +217,7 @@ def _measure(
     timeout: float | None,
     progress: bool,
     cluster: Cluster | LocalCluster | None,
-) -> list[tuple[Any, Any]]:
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64]]]:
     """Returns (seconds, probes) per pair, as the worker sends them."""
     from tqdm.auto import tqdm
 
@@ -229,7 +229,7 @@ def _measure(
         "repeats": int(repeats),
         "probe_bytes": int(probe_bytes),
     }
-    measurements: list[tuple[Any, Any]] = []
+    measurements: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
     bar = tqdm(total=len(pairs), desc="links", unit="pair", disable=None if progress else True, leave=False)
     local = cluster if isinstance(cluster, LocalCluster) else None
     watched = Peers(options["workers"], secret=options["secret"], local=local)

@@ -30,7 +30,11 @@ FUNCTION, KERAS = "tf.function", "Keras train_step"
 
 
 def native_runners(
-    step: Step, placement: Placement | None, cluster: Cluster | None, kind: str = "auto", inputs: Any = None
+    step: Step,
+    placement: Placement | None,
+    cluster: Cluster | None,
+    kind: str = "auto",
+    inputs: Sequence[object] | None = None,
 ) -> Mapping[str, NativeRunner]:
     """Returns the runner of this step: `Keras train_step` for a model, `tf.function` for any other function.
 
@@ -123,7 +127,7 @@ def _timed(
     gpu = kind.lower() != "cpu" and bool(tf.config.list_logical_devices("GPU"))
     device = "/GPU:0" if gpu else "/CPU:0"
 
-    def one(k: int) -> tuple[tuple[Any, ...], float]:
+    def one(k: int) -> tuple[tuple[object, ...], float]:
         with nullcontext() if gpu else tf.device(device):
             start = time.perf_counter()
             returned = call(k)

@@ -106,10 +106,12 @@ class Rings:
             for name in ops.values():
                 add_node(self.graph_def, "NoOp", name, ())
             return
-        own_parts = [self._cut(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)]
+        parts_of_replica = [
+            self._cut(g, k, [self._replica_sum(tensor, k) for tensor in ring_tensors]) for k in range(width)
+        ]
         for s, k in sorted(ops):
-            received, own_part = ops.get((s - 1, (k - 1) % width)), own_parts[k][(k - s) % width]
-            inputs = [own_part] if received is None else [own_part, received] if s < width else [received]
+            received, part = ops.get((s - 1, (k - 1) % width)), parts_of_replica[k][(k - s) % width]
+            inputs = [part] if received is None else [part, received] if s < width else [received]
             add_node(self.graph_def, "AddV2" if len(inputs) > 1 else "Identity", ops[s, k], inputs, T=kind)
         for k in range(width):
             complete_parts = [

@@ -318,7 +318,7 @@ class PlacedSession:
                 "TensorFlow ended the step without having run all of it: ops of the placed graph wait for each other"
             ) from error
 
-    def values(self) -> tuple[NDArray[Any], ...]:
+    def values(self) -> tuple[NDArray[np.generic], ...]:
         if not self.placed.variables:
             return ()
         return tuple(np.asarray(value) for value in self.session.run([v.read for v in self.placed.variables]))

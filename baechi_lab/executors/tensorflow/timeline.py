@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,7 +83,9 @@ def to_timeline(
     )
 
 
-def _tensors(graph: OpGraph, moves: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[Any], NDArray[Any]]:
+def _tensors(
+    graph: OpGraph, moves: NDArray[np.float64]
+) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int64]]:
     """Returns the graph's tensor of each transfer, producers and sizes. Tensors that the graph lacks are appended."""
     tensors: list[int] = []
     extra: dict[tuple[int, int], int] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,7 +36,7 @@ class Trace:
     offsets_us: NDArray[np.float64]
     """float64[devices]: clock offsets that were removed."""
 
-    def arrays(self) -> tuple[NDArray[Any], ...]:
+    def arrays(self) -> tuple[NDArray[np.generic], ...]:
         """Returns the fields in order, to be sent. `Trace(*arrays)` is the inverse."""
         return tuple(getattr(self, f.name) for f in fields(self))
 

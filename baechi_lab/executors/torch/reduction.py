@@ -11,7 +11,6 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import nn
@@ -73,7 +72,7 @@ class Reduction:
     mean: bool
     divisors: tuple[Replacements, ...]
     counted: frozenset[str] = frozenset()
-    shapes: tuple[tuple[Any, ...], ...] = ()
+    shapes: tuple[tuple[tuple[int, ...], str], ...] = ()
 
     @property
     def in_model(self) -> set[str]:
@@ -182,7 +181,7 @@ class _Counter:
 
     def __init__(self, model: nn.Module, layers: Sequence[str]):
         self.model, self.layers = model, layers
-        self.shapes: list[tuple[Any, ...]] = []
+        self.shapes: list[tuple[tuple[int, ...], str]] = []
         try:
             self.dry: DryRun | None = DryRun(model, layers)
         except _FAILURES:

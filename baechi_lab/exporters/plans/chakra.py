@@ -9,7 +9,6 @@ the JSON form. `bl.load_trace([...])` reads the files back.
 from __future__ import annotations
 
 import json
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,8 +57,8 @@ def _ranks(request: Request, length: NDArray[np.int64]) -> dict[int, list[Node]]
                 continue
             if (t, rank) not in received:
                 source, size = device[producer], int(graph.tensor_bytes[t])
-                ends = {"comm_size": size, "comm_src": source, "comm_dst": rank, "comm_tag": t}
-                attributes = {"is_cpu_op": False, **ends}
+                message_attributes = {"comm_size": size, "comm_src": source, "comm_dst": rank, "comm_tag": t}
+                attributes = {"is_cpu_op": False, **message_attributes}
                 link = None if request.cluster is None else request.cluster.link_between(source, rank)
                 took = 0 if link is None else round(link.cost_us(size))
                 name = graph.tensor_label(t)
@@ -79,7 +78,7 @@ def _add(
     name: str,
     kind: str,
     before: list[int],
-    attributes: dict[str, Any],
+    attributes: dict[str, object],
     length: int,
     of: tuple[int, int],
 ) -> int:

@@ -14,7 +14,8 @@ from __future__ import annotations
 import json
 import re
 from collections import defaultdict
-from typing import Any
+from collections.abc import Container
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,9 @@ from numpy.typing import NDArray
 from ...errors import InvalidInput
 from ...torch_steps.records import BATCH_READERS
 from .records import Request, Written, heaviest, is_call, stem
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def write(request: Request) -> Written:
@@ -38,7 +42,7 @@ def write(request: Request) -> Written:
     module_devices, unused = units.module_devices()
     if unused:
         unsupported.append(f"no op of the graph uses {', '.join(map(repr, unused))}; they go with the first op")
-    # The fewest entries: a module whose parts share a device is one entry
+    # A module whose parts share a device is one entry.
     within: dict[str, set[int]] = defaultdict(set)
     for name, device in module_devices.items():
         path = name.split(".") if name else []
@@ -76,7 +80,7 @@ class _Units:
     roots are the first units in code order; their device counts.
     """
 
-    def __init__(self, request: Request, modules: dict[str, Any]):
+    def __init__(self, request: Request, modules: dict[str, nn.Module]):
         self.request, self.modules = request, modules
         graph = request.graph
         self.ops = [int(i) for i in request.forward]
@@ -95,7 +99,7 @@ class _Units:
                 self.calls[self.owner[i]].append(i)
         if not own_ops and not (self.ops and all(is_call(graph, i) for i in self.ops)):
             raise InvalidInput("model has no module that is an op of the graph; give the model that was profiled")
-        # Modules whose own code calls functions, the outermost ones that do not hold the layers of the model
+        # The outermost modules whose own code calls functions and that do not hold the layers (numbered modules with parts).
         blocks: set[str] = set()
         below: dict[str, set[bool]] = defaultdict(set)  # module -> for numbered modules below it: has it parts?
         for name, module in self.modules.items():
@@ -220,9 +224,9 @@ class _Units:
         on_main: set[int] = set()
         only_main: set[int] = set()
         for i in around:
-            own = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
+            has_model_parameters = graph.persistent_bytes[i] > 0 and self.owner[i] == ""
             parents = self.parents[i]
-            if own or graph.names[i] in batch_readers or not only_main.isdisjoint(parents):
+            if has_model_parameters or graph.names[i] in batch_readers or not only_main.isdisjoint(parents):
                 if not _LOSS.search(graph.op_types[i]):
                     on_main.add(i)
                 if only_main.issuperset(parents):
@@ -312,7 +316,7 @@ class _Units:
         return written
 
 
-def _enclosing(name: str, units: Any) -> Any:
+def _enclosing(name: str, units: Container[str | int]) -> str | None:
     """Returns the name, or the nearest enclosing module, that is in `units`; the root model only for itself."""
     while name not in units:
         if not name:
@@ -321,7 +325,7 @@ def _enclosing(name: str, units: Any) -> Any:
     return name
 
 
-def _unsupported_tensors(modules: dict[str, Any], value: dict[str, Any]) -> list[str]:
+def _unsupported_tensors(modules: dict[str, nn.Module], value: dict[str, int | str]) -> list[str]:
     direct = [name for name in value if name not in modules]
     if not direct:
         return []
@@ -330,7 +334,7 @@ def _unsupported_tensors(modules: dict[str, Any], value: dict[str, Any]) -> list
     ]
 
 
-def _unsupported_offload(value: dict[str, Any]) -> list[str]:
+def _unsupported_offload(value: dict[str, int | str]) -> list[str]:
     cpu = [name for name, device in value.items() if device == "cpu"]
     if not cpu or len(cpu) == len(value):
         return []

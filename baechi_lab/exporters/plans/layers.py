@@ -80,14 +80,14 @@ def find_stack(request: Request) -> Stack:
             other_ops[stem(request.graph.names[i])].append(int(i))
     around = [(_unit(request, name, ops), request.graph.position[ops[0]] < last) for name, ops in other_ops.items()]
     dot = f"{prefix}." if prefix else ""
-    others = [repr(p) for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
-    other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(others)}"
+    other_prefixes = [repr(p) for p in layer_ops if p != prefix and not p.startswith(dot) and len(layer_ops[p]) > 1]
+    other_stacks = f"one stack of layers is written, {prefix!r}; not {', '.join(other_prefixes)}"
     return Stack(
         prefix=prefix,
         before=tuple(u for u, is_before in around if is_before),
         layers=tuple(_unit(request, f"{dot}{number}", ops) for number, ops in sorted(of_layer.items())),
         after=tuple(u for u, is_before in around if not is_before),
-        unsupported=(other_stacks,) if others else (),
+        unsupported=(other_stacks,) if other_prefixes else (),
     )
 
 

@@ -8,6 +8,7 @@ Of the two ways to annotate (`metadata_props` is the other) this is the one that
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ def write(request: Request) -> Written:
     return Written(model, text, written, unsupported, {"": model.SerializeToString()})
 
 
-def _devices(nodes: list[Any], names: Any, placed: dict[str, int]) -> dict[int, int]:
+def _devices(nodes: list[Any], names: Iterator[str], placed: dict[str, int]) -> dict[int, int]:
     """Returns node (by id) -> device: that of its op, else of the node that reads it first, else 0."""
     device: dict[int, int] = {}
     for node in nodes:
