@@ -171,7 +171,8 @@ class _Digester:
         elif kind.__module__.partition(".")[0] == "numba" and hasattr(value, "py_func"):
             yield from ("compiled", self.of(value.py_func))
         elif is_dataclass(value):
-            other_state = {} if kind.__module__.startswith(_PACKAGE) else state_of(value)
+            state = {} if kind.__module__.startswith(_PACKAGE) else getattr(value, "__dict__", {})
+            other_state = {k: v for k, v in state.items() if k not in _cached_names(kind)}
             named = {f.name: getattr(value, f.name, None) for f in fields(value)}
             yield from ("dataclass", self.of(kind), self.of({**other_state, **named}))
         else:
@@ -294,11 +295,6 @@ def _hash_chunks(*chunks: str | bytes) -> str:
         data = chunk.encode("utf-8", "surrogatepass") if isinstance(chunk, str) else chunk
         digest.update(len(data).to_bytes(8, "little") + data)
     return digest.hexdigest()
-
-
-def state_of(value: object) -> dict[str, object]:
-    """Returns the attributes of an object, without cached properties."""
-    return {k: v for k, v in getattr(value, "__dict__", {}).items() if k not in _cached_names(type(value))}
 
 
 def _cached_names(kind: type) -> set[str]:

@@ -110,14 +110,8 @@ class Session(Handler):
             )
             return
         state.before, state.modes = ambient(), function_modes() + 1
-        key = (
-            input_outline,
-            autocast_state(),
-            torch.is_grad_enabled(),
-            torch.is_inference_mode_enabled(),
-            self.model.training,
-        )
-        is_known, state.learned = self.learned.lookup(key)
+        modes = torch.is_grad_enabled(), torch.is_inference_mode_enabled(), self.model.training
+        is_known, state.learned = self.learned.lookup((input_outline, autocast_state(), *modes))
         state.gate = Gate(self.plan.order) if is_known else None
 
     def _unplanned_hooks(self) -> bool:

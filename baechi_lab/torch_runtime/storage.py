@@ -22,7 +22,13 @@ def storage_key(tensor: torch.Tensor) -> int:
     >>> storage_key(table) == storage_key(table[1:]), storage_key(table) == storage_key(table + 1)
     (True, False)
     """
-    return int(_storage(tensor)._cdata)
+    try:
+        return int(_components(tensor)[0].untyped_storage()._cdata)
+    except NotImplementedError as error:
+        raise InvalidInput(
+            "the model uses torch.vmap or a transform of torch.func between its layers, where tensors have no memory to be "
+            "followed; put that code into a module of its own, with the layers that it calls, and name its class in atomic=[...]"
+        ) from error
 
 
 def storages(tensor: torch.Tensor) -> list[torch.UntypedStorage]:
@@ -98,16 +104,6 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """The whole storage of a tensor, as a flat tensor."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=tensor.dtype, device=tensor.device).set_(storage)  # type: ignore[call-overload,no-any-return]
-
-
-def _storage(tensor: torch.Tensor) -> torch.UntypedStorage:
-    try:
-        return _components(tensor)[0].untyped_storage()
-    except NotImplementedError as error:
-        raise InvalidInput(
-            "the model uses torch.vmap or a transform of torch.func between its layers, where tensors have no memory to be "
-            "followed; put that code into a module of its own, with the layers that it calls, and name its class in atomic=[...]"
-        ) from error
 
 
 def _components(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:

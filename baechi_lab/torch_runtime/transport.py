@@ -22,6 +22,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from .forward_state import ForwardState
+from .plan import Send
 from .storage import storage_key, tensor_bytes, version
 from .tree import T, map_tensors, tensors
 
@@ -59,13 +60,7 @@ class HostTransport:
         return map_tensors(value, lambda t: t if t.device == target else t.to(target))
 
     def depart(
-        self,
-        state: ForwardState,
-        outputs: object,
-        op: int,
-        device: int,
-        sends: Sequence[tuple[int, int, int]],
-        remote: bool = True,
+        self, state: ForwardState, outputs: object, op: int, device: int, sends: Sequence[Send], remote: bool = True
     ) -> None:
         """Outputs are on every device already. `remote` says whether another device will read any of them."""
 
@@ -97,9 +92,7 @@ class TaggedTransport(HostTransport):
         tensor._baechi_tag = tag  # type: ignore[attr-defined]
         state.tags.append(weakref.ref(tag))
 
-    def _expect(
-        self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[tuple[int, int, int]]
-    ) -> None:
+    def _expect(self, state: ForwardState, output_tensors: Sequence[torch.Tensor], sends: Sequence[Send]) -> None:
         for position, device, calls in sends:
             tag = tag_of(state, output_tensors[position]) if position < len(output_tensors) else None
             if tag is not None:
@@ -173,13 +166,7 @@ class StreamTransport(TaggedTransport):
         return copy
 
     def depart(
-        self,
-        state: ForwardState,
-        outputs: object,
-        op: int,
-        device: int,
-        sends: Sequence[tuple[int, int, int]],
-        remote: bool = True,
+        self, state: ForwardState, outputs: object, op: int, device: int, sends: Sequence[Send], remote: bool = True
     ) -> None:
         if not self._cuda(device):
             return

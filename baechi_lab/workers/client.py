@@ -166,13 +166,9 @@ class Worker:
         if code < 0:
             how = f"was killed by signal {-code} ({signal.Signals(-code).name})"
             how += "; the system does that when memory runs out" if code == -signal.SIGKILL else ""
-        last_line = self.last_log_line()
-        return f"the worker {how}" + (f"; it last said: {last_line}" if last_line else "")
-
-    def last_log_line(self) -> str:
-        """The last line that the worker wrote to its error stream."""
         lines = b"".join(self._log_chunks).decode("utf-8", "replace").splitlines()
-        return next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        last_line = next((line.strip()[:300] for line in reversed(lines) if line.strip()), "")
+        return f"the worker {how}" + (f"; it last said: {last_line}" if last_line else "")
 
     def _streams(self) -> list[IO[bytes]]:
         process = self._process

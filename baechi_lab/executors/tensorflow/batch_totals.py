@@ -43,13 +43,8 @@ class BatchTotals:
         name_of: Callable[[str, int], str],
         micro_batches: int,
     ) -> None:
-        self.graph, self.values, self.repeated, self.name_of, self.count = (
-            graph,
-            values,
-            repeated,
-            name_of,
-            micro_batches,
-        )
+        self.graph, self.values, self.repeated = graph, values, repeated
+        self.name_of, self.count = name_of, micro_batches
         self._copy_names: dict[tuple[str, int | None], str] = {}
         self._joined: dict[Tensor, str] = {}
         self._shares: dict[Tensor, str] = {}

@@ -139,7 +139,7 @@ def execute(
     try:
         if options["workers"]:
             used.enter(network)
-        status, message = _collect_answers(used, request, collected, timeout, cancel, _advancing(bar, on_step), peers)
+        status, message = _collect_answers(used, request, collected, timeout, cancel, bar.update, on_step, peers)
     except ExecutionError:
         # The worker refused the request and waits for the next.
         raise
@@ -157,34 +157,32 @@ def execute(
     return run if unrolled is None else unrolled.described(run)
 
 
-def _advancing(bar: Any, on_step: Callable[[StepResult], None] | None) -> Callable[[StepResult], None]:
-    """Returns a callback that advances the bar and then calls `on_step`."""
-
-    def advance(result: StepResult) -> None:
-        bar.update()
-        if on_step is not None:
-            on_step(result)
-
-    return advance
-
-
 def _collect_answers(
     worker: Worker,
     request: Message,
     collected: _Collected,
     timeout: float | None,
     cancel: threading.Event | None,
-    on_step: Callable[[StepResult], None],
+    advance_bar: Callable[[], object],
+    on_step: Callable[[StepResult], None] | None,
     peers: Peers,
 ) -> tuple[str, str]:
-    """Stores the worker's messages in `collected`. Returns status and message of the run."""
+    """Stores the worker's messages in `collected`. Returns status and message of the run.
+
+    Raises `ExecutionError` for a refusal or a failure before the first step.
+    """
     try:
         with closing(worker.exchange(request, {"done", "failed"}, timeout, cancel, peers.ended_server)) as answers:
             for message in answers:
                 if message.kind == "failed":
                     # TensorFlow may report a server's end in any words, and earlier than its closed connection.
                     ended_server = peers.wait_for_ended_server(1.0)
-                    return _failure_status(message, collected) if ended_server is None else ("died", ended_server)
+                    if ended_server is not None:
+                        return "died", ended_server
+                    status, text = message.header["status"], message.header["message"]
+                    if status == "refused" or (status == "error" and not collected.steps):
+                        raise ExecutionError(text)
+                    return ("died" if status == "error" else status), text
                 header = message.header
                 if message.kind == "ready":
                     collected.devices, collected.memory_bytes = header["devices"], header["memory_bytes"]
@@ -199,18 +197,12 @@ def _collect_answers(
                 elif message.kind == "variables":
                     collected.variables = message.arrays
                 if message.kind == "step":
-                    on_step(collected.steps[-1])
+                    advance_bar()
+                    if on_step is not None:
+                        on_step(collected.steps[-1])
     except WorkerEnded as ended:
         return ended.status, ended.message
     return "ok", "; ".join(collected.notes)
-
-
-def _failure_status(message: Message, collected: _Collected) -> tuple[str, str]:
-    """Returns status and message of a failure. Raises `ExecutionError` for a refusal or a failure before the first step."""
-    status, text = message.header["status"], message.header["message"]
-    if status == "refused" or (status == "error" and not collected.steps):
-        raise ExecutionError(text)
-    return ("died" if status == "error" else status), text
 
 
 def _run(

@@ -51,7 +51,7 @@ def serve(request: Message, send: Send) -> None:
             with tf.compat.v1.Session(selection.target, graph=graph.graph, config=config) as session:
                 timer = _Timer(tf, graph, session)
                 sizes, repeats = header["sizes"], header["repeats"]
-                if timer.one_clock:
+                if _task(graph.source) == _task(graph.target):  # one clock
                     seconds = _in_turns([partial(timer.one_way, size) for size in sizes], repeats)
                 else:
                     passed = _in_turns([partial(timer.there_and_back, size) for size in (SMALL_BYTES, *sizes)], repeats)
@@ -79,11 +79,6 @@ class _Timer:
     tf: ModuleType
     graph: _Graph
     session: Session
-
-    @property
-    def one_clock(self) -> bool:
-        """Whether both devices belong to one task."""
-        return _task(self.graph.source) == _task(self.graph.target)
 
     def one_way(self, size: int) -> float:
         """Returns seconds from the end of the op that has the tensor to the start of the first reader."""

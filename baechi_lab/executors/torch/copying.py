@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from ...profilers.torch.storages import StorageTracker
 from ...torch_runtime.forward_state import ForwardState
+from ...torch_runtime.plan import Send
 from ...torch_runtime.rerun import HostCopier
 from ...torch_runtime.storage import storage_key, version
 from ...torch_runtime.transport import Tag, TaggedTransport, tag_of
@@ -39,13 +40,7 @@ class CopyingTransport(TaggedTransport):
         return copy
 
     def depart(
-        self,
-        state: ForwardState,
-        outputs: object,
-        op: int,
-        device: int,
-        sends: Sequence[tuple[int, int, int]],
-        remote: bool = True,
+        self, state: ForwardState, outputs: object, op: int, device: int, sends: Sequence[Send], remote: bool = True
     ) -> None:
         output_tensors = list(tensors(outputs))
         for tensor in output_tensors:

@@ -117,17 +117,7 @@ def execute(
     # `unroll` warns of batch statistics
     unrolled_graph = unroll(step_graph, len(micro_steps)) if len(micro_steps) > 1 else step_graph
     division = divide(
-        step,
-        model,
-        traced,
-        step_graph,
-        placed,
-        micro_steps,
-        run_cluster,
-        schedule,
-        pipeline,
-        reduction,
-        unroll_warned=True,
+        step, model, traced, step_graph, placed, micro_steps, run_cluster, schedule, pipeline, reduction, warned=True
     )
     if division.cut is not None:
         run = run_pipeline(
@@ -230,11 +220,11 @@ def divide(
     pipeline: bool | None,
     reduction: str | None,
     *,
-    unroll_warned: bool,
+    warned: bool,
 ) -> StepDivision:
     """Decide how a placed step runs. Replicas of stages need processes of their own; the rest of the choice is `execute`'s.
 
-    `traced`, `graph` and `placed` are of the first of `micro_steps`. With `unroll_warned`, batch statistics were warned of.
+    `traced`, `graph` and `placed` are of the first of `micro_steps`. `warned`: about statistics of batches.
     Raises the errors of `execute`.
     """
     if schedule is not None and recomputes_or_offloads(graph):
@@ -265,7 +255,7 @@ def divide(
         pipeline = False
     if pipeline is not False:
         try:
-            with collected_warnings() if unroll_warned else contextlib.nullcontext():
+            with collected_warnings() if warned else contextlib.nullcontext():
                 cut = cut_step(micro_steps[0], model, traced, graph, placed, cluster, len(micro_steps), schedule)
             return StepDivision(micro_steps, cut, 1, adding)
         except UnknownNameError:

@@ -58,10 +58,6 @@ class Cut:
     homes: list[list[int]]
     tied: list[list[tuple[int, str]]]
 
-    def of_process(self, rank: int) -> dict[int, StageModule]:
-        """Stage -> its module, for one process."""
-        return {s: stage_module for s, stage_module in enumerate(self.stage_modules) if rank in self.homes[s]}
-
 
 def cut_step(
     step: TorchStep,
@@ -125,7 +121,7 @@ def run_pipeline(
             rank,
             len(cut_up.processes),
             names[device],
-            {s: (stage.module, stage.spec) for s, stage in cut_up.of_process(rank).items()},
+            {s: (m.module, m.spec) for s, m in enumerate(cut_up.stage_modules) if rank in cut_up.homes[s]},
             len(cut_up.stage_modules),
             str(cut_up.schedule),
             cut_up.homes,

@@ -61,13 +61,8 @@ class LayoutRequest:
         reason = why_illegal(self.transformer, layout, layout.devices, self.global_batch, self.sequence_length)
         if reason:
             raise InvalidInput(reason)
-        if self.devices_left:
+        if layout.devices > self.per_machine and layout.devices % self.per_machine:
             raise InvalidInput(
                 f"the layout has {layout.devices} devices; above one machine they must be a multiple of per_machine, which is "
                 f"{self.per_machine}"
             )
-
-    @property
-    def devices_left(self) -> int:
-        """Devices of the last machine that the layout leaves unused."""
-        return 0 if self.layout.devices <= self.per_machine else -self.layout.devices % self.per_machine

@@ -58,14 +58,22 @@ def write(request: Request) -> Written:
     entries = dict(sorted(entries.items(), key=lambda e: order.get(e[0], order.get(e[0].rpartition(".")[0], 0))))
     names = {d: request.accelerators().get(d, "cpu") for d in {*entries.values()}}
     value = {name: names[d] for name, d in entries.items()}
-    unsupported = [
-        *units.split_blocks(),
-        *unsupported,
-        *units.compare_with_inputs(),
-        *_unsupported_tensors(units.modules, value),
-        *_unsupported_offload(value),
-        *_unsupported_cpus(request, names),
-    ]
+    unsupported = [*units.split_blocks(), *unsupported, *units.compare_with_inputs()]
+    tensors = [name for name in value if name not in units.modules]
+    if tensors:
+        listed = ", ".join(map(repr, tensors))
+        unsupported.append(
+            f"accelerate places modules; {listed} are parameters or buffers of modules over several devices"
+        )
+    on_cpu = [name for name, device in value.items() if device == "cpu"]
+    if 0 < len(on_cpu) < len(value):
+        listed = ", ".join(on_cpu[:3])
+        unsupported.append(
+            f"accelerate keeps the weights of 'cpu' modules ({listed}, ...) there and runs them on a GPU"
+        )
+    cpus = sorted(d for d, name in names.items() if name == "cpu")
+    if len(cpus) > 1:
+        unsupported.append(f"{', '.join(map(request.device_name, cpus))} are all 'cpu'")
     return Written(value, json.dumps(value, indent=2) + "\n", units.written(), tuple(unsupported))
 
 
@@ -323,26 +331,3 @@ def _enclosing(name: str, units: Container[str | int]) -> str | None:
             return None
         name = name.rpartition(".")[0]
     return name
-
-
-def _unsupported_tensors(modules: dict[str, nn.Module], value: dict[str, int | str]) -> list[str]:
-    direct = [name for name in value if name not in modules]
-    if not direct:
-        return []
-    return [
-        f"accelerate places modules; {', '.join(map(repr, direct))} are parameters or buffers of modules over several devices"
-    ]
-
-
-def _unsupported_offload(value: dict[str, int | str]) -> list[str]:
-    cpu = [name for name, device in value.items() if device == "cpu"]
-    if not cpu or len(cpu) == len(value):
-        return []
-    return [f"accelerate keeps the weights of 'cpu' modules ({', '.join(cpu[:3])}, ...) there and runs them on a GPU"]
-
-
-def _unsupported_cpus(request: Request, names: dict[int, int | str]) -> list[str]:
-    cpus = [d for d, name in names.items() if name == "cpu"]
-    if len(cpus) < 2:
-        return []
-    return [f"{', '.join(request.device_name(d) for d in sorted(cpus))} are all 'cpu'"]

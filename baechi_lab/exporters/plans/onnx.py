@@ -27,7 +27,6 @@ def write(request: Request) -> Written:
     Raises:
         InvalidInput: no model, or one whose nodes are none of the graph's ops.
     """
-    # A copy of the model, in a version that has device configurations
     onnx = onnx_package()
     if request.model is None:
         raise InvalidInput("model is missing; the format 'onnx' needs the ONNX model of the graph, or its file")
@@ -76,8 +75,7 @@ def write(request: Request) -> Written:
         sentences.append(
             "nodes go back to a device that they left, so none has a pipeline_stage; the devices are written"
         )
-    unsupported = tuple(sentences)
-    return Written(model, text, written, unsupported, {"": model.SerializeToString()})
+    return Written(model, text, written, tuple(sentences), {"": model.SerializeToString()})
 
 
 def _devices(nodes: list[Any], names: Iterator[str], placed: dict[str, int]) -> dict[int, int]:

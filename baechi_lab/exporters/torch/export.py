@@ -53,16 +53,7 @@ def export(
             placement for another graph, a folder that holds something else. ExecutionError: it cannot be written.
     """
     files = folder_files(
-        step,
-        placement,
-        cluster=cluster,
-        graph=graph,
-        reorder=reorder,
-        devices=devices,
-        micro_batches=micro_batches,
-        schedule=schedule,
-        pipeline=pipeline,
-        reduction=reduction,
+        step, placement, cluster, graph, reorder, devices, micro_batches, schedule, pipeline, reduction
     )
     return write_folder(folder, files)
 
@@ -70,7 +61,6 @@ def export(
 def folder_files(
     step: TorchStep,
     placement: Placement,
-    *,
     cluster: Cluster | None = None,
     graph: OpGraph | None = None,
     reorder: str = "gpu",
@@ -91,18 +81,9 @@ def folder_files(
         traced = trace(model, micro_steps[0].inputs, atomic=step.atomic)
         step_graph, placed = known_graph(micro_steps[0], model, traced, placement, graph)
         run_cluster = cluster or Cluster.uniform(placed.devices, kind="cpu")
+        order = "1f1b" if schedule is None else schedule
         division = divide(
-            step,
-            model,
-            traced,
-            step_graph,
-            placed,
-            micro_steps,
-            run_cluster,
-            "1f1b" if schedule is None else schedule,
-            pipeline,
-            reduction,
-            unroll_warned=False,
+            step, model, traced, step_graph, placed, micro_steps, run_cluster, order, pipeline, reduction, warned=False
         )
         if not division.counts and (division.adding.counted or any(division.adding.divisors)):
             warnings.warn(
