@@ -25,15 +25,6 @@ if TYPE_CHECKING:
     import pandas
 
 FORMAT, VERSION = "baechi_lab fidelity", 1
-OPTIONAL_FIELDS = (
-    "others_share",
-    "simulated_peak_bytes",
-    "measured_peak_bytes",
-    "simulated_peak_parts",
-    "measured_peak_parts",
-    "drift",
-)
-"""Fields of rows that older files lack."""
 
 
 def provenance(command: str | None = None, **settings: object) -> dict[str, Any]:
@@ -104,9 +95,9 @@ def load_report(path: str | os.PathLike[str]) -> Report:
             key: Link(**value) if isinstance(value, dict) else value for key, value in section["calibration"].items()
         }
         costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files lack it
+        # Older files lack fields that have a default; other keys of a row follow from its fields.
         rows = tuple(
-            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row or key not in OPTIONAL_FIELDS})
-            for row in section["rows"]
+            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row}) for row in section["rows"]
         )
         return Report(rows, Calibration(**costs))
     except (KeyError, TypeError, AttributeError) as error:

@@ -345,19 +345,15 @@ def replacements(batch_divisors: Divisors, micro_divisors: Sequence[Divisors]) -
 def _replacement(batch_value: float | None, micro_values: Sequence[float | None]) -> float | None:
     """The number that every micro-batch divides by instead, or None if each keeps its own divisor."""
     values = [value for value in micro_values if value is not None]
-    if (
-        not batch_value
-        or len(values) < len(micro_values)
-        or all(math.isclose(v, batch_value, rel_tol=CLOSE) for v in values)
-    ):
+    if not batch_value or len(values) < len(micro_values):
+        return None
+    if all(math.isclose(v, batch_value, rel_tol=CLOSE) for v in values):
         return None
     total = sum(values)
     if math.isclose(batch_value, total / len(micro_values), rel_tol=CLOSE):
         return batch_value  # a mean of means
-    if math.isclose(batch_value, total, rel_tol=CLOSE) or max(values) > min(
-        values
-    ):  # a count, perhaps clamped to at least one
-        return batch_value / len(micro_values)
+    if math.isclose(batch_value, total, rel_tol=CLOSE) or max(values) > min(values):
+        return batch_value / len(micro_values)  # a count, perhaps clamped to at least one
     return None  # equal in all micro-batches and no count: for example a root of the batch size
 
 

@@ -28,15 +28,8 @@ def launch(
     homes = {name: plan.parameters.get(name, 0) for name in names}  # unused parameters go to the first device
     move(model, {name: torch.device(plan.devices[d]) for name, d in homes.items()})
     session = Session(model, plan, output_device=output_device, transport=transport)
-    one = len(set(plan.device)) <= 1
-    if (
-        one
-        and not plan.activation_rows
-        and not plan.order.waiting
-        and output_device is None
-        and transport is None
-        and not always
-    ):
+    plain = len(set(plan.device)) <= 1 and not plan.activation_rows and not plan.order.waiting
+    if plain and output_device is None and transport is None and not always:
         return session, None
     return session, Interceptor(model, plan.layers, session).install()
 

@@ -62,11 +62,10 @@ class Worker:
     def _start(self, network: int | None) -> None:
         variables = worker_environment(self._environment)
         self._network = network
-        self._process = (
-            start(WORKER, environment=variables, network=network)
-            if self._command is None
-            else run(self._command, variables, subprocess.PIPE)
-        )
+        if self._command is None:
+            self._process = start(WORKER, environment=variables, network=network)
+        else:
+            self._process = run(self._command, variables, subprocess.PIPE)
         self._decoder = Decoder()
         self._log_chunks: deque[bytes] = deque(maxlen=64)
         for stream in self._streams():

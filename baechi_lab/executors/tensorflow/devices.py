@@ -116,13 +116,9 @@ def select(names: Sequence[tuple[str, int]] | None, options: Mapping[str, Any], 
         raise ExecutionError("kind is 'gpu' but this machine has no attached GPU; logical CPU devices are kind='cpu'")
     if names is None:
         attached = attached_names(gpus, needed, options.get("virtual"), options.get("memory_limit"))
-        notes = (
-            []
-            if len(attached) == 0 or "/" not in attached[0][0]
-            else [f"{len(gpus)} GPU(s) split into {len(attached)} parts"]
-        )
         selection = _select_local(attached, gpus)
-        selection.notes += notes
+        if attached and "/" in attached[0][0]:
+            selection.notes.append(f"{len(gpus)} GPU(s) split into {len(attached)} parts")
     else:
         selection = _select_local(list(names), gpus)
     selection.threads = options.get("threads")

@@ -335,11 +335,8 @@ class _StepRunner:
             self.session.divisors = self.adding.divisors[k]
             outputs = self.model(*args, **kwargs)  # has a name until the step ends, as in `TorchStep.run`
             with dividing(self.adding.divisors[k]):
-                loss = (
-                    micro_step.loss_of(outputs)
-                    if measurement is None
-                    else measurement.computed(micro_step.loss_of, outputs)
-                )
+                loss_of = micro_step.loss_of
+                loss = loss_of(outputs) if measurement is None else measurement.computed(loss_of, outputs)
             if self.adding.mean and len(self.micro_steps) > 1:
                 loss = loss / len(self.micro_steps)
             losses.append(loss.detach())
@@ -410,11 +407,9 @@ def known_graph(
     calls = len(traced.calls)
     if placement.n == calls and placement.graph_key is None and placement.group_of is None and graph.n != calls:
         home = dict(zip(graph.colocation[:calls].tolist(), placement.device.tolist(), strict=True))
-        rank = (
-            None
-            if placement.rank is None
-            else np.r_[placement.rank, placement.rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
-        )
+        rank = placement.rank
+        if rank is not None:
+            rank = np.r_[rank, rank.max(initial=0) + 1 + np.arange(graph.n - calls)]
         device = [*placement.device.tolist(), *(home[group] for group in graph.colocation[calls:].tolist())]
         return graph, placement.replace(device=np.array(device, dtype=np.int32), order=rank, priority=None)
     return graph, placement.on(graph)

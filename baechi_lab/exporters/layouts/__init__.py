@@ -61,12 +61,9 @@ def write_layout(
         raise InvalidInput(f"layout is {type(layout).__name__}; it must be a bl.Layout")
     if not isinstance(format, str) or format not in LAYOUT_FORMATS:
         raise UnknownNameError.of("format", format, LAYOUT_FORMATS)
-    for name, value in (
-        ("global_batch", global_batch),
-        ("sequence_length", sequence_length),
-        ("per_machine", per_machine),
-    ):
-        check_whole(name, value)
+    counts = {"global_batch": global_batch, "sequence_length": sequence_length, "per_machine": per_machine}
+    for name, count in counts.items():
+        check_whole(name, count)
     check_text("precision", precision, PRECISIONS)
     transformer = read_transformer(model)
     fields = {} if isinstance(model, Transformer) else configuration_fields(model)[0]

@@ -72,9 +72,5 @@ def write_plan(
         sentences.append(f"{format} has no order of ops within a device; the planned one is left to the runtime")
     if placed.replicas:
         sentences.append(f"{format} has no stages on several devices; only the first of each group is written")
-    unsupported = (
-        *written.unsupported,
-        *moved_ops_sentence(request, written.device),
-        *sentences,
-    )
+    unsupported = (*written.unsupported, *moved_ops_sentence(request, written.device), *sentences)
     return WrittenPlan(format, written.value, written.text, unsupported, written.files)

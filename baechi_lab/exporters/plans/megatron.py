@@ -23,12 +23,12 @@ def write(request: Request) -> Written:
     # A stage of its own would break the rounds: the end goes with the layers beside it, which `unsupported` says.
     own_first = once and first not in {s.device for s in layers}
     own_last = once and last not in {first, *(s.device for s in layers)}
-    stages_text = (
-        [(first, "E"), *stages_text] if own_first else [(stages_text[0][0], "E" + stages_text[0][1]), *stages_text[1:]]
-    )
-    stages_text = (
-        [*stages_text, (last, "L")] if own_last else [*stages_text[:-1], (stages_text[-1][0], stages_text[-1][1] + "L")]
-    )
+    if own_first:
+        stages_text.insert(0, (first, ""))
+    if own_last:
+        stages_text.append((last, ""))
+    stages_text[0] = (stages_text[0][0], "E" + stages_text[0][1])
+    stages_text[-1] = (stages_text[-1][0], stages_text[-1][1] + "L")
     layout = "|".join(text for _, text in stages_text)
     device = (
         [stages_text[0][0]] * len(stack.before)
