@@ -13,6 +13,7 @@ import platform
 import shlex
 import sys
 from collections.abc import Mapping
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,9 +96,11 @@ def load_report(path: str | os.PathLike[str]) -> Report:
             key: Link(**value) if isinstance(value, dict) else value for key, value in section["calibration"].items()
         }
         costs["cooled"] = tuple(map(tuple, costs.get("cooled", ())))  # older files lack it
-        # Older files lack fields that have a default; other keys of a row follow from its fields.
+        # Older files lack fields that have a default; keys of a row that are no fields follow from these.
+        required = {f.name for f in fields(Row) if f.default is MISSING and f.default_factory is MISSING}
         rows = tuple(
-            Row(**{key: row[key] for key in Row.__dataclass_fields__ if key in row}) for row in section["rows"]
+            Row(**{f.name: row[f.name] for f in fields(Row) if f.name in row or f.name in required})
+            for row in section["rows"]
         )
         return Report(rows, Calibration(**costs))
     except (KeyError, TypeError, AttributeError) as error:
