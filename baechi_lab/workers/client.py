@@ -36,7 +36,7 @@ class WorkerEnded(Exception):
         self.message = message
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A worker process, as a context manager that ends it.
 
     On Linux the kernel ends the first worker, and every `command`, together with the thread that started it. Use such a
@@ -182,9 +182,6 @@ class Worker:
         for stream in self._streams():
             with contextlib.suppress(BrokenPipeError):
                 stream.close()
-
-    def __enter__(self) -> Worker:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

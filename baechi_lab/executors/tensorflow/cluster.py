@@ -8,6 +8,7 @@ process that opens a session joins that network first.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import selectors
@@ -30,7 +31,7 @@ LOOPBACK_LINK = Link(400.0, 0.0008)
 """An estimate for two loopback workers (0.4 ms per message, 1.25 GB/s); `bl.measure_link` measures the link."""
 
 
-class LocalCluster:
+class LocalCluster(contextlib.AbstractContextManager["LocalCluster"]):
     """`n` single-threaded TensorFlow workers on loopback; a context manager.
 
     Args:
@@ -170,9 +171,6 @@ class LocalCluster:
                     stream.close()
         for log in self._logs:
             log.close()
-
-    def __enter__(self) -> LocalCluster:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

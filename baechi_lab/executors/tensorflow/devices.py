@@ -196,9 +196,9 @@ def _select_tasks(names: Sequence[tuple[str, int]] | None, options: Mapping[str,
     workers = tuple(options["workers"])
     if options.get("secret"):
         go_through(options["secret"])
-    device_names = (
-        [name for name, _ in names] if names else [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
-    )
+    device_names = [f"/job:worker/task:{i}/device:CPU:0" for i in range(len(workers))]
+    if names:
+        device_names = [name for name, _ in names]
     if needed > len(device_names):
         raise ExecutionError(f"the placement uses {needed} devices; the cluster has {len(device_names)}")
     devices, soft = [], False

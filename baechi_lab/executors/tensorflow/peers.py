@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import ssl
 import time
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 ASK_SECONDS = 0.1
 
 
-class Peers:
+class Peers(contextlib.AbstractContextManager["Peers"]):
     """Connections to the servers at `addresses` (host:port), through TLS if there is a `secret`. A context manager.
 
     Of a `local` cluster the processes are watched instead, because this process cannot reach their network.
@@ -90,9 +91,6 @@ class Peers:
     def close(self) -> None:
         for connection in self._connections.values():
             connection.close()
-
-    def __enter__(self) -> Peers:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -6,6 +6,7 @@ variables from call to call. A session has its own devices, so the caller may al
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping
@@ -81,7 +82,7 @@ def apply(
     return PlacedStep(step, session)
 
 
-class PlacedStep:
+class PlacedStep(contextlib.AbstractContextManager["PlacedStep"]):
     """A training step on its devices; call it with a batch. Made by `bl.apply`; a context manager."""
 
     def __init__(self, step: Step, session: PlacedSession) -> None:
@@ -162,9 +163,6 @@ class PlacedStep:
     def _check_open(self) -> None:
         if not self._open:
             raise ExecutionError("this placed step was closed; make a new one with bl.apply")
-
-    def __enter__(self) -> PlacedStep:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
