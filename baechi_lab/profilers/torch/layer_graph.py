@@ -48,6 +48,8 @@ from .tensor_parts import ValueTensors, value_tensors
 
 LOSS = "Loss"
 """Type of the op that computes the loss."""
+OpOfCall = dict[int, int]
+"""Call -> one of its ops."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,24 +159,21 @@ def layer_graph(
     names, types = [c.key for c in trace.calls], [c.op_type for c in trace.calls]
     # A trailing underscore says "in place", as in the names of PyTorch's functions.
     forward_types = [f"{c.op_type}_" if c.inplace and c.module is not None else c.op_type for c in trace.calls]
-    table = TensorTable()
     outputs = _outputs(profile, backward)
-    _forward_tensors(table, profile, values, backward, weights, outputs)
-    _backward_tensors(table, trace, backward, weights)
-    _update_tensors(table, profile, backward, weights, updates, released)
-    _named_tensors(table, profile, values, backward, named)
+    writer = _TensorWriter(profile, values, backward, weights, outputs)
+    writer.add_forward()
+    writer.add_backward()
+    writer.add_updates(updates, released)
+    for i, k in _named_values(profile, backward) if named else ():
+        values.add(writer.table, k, [named[i]])
+    if named:
+        writer.table.add(n - 1, "control", CONTROL_BYTES, named.values())
     for op, loss_backward in loss.items():
-        _loss_tensors(table, profile, values, op, loss_backward, backward, weights, outputs)
-    companions = (
-        backward.items(),
-        weights.items(),
-        updates.items(),
-        released.items(),
-        values.colocations(),
-        named.items(),
-    )
-    colocation, groups = _groups(trace, [pair for pairs in companions for pair in pairs], len(forward_of), profile.loss)
-    temporary, persistent, reuse = _memory_columns(profile, backward, weights, table, precision.gradient_share)
+        writer.add_loss(op, loss_backward)
+    companions = [pair for ops in (backward, weights, updates, released, named) for pair in ops.items()]
+    companions += values.colocations()
+    colocation, groups = _groups(trace, companions, len(forward_of), profile.loss)
+    temporary, persistent, reuse = writer.memory_columns(precision.gradient_share)
     while_updating, state_bytes = np.zeros(extra_count, dtype=np.int64), np.zeros(extra_count, dtype=np.int64)
     states = _state_bytes(profile, None if optimizer_states is None else precision.state_share(optimizer_states))
     if profile.update is not None:
@@ -208,7 +207,7 @@ def layer_graph(
             *([LOSS, f"{LOSS}Backward"] if loss else []),
         ),
         duration_us=durations(profile),
-        temp_bytes=np.r_[temporary, while_updating, _loss_temporary(profile, table, loss)],
+        temp_bytes=np.r_[temporary, while_updating, writer.loss_temporary(loss)],
         persistent_bytes=persistent,
         reuse=reuse if profile.mode == "training" else None,
         output_shapes=(*(c.output_shapes for c in trace.calls), *[""] * (len(forward_of) - n)),
@@ -217,7 +216,7 @@ def layer_graph(
         forward_of=np.array(forward_of),
         name=profile.name,
         info={BATCH_READERS: [c.key for c in trace.calls if c.reads_batch and c.module is None]},
-        **table.columns(),
+        **writer.table.columns(),
     )
     return graph if profile.mode != "training" else with_measured_levels(graph, _levels(profile, backward, loss))
 
@@ -242,9 +241,12 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     )
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
-    backward_us = _backward_us(profile, list(backward), list(weight_ops(profile, backward)))
+    backward_us, calls, weights_us = profile.backward_us, np.array(list(backward), dtype=np.int64), np.zeros(0)
+    if profile.halves is not None:
+        backward_us = np.where(profile.halves.split, profile.halves.inputs_us, backward_us)
+        weights_us = profile.halves.weights_us[np.array(list(weight_ops(profile, backward)), dtype=np.int64)]
     loss = [] if profile.loss is None else [profile.loss.forward_us, profile.loss.backward_us]
-    return np.r_[profile.forward_us, backward_us, update, loss]
+    return np.r_[profile.forward_us, backward_us[calls], weights_us, update, loss]
 
 
 def backward_ops(trace: Trace) -> dict[int, int]:
@@ -274,15 +276,6 @@ def weight_ops(profile: LayerProfile, backward: dict[int, int]) -> dict[int, int
         return {}
     split = [i for i in backward if profile.halves.split[i]]
     return {i: len(profile.trace.calls) + len(backward) + k for k, i in enumerate(split)}
-
-
-def _backward_us(profile: LayerProfile, backward: list[int], weights: list[int]) -> NDArray[np.float64]:
-    """Returns the times of the backward ops of `backward`, then of the weights' ops of `weights`."""
-    us = profile.backward_us
-    if profile.halves is None:
-        return us[np.array(backward, dtype=np.int64)]
-    us = np.where(profile.halves.split, profile.halves.inputs_us, us)
-    return np.r_[us[np.array(backward, dtype=np.int64)], profile.halves.weights_us[np.array(weights, dtype=np.int64)]]
 
 
 def _value_tensors(profile: LayerProfile, first: int) -> ValueTensors:
@@ -331,40 +324,6 @@ def _outputs(profile: LayerProfile, backward: dict[int, int]) -> _Outputs:
     return _Outputs(backward[last], sum(size[storage] for storage in storages), frozenset(storages), own_readers)
 
 
-def _forward_tensors(
-    table: TensorTable,
-    profile: LayerProfile,
-    values: ValueTensors,
-    backward: dict[int, int],
-    weights: dict[int, int],
-    outputs: _Outputs,
-) -> None:
-    trace = profile.trace
-    readers = _readers(profile, backward)
-    for k, ops in readers.items():
-        if trace.values[k].storage in outputs.storages:
-            ops.difference_update(backward.values())
-    for k, op in outputs.readers.items():
-        readers.setdefault(k, set()).add(op)
-    halves = {backward[i]: op for i, op in weights.items()}
-    for ops in readers.values():
-        ops.update([halves[op] for op in ops if op in halves])
-    passed_on = {v.storage for k, v in enumerate(trace.values) if readers.get(k)}
-    for k, value in enumerate(trace.values):
-        if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
-            values.add(table, k, readers.get(k, set()))
-    for i, call in enumerate(trace.calls):
-        if i in backward and profile.memory[i].saved_bytes:
-            table.add(i, "saved", profile.memory[i].saved_bytes, _backward_ops_of(i, backward, weights))
-        for earlier in call.after:
-            table.add(earlier, "control", CONTROL_BYTES, [i])
-        if i in backward:
-            table.add(i, "control", CONTROL_BYTES, _backward_ops_of(i, backward, weights))
-    result_backward_ops = [op for o in trace.results for op in _backward_ops_of(o, backward, weights)]
-    for i in trace.results:
-        table.add(i, "control", CONTROL_BYTES, result_backward_ops)
-
-
 def _named_ops(profile: LayerProfile, backward: dict[int, int], first: int) -> dict[int, int]:
     """Returns call -> the op that represents names of its outputs, from op `first` on, if they outlive the last reader.
 
@@ -395,59 +354,11 @@ def _named_values(profile: LayerProfile, backward: dict[int, int]) -> list[tuple
     return list(named_values.values())
 
 
-def _named_tensors(
-    table: TensorTable, profile: LayerProfile, values: ValueTensors, backward: dict[int, int], named: dict[int, int]
-) -> None:
-    for i, k in _named_values(profile, backward) if named else ():
-        values.add(table, k, [named[i]])
-    if named:
-        table.add(len(profile.trace.calls) - 1, "control", CONTROL_BYTES, named.values())
-
-
 def _loss_names(names: list[str], loss: dict[int, int]) -> list[str]:
     name = "loss"
     while name in names:
         name += "'"
     return [name, f"{name}/backward"] if loss else []
-
-
-def _loss_tensors(
-    table: TensorTable,
-    profile: LayerProfile,
-    values: ValueTensors,
-    op: int,
-    loss_backward: int,
-    backward: dict[int, int],
-    weights: dict[int, int],
-    outputs: _Outputs,
-) -> None:
-    trace, memory = profile.trace, profile.loss.memory  # type: ignore[union-attr]
-    for k, position in trace.returned.items():
-        value = trace.values[k]
-        is_saved = position in memory.saves_inputs and value.storage not in outputs.storages
-        values.add(table, k, [op, loss_backward] if is_saved else [op])
-        if position in profile.loss.outputs and value.producer in backward:  # type: ignore[union-attr]
-            table.add(
-                loss_backward, f"gradient:{k}", value.size_bytes, _backward_ops_of(value.producer, backward, weights)
-            )
-    if memory.saved_bytes:
-        table.add(op, "saved", memory.saved_bytes, [loss_backward])
-    table.add(op, "control", CONTROL_BYTES, [loss_backward])
-
-
-def _loss_temporary(profile: LayerProfile, table: TensorTable, loss: dict[int, int]) -> list[int]:
-    if profile.loss is None:
-        return []
-    (loss_backward,) = loss.values()
-    memory = profile.loss.memory
-    return [memory.forward_temp, max(0, memory.backward_peak - _output_bytes(table).get(loss_backward, 0))]
-
-
-def _output_bytes(table: TensorTable) -> dict[int, int]:
-    output_bytes: dict[int, int] = {}
-    for (producer, _), (size, _) in table.rows.items():
-        output_bytes[producer] = output_bytes.get(producer, 0) + size
-    return output_bytes
 
 
 def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
@@ -456,55 +367,6 @@ def _state_bytes(profile: LayerProfile, count: int | None) -> NDArray[np.int64]:
         return profile.trained * count
     measured: NDArray[np.int64] = np.zeros_like(profile.parameters) if profile.update is None else profile.update.states
     return measured.copy()
-
-
-def _memory_columns(
-    profile: LayerProfile,
-    backward: dict[int, int],
-    weights: dict[int, int],
-    table: TensorTable,
-    gradient_share: int = 1,
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
-    """Returns temporary and persistent bytes (without states), and `OpGraph.reuse`, of calls and their backward ops.
-
-    Temporary bytes of a backward op are its peak minus its gradients. A call that allocates nothing returns a view, or an
-    input that it overwrote; a backward pass that allocates nothing passes its gradient on. With a `gradient_share` above 1,
-    gradients are kept in a wider type for all steps, and those of a backward pass are temporary.
-    """
-    n, ops = len(profile.trace.calls), len(profile.trace.calls) + len(backward) + len(weights)
-    persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
-    persistent[:n] = profile.parameters
-    persistent[:1] += profile.batch_bytes if n else 0
-    users: dict[str, int] = {}
-    for i in backward:
-        for name in profile.trace.calls[i].parameters:
-            users[name] = max(users.get(name, -1), i)
-    for i in np.flatnonzero(profile.parameter_gradients).tolist():
-        user = max((users.get(name, -1) for name in profile.trace.calls[i].parameters), default=-1)
-        op = weights.get(user, backward.get(user, i))
-        persistent[op] += profile.parameter_gradients[i] * gradient_share
-        if op != i and gradient_share == 1:
-            reuse[op] = GROWS
-    output_bytes, temporary = _output_bytes(table), np.zeros(ops, dtype=np.int64)
-    temporary[:n] = profile.temporaries
-    for i, call in enumerate(profile.trace.calls):
-        if call.output_bytes == 0 and profile.memory[i].saved_bytes == 0:
-            reuse[i] = VIEW
-    for of in (backward, weights):
-        for i, op in of.items():
-            memory = profile.memory[i]
-            temporary[op] = max(
-                0,
-                memory.backward_peak - output_bytes.get(op, 0) - persistent[op] * (gradient_share == 1),
-                memory.forward_temp * (profile.trace.calls[i].recomputed > 0),
-            )
-            if memory.backward_peak == 0 and reuse[op] == OWN and output_bytes.get(op, 0) > CONTROL_BYTES:
-                reuse[op] = VIEW
-    return temporary, persistent, reuse
-
-
-def _backward_ops_of(call: int, backward: dict[int, int], weights: dict[int, int]) -> list[int]:
-    return [ops[call] for ops in (backward, weights) if call in ops]
 
 
 def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[int]]:
@@ -529,34 +391,127 @@ def _readers(profile: LayerProfile, backward: dict[int, int]) -> dict[int, set[i
     return readers
 
 
-def _backward_tensors(table: TensorTable, trace: Trace, backward: dict[int, int], weights: dict[int, int]) -> None:
-    for j, op in backward.items():
-        for k in trace.calls[j].reads:
-            value = trace.values[k]
-            if value.requires_grad and value.producer in backward:
-                table.add(op, f"gradient:{k}", value.size_bytes, _backward_ops_of(value.producer, backward, weights))
+class _TensorWriter:
+    """Adds the tensors between the ops of a graph; `backward` and `weights` map calls to their backward ops."""
 
+    def __init__(
+        self, profile: LayerProfile, values: ValueTensors, backward: OpOfCall, weights: OpOfCall, outputs: _Outputs
+    ):
+        self.profile, self.trace, self.values = profile, profile.trace, values
+        self.backward, self.weights, self.outputs = backward, weights, outputs
+        self.table = TensorTable()
 
-def _update_tensors(
-    table: TensorTable,
-    profile: LayerProfile,
-    backward: dict[int, int],
-    weights: dict[int, int],
-    updates: dict[int, int],
-    released: dict[int, int],
-) -> None:
-    """Makes updates wait for the ends of the backward pass, and keeps what an update holds until its last overlap."""
-    gradients = {producer for producer, label in table.rows if label.startswith("gradient:")}
-    for op in (*backward.values(), *weights.values()) if updates else ():
-        if op not in gradients:
-            table.add(op, "control", CONTROL_BYTES, updates.values())
-    order = list(updates)
-    for i, op in released.items():
-        held_bytes, until = int(profile.update.held_bytes[i]), int(profile.update.until[i])  # type: ignore[union-attr]
-        table.add(updates[i], "held", held_bytes, [op])
-        table.add(updates[until], "control", CONTROL_BYTES, [op])
-        following = order[order.index(until) + 1 :][:1]
-        table.add(op, "control", CONTROL_BYTES, [updates[k] for k in following])
+    def _backward_ops_of(self, call: int) -> list[int]:
+        return [ops[call] for ops in (self.backward, self.weights) if call in ops]
+
+    def add_forward(self) -> None:
+        readers = _readers(self.profile, self.backward)
+        for k, ops in readers.items():
+            if self.trace.values[k].storage in self.outputs.storages:
+                ops.difference_update(self.backward.values())
+        for k, op in self.outputs.readers.items():
+            readers.setdefault(k, set()).add(op)
+        halves = {self.backward[i]: op for i, op in self.weights.items()}
+        for ops in readers.values():
+            ops.update([halves[op] for op in ops if op in halves])
+        passed_on = {v.storage for k, v in enumerate(self.trace.values) if readers.get(k)}
+        for k, value in enumerate(self.trace.values):
+            if readers.get(k) or (value.position >= 0 and value.storage not in passed_on):
+                self.values.add(self.table, k, readers.get(k, set()))
+        for i, call in enumerate(self.trace.calls):
+            if i in self.backward and self.profile.memory[i].saved_bytes:
+                self.table.add(i, "saved", self.profile.memory[i].saved_bytes, self._backward_ops_of(i))
+            for earlier in call.after:
+                self.table.add(earlier, "control", CONTROL_BYTES, [i])
+            if i in self.backward:
+                self.table.add(i, "control", CONTROL_BYTES, self._backward_ops_of(i))
+        result_backward_ops = [op for o in self.trace.results for op in self._backward_ops_of(o)]
+        for i in self.trace.results:
+            self.table.add(i, "control", CONTROL_BYTES, result_backward_ops)
+
+    def add_backward(self) -> None:
+        for j, op in self.backward.items():
+            for k in self.trace.calls[j].reads:
+                value = self.trace.values[k]
+                if value.requires_grad and value.producer in self.backward:
+                    self.table.add(op, f"gradient:{k}", value.size_bytes, self._backward_ops_of(value.producer))
+
+    def add_updates(self, updates: dict[int, int], released: dict[int, int]) -> None:
+        """Makes updates wait for the ends of the backward pass, and keeps what an update holds until its last overlap."""
+        gradients = {producer for producer, label in self.table.rows if label.startswith("gradient:")}
+        for op in (*self.backward.values(), *self.weights.values()) if updates else ():
+            if op not in gradients:
+                self.table.add(op, "control", CONTROL_BYTES, updates.values())
+        order = list(updates)
+        for i, op in released.items():
+            held_bytes, until = int(self.profile.update.held_bytes[i]), int(self.profile.update.until[i])  # type: ignore[union-attr]
+            self.table.add(updates[i], "held", held_bytes, [op])
+            self.table.add(updates[until], "control", CONTROL_BYTES, [op])
+            following = order[order.index(until) + 1 :][:1]
+            self.table.add(op, "control", CONTROL_BYTES, [updates[k] for k in following])
+
+    def add_loss(self, op: int, loss_backward: int) -> None:
+        memory = self.profile.loss.memory  # type: ignore[union-attr]
+        for k, position in self.trace.returned.items():
+            value = self.trace.values[k]
+            is_saved = position in memory.saves_inputs and value.storage not in self.outputs.storages
+            self.values.add(self.table, k, [op, loss_backward] if is_saved else [op])
+            if position in self.profile.loss.outputs and value.producer in self.backward:  # type: ignore[union-attr]
+                self.table.add(loss_backward, f"gradient:{k}", value.size_bytes, self._backward_ops_of(value.producer))
+        if memory.saved_bytes:
+            self.table.add(op, "saved", memory.saved_bytes, [loss_backward])
+        self.table.add(op, "control", CONTROL_BYTES, [loss_backward])
+
+    def loss_temporary(self, loss: dict[int, int]) -> list[int]:
+        if self.profile.loss is None:
+            return []
+        (loss_backward,) = loss.values()
+        memory = self.profile.loss.memory
+        return [memory.forward_temp, max(0, memory.backward_peak - self._output_bytes().get(loss_backward, 0))]
+
+    def _output_bytes(self) -> dict[int, int]:
+        output_bytes: dict[int, int] = {}
+        for (producer, _), (size, _) in self.table.rows.items():
+            output_bytes[producer] = output_bytes.get(producer, 0) + size
+        return output_bytes
+
+    def memory_columns(self, gradient_share: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int8]]:
+        """Returns temporary and persistent bytes (without states), and `OpGraph.reuse`, of calls and their backward ops.
+
+        Temporary bytes of a backward op are its peak minus its gradients. A call that allocates nothing returns a view, or an
+        input that it overwrote; a backward pass that allocates nothing passes its gradient on. With a `gradient_share` above 1,
+        gradients are kept in a wider type for all steps, and those of a backward pass are temporary.
+        """
+        n, ops = len(self.trace.calls), len(self.trace.calls) + len(self.backward) + len(self.weights)
+        persistent, reuse = np.zeros(ops, dtype=np.int64), np.full(ops, OWN, dtype=np.int8)
+        persistent[:n] = self.profile.parameters
+        persistent[:1] += self.profile.batch_bytes if n else 0
+        users: dict[str, int] = {}
+        for i in self.backward:
+            for name in self.trace.calls[i].parameters:
+                users[name] = max(users.get(name, -1), i)
+        for i in np.flatnonzero(self.profile.parameter_gradients).tolist():
+            user = max((users.get(name, -1) for name in self.trace.calls[i].parameters), default=-1)
+            op = self.weights.get(user, self.backward.get(user, i))
+            persistent[op] += self.profile.parameter_gradients[i] * gradient_share
+            if op != i and gradient_share == 1:
+                reuse[op] = GROWS
+        output_bytes, temporary = self._output_bytes(), np.zeros(ops, dtype=np.int64)
+        temporary[:n] = self.profile.temporaries
+        for i, call in enumerate(self.trace.calls):
+            if call.output_bytes == 0 and self.profile.memory[i].saved_bytes == 0:
+                reuse[i] = VIEW
+        for of in (self.backward, self.weights):
+            for i, op in of.items():
+                memory = self.profile.memory[i]
+                temporary[op] = max(
+                    0,
+                    memory.backward_peak - output_bytes.get(op, 0) - persistent[op] * (gradient_share == 1),
+                    memory.forward_temp * (self.trace.calls[i].recomputed > 0),
+                )
+                if memory.backward_peak == 0 and reuse[op] == OWN and output_bytes.get(op, 0) > CONTROL_BYTES:
+                    reuse[op] = VIEW
+        return temporary, persistent, reuse
 
 
 def _groups(
