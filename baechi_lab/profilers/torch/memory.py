@@ -36,7 +36,7 @@ LOSS_KEY = "\0loss"
 """Key of the call that computes the loss; no call of a model has this key."""
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallMemory:
     """Bytes of one call: temporaries forward and backward, and what it saves.
 
@@ -86,16 +86,10 @@ class MemoryWatch(Handler):
     def __init__(self, model: nn.Module, trace: Trace, training: bool, cuda: bool):
         self.model = model
         self.index, self.training = {**trace.index, LOSS_KEY: len(trace.calls)}, training
-        self.again = [*(call.recomputed for call in trace.calls), 0]
-        n = len(trace.calls) + 1  # the loss comes last
-        self.forward, self.backward, self.saved_bytes = [0] * n, [0] * n, [0] * n
-        self.inputs: list[tuple[int, ...]] = [()] * n
-        self.own = [False] * n
-        self.peaks = [0] * n
-        self.levels, self.backward_levels = [0] * n, [0] * n
-        self.spans: dict[
-            int, tuple[int, int]
-        ] = {}  # backward pass of a call -> begin of its first window, end of its last
+        self.recomputed = [*(call.recomputed for call in trace.calls), 0]
+        self.memory = [CallMemory() for _ in range(len(trace.calls) + 1)]  # the loss comes last
+        # backward pass of a call -> begin of its first window, end of its last
+        self.spans: dict[int, tuple[int, int]] = {}
         self.backward_windows: list[
             tuple[int, int, bool]
         ] = []  # of all windows of the backward pass; their ops; of views
@@ -175,13 +169,14 @@ class MemoryWatch(Handler):
                 op, positions, results = next(
                     (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
                 )
+                memory = self.memory[op]
                 if storage in results:
-                    self.own[op] = True
+                    memory.saves_outputs = True
                 elif storage in positions:
-                    self.inputs[op] = tuple(sorted({*self.inputs[op], positions[storage]}))
+                    memory.saves_inputs = tuple(sorted({*memory.saves_inputs, positions[storage]}))
                 else:
                     other_bytes[storage] = storage_bytes(tensor)
-            self.saved_bytes[calls[-1][0]] += sum(other_bytes.values())
+            self.memory[calls[-1][0]].saved_bytes += sum(other_bytes.values())
             for node in nodes_between(outputs, stop) if self.training else ():
                 self._hook(node, calls[-1][0])
         return outputs
@@ -206,7 +201,7 @@ class MemoryWatch(Handler):
         for tensor in saved:
             storage = storage_key(tensor)
             if storage in results:
-                self.own[op] = True
+                self.memory[op].saves_outputs = True
             elif storage in positions and (read is None or positions[storage] in read or storage in self.batch):
                 inputs.add(positions[storage])
             elif storage in positions:  # code between the calls made it: a mask, positions
@@ -215,7 +210,7 @@ class MemoryWatch(Handler):
                     self.constants.add(storage)
             elif storage not in fixed:
                 other_bytes[storage] = storage_bytes(tensor)
-        self.inputs[op], self.saved_bytes[op] = tuple(sorted(inputs)), sum(other_bytes.values())
+        self.memory[op].saves_inputs, self.memory[op].saved_bytes = tuple(sorted(inputs)), sum(other_bytes.values())
         self.called.append((op, positions, results))
 
     def _hook(self, node: Node, op: int, phase: str = "b") -> None:
@@ -249,19 +244,27 @@ class MemoryWatch(Handler):
         if self.cuda:
             torch.cuda.synchronize()
             remaining_bytes = max(before, int(torch.cuda.memory_allocated()))
-            column = self.forward if phase == "f" else self.backward
-            column[op] = max(column[op], int(torch.cuda.max_memory_allocated()) - remaining_bytes)
+            self.add_temporary(phase, op, int(torch.cuda.max_memory_allocated()) - remaining_bytes)
         if phase == "b" and self.cuda:
             first = self.spans.setdefault(op, (before, 0))[0]
             self.last = op, first
             self.record_peak_between_windows()
+
+    def add_temporary(self, phase: str, op: int, size: int) -> None:
+        """Records temporaries of one window of a call; the largest of all windows count."""
+        memory = self.memory[op]
+        if phase == "f":
+            memory.forward_temp = max(memory.forward_temp, size)
+        else:
+            memory.backward_temp = max(memory.backward_temp, size)
 
     def record_peak_between_windows(self) -> None:
         """CUDA: assigns what was held since the last window of the backward pass began to that window's op."""
         if self.last is not None:
             torch.cuda.synchronize()
             op, first = self.last
-            self.peaks[op] = max(self.peaks[op], int(torch.cuda.max_memory_allocated()) - first)
+            memory = self.memory[op]
+            memory.backward_peak = max(memory.backward_peak, int(torch.cuda.max_memory_allocated()) - first)
 
     def add_window(self, phase: str, op: int, start: int, end: int) -> None:
         """Adds the next window of a call, as positions in the list of changes; `phase` as in `window`.
@@ -289,44 +292,37 @@ class MemoryWatch(Handler):
             later_starts = (
                 window_start for window_start, of, _ in windows[bisect_left(windows, (end, -1, False)) :] if of != op
             )
-            self.peaks[op] = max(0, *accumulate(changes[start : next(later_starts, len(changes))], initial=0))
+            end_of_sums = next(later_starts, len(changes))
+            self.memory[op].backward_peak = max(0, *accumulate(changes[start:end_of_sums], initial=0))
         # The most that the step holds from the start of each window to the start of the next.
         held_bytes = list(accumulate(changes, initial=self.held_before))
-        rows = [(window_start, op, self.levels) for window_start, op in self.forward_windows]
-        rows += [(window_start, op, self.backward_levels) for window_start, op, _ in self.backward_windows]
+        rows = [(window_start, op, False) for window_start, op in self.forward_windows]
+        rows += [(window_start, op, True) for window_start, op, _ in self.backward_windows]
         rows.sort(key=lambda row: row[0])
         window_ends = [*(window_start for window_start, *_ in rows[1:]), len(changes)]
-        for (window_start, op, column), window_end in zip(rows, window_ends, strict=True):
-            column[op] = max(column[op], *held_bytes[window_start : window_end + 1])
+        for (window_start, op, is_backward), window_end in zip(rows, window_ends, strict=True):
+            memory, level = self.memory[op], max(held_bytes[window_start : window_end + 1])
+            if is_backward:
+                memory.backward_level = max(memory.backward_level, level)
+            else:
+                memory.level = max(memory.level, level)
 
     def read_events(self, profiler: torch.profiler.profile) -> None:
         """CPU: reads the peak of every window from the allocator's events."""
         changes, marked = read_marked_changes(profiler, _LABEL)
         for label, start, end in marked:
             kind, op = label[0], int(label[1:])
-            column = self.forward if kind == "f" else self.backward
-            column[op] = max(column[op], temporary_peak(changes[start:end]))
+            self.add_temporary(kind, op, temporary_peak(changes[start:end]))
             self.add_window(kind, op, start, end)
         self.read_spans(changes)
 
     def result(self) -> tuple[CallMemory, ...]:
         """Returns one record per call; the backward op of a recomputed call has its forward temporaries too."""
         self.owner = {}  # breaks a reference cycle: nodes -> hooks -> this handler -> nodes
-        backward = [
-            max(b, f) if twice else b for f, b, twice in zip(self.forward, self.backward, self.again, strict=True)
-        ]
-        rows = zip(
-            self.forward,
-            backward,
-            self.inputs,
-            self.own,
-            self.saved_bytes,
-            self.peaks,
-            self.levels,
-            self.backward_levels,
-            strict=True,
-        )
-        return tuple(CallMemory(*row) for row in rows)
+        for memory, is_recomputed in zip(self.memory, self.recomputed, strict=True):
+            if is_recomputed:
+                memory.backward_temp = max(memory.backward_temp, memory.forward_temp)
+        return tuple(self.memory)
 
 
 def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[list[int], list[tuple[str, int, int]]]:

@@ -107,6 +107,5 @@ class WorkWatch(MemoryWatch):
         counter = self.counter
         counter.owner, start = ("f" if phase == "f" else "b", op), len(counter.changes)
         yield
-        column = self.forward if phase == "f" else self.backward
-        column[op] = max(column[op], temporary_peak(counter.changes[start:]))
+        self.add_temporary(phase, op, temporary_peak(counter.changes[start:]))
         self.add_window(phase, op, start, len(counter.changes))
