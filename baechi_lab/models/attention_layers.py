@@ -42,9 +42,8 @@ class Network:
     def __init__(self, model: TransformerSizes):
         self.model = model
         self.weights = make = Weights(model.seed)
-        self.tables = {
-            side: make.matrix(f"embedding/{side}", model.vocabulary, model.units) for side in ("source", "target")
-        }
+        shape = model.vocabulary, model.units
+        self.tables = {side: make.matrix(f"embedding/{side}", *shape) for side in ("source", "target")}
         self.encoder = [_Layer(make, f"encoder/layer{k}", model, cross=False) for k in range(model.layers)]
         self.decoder = [_Layer(make, f"decoder/layer{k}", model, cross=True) for k in range(model.layers)]
         self.kernel = make.matrix("projection/kernel", model.units, model.vocabulary)

@@ -48,6 +48,5 @@ def _source(model: Model) -> Source:
 
     training_step = model.training_step()
     concrete = training_step.function.get_concrete_function()
-    return Source(
-        training_step.function, tuple(map(tf.constant, training_step.inputs)), tuple(concrete.graph.variables)
-    )
+    inputs = tuple(map(tf.constant, training_step.inputs))
+    return Source(training_step.function, inputs, tuple(concrete.graph.variables))

@@ -352,12 +352,10 @@ def _group_cluster(
     devices, names = [], cluster.names
     for d in range(layout.pp):
         group = range(d * width, (d + 1) * width)
-        memory = (min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes) / (
-            1.0 + options.reserve_share
-        )
+        memory = min(int(cluster.memory_bytes[k]) for k in group) - options.overhead_bytes
         speed = min(float(cluster.speed[k]) for k in group)
         name = names[group[0]] if width == 1 else f"{names[group[0]]}..{names[group[-1]]}"
-        devices.append(Device(name, hardwares[d].name, max(int(memory), 0), speed))
+        devices.append(Device(name, hardwares[d].name, max(int(memory / (1.0 + options.reserve_share)), 0), speed))
 
     def link(a: int, b: int) -> Link:
         latency, per_byte = collectives.pair_cost(a * width, b * width)
@@ -426,9 +424,8 @@ class _StepWriter:
             costs = segment.costs
             last = k == count - 1 or self.segments[k + 1][0] != stage
             us = segment.count * costs.backward.us + (host_us if last else 0.0)
-            input_us = (
-                min(segment.count * costs.backward.input_us + (host_us if last else 0.0), us) if self.splits else us
-            )
+            input_us = segment.count * costs.backward.input_us + (host_us if last else 0.0)
+            input_us = min(input_us, us) if self.splits else us
             op = self._add(f"{self.names[k]}/backward", "Backward", input_us, stage, costs.transient_bytes, k)
             if after >= 0:
                 self.us[op] += self.border_us if last else 0.0
@@ -456,9 +453,8 @@ class _StepWriter:
             hardware = hardwares[stage_device(layout, stage)]
             efficiency = _efficiency(self.options, hardware)
             own_segments = [k for k, (s, _, _) in enumerate(self.segments) if s == stage]
-            rate = (
-                (UPDATE_BYTES + 2 * precision.gradient_bytes) / (hardware.bandwidth * efficiency.bandwidth_share) * 1e6
-            )
+            bandwidth = hardware.bandwidth * efficiency.bandwidth_share
+            rate = (UPDATE_BYTES + 2 * precision.gradient_bytes) / bandwidth * 1e6
             dense = sum(self.segments[k][1].parameters for k in own_segments)
             experts = sum(self.segments[k][1].expert_parameters for k in own_segments)
             us = rate * (dense + experts)  # `divide_data` leaves a share of it with ZeRO
@@ -514,15 +510,8 @@ class _StepWriter:
 
     def device_us(self, device: int) -> tuple[float, float]:
         """Returns forward and backward microseconds of one micro-batch on a device of the pipeline."""
-        forward = sum(
-            us for us, t, d in zip(self.us, self.types, self.device, strict=True) if d == device and t == "Forward"
-        )
-        backward = sum(
-            us
-            for us, t, d in zip(self.us, self.types, self.device, strict=True)
-            if d == device and t.startswith("Backward")
-        )
-        return forward, backward
+        ops = [(us, t) for us, t, d in zip(self.us, self.types, self.device, strict=True) if d == device]
+        return sum(us for us, t in ops if t == "Forward"), sum(us for us, t in ops if t.startswith("Backward"))
 
     def graph(self, name: str) -> tuple[OpGraph, np.ndarray]:
         graph = OpGraph(

@@ -394,9 +394,8 @@ class _Search:
         least = step.least_bytes
         limit = int(self.cluster.memory_bytes.min())
         fits = least <= limit
-        reason = (
-            "its lower bound is above the best layout's time" if fits else self._too_large(least, limit, "at least ")
-        )
+        bound_reason = "its lower bound is above the best layout's time"
+        reason = bound_reason if fits else self._too_large(least, limit, "at least ")
         count = step.micro_batches
         busiest = float(step.stage_us.sum(axis=1).max()) * count
         return LayoutRow(

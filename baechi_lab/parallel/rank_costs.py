@@ -92,9 +92,8 @@ class RankCosts:
         if recompute == "full":
             recomputed_ops = part.forward
             if self.layout.zero >= 2:  # PyTorch's checkpoints stop at the last product: no backward op reads its output
-                recomputed_ops = recomputed_ops[
-                    : max(k for k, op in enumerate(recomputed_ops) if op.op_type == "matmul")
-                ]
+                last_product = max(k for k, op in enumerate(recomputed_ops) if op.op_type == "matmul")
+                recomputed_ops = recomputed_ops[:last_product]
             backward = backward.after(self._times(recomputed_ops))
             saved, transient = part.input_bytes, transient + part.saved_bytes
         elif recompute == "selective":

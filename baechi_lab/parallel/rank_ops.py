@@ -171,9 +171,8 @@ class _PartWriter:
         moved = HALF * batch * (heads * queries + kv_heads * keys) * width
         name = f"{self.name}/attention"
         forward = RankOp(name, "flash_attention", kernel=_attention_kernel(flops, moved))
-        backward = RankOp(
-            f"{name}/backward", "flash_attention_backward", INPUT, _attention_kernel(2.5 * flops, 2.0 * moved)
-        )
+        backward_kernel = _attention_kernel(2.5 * flops, 2.0 * moved)
+        backward = RankOp(f"{name}/backward", "flash_attention_backward", INPUT, backward_kernel)
         if self.layout.cp == 1:
             self.rows.append((forward, (backward,)))
             return

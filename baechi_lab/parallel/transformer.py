@@ -398,10 +398,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     gated = bool(fields.get("use_swiglu", kind in GATED)) or str(fields.get("hidden_act", "")) in ("silu", "swiglu")
     if gated and not sizes["feed_forward"] and not sizes["expert_feed_forward"]:
         raise InvalidInput(f"{source} has no field 'intermediate_size'; it says how wide the feed-forward part is")
-    rotary = (
-        kind in ROTARY or gated or fields.get("rope_theta") is not None or fields.get("rope_parameters") is not None
-    )
-    if rotary or fields.get("position_embedding_type") == "rotary":
+    rotary = any(fields.get(name) is not None for name in ("rope_theta", "rope_parameters"))
+    if rotary or kind in ROTARY or gated or fields.get("position_embedding_type") == "rotary":
         sizes["positions"] = 0
     if kind == "opt":
         sizes["positions"] += 2  # its table begins two rows later

@@ -62,9 +62,8 @@ def activation_rows(trace: Trace, graph: OpGraph | None) -> tuple[ActivationRow,
     if kept_calls:
         reasons = {call: unrepeatable_calls[call] for call in kept_calls}
         message = f"outputs of {len(reasons)} calls are kept that the graph computes again, because the calls cannot run twice: "
-        warnings.warn(
-            message + describe_reasons(reasons, [call.key for call in trace.calls]), ActivationsKept, stacklevel=4
-        )
+        message += describe_reasons(reasons, [call.key for call in trace.calls])
+        warnings.warn(message, ActivationsKept, stacklevel=4)
     return tuple(
         row
         for row in all_rows

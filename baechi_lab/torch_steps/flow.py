@@ -44,20 +44,10 @@ class Flow:
 
     def add_value(self, tensor: torch.Tensor, producer: int, position: int = -1) -> int:
         """Record a tensor that a call has computed. Returns the index of its value."""
-        dtype = str(tensor.dtype).removeprefix("torch.")
+        dtype, shape = str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)
         storage = self.storages.setdefault(storage_key(tensor), len(self.storages))
-        self.values.append(
-            Value(
-                producer,
-                tensor_bytes(tensor),
-                dtype,
-                tuple(tensor.shape),
-                tensor.requires_grad,
-                position,
-                storage,
-                offset_bytes(tensor),
-            )
-        )
+        size, grad = tensor_bytes(tensor), tensor.requires_grad
+        self.values.append(Value(producer, size, dtype, shape, grad, position, storage, offset_bytes(tensor)))
         self.value_of[id(tensor)] = (tensor, len(self.values) - 1)
         return len(self.values) - 1
 
@@ -100,10 +90,9 @@ class Flow:
         after: set[int] = set()
         for storage in written:
             after |= {r for r in self.readers.get(storage, []) if r != index}
-            makers = {
-                self.values[v].producer for t, v in self.value_of.values() if v >= 0 and storage_key(t) == storage
-            }
-            producers = makers | ({self.writer[storage]} if storage in self.writer else set())
+            values = [v for t, v in self.value_of.values() if v >= 0 and storage_key(t) == storage]
+            producers = {self.values[v].producer for v in values}
+            producers |= {self.writer[storage]} if storage in self.writer else set()
             if producers:
                 self.groups.append(tuple(sorted({*producers, index})))
             self.writer[storage] = index

@@ -85,9 +85,8 @@ def make_plan(
         shares=max(Counter(name for c in trace.calls for name in c.parameters).values(), default=0) > 1,
     )
     if plan.fixed and plan.order.waiting != replace(plan, fixed=()).order.waiting:
-        message = (
-            f"{len(trace.fixed)} of {len(plan.keys)} calls keep code order, because waiting could change results: "
-        )
+        count = f"{len(trace.fixed)} of {len(plan.keys)} calls"
+        message = f"{count} keep code order, because waiting could change results: "
         warnings.warn(message + describe_reasons(trace.fixed, plan.keys), CodeOrderKept, stacklevel=3)
     return plan
 

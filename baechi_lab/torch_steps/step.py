@@ -180,12 +180,8 @@ class TorchStep:
             if self.loss is None:
                 return own_loss(outputs)
             return self.loss(outputs, *map_tensors(self.targets, lambda t: t.to(output_device)))
-        except (
-            TypeError,
-            ValueError,
-            LookupError,
-            AttributeError,
-        ) as error:  # not RuntimeError, because memory may be exhausted
+        # Not RuntimeError, because memory may be exhausted.
+        except (TypeError, ValueError, LookupError, AttributeError) as error:
             raise InvalidInput(
                 f"loss of step {self.name!r} failed on the model's outputs and {len(self.targets)} targets: "
                 f"{type(error).__name__}: {' '.join(str(error).split()):.500}"

@@ -332,9 +332,8 @@ class Tracer(Handler):
             )
         )
         for position, tensor in enumerate(outputs):
-            if (
-                id(tensor) not in flow.value_of or storage_key(tensor) in written
-            ):  # not an input that was returned unchanged
+            # An input that was returned unchanged is no new value.
+            if id(tensor) not in flow.value_of or storage_key(tensor) in written:
                 flow.add_value(tensor, index, position)
         for tensor in input_tensors:
             if storage_key(tensor) in written and not any(tensor is t for t in outputs):

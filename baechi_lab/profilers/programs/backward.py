@@ -146,9 +146,8 @@ class _BackwardBuilder:
         read = [g for v in values for g in self.gradients[v]]
         if read:
             size = sum(self.program.size_bytes.get(v, 0) for v in values)
-            kernel = Kernel(
-                flops=size / 2.0 * (1 + states), moved_bytes=float(size * self.precision.update_share(states))
-            )
+            moved_bytes = float(size * self.precision.update_share(states))
+            kernel = Kernel(flops=size / 2.0 * (1 + states), moved_bytes=moved_bytes)
             self.ops.append(
                 ProgramOp(
                     f"{op.name}/update",
@@ -200,10 +199,8 @@ class _BackwardBuilder:
             makes.append(gradient)
         values = tuple(v for v in reads if v not in self.program.parameters)
         name, op_type = f"{op.name}/{label}", f"{op.op_type}Backward"
-        backward_op = ProgramOp(
-            name, op_type, kernels, values, tuple(makes), after, i, op.name, temporary, gradient_bytes
-        )
-        self.ops.append(backward_op)
+        held_bytes = temporary, gradient_bytes
+        self.ops.append(ProgramOp(name, op_type, kernels, values, tuple(makes), after, i, op.name, *held_bytes))
 
     def _saved_values(self, op: ProgramOp) -> tuple[str, ...]:
         kind = normalize_type(op.op_type)

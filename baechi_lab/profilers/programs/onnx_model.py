@@ -71,9 +71,8 @@ def _read_model(
     version = opset_version(model)
     graph = _infer_shapes(model, batch_size, sizes).graph
     shapes, types = _shapes_and_types(graph)
-    constants = {t.name for t in graph.initializer} | {
-        o for n in graph.node if n.op_type == "Constant" for o in n.output
-    }
+    constants = {t.name for t in graph.initializer}
+    constants |= {value for node in graph.node if node.op_type == "Constant" for value in node.output}
     for node in graph.node:
         if node.op_type == "Constant" and node.output:
             tensor = next((a.t for a in node.attribute if a.name == "value"), None)

@@ -26,10 +26,9 @@ def colocation_groups(nodes: tuple[NodeDef, ...], slots: dict[str, str]) -> tupl
     for i, node in enumerate(nodes):
         pairs += [(i, index[producer]) for producer, _ in data_inputs(node) if producer in handles]
         if "_class" in node.attr:
-            hints = (
-                hint.decode().removeprefix("loc:@") for hint in node.attr["_class"].list.s if hint.startswith(b"loc:@")
-            )
-            pairs += [(i, index[name]) for name in hints if name in index]
+            hints = [hint.decode() for hint in node.attr["_class"].list.s if hint.startswith(b"loc:@")]
+            names_of_hints = (hint.removeprefix("loc:@") for hint in hints)
+            pairs += [(i, index[name]) for name in names_of_hints if name in index]
     joined = join_groups(len(nodes), pairs)
     alone = {index[name] for name in handles}.difference(*joined)
     group = np.full(len(nodes), -1, dtype=np.int32)

@@ -134,9 +134,8 @@ def step_session(step: Step, device: str) -> Iterator[Runner]:
                     session.run(fetches, feeds)
                     return None
                 metadata = tf.compat.v1.RunMetadata()
-                session.run(
-                    fetches, feeds, tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE), metadata
-                )
+                options = tf.compat.v1.RunOptions(trace_level=tf.compat.v1.RunOptions.FULL_TRACE)
+                session.run(fetches, feeds, options, metadata)
                 return metadata
 
             yield run
@@ -209,9 +208,8 @@ def read_traces(structure: Structure, traces: Sequence[RunMetadata], on_gpu: boo
         )
     trace_count = max(len(traces), 1)
     mean_bytes = lambda column: np.rint(column / trace_count).astype(np.int64)  # noqa: E731
-    return Measurement(
-        run_us.sum(axis=0) / trace_count, mean_bytes(temp), mean_bytes(persistent), sizes, in_trace, run_us
-    )
+    us = run_us.sum(axis=0) / trace_count
+    return Measurement(us, mean_bytes(temp), mean_bytes(persistent), sizes, in_trace, run_us)
 
 
 def _microseconds(stats: NodeExecStats) -> float:

@@ -128,10 +128,8 @@ def bytes_per_element() -> dict[int, int]:
     import tensorflow as tf
 
     width = {tf.string.as_datatype_enum: 8}
-    numbers = (
-        "float16 float32 float64 bfloat16 int8 int16 int32 int64 uint8 uint16 uint32 uint64 bool complex64 complex128"
-    )
-    for name in numbers.split():
+    integers = [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
+    for name in ("float16", "float32", "float64", "bfloat16", *integers, "bool", "complex64", "complex128"):
         dtype = getattr(tf, name)
         width[dtype.as_datatype_enum] = dtype.size
     return width

@@ -67,9 +67,8 @@ def count_work(structure: Structure) -> Work:
         read, made = [sizes[t] for t in ins], [sizes[t] for t in outs]
         add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, made)
     for guess, names in library.guesses.items():
-        warnings.warn(
-            f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}", GuessedCosts, stacklevel=4
-        )
+        message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
+        warnings.warn(message, GuessedCosts, stacklevel=4)
     return work_of(structure.n, rows, times, free)
 
 

@@ -129,9 +129,8 @@ def _merge_reads(table: dict[str, NodeDef]) -> None:
         if node.op != "ReadVariableOp":
             continue
         handle = split(node.input[0])
-        waits = (
-            frozenset(control_inputs(node)) if handle[0] in written or table[handle[0]].op != "VarHandleOp" else None
-        )
+        may_change = handle[0] in written or table[handle[0]].op != "VarHandleOp"
+        waits = frozenset(control_inputs(node)) if may_change else None
         if waits is None:
             _set_inputs(node, [join(*handle)])
         same[node.name] = first.setdefault((handle, node.attr["dtype"].type, waits), node.name)

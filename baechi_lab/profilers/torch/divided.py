@@ -498,9 +498,8 @@ def _divide_gradients(
         backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
         copies = _copies(name, recorder, layout)
         axis = "dp+cp" if copies == layout.dp else "edp"
-        buckets.append(
-            Bucket(f"{name}/data", users[0], backward, users[-1], recorder.size[name], kept, 0, 0, copies, axis)
-        )
+        size = recorder.size[name]
+        buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, kept, 0, 0, copies, axis))
     divided = divide_data(
         graph,
         buckets,

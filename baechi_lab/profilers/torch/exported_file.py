@@ -60,9 +60,8 @@ def read_document(data: bytes) -> object:
                     if version not in ARCHIVE_VERSIONS:
                         raise FormatError(f"archive_version is {version.decode(errors='replace')!r}; version 0 is read")
             names = [n for n in archive.namelist() if "/models/" in n and n.endswith(".json")]
-            names = names or [
-                n for n in archive.namelist() if n.rpartition("/")[2] == "serialized_exported_program.json"
-            ]
+            earlier_name = "serialized_exported_program.json"
+            names = names or [n for n in archive.namelist() if n.rpartition("/")[2] == earlier_name]
             if len(names) != 1:
                 raise FormatError(f"holds {len(names)} programs of torch.export; it must hold one (is it cut off?)")
             if archive.getinfo(names[0]).file_size > MOST_FILE_BYTES:
@@ -178,9 +177,8 @@ class _Reader:
             self._note(inner)
             for call in inner["nodes"]:
                 self.call(call)
-            self.alias.update(
-                zip(output_labels, [n for entry in inner["outputs"] for n in self.labels(entry)], strict=True)
-            )
+            inner_labels = [label for entry in inner["outputs"] for label in self.labels(entry)]
+            self.alias.update(zip(output_labels, inner_labels, strict=True))
             self.prefix, self.detached = outer
             return
         func = _operator(target)
@@ -259,6 +257,5 @@ class _Reader:
         if kind != "as_name":
             return value
         noted = self.symbols.get(value, {})
-        return self.size(
-            noted if "as_expr" in noted or "as_int" in noted else {"as_expr": {"expr_str": value}}, value, 0
-        )
+        is_size = "as_expr" in noted or "as_int" in noted
+        return self.size(noted if is_size else {"as_expr": {"expr_str": value}}, value, 0)

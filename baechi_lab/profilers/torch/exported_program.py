@@ -40,9 +40,8 @@ def program_of(
                 trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
         reader.read(source.graph_module)
         parameters = {name: trained[name] for name in signature.inputs_to_parameters}
-        outputs = [
-            reader.name_of(n) for node in source.graph.nodes if node.op == "output" for n in node.all_input_nodes
-        ]
+        ends = (node for node in source.graph.nodes if node.op == "output")
+        outputs = [reader.name_of(node) for end in ends for node in end.all_input_nodes]
         check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
         return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
     document = with_file_name(source, lambda: read_document(read(source)))
@@ -59,9 +58,8 @@ class _Reader:
     def __init__(self, name: str, open_sizes: OpenSizes):
         self.builder, self.open_sizes = ProgramBuilder(name), open_sizes
         self.value: dict[torch.fx.Node, Any] = {}
-        self.passed_for: dict[
-            torch.fx.Node, torch.fx.Node
-        ] = {}  # input of a nested graph -> the argument passed for it
+        # input of a nested graph -> the argument passed for it
+        self.passed_for: dict[torch.fx.Node, torch.fx.Node] = {}
         self.returned: dict[torch.fx.Node, list[torch.fx.Node]] = {}  # call of a nested graph -> what it returns
         self.prefix: dict[torch.fx.Graph, str] = {}  # nested graph -> prefix of the names of its values
         self.detached = False

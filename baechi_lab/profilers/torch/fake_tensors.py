@@ -185,9 +185,8 @@ class _TwinMaker:
 
     def __init__(self, mode: FakeTensorMode, dtype: torch.dtype | None):
         self.mode, self.dtype = mode, dtype
-        self.twins: dict[
-            int, tuple[torch.Tensor, torch.Tensor]
-        ] = {}  # keeps the originals alive, so that ids stay theirs
+        # keeps the originals alive, so that ids stay theirs
+        self.twins: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in self.twins:

@@ -70,10 +70,8 @@ class KnownValues:
         """Returns a real tensor with the values of this one, None if they are unknown."""
         if not isinstance(tensor, FakeTensor):
             plain = type(tensor) is torch.Tensor and tensor.device.type == "cpu" and tensor.numel() <= MOST_ELEMENTS
-            has_values = (
-                plain and tensor.layout is torch.strided and tensor.untyped_storage()._cdata not in self.spoiled
-            )
-            return tensor if has_values else None
+            plain = plain and tensor.layout is torch.strided
+            return tensor if plain and tensor.untyped_storage()._cdata not in self.spoiled else None
         if tensor.layout is not torch.strided or isinstance(tensor, nn.Parameter):
             return None
         entry = self.twins.get(tensor.untyped_storage()._cdata)

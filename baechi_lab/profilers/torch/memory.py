@@ -90,9 +90,7 @@ class MemoryWatch(Handler):
         self.memory = [CallMemory() for _ in range(len(trace.calls) + 1)]  # the loss comes last
         # backward pass of a call -> begin of its first window, end of its last
         self.spans: dict[int, tuple[int, int]] = {}
-        self.backward_windows: list[
-            tuple[int, int, bool]
-        ] = []  # of all windows of the backward pass; their ops; of views
+        self.backward_windows: list[tuple[int, int, bool]] = []  # of windows of the backward pass; ops; of views
         self.forward_windows: list[tuple[int, int]] = []  # of all windows of the forward pass, their ops
         self.held_before = 0  # gradients from before the step, to which it adds
         self.owner: dict[Node, int] = {}  # node behind an output of a call, or behind a view of one -> the call
@@ -189,9 +187,8 @@ class MemoryWatch(Handler):
         saved: list[torch.Tensor],
         module: nn.Module | None,
     ) -> None:
-        positions = {
-            storage_key(t): k for k, t in reversed(list(enumerate(arguments))) if not isinstance(t, nn.Parameter)
-        }
+        activations = [(k, t) for k, t in enumerate(arguments) if not isinstance(t, nn.Parameter)]
+        positions = {storage_key(t): k for k, t in reversed(activations)}
         results = {storage_key(t) for t in outputs}
         fixed = {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
         if module is not None:

@@ -46,9 +46,8 @@ class Counter(OperatorObserver):
         self.rows: list[tuple[PhaseCall, Kernel]] = []
         self.changes: list[int] = []
         self.alive: dict[int, weakref.finalize] = {}
-        self.stored_share: dict[
-            int, float
-        ] = {}  # memory of quantized parameters -> stored bytes by bytes of their type
+        # memory of quantized parameters -> stored bytes by bytes of their type
+        self.stored_share: dict[int, float] = {}
 
     def observe(self, func: OpOverload, args: Args, kwargs: Kwargs, out: object) -> None:
         if self.owner is not None and is_model_operator(func):

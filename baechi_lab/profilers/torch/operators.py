@@ -222,9 +222,8 @@ def profile_operators(
         model_trace = trace(model, (args, kwargs), atomic=atomic)
         recorder.keys = tuple(call.key for call in model_trace.calls)
         recorder.register_states(model)
-        interceptor = Interceptor(
-            model, model_trace.layers, WorkWatch(model, model_trace, training, recorder)
-        ).install()
+        watch = WorkWatch(model, model_trace, training, recorder)
+        interceptor = Interceptor(model, model_trace.layers, watch).install()
         recorder.recording = True
         try:
             run_once(model, args, kwargs, training)

@@ -125,9 +125,8 @@ def _weights(name: str, module: nn.Module, scheme: Scheme) -> Iterator[tuple[nn.
 
 def _modules_to_keep(model: nn.Module, config: Settings, method: str) -> set[str]:
     """Returns names, or patterns of names, of modules that are not quantized."""
-    named = next(
-        (config[k] for k in ("modules_to_not_convert", "llm_int8_skip_modules") if config.get(k) is not None), None
-    )
+    keys = ("modules_to_not_convert", "llm_int8_skip_modules")
+    named = next((config[key] for key in keys if config.get(key) is not None), None)
     unquantized = set(_renamed(model, named or ()))
     unquantized |= set(getattr(model, "_keep_in_fp32_modules", None) or ())
     if method == "compressed-tensors":  # it names all that it leaves out
@@ -234,9 +233,8 @@ def _gptq(config: Settings, dtype: torch.dtype) -> Iterator[Scheme]:
         size = _packed(int(changes.get("bits", bits)), int(changes.get("group_size", group)), True, True)
         yield Scheme(size, converts, converts, partial(_pattern_matches, pattern))
     blocks, block_modules = config.get("block_name_to_quantize"), config.get("modules_in_block_to_quantize")
-    yield Scheme(
-        _packed(bits, group, True, True), applies=partial(_is_in_blocks, _flatten(blocks), _flatten(block_modules))
-    )
+    applies = partial(_is_in_blocks, _flatten(blocks), _flatten(block_modules))
+    yield Scheme(_packed(bits, group, True, True), applies=applies)
 
 
 def _pattern_matches(pattern: re.Pattern[str], name: str) -> bool:
@@ -300,10 +298,8 @@ def _compressed(weights: Settings, packing: str, scale_bytes: int, static: bool)
 
     def size(rows: int, columns: int) -> int:
         grouped = (1, group or columns)
-        block = {"channel": (1, columns), "block": weights.get("block_structure"), "tensor": None}.get(
-            strategy, grouped
-        )
-        scales = _blocks(rows, columns, block)
+        blocks = {"channel": (1, columns), "block": weights.get("block_structure"), "tensor": None}
+        scales = _blocks(rows, columns, blocks.get(strategy, grouped))
         if not packed:
             return rows * columns + scales * (scale_bytes + zeros) + scale_bytes * static
         numbers = 4 * ceil(columns * bits / 32) * rows + 4 * order * columns

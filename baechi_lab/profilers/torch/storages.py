@@ -139,10 +139,8 @@ class StorageTracker:
             node = bisect_right(nodes, block.start_ns - ahead, key=lambda row: row[0]) - 1
             if node >= 0 and (at < 0 or block.start_ns > running[at][1]):
                 ended = block.end_ns - ahead if block.end_ns >= 0 else -1
-                sums = StorageRecord(
-                    nodes[node][1], block.size, -1, block.start_ns - ahead, ended, persistent=ended < 0
-                )
-                self.records.append(sums)
+                device, started = nodes[node][1], block.start_ns - ahead
+                self.records.append(StorageRecord(device, block.size, -1, started, ended, persistent=ended < 0))
 
     def keep(self, persistent_tensors: Iterable[torch.Tensor]) -> None:
         """Marks tracked tensors that are alive as persistent from their start."""

@@ -149,9 +149,8 @@ class _Cutter:
                 call.kwargs = {k: device if isinstance(a, torch.device) else a for k, a in call.kwargs.items()}
         graph.output(tuple(copies[node] for node in received[s + 1]))
         module = fx.GraphModule(holder, graph, class_name=f"Stage{s}")
-        return StageModule(
-            module, tuple(str(node.target) for node in inputs), _specs(received[s]), _specs(received[s + 1])
-        )
+        input_names = tuple(str(node.target) for node in inputs)
+        return StageModule(module, input_names, _specs(received[s]), _specs(received[s + 1]))
 
 
 class _Holder(nn.Module):
