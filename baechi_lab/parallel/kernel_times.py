@@ -78,9 +78,9 @@ class Efficiency(Params):
         """
         if hardware.name in EFFICIENCIES:
             return EFFICIENCIES[hardware.name]
-        known = min(EFFICIENCIES, key=lambda name: abs(HARDWARE[name].half_flops / hardware.half_flops - 1))
-        nearest = EFFICIENCIES[known]
-        if HARDWARE[known].generation == hardware.generation:
+        nearest_name = min(EFFICIENCIES, key=lambda name: abs(HARDWARE[name].half_flops / hardware.half_flops - 1))
+        nearest = EFFICIENCIES[nearest_name]
+        if HARDWARE[nearest_name].generation == hardware.generation:
             return nearest
         return replace(nearest, product_share=generation_named(hardware.generation).matrix_unit_share)
 

@@ -186,8 +186,8 @@ class LayoutStep:
         if rounds <= 2:
             us, peak = self._run(self.micro_batches)
         else:
-            rest = (self.micro_batches - first) % step
-            first += rest
+            extra_micro_batches = (self.micro_batches - first) % step
+            first += extra_micro_batches
             one, peak = self._run(first)
             two, later = self._run(first + step)
             us, peak = one + (two - one) * rounds, np.maximum(peak, later + (later - peak) * (rounds - 1))
@@ -289,7 +289,7 @@ def _stage_segments(
     dense, experts, embedding, head = make_parts(model, shape, sequence_length, options.precision)
     costed: dict[tuple[str, str, tuple[int, ...]], PartCosts] = {}
     stages: list[list[Segment]] = []
-    done = 0
+    first_block = 0
     for s, count in enumerate(counts):
         d = stage_device(layout, s)
         rank = RankCosts(
@@ -307,15 +307,14 @@ def _stage_segments(
         if s == 0:
             segments.append(_segment("embedding", cost(embedding), 1))
         for chunk in _chunks(layout, options, dense, count):
-            kinds = [model.has_experts(done + k) for k in range(chunk)]
+            kinds = [model.has_experts(first_block + k) for k in range(chunk)]
             for has_experts in (False, True):
                 if has_experts in kinds:
                     block = experts if has_experts and experts is not None else dense
                     suffix = "" if len(set(kinds)) == 1 else ("/experts" if has_experts else "/dense")
-                    segments.append(
-                        _segment(f"blocks{done}{suffix}", cost(block, layout.recompute), kinds.count(has_experts))
-                    )
-            done += chunk
+                    costs, name = cost(block, layout.recompute), f"blocks{first_block}{suffix}"
+                    segments.append(_segment(name, costs, kinds.count(has_experts)))
+            first_block += chunk
         if s == len(counts) - 1:
             segments.append(_segment("head", cost(head), 1))
         stages.append(segments)
@@ -498,10 +497,10 @@ class _StepWriter:
         first, last = stages[0], stages[-1]
         size = self.options.precision.gradient_bytes * model.vocabulary_share(layout.tp) * model.embedding_size
         width = layout.tp * layout.cp * layout.dp
-        ends = stage_device(layout, first), stage_device(layout, last)
-        if ends[0] == ends[1]:
+        end_devices = stage_device(layout, first), stage_device(layout, last)
+        if end_devices[0] == end_devices[1]:
             return
-        us = collectives.us("all_reduce", size, [ends[0] * width, ends[1] * width])
+        us = collectives.us("all_reduce", size, [end_devices[0] * width, end_devices[1] * width])
         for stage in (first, last):
             op = self._add(f"stage{stage}/tied_embedding/all_reduce", "all_reduce", us, stage)
             for end in (0, len(self.segments) - 1):

@@ -263,23 +263,23 @@ def layouts(
     reached = efficiency or Efficiency.of(slowest)
     collectives = Collectives(cluster, tuple(measured), reached.collective_share, reached.network_share)
     if layouts is None:
-        chosen = list(_legal_layouts(transformer, cluster, global_batch, sequence_length))
-        if not chosen:
+        candidates = list(_legal_layouts(transformer, cluster, global_batch, sequence_length))
+        if not candidates:
             raise InvalidInput(
                 f"no layout of {transformer.name} on {cluster.n} devices is legal for global_batch {global_batch} and "
                 f"sequence_length {sequence_length}: heads, experts and batch must divide"
             )
     else:
-        chosen = record_list("layouts", layouts, Layout)
-        if not chosen:
+        candidates = record_list("layouts", layouts, Layout)
+        if not candidates:
             raise InvalidInput("layouts is empty; give at least one Layout, or None for all that are legal")
-        for layout in chosen:
+        for layout in candidates:
             reason = why_illegal(transformer, layout, cluster.n, global_batch, sequence_length)
             if reason:
                 raise InvalidInput(f"{layout!r}: {reason}")
     check_callback("callback", callback, "text")
     search = _Search(transformer, cluster, global_batch, sequence_length, options, collectives, callback)
-    rows = search.rows(chosen, all_of_them=layouts is not None)
+    rows = search.rows(candidates, all_of_them=layouts is not None)
     return Layouts(transformer, global_batch, sequence_length, tuple(rows), int(cluster.memory_bytes.min()))
 
 

@@ -157,9 +157,10 @@ class _PartWriter:
     def move(self, label: str, elements: float, backward_elements: float | None = None, saved: int = 0) -> None:
         """Add an element-wise op or a normalisation, which moves `elements` half-precision numbers."""
         self.saved += saved
-        back = elements if backward_elements is None else backward_elements
+        back_elements = elements if backward_elements is None else backward_elements
         forward = RankOp(f"{self.name}/{label}", label, kernel=Kernel(moved_bytes=HALF * elements))
-        backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, Kernel(moved_bytes=HALF * back))
+        backward_kernel = Kernel(moved_bytes=HALF * back_elements)
+        backward = RankOp(f"{self.name}/{label}/backward", f"{label}_backward", INPUT, backward_kernel)
         self.rows.append((forward, (backward,)))
 
     def flash(self, batch: int, queries: int, keys: int, width: int, heads: int, kv_heads: int, share: float) -> None:
@@ -168,10 +169,10 @@ class _PartWriter:
         Under context parallelism it has one round per device, between which keys and values are passed around the ring.
         """
         flops = 2.0 * batch * heads * queries * keys * width * share
-        moved = HALF * batch * (heads * queries + kv_heads * keys) * width
+        moved_bytes = HALF * batch * (heads * queries + kv_heads * keys) * width
         name = f"{self.name}/attention"
-        forward = RankOp(name, "flash_attention", kernel=_attention_kernel(flops, moved))
-        backward_kernel = _attention_kernel(2.5 * flops, 2.0 * moved)
+        forward = RankOp(name, "flash_attention", kernel=_attention_kernel(flops, moved_bytes))
+        backward_kernel = _attention_kernel(2.5 * flops, 2.0 * moved_bytes)
         backward = RankOp(f"{name}/backward", "flash_attention_backward", INPUT, backward_kernel)
         if self.layout.cp == 1:
             self.rows.append((forward, (backward,)))
@@ -200,8 +201,8 @@ class _PartWriter:
         if self.layout.sequence_parallel:
             self.collective("all_gather", "tp", message, f"{label}/all_gather")
             return
-        back = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", INPUT, axis="tp", message_bytes=message)
-        self.rows.append((_NOTHING, (back,)))
+        reduction = RankOp(f"{self.name}/{label}/all_reduce", "all_reduce", INPUT, axis="tp", message_bytes=message)
+        self.rows.append((_NOTHING, (reduction,)))
 
     def leave_tensor_parallel(self, label: str, copies: int = 1) -> None:
         """Add the collective after a layer divided by rows: add up its outputs, with a share of the sequence per device."""
@@ -251,8 +252,8 @@ class _PartWriter:
 _NOTHING = RankOp("", "")
 
 
-def _attention_kernel(flops: float, moved: float) -> Kernel:
-    return Kernel(flops=flops, moved_bytes=moved, precision="fp16", matrix=True, batched=True)
+def _attention_kernel(flops: float, moved_bytes: float) -> Kernel:
+    return Kernel(flops=flops, moved_bytes=moved_bytes, precision="fp16", matrix=True, batched=True)
 
 
 def _product(
@@ -267,9 +268,9 @@ def _product(
 ) -> RankOp:
     """Returns the op of `batch` products of rows x depth by depth x columns; float32 results are added to existing ones."""
     added = 2 * out_bytes if out_bytes == FULL else out_bytes
-    moved = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
+    moved_bytes = float(batch * (HALF * (rows * depth + depth * columns) + added * rows * columns))
     product = Product(batch, rows, columns, depth)
-    kernel = Kernel(product.flops, moved, precision, matrix=True, batched=batch > 1, products=(product,))
+    kernel = Kernel(product.flops, moved_bytes, precision, matrix=True, batched=batch > 1, products=(product,))
     return RankOp(name, "matmul", phase, kernel)
 
 
@@ -336,13 +337,13 @@ def _attention(
         writer.move("key_norm", 2 * tokens * rank, saved=HALF * tokens * rank)
         writer.product("key_up", tokens, model.key_rank, heads * (model.head_size + model.value_size))
         writer.move("rotary", 4 * tokens * heads * size)
-        kept = tokens * heads * (2 * size + model.value_size)
+        kept_numbers = tokens * heads * (2 * size + model.value_size)
     else:
         width = (heads + 2 * kv_heads) * size
         writer.product("qkv", tokens, hidden, width, bias=model.bias, saved=saved_input)
         writer.move("split", 2 * tokens * width)
-        kept = tokens * width
-    writer.saved += HALF * kept
+        kept_numbers = tokens * width
+    writer.saved += HALF * kept_numbers
     before = writer.saved
     if precision.flash_attention:
         writer.flash(batch, length, keys, size + model.value_size, heads, kv_heads, model.attended_share(keys))

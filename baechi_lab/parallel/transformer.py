@@ -364,8 +364,8 @@ def from_fields(fields: Mapping[str, Any], source: str = "the configuration") ->
     """Reads the sizes from the fields of a Hugging Face configuration, or of another one with the same names."""
     if isinstance(fields.get("text_config"), Mapping):
         fields = fields["text_config"]
-    for part, names in PART_FIELDS.items():
-        sizes_of_part = fields.get(part)
+    for section, names in PART_FIELDS.items():
+        sizes_of_part = fields.get(section)
         if isinstance(sizes_of_part, Mapping):
             fields = {**{name: sizes_of_part[name] for name in names if name in sizes_of_part}, **fields}
     for flag in _FLAGS:

@@ -223,8 +223,8 @@ def transposed_products(
 
 
 def _winograd(batch: int, positions: Sequence[int], group_channels: int, group_filters: int, groups: int) -> Product:
-    parts = prod(-(-size // 2) for size in positions)
-    return Product(16 * groups, batch * parts, group_filters, group_channels)
+    tiles = prod(-(-size // 2) for size in positions)
+    return Product(16 * groups, batch * tiles, group_filters, group_channels)
 
 
 def matmul_product(left: Sequence[int], right: Sequence[int], inner: int, outputs: Sequence[int]) -> Product | None:
@@ -252,9 +252,12 @@ def einsum_product(left: str, right: str, result: str, sizes: Mapping[str, int])
     Product(count=1, rows=16, columns=4, inner=16, winograd=None)
     """
     size = lambda letters: prod(sizes[x] for x in letters)  # noqa: E731
-    shared, kept = set(left) & set(right), set(result)
+    shared, result_letters = set(left) & set(right), set(result)
     return Product(
-        size(shared & kept), size((set(left) - shared) & kept), size((set(right) - shared) & kept), size(shared - kept)
+        size(shared & result_letters),
+        size((set(left) - shared) & result_letters),
+        size((set(right) - shared) & result_letters),
+        size(shared - result_letters),
     )
 
 

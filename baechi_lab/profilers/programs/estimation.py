@@ -71,13 +71,13 @@ def profile_program(
     if sizes is not None and not isinstance(sizes, Mapping):
         raise InvalidInput(f"sizes is {sizes!r:.60}; it must map names of dimensions to sizes")
     checked_sizes = {label: check_whole(f"sizes[{label!r:.80}]", size) for label, size in dict(sizes or {}).items()}
-    chosen = Precision.of(precision, gradients)
-    forward_program = _read_program(program, batch_size, checked_sizes, chosen).in_precision(chosen)
+    precision = Precision.of(precision, gradients)
+    forward_program = _read_program(program, batch_size, checked_sizes, precision).in_precision(precision)
     for message in (*forward_program.notes, *_describe_guesses(forward_program, next(iter(kinds.values())))):
         warnings.warn(f"{forward_program.name}: {message}", GuessedCosts, stacklevel=3)
     if not training:
-        return forward_program.graph(kinds, chosen)
-    return add_backward_and_updates(forward_program, optimizer_states, chosen).graph(kinds, chosen)
+        return forward_program.graph(kinds, precision)
+    return add_backward_and_updates(forward_program, optimizer_states, precision).graph(kinds, precision)
 
 
 def _read_program(program: Any, batch_size: int | None, sizes: dict[str, int], precision: Precision) -> Program:

@@ -115,10 +115,10 @@ def _read_model(
             guessed[i] = why
         reads = tuple(v for v in node.input if v)
         kernels = (kernel, *_repeated_weights(node, shapes))
-        made = tuple(v for v in node.output if v)
-        known = [v for v in made if v in types and v in shapes and v not in assumed]
-        made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in known)
-        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, made, output_shapes=made_shapes))
+        written = tuple(v for v in node.output if v)
+        shaped_values = [v for v in written if v in types and v in shapes and v not in assumed]
+        made_shapes = shapes_in_words((_LONG_NAMES.get(types[v], types[v].lower()), shapes[v]) for v in shaped_values)
+        ops.append(ProgramOp(name_of_op, node.op_type or "op", kernels, reads, written, output_shapes=made_shapes))
     size = {v: prod(shape) * _WIDTH.get(types.get(v, ""), 4) for v, shape in shapes.items()}
     outputs = tuple(o.name for o in graph.output)
     return Program(name, tuple(ops), size, parameters, outputs, guessed=guessed, notes=_old_version_notes(version))

@@ -119,8 +119,8 @@ class Library:
             kernel = layer_kernel([(op.node, op.inputs, op.outputs) for op in products], rounds or 1)
             yield BodyOp(node, (), (), (), (), times, kernel)
             return
-        runs = (1 if rounds is None else rounds) if loop else 1 / max(len(names), 1)
-        yield from self._ops_of_bodies(names, node, outer, times * runs)
+        body_runs = (1 if rounds is None else rounds) if loop else 1 / max(len(names), 1)
+        yield from self._ops_of_bodies(names, node, outer, times * body_runs)
 
     def _ops_of_bodies(self, names: Sequence[str], node: NodeDef, outer: Scope, times: float) -> Iterator[BodyOp]:
         for function in (self.functions[name] for name in names if name in self.functions and outer.depth < _MAX_DEPTH):
@@ -221,8 +221,8 @@ def _required(reference: str, nodes: Mapping[str, NodeDef]) -> Iterator[NodeDef]
     """Yields the ops that must all be true if the op of a reference is."""
     node = nodes.get(_source(reference, nodes).split(":")[0])
     if node is not None and node.op == "LogicalAnd":
-        for part in node.input[:2]:
-            yield from _required(part, nodes)
+        for operand in node.input[:2]:
+            yield from _required(operand, nodes)
     elif node is not None:
         yield node
 
@@ -255,10 +255,11 @@ def _number(reference: str, nodes: Mapping[str, NodeDef], argument_values: Mappi
             sizes = [d.size for d in shapes[output].dim]
         if node.op == "Size":
             return math.prod(sizes)
-        begin = nodes.get(split(node.input[1])[0])
-        if begin is None or begin.op != "Const" or node.attr["shrink_axis_mask"].i != 1 or not isinstance(sizes, list):
+        index_op = nodes.get(split(node.input[1])[0])
+        one_size = node.attr["shrink_axis_mask"].i == 1
+        if index_op is None or index_op.op != "Const" or not one_size or not isinstance(sizes, list):
             return None
-        size = sizes[tf.make_ndarray(begin.attr["value"].tensor)[0]]
+        size = sizes[tf.make_ndarray(index_op.attr["value"].tensor)[0]]
         return size if isinstance(size, int) else None
     if node.op not in _ARITHMETIC:
         return None

@@ -45,8 +45,8 @@ def count_work(structure: Structure) -> Work:
     free: list[bool] = []
     plumbing = kernel_plumbing(structure)
 
-    def add(op: int, runs: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, made: Sizes) -> None:
-        rows.append((op, _kernel(node, inputs, outputs, read, made, halves)))
+    def add(op: int, runs: float, node: NodeDef, inputs: Shapes, outputs: Shapes, read: Sizes, written: Sizes) -> None:
+        rows.append((op, _kernel(node, inputs, outputs, read, written, halves)))
         times.append(runs)
         free.append(node.op in _TAKES_NO_TIME or op in plumbing)
 
@@ -60,12 +60,12 @@ def count_work(structure: Structure) -> Work:
                     continue
                 typed = zip((*inner.inputs, *inner.outputs), (*inner.input_types, *inner.output_types), strict=True)
                 tensor_sizes = [prod(shape) * width.get(dtype, 0) or HANDLE_BYTES for shape, dtype in typed]
-                read, made = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
-                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read, made)
+                read, written = tensor_sizes[: len(inner.inputs)], tensor_sizes[len(inner.inputs) :]
+                add(i, inner.times, inner.node, inner.inputs, inner.outputs, read, written)
             continue
         ins, outs = structure.data_inputs[i], structure.output_tensors[i]
-        read, made = [sizes[t] for t in ins], [sizes[t] for t in outs]
-        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, made)
+        read, written = [sizes[t] for t in ins], [sizes[t] for t in outs]
+        add(i, 1.0, node, [shapes[t] for t in ins], [shapes[t] for t in outs], read, written)
     for guess, names in library.guesses.items():
         message = f"the estimate has loops or branches whose {guess}: {', '.join(names[:3])}"
         warnings.warn(message, GuessedCosts, stacklevel=4)

@@ -50,14 +50,14 @@ def profile_with_report(
         raise InvalidInput(f"profile was given a traced step and {len(inputs)} inputs; a traced step has its inputs")
     kinds = by_kind(hardware)
     step = subject if isinstance(subject, Step) else trace(subject, *inputs)
-    chosen = Precision.of(precision)
-    if chosen.is_mixed:  # gradients are tensors of the graph, like activations
-        chosen = Precision.of(chosen.name, chosen.dtype)
-    structure = read_structure(step, chosen.dtype)
+    step_precision = Precision.of(precision)
+    if step_precision.is_mixed:  # gradients are tensors of the graph, like activations
+        step_precision = Precision.of(step_precision.name, step_precision.dtype)
+    structure = read_structure(step, step_precision.dtype)
     missing = 0
     if mode == "estimated":
         device_name = hardware_names(hardware)
-        columns = _estimate(step, structure, kinds, chosen)
+        columns = _estimate(step, structure, kinds, step_precision)
     else:
         device_name, columns, missing = _measure(step, structure, settings)
     colocation, groups = colocation_groups(structure.nodes, step.slots)

@@ -102,8 +102,8 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
     width = 2 if any(node.attr["T"].type in halves for node, _, _ in products) else 4
     step_numbers = weight_numbers = 0
     for node, (left, right), (output,) in products:
-        weight, other = (output, right) if node.attr["transpose_a"].b else (right, output)
-        step_numbers += prod(left) + prod(other)
+        weight, activation = (output, right) if node.attr["transpose_a"].b else (right, output)
+        step_numbers += prod(left) + prod(activation)
         weight_numbers += prod(weight)
     return Kernel(
         flops=steps * sum(flops(*product) for product in products),

@@ -66,7 +66,7 @@ _BY_NAME = {
 }
 """Layers of blocks by name: divided by columns and by rows."""
 
-_WHOLE = (
+_UNDIVIDED = (
     r"(pooler|classifier|score|router|gate|lm_head|embed_out|seq_relationship|decoder|transform\.dense|predictions.*)$"
 )
 """Linear layers that a plan may leave whole: those at the end of a model, and routers."""
@@ -204,9 +204,9 @@ def _divide(model: nn.Module, layout: Layout, plan: Plan | None, mixtures: Seque
             f"sequence_parallel of layout is True and {type(model).__name__} has experts; bl.torch.profile divides them "
             "without it (bl.layouts simulates both)"
         )
-    whole = init_device_mesh("cpu", (layout.ep, layout.tp), mesh_dim_names=("ep", "tp"))
-    mesh = whole["tp"]
-    axes = {whole.get_group(axis).group_name: axis for axis in ("ep", "tp")}
+    rank_mesh = init_device_mesh("cpu", (layout.ep, layout.tp), mesh_dim_names=("ep", "tp"))
+    mesh = rank_mesh["tp"]
+    axes = {rank_mesh.get_group(axis).group_name: axis for axis in ("ep", "tp")}
     _replace_experts(model, layout, mixtures, axes)
     if layout.tp == 1:
         return axes
@@ -241,9 +241,9 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
     >>> make_plan(block, Layout(tp=4))
     {'fc1': 'colwise', 'fc2': 'rowwise'}
     """
-    given = plan if plan is not None else getattr(model, "_tp_plan", None) or {}
-    patterns = [(re.compile("^" + re.escape(k).replace(r"\*", r"\d+") + "$"), kind) for k, kind in given.items()]
-    chosen: dict[str, str] = {}
+    rules = plan if plan is not None else getattr(model, "_tp_plan", None) or {}
+    patterns = [(re.compile("^" + re.escape(k).replace(r"\*", r"\d+") + "$"), kind) for k, kind in rules.items()]
+    plan_of_layers: dict[str, str] = {}
     for name, module in model.named_modules():
         if not isinstance(module, (nn.Linear, nn.Embedding)):
             continue
@@ -252,7 +252,7 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
             kind = next((kind for kind, pattern in _BY_NAME.items() if re.search(pattern, name)), None)
             kind = kind if isinstance(module, nn.Linear) else _embedding_kind(name, model)
         if kind is None:
-            if isinstance(module, nn.Linear) and not re.search(_WHOLE, name):
+            if isinstance(module, nn.Linear) and not re.search(_UNDIVIDED, name):
                 raise InvalidInput(
                     f"the plan of {type(model).__name__} lacks layer {name!r}; give bl.torch.profile a plan= "
                     f"that names it, such as "
@@ -264,8 +264,8 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
             raise InvalidInput(
                 f"tp is {layout.tp}; it must divide layer {name!r}, which has {size} {'inputs' if kind == ROWS else 'outputs'}"
             )
-        chosen[name] = kind
-    if not chosen:
+        plan_of_layers[name] = kind
+    if not plan_of_layers:
         raise InvalidInput(
             f"the plan of {type(model).__name__} names none of its layers; tp must be 1, or give a plan="
         )
@@ -274,7 +274,7 @@ def make_plan(model: nn.Module, layout: Layout, plan: Plan | None = None) -> dic
         heads = getattr(config, key, None)
         if isinstance(heads, int) and heads % layout.tp:
             raise InvalidInput(f"tp is {layout.tp}; it must divide the model's {key}, which is {heads}")
-    return chosen
+    return plan_of_layers
 
 
 def _is_mixture(module: nn.Module) -> bool:
@@ -345,7 +345,7 @@ def _sequence_styles(
     gathering: list[str] = []
     for name, module in model.named_modules():
         is_norm = isinstance(module, nn.LayerNorm) or "norm" in name.rsplit(".", 1)[-1].lower()
-        passed_as = next((way for pattern, way in _GATHERING.items() if re.search(pattern, name)), "")
+        passed_as = next((kind for pattern, kind in _GATHERING.items() if re.search(pattern, name)), "")
         if is_norm and not list(module.children()) and list(module.parameters()):
             extra[name] = SequenceParallel(sequence_dim=_token_dimension(name), use_local_output=True)
         elif isinstance(module, nn.Embedding) and name not in styles:
@@ -492,14 +492,14 @@ def _divide_gradients(
     buckets = []
     for name, gradient in sorted(recorder.gradients.items(), key=lambda entry: recorder.users[entry[0]][0]):
         users = recorder.users[name]
-        kept = gradient.size * precision.gradient_share
+        gradient_bytes = gradient.size * precision.gradient_share
         readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
         maker = gradient.maker if gradient.maker >= 0 else users[0]
         backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
         copies = _copies(name, recorder, layout)
         axis = "dp+cp" if copies == layout.dp else "edp"
         size = recorder.size[name]
-        buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, kept, 0, 0, copies, axis))
+        buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, gradient_bytes, 0, 0, copies, axis))
     divided = divide_data(
         graph,
         buckets,

@@ -40,8 +40,8 @@ def program_of(
                 trained[node.name] = getattr(node.meta.get("val"), "requires_grad", False)
         reader.read(source.graph_module)
         parameters = {name: trained[name] for name in signature.inputs_to_parameters}
-        ends = (node for node in source.graph.nodes if node.op == "output")
-        outputs = [reader.name_of(node) for end in ends for node in end.all_input_nodes]
+        output_nodes = (node for node in source.graph.nodes if node.op == "output")
+        outputs = [reader.name_of(node) for end in output_nodes for node in end.all_input_nodes]
         check_sizes(reader.open_sizes.sizes, reader.open_sizes.size_of_symbol)
         return reader.builder.program(parameters | dict.fromkeys(signature.inputs_to_buffers, False), outputs)
     document = with_file_name(source, lambda: read_document(read(source)))

@@ -83,10 +83,10 @@ def types_of_estimate(precision: Precision, dtype: object, autocast: object) -> 
         InvalidInput: an unknown type, or `precision` beside one of the two others.
     """
     types = {"dtype": named_dtype(dtype), "autocast": named_dtype(autocast, "autocast")}
-    other = next((field for field, value in types.items() if value is not None), None)
-    if other is None or precision.dtype is None:
-        return types | ({"dtype": named_dtype(precision.dtype)} if other is None else {})
-    raise InvalidInput(f"precision is {precision.name!r} and {other} is given too; give one of them")
+    named_field = next((field for field, value in types.items() if value is not None), None)
+    if named_field is None or precision.dtype is None:
+        return types | ({"dtype": named_dtype(precision.dtype)} if named_field is None else {})
+    raise InvalidInput(f"precision is {precision.name!r} and {named_field} is given too; give one of them")
 
 
 def half_name(model: nn.Module, types: Iterable[torch.dtype | None]) -> str:

@@ -236,8 +236,8 @@ def durations(profile: LayerProfile) -> NDArray[np.float64]:
     backward = backward_ops(profile.trace) if profile.mode == "training" else {}
     updates = _update_ops(profile, 0)
     named = _named_ops(profile, backward, 0)
-    released, parts = _release_ops(profile, updates), _value_tensors(profile, 0).op
-    update = np.zeros(len(updates) + len(released) + len(parts) + len(named))
+    released, part_ops = _release_ops(profile, updates), _value_tensors(profile, 0).op
+    update = np.zeros(len(updates) + len(released) + len(part_ops) + len(named))
     if profile.update is not None:
         update[: len(updates)] = profile.update.us[list(updates)]
     backward_us, calls, weights_us = profile.backward_us, np.array(list(backward), dtype=np.int64), np.zeros(0)

@@ -72,11 +72,11 @@ def value_tensors(trace: Trace, read: Iterable[int], first: int) -> ValueTensors
     tensors_read: dict[CallStorage, set[int]] = {}
     for k in read_values:
         tensors_read.setdefault((trace.values[k].producer, trace.values[k].storage), set()).add(same[k])
-    for key, whole in whole_value.items():  # a view that is read alone stands for the whole
+    for key, covering_value in whole_value.items():  # a view that is read alone stands for the whole
         views = tensors_read.get(key, set())
-        if len(views) == 1 and (view := next(iter(views))) != same[whole]:
-            if trace.values[view].size_bytes == trace.values[whole].size_bytes:
-                same[whole] = view
+        if len(views) == 1 and (view := next(iter(views))) != same[covering_value]:
+            if trace.values[view].size_bytes == trace.values[covering_value].size_bytes:
+                same[covering_value] = view
     cut = [key for key, views in tensors_read.items() if key in whole_value and views - {same[whole_value[key]]}]
     return ValueTensors(trace, same, whole_value, {key: first + k for k, key in enumerate(cut)})
 
