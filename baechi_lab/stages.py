@@ -25,6 +25,8 @@ from .passes.optimize import PASSES
 from .pipeline import Stage
 
 if TYPE_CHECKING:
+    from .graph.hardware import HardwareChoice
+    from .placers.base import Placer
     from .simulator.schedulers import SchedulerOption
     from .simulator.schedules import ScheduleOption
     from .torch_steps.step import TorchStep
@@ -50,7 +52,7 @@ class Profile(Stage):
 
     slot: ClassVar[str] = "profile"
     mode: str | None = None
-    hardware: Any = None
+    hardware: HardwareChoice | None = None
     precision: str | None = None
     device: str | None = None
     warmup: int = 5
@@ -149,8 +151,8 @@ class Place(Stage):
     """
 
     slot: ClassVar[str] = "place"
-    placer: Any
-    params: Mapping[str, Any]
+    placer: str | Placer
+    params: Mapping[str, object]
 
     def __init__(self, placer: object = "m-sct", **params: object):
         self._hold(placer, params)
@@ -252,7 +254,7 @@ class Execute(Stage):
     slot: ClassVar[str] = "execute"
     steps: int = 20
     warmup: int = 3
-    cluster: Any = None
+    cluster: object = None
     timeout: float | None = None
 
     def validate(self) -> None:

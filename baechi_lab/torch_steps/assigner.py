@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -35,7 +34,7 @@ class Distribution:
     interceptor: Interceptor | None
     homes: dict[str, torch.device]
     graph: OpGraph | None = None
-    device_map_before: Any = None
+    device_map_before: dict[str, int | str] | None = None
 
     def __deepcopy__(self, memo: dict[int, object]) -> object:
         raise TypeError("the model is distributed; gather the model before copying or pickling it")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 UPDATE = "Update"
 """Type of the ops of a graph that update parameters."""
@@ -77,7 +76,7 @@ class Trace:
     """Value that the model returns -> its first position among the tensors of the outputs."""
     fixed: dict[int, str] = field(default_factory=dict)
     """Calls that keep their place in the code, with the reason; see `baechi_lab.torch_steps.pinned_calls`."""
-    info: dict[str, Any] = field(default_factory=dict)
+    info: dict[str, object] = field(default_factory=dict)
 
     def parents(self, index: int) -> tuple[int, ...]:
         """The calls that call `index` depends on, ascending, each once."""

@@ -166,20 +166,24 @@ class ContainerSnapshot:
             self.container.update(before)
 
 
-def host_states() -> tuple[Any, Any]:
+HostStates = tuple[Any, Any]
+"""States of Python's and of NumPy's generators."""
+
+
+def host_states() -> HostStates:
     """The states of Python's generator, and of NumPy's if NumPy is loaded."""
     numpy = sys.modules.get("numpy")
     return random.getstate(), None if numpy is None else numpy.random.get_state(legacy=False)
 
 
-def restore_host_states(states: tuple[Any, Any]) -> None:
+def restore_host_states(states: HostStates) -> None:
     """Set the generators to recorded states."""
     random.setstate(states[0])
     if states[1] is not None:
         sys.modules["numpy"].random.set_state(states[1])
 
 
-def same_host_states(a: tuple[Any, Any], b: tuple[Any, Any]) -> bool:
+def same_host_states(a: HostStates, b: HostStates) -> bool:
     """Whether no random number was drawn between two states."""
     if a[0] != b[0] or (a[1] is None) != (b[1] is None):
         return False

@@ -37,7 +37,7 @@ def build(
     >>> build("resnet50", batch_size=2, image_size=32, width=4, blocks=(1, 1), classes=5)
     <TorchStep 'resnet50': inputs [2, 3, 32, 32]>
     """
-    maker: Any = MODELS.find(name)
+    maker = MODELS.find(name)
     check_whole("batch_size", batch_size)
     if optimizer not in ("sgd", None):
         raise InvalidInput(f"optimizer is {optimizer!r}; it must be 'sgd' or None")

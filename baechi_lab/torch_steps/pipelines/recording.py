@@ -95,7 +95,7 @@ class Program:
     call_of: dict[fx.Node, int] = field(default_factory=dict)
     after: dict[fx.Node, set[fx.Node]] = field(default_factory=dict)
     outputs: list[fx.Node] = field(default_factory=list)
-    template: Any = None
+    template: object = None
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     together: list[tuple[int, int, str]] = field(default_factory=list)
 
@@ -200,7 +200,7 @@ class Recorder(Handler):
         self.maker: dict[int, int] = {}  # storage -> the call that made it
         self.users: dict[int, list[int]] = {}  # id of a layer's buffer -> the calls of layers that use it
         self.changed: dict[int, str] = {}  # buffers that calls change, with their names
-        self.settings: Any = None
+        self.settings: tuple[object, ...] = ()
         self.within_call = False  # custom operators end in autograd Functions of their own
         self.counts: Counter[str] = Counter()  # how often each call was met, by its stem
         self.parameters = {id(p) for p in model.parameters()}
@@ -340,11 +340,11 @@ class Recorder(Handler):
         self.node_of.clear()
         return outputs
 
-    def _describe_output(self, value: Any) -> Any:
+    def _describe_output(self, value: object) -> object:
         if isinstance(value, torch.Tensor):
             self.program.outputs.append(self._node_of(value))
             return {"slot": len(self.program.outputs) - 1}
-        if type(value) in (tuple, list):
+        if type(value) is tuple or type(value) is list:
             return {"is": type(value).__name__, "of": [self._describe_output(entry) for entry in value]}
         if type(value) is dict:
             return {"is": "dict", "of": [[key, self._describe_output(entry)] for key, entry in value.items()]}
