@@ -129,6 +129,9 @@ def compare(
     from tqdm.auto import tqdm
 
     from .executors.native import native_runners
+    from .passes.optimize import PASSES
+    from .passes.unroll import micro_batch_size
+    from .simulator.pipelined_graph import pipeline_options
 
     if native is not None and not isinstance(native, (bool, str)):
         raise InvalidInput(f"native is {native!r:.60}; it must be True, False or the name of a way to run the step")
@@ -140,13 +143,23 @@ def compare(
         raise InvalidInput(f"workers is {workers!r:.60}; it must be a list of addresses")
     if params is not None and not isinstance(params, Mapping):
         raise InvalidInput(f"params is {params!r:.60}; it must map names of placers to their parameters")
-    _check_measuring(measure, native, step, steps, backend, workers)
+    if not measure and (backend is not None or workers):
+        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
+    if measure and step is None:
+        argument = f"native={native!r:.60}" if native else "measure=True"
+        raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
+    if measure:
+        check_whole("steps", steps)
     cluster, local = split_cluster(cluster)
     check_records(graph=graph, cluster=cluster)
     Simulate(scheduler)  # refuses an unknown name here, not in every row
-    pipeline = _pipeline(micro_batches, schedule, batch_size)
+    if batch_size is not None:
+        micro_batch_size(batch_size, 1 if micro_batches is None else micro_batches)
+    pipeline = pipeline_options(micro_batches, schedule)
     labelled_placers = _make_placers(DEFAULT_PLACERS if placers is None else placers, params or {}, pipeline, common)
-    memo, optimize = Memo(), Optimize(tuple(_passes(passes, placers, micro_batches)), forward_only)
+    if passes is None:
+        passes = PASSES if placers is None and micro_batches is None else ()
+    memo, optimize = Memo(), Optimize(tuple(passes), forward_only)
     prepared = memo.recall("optimize", optimize, graph, cluster)[0] if optimize.passes else graph
     alone = one_device(graph, cluster, **pipeline)
     bound = _lower_bound(graph, cluster, pipeline.get("micro_batches"))
@@ -188,28 +201,6 @@ def compare(
         table["native_ratio"] = table["measured_us"] / fastest
         table.attrs["notes"] += note_on_native(table[:placed], table[placed:])
     return table
-
-
-def _pipeline(micro_batches: Any, schedule: ScheduleOption | None, batch_size: Any) -> dict[str, Any]:
-    """Returns the checked arguments for `bl.simulate`."""
-    from .passes.unroll import micro_batch_size
-    from .simulator.pipelined_graph import pipeline_options
-
-    if batch_size is not None:
-        micro_batch_size(batch_size, 1 if micro_batches is None else micro_batches)
-    return pipeline_options(micro_batches, schedule)
-
-
-def _check_measuring(
-    measure: bool, native: object, step: object, steps: object, backend: str | None, workers: Sequence[str]
-) -> None:
-    if not measure and (backend is not None or workers):
-        raise InvalidInput(f"backend={backend!r} and workers={list(workers)!r} say where to measure; give measure=True")
-    if measure and step is None:
-        argument = f"native={native!r:.60}" if native else "measure=True"
-        raise InvalidInput(f"{argument} needs the step to run: give step=, as bl.trace or bl.models.build returned it")
-    if measure:
-        check_whole("steps", steps)
 
 
 def _make_placers(
@@ -254,13 +245,6 @@ def _check_used(kind: str, names: Iterable[str], known_names: Iterable[str]) -> 
     for name in names:
         if name not in set(known_names):
             raise UnknownNameError.of(kind, name, set(known_names))
-
-
-def _passes(passes: Sequence[object] | None, placers: object, micro_batches: int | None) -> Sequence[object]:
-    """Returns the given passes. Default: none for named placers and for micro-batches, else `PASSES`."""
-    from .passes.optimize import PASSES
-
-    return passes if passes is not None else PASSES if placers is None and micro_batches is None else ()
 
 
 def _lower_bound(

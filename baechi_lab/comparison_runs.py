@@ -114,12 +114,6 @@ class _Runner:
         self._worker: Any = None
         self._traced: list[Placement] = []
 
-    def _steps_to_trace(self, placement: Placement) -> int:
-        """Returns 1 in a placement's first round, whose traced step gives its memory, else 0."""
-        traced_before = any(placement is earlier for earlier in self._traced)
-        self._traced += [] if traced_before else [placement]
-        return int(not traced_before)
-
     def __call__(self, placement: Placement, steps: int) -> Run:
         from .executors import Worker, execute
 
@@ -128,11 +122,14 @@ class _Runner:
         if self._worker is None or not self._worker.alive:
             self._close()
             self._worker = Worker()
+        # The traced step of a placement's first round gives its memory.
+        traced_before = any(placement is earlier for earlier in self._traced)
+        self._traced += [] if traced_before else [placement]
         return execute(
             self._step,
             placement,
             steps,
-            traced=self._steps_to_trace(placement),
+            traced=int(not traced_before),
             graph=self._graph,
             worker=self._worker,
             progress=False,

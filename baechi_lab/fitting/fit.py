@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
@@ -91,7 +90,10 @@ def fit(
     check_records(cluster=cluster)
     if placement is not None:
         check_records(placement=placement)
-    allowed = _allowed_kinds(give_up)
+    names = list(give_up) if is_list(give_up) and not isinstance(give_up, str) else None
+    if names is None or not all(isinstance(name, str) and name in GIVE_UP for name in names):
+        raise InvalidInput(f"give_up is {give_up!r}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}")
+    allowed = {GIVE_UP[name] for name in names}
     if not is_list(placers) or not all(isinstance(name, str) for name in placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of names, for example ['m-etf']")
     check_callback("callback", callback, "name")
@@ -136,15 +138,6 @@ def _with_time_given_up(option: FitOption, first: FitOption) -> FitOption:
         return option
     given_up = "" if option.gives_up in ("nothing", "nothing but time") else option.gives_up
     return replace(option, gives_up=", ".join(filter(None, (given_up, f"{longer:.1%} more time"))))
-
-
-def _allowed_kinds(give_up: Sequence[str]) -> set[str]:
-    """Returns the kinds of options that give up only these."""
-    names: list[Any] = [give_up] if isinstance(give_up, str) or not is_list(give_up) else list(give_up)
-    unknown = [name for name in names if not isinstance(name, str) or name not in GIVE_UP]
-    if unknown or isinstance(give_up, str):
-        raise InvalidInput(f"give_up is {give_up!r}; it must be a list of names among {', '.join(map(repr, GIVE_UP))}")
-    return {GIVE_UP[name] for name in names}
 
 
 def _try_as_it_is(

@@ -18,7 +18,7 @@ from ..placers.memory_trades.best_of_placers import (
     placement_code,
 )
 from ..placers.memory_trades.offloading import offload_variants
-from ..placers.memory_trades.recomputation import PlacedVariant, format_arguments, recompute_and_place
+from ..placers.memory_trades.recomputation import format_arguments, recompute_and_place
 from ..simulator import simulate
 from .attempt import count_computing, has_only_hosts, place_option
 from .record import FitOption
@@ -114,25 +114,21 @@ def try_recomputation(subject: Subject, cluster: Cluster, placing: BestOfPlacers
         if not {variant.description, costs} & shown and budget <= least:
             shown |= {variant.description, costs}
             least = min(least, budget or least)
-            yield _recomputation_option(template, subject, variant, count_computing(cluster))
+            before = float(subject.graph.duration_us.sum())
+            added_share = (float(variant.graph.duration_us.sum()) - before) / max(before, 1e-9)
+            keyword = format_arguments(variant.arguments)
+            short = keyword if len(keyword) < 200 else "drop=names  # names: the forward_of of the copies"
+            code = f"bl.recompute({subject.original}, {short})"
 
-
-def _recomputation_option(template: FitOption, subject: Subject, variant: PlacedVariant, devices: int) -> FitOption:
-    before = float(subject.graph.duration_us.sum())
-    added_share = (float(variant.graph.duration_us.sum()) - before) / max(before, 1e-9)
-    keyword = format_arguments(variant.arguments)
-    short = keyword if len(keyword) < 200 else "drop=names  # names: the forward_of of the copies"
-    code = f"bl.recompute({subject.original}, {short})"
-    command = placement_code(code, "cluster", variant.placed, devices)
-    return replace(
-        template,
-        choice=variant.description,
-        gives_up=_added_computation_text(added_share),
-        command=command,
-        graph=variant.graph,
-        placement=variant.placement,
-        timeline=variant.timeline,
-    )
+            yield replace(
+                template,
+                choice=variant.description,
+                gives_up=_added_computation_text(added_share),
+                command=placement_code(code, "cluster", variant.placed, count_computing(cluster)),
+                graph=variant.graph,
+                placement=variant.placement,
+                timeline=variant.timeline,
+            )
 
 
 def _added_computation_text(share: float) -> str:
@@ -154,15 +150,27 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
         )
         return
     assumed = not any(device.kind == HOST for device in cluster.devices)
-    capacity_bytes = _assumed_host_bytes(cluster)
-    cluster = _with_host(cluster, capacity_bytes) if assumed else cluster
+    # The assumed host has four times the memory of all devices, limited to 62 bits.
+    device_bytes = int(cluster.memory_bytes.sum())
+    capacity_bytes = min(4 * device_bytes, (1 << 62) - device_bytes)
+    if assumed:
+        name = "host"
+        while name in cluster.names:
+            name += "'"
+        cluster = (
+            cluster.with_host(capacity_bytes, name=name)
+            if capacity_bytes > 0
+            else cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
+        )
     host = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     host = host or next(d.name for d in cluster.devices if d.kind == HOST)
     at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumed else "cluster"
     least_overflowing, placing = placing.least_overflowing(subject.graph, cluster), replace(placing, repairs=False)
     last: FitOption | None = None
     for keyword, offloaded in offload_variants(subject.graph, cluster, host):
-        words = _offloading_text(keyword["share"], keyword["state"])
+        share = keyword["share"]
+        outputs = f"{share:.0%} of the outputs that wait" if share else ""
+        words = " and ".join(x for x in (outputs, "optimizer state" if keyword["state"] else "") if x)
         template = FitOption("offloading", words, batch_size=subject.batch_size, graph=offloaded, cluster=cluster)
         code = f"bl.offload({subject.original}, {at}, {format_arguments(keyword)})"
         last = _offloading_option(
@@ -201,25 +209,3 @@ def _offloading_option(
         return reused
     placed_again = place_option(template, offloaded, cluster, placing, offload_code, at)
     return placed_again if placed_again.fits else reused
-
-
-def _offloading_text(share: float, state: bool) -> str:
-    outputs = f"{share:.0%} of the outputs that wait" if share else ""
-    return " and ".join(x for x in (outputs, "optimizer state" if state else "") if x)
-
-
-def _assumed_host_bytes(cluster: Cluster) -> int:
-    """Returns the memory of the assumed host: four times that of all devices, limited to 62 bits."""
-    device_bytes = int(cluster.memory_bytes.sum())
-    return min(4 * device_bytes, (1 << 62) - device_bytes)
-
-
-def _with_host(cluster: Cluster, capacity_bytes: int) -> Cluster:
-    name = "host"
-    while name in cluster.names:
-        name += "'"
-    return (
-        cluster.with_host(capacity_bytes, name=name)
-        if capacity_bytes > 0
-        else cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
-    )

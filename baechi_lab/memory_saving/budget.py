@@ -65,8 +65,12 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
             return graph_within
     graph_within = plans.best(budget, ordered, time_limit)
     if graph_within is not None:
-        if has_code_order(graph):
-            _warn_of_code_order(graph_within, budget)
+        if has_code_order(graph) and (peak := order_peak(graph_within, code_order(graph_within))) > budget * 1.001:
+            warn(
+                f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the "
+                f"order of the code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
+                stacklevel=3,
+            )
         return graph_within
     least, proof = plans.least_bytes, plans.lower_bound
     reason = (
@@ -83,30 +87,6 @@ def best_graph_within(graph: OpGraph, budget: int, ordered: bool = False, time_l
         )
     sentence = f"budget is {budget}; {reason}"
     raise InfeasiblePlacement(sentence, least, [budget])
-
-
-def _warn_of_code_order(graph: OpGraph, budget: int) -> None:
-    peak = order_peak(graph, code_order(graph))
-    if peak <= budget * 1.001:
-        return
-    warn(
-        f"the plan for budget {format_bytes(budget)} keeps to it in the order of its ops; PyTorch runs them in the order of the "
-        f"code and may need {format_bytes(peak)}, {peak / max(budget, 1) - 1:.1%} more",
-        stacklevel=4,
-    )
-
-
-def _work(plan: OpSequence) -> float:
-    return plan.work_us
-
-
-def _peak_without_order(graph: OpGraph) -> int:
-    """Returns the peak bytes on one device whose ops run as they become ready; collectives run beside other ops."""
-    peak = readiness_peak(graph)
-    if not graph.on_communication_lane.any():
-        return peak
-    timeline = simulate(graph, Cluster.uniform(1), Placement(device=np.zeros(graph.n, dtype=np.int32)), "fifo")
-    return max(peak, int(timeline.peak_bytes[0]))
 
 
 @lru_cache(maxsize=4)
@@ -162,7 +142,10 @@ class RecomputePlans:
         """Returns the peaks in the order of readiness and in the order of the plan."""
         if plan not in self._peaks_of_plan:
             graph = graph_with_copies(plan)
-            peak, peak_in_plan_order = _peak_without_order(graph), order_peak(graph, plan.node)
+            peak, peak_in_plan_order = readiness_peak(graph), order_peak(graph, plan.node)
+            if graph.on_communication_lane.any():  # collectives run beside other ops
+                placement = Placement(device=np.zeros(graph.n, dtype=np.int32))
+                peak = max(peak, int(simulate(graph, Cluster.uniform(1), placement, "fifo").peak_bytes[0]))
             if self.in_code_order:
                 peak = peak_in_plan_order = max(peak, order_peak(graph, code_order(graph)))
             self._peaks_of_plan[plan] = peak, peak_in_plan_order
@@ -184,25 +167,28 @@ class RecomputePlans:
         """Returns the graph of the best plan within the budget, or None."""
         plans = [plan for plan in self.simple_plans if self.peak(plan) <= budget]
         if not plans or plans[0] is not self.simple_plans[0]:  # the step fits without recomputation
-            plans += self._sequences(budget, time_limit)
-        best = min(plans, key=_work, default=None)
-        return None if best is None else self._as_graph(best, budget, ordered)
-
-    def _sequences(self, budget: int, time_limit: float | None) -> list[OpSequence]:
-        """Returns the best plan of each kind within the budget; ops may run any number of times."""
-        plans: list[OpSequence | None] = []
-        if self.orders is not None:
-            sequence = self.orders.sequence(budget)
-            plans.append(None if sequence is None else OpSequence(self.training, sequence))
-            plans.append(self.leanest_plan_in_any_order)
-        if self.states.are_few:
-            search = StateSearch(self.states, budget)
-            plans.append(OpSequence(self.training, search.sequence()) if np.isfinite(search.best) else None)
-            plans.append(self.leanest_plan)
-        else:
-            plans += [self.best_of_chain(table, budget) for table in self.chains]
-            plans += self._programs(budget, time_limit)
-        return [plan for plan in plans if plan is not None and self.peak(plan) <= budget]
+            # The best plan of each kind, in which ops may run any number of times.
+            candidates: list[OpSequence | None] = []
+            if self.orders is not None:
+                sequence = self.orders.sequence(budget)
+                candidates.append(None if sequence is None else OpSequence(self.training, sequence))
+                candidates.append(self.leanest_plan_in_any_order)
+            if self.states.are_few:
+                search = StateSearch(self.states, budget)
+                candidates.append(OpSequence(self.training, search.sequence()) if np.isfinite(search.best) else None)
+                candidates.append(self.leanest_plan)
+            else:
+                candidates += [self.best_of_chain(table, budget) for table in self.chains]
+                candidates += self._programs(budget, time_limit)
+            plans += [plan for plan in candidates if plan is not None and self.peak(plan) <= budget]
+        plan = min(plans, key=lambda plan: plan.work_us, default=None)
+        if plan is None:
+            return None
+        graph, (readiness_peak_bytes, own_peak) = graph_with_copies(plan), self._peaks(plan)
+        if readiness_peak_bytes <= budget and not ordered:
+            return graph
+        # Control dependencies keep an order that fits.
+        return graph_with_copies(plan, plan.node if own_peak <= budget else readiness_order(graph))
 
     def _programs(self, budget: int, time_limit: float | None) -> list[OpSequence | None]:
         """Returns plans of the integer program; without a time limit only for graphs whose optima are proven within seconds."""
@@ -237,13 +223,6 @@ class RecomputePlans:
             return None
         sequence = self.orders.sequence(self.least_bytes_in_any_order)
         return None if sequence is None else OpSequence(self.training, sequence)
-
-    def _as_graph(self, plan: OpSequence, budget: int, ordered: bool) -> OpGraph:
-        """Returns the graph of a plan; if needed, or with `ordered`, control dependencies keep an order that fits."""
-        readiness_peak_bytes, own_peak = self._peaks(plan)
-        if readiness_peak_bytes <= budget and not ordered:
-            return graph_with_copies(plan)
-        return graph_with_copies(plan, plan.node if own_peak <= budget else readiness_order(graph_with_copies(plan)))
 
     @cached_property
     def groups(self) -> RecomputeGroups:

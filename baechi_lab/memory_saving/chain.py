@@ -60,7 +60,12 @@ class Chain:
         repeatable: Bools | None = None,
     ):
         self.training, graph, self.pin = training, training.graph, pin
-        self.ops = self._repeated_ops(training.may_repeat if repeatable is None else repeatable)
+        # The repeatable ops on which a value that a backward op reads depends, in topological order.
+        repeatable = training.may_repeat if repeatable is None else repeatable
+        leads = is_read_by_backward_op(training) & repeatable
+        for op in training.ordered[::-1].tolist():
+            leads[op] |= bool(repeatable[op] and leads[training.readers(op)].any())
+        self.ops = training.ordered[leads[training.ordered]]
         place = np.full(graph.n, -1, dtype=np.int64)
         place[self.ops] = np.arange(len(self.ops))
         self.size, self.us = training.data_bytes[self.ops], graph.duration_us[self.ops]
@@ -72,14 +77,6 @@ class Chain:
         self.group = np.searchsorted(self.group_ends, np.arange(len(self.ops)), side="right")
         self.place = place
         self._stages()
-
-    def _repeated_ops(self, repeatable: Bools) -> Ints:
-        """Returns the `repeatable` ops on which a value that a backward op reads depends, in topological order."""
-        training = self.training
-        leads = is_read_by_backward_op(training) & repeatable
-        for op in training.ordered[::-1].tolist():
-            leads[op] |= bool(repeatable[op] and leads[training.readers(op)].any())
-        return training.ordered[leads[training.ordered]]
 
     def _cuts(self, max_groups: int) -> Ints:
         """Returns the ends of the groups: after every op, or in each of `max_groups` windows where least is read across."""
@@ -278,12 +275,6 @@ class Table:
         """Returns the entries of a table for these amounts of memory."""
         return table if memory is self.memory else table[..., memory]
 
-    def _shifted(self, table: Floats, by: Ints, memory: Ints) -> Floats:
-        """Returns table[k, memory - by[k]], infinite where this is below 0."""
-        at = memory[None, :] - by[:, None]
-        shifted = np.take_along_axis(table, np.maximum(at, 0), axis=1)
-        return np.where(at >= 0, shifted, np.inf)
-
     def _root(self) -> Floats:
         """Returns float64[M]: the cost of the whole chain; if the first group is held, values that only it reads are free."""
         m = self.chain.count
@@ -306,7 +297,9 @@ class Table:
         ks, (inner, outer) = slice(i, j), tables
         enough = memory[None, :] >= (self.under_way[mode, i, ks] + self.due[j] + extra_units)[:, None]
         first = j == self.chain.count - 1 and inner is self.C  # the forward pass, which is no repeated work
-        total = self._shifted(inner[j, i + 1 : j + 1], self.held[mode, i, ks], memory) + self._at(outer[ks, i], memory)
+        remaining = memory[None, :] - self.held[mode, i, ks][:, None]
+        inner_cost = np.take_along_axis(inner[j, i + 1 : j + 1], np.maximum(remaining, 0), axis=1)
+        total = np.where(remaining >= 0, inner_cost, np.inf) + self._at(outer[ks, i], memory)
         return np.where(enough, total + self.chain.cost[mode, i, ks][:, None] * (not first), np.inf)
 
     def costs_with_nothing_held(self, i: int, j: int, memory: Ints) -> list[tuple[int, Floats]]:

@@ -31,7 +31,11 @@ def checkpoint_choices(
         InvalidInput: an op in `drop` may not be repeated.
     """
     if drop is not None:
-        return [~_dropped_ops(training, drop)]
+        dropped = _ops_of_names(training.graph, "drop", drop)
+        for op in np.flatnonzero(dropped).tolist():
+            if reason := training.obstacle(op):
+                raise InvalidInput(f"op {training.graph.names[op]!r} in drop cannot be computed again: {reason}")
+        return [~dropped]
     if keep is None or keep == "sqrt":
         root = square_root(training)
         return [segments(training, max(k, 1)) for k in (root, root // 2, 2 * root, 4 * root)]
@@ -99,14 +103,6 @@ def layers(graph: OpGraph) -> NDArray[np.int64]:
         label = ("group", group) if group >= 0 else ("scope", scope) if scope else ("op", name)
         out[op] = number.setdefault(label, op)
     return out
-
-
-def _dropped_ops(training: TrainingGraph, names: Iterable[str]) -> Bools:
-    dropped = _ops_of_names(training.graph, "drop", names)
-    for op in np.flatnonzero(dropped).tolist():
-        if reason := training.obstacle(op):
-            raise InvalidInput(f"op {training.graph.names[op]!r} in drop cannot be computed again: {reason}")
-    return dropped
 
 
 def _ops_of_names(graph: OpGraph, field: str, names: Iterable[str]) -> Bools:

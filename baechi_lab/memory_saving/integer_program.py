@@ -135,7 +135,11 @@ class Program(ProgramColumns):
             for kind, columns in self.kinds()
             for key, column in columns.items()
         }
-        plan = self.groups.sequence(self._repeated_groups(answer.values))
+        # The groups that run again, by the values of the columns.
+        is_repeated = np.zeros((self.groups.stages, self.groups.count), dtype=np.bool_)
+        for t, i in {**self.M, **self.E}:
+            is_repeated[t, i] = sum(value * answer.values[column] for column, value in self.run_terms(t, i)) > 0.5
+        plan = self.groups.sequence(is_repeated)
         return ProgramPlan(plan, answer.bound, answer.status, answer.seconds, values)
 
     def kinds(self) -> tuple[tuple[str, Columns], ...]:
@@ -148,13 +152,6 @@ class Program(ProgramColumns):
             for kind, columns in self.kinds()
             for key, column in columns.items()
         }
-
-    def _repeated_groups(self, values: Floats) -> Bools:
-        """Returns bool[stages, groups]: the groups that run again, by the values of the columns."""
-        is_repeated = np.zeros((self.groups.stages, self.groups.count), dtype=np.bool_)
-        for t, i in {**self.M, **self.E}:
-            is_repeated[t, i] = sum(value * values[column] for column, value in self.run_terms(t, i)) > 0.5
-        return is_repeated
 
     def _solve_rounded(self, budget: int, answer: Answer, time_limit: float | None) -> ProgramPlan:
         """Round the relaxation to a plan (section 5 of the paper), for budgets that leave some bytes free.

@@ -30,15 +30,9 @@ class MemoryRows:
 
     def add(self) -> None:
         """Add all rows."""
-        self._add_undecided_rows()
-        self._add_forward_rows()
-        for t in range(self.groups.stages):
-            self._add_backward_rows(t, self._add_repeat_rows(t))
-
-    def _add_undecided_rows(self) -> None:
-        """Add rows (5): values that no plan drops are held for groups that run again."""
+        # Rows (5): values that no plan drops are held for groups that run again.
         program, rows = self.program, self.rows
-        for after, groups, count in self.groups.undecided:
+        for after, groups, byte_count in self.groups.undecided:
             column = -1
             for t in range(max((program.until[g] for g in groups), default=-1), after, -1):
                 following, column = column, rows.column()
@@ -47,16 +41,16 @@ class MemoryRows:
                         rows.add([(column, 1.0), *minus(run)], 0.0)
                 if following >= 0:
                     rows.add([(column, 1.0), (following, -1.0)], 0.0)
-                self.undecided_terms[t].append((column, count / self.unit))
-
-    def _add_forward_rows(self) -> None:
-        """Add a row per group for the bytes live in the forward pass: those read later in it, and K of stage 0."""
+                self.undecided_terms[t].append((column, byte_count / self.unit))
+        # A row per group for the bytes live in the forward pass: those read later in it, and K of stage 0.
         readers = self.groups.readers
         for k in range(self.groups.count):
             finished = [i for i in range(k) if not readers[i] or readers[i][-1] < k]
             live_size = sum(self.size[i] for i in range(k + 1)) - sum(self.size[i] for i in finished) + self.inner[k]
             finished_terms = [term for i in finished for term in times(self.size[i], self.program.terms_before(0, i))]
             self.rows.add(finished_terms, -np.inf, self.budget_units - live_size)
+        for t in range(self.groups.stages):
+            self._add_backward_rows(t, self._add_repeat_rows(t))
 
     def _add_repeat_rows(self, t: int) -> Terms:
         """Add rows for the groups that run again in stage t; returns the level at its end."""

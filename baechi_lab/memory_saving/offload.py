@@ -100,7 +100,11 @@ def offload(
     offloaded = offload_pass.apply(graph)
     if offloaded is graph:
         return graph
-    before, after = _peaks_with_and_without(graph, offloaded, cluster)
+    device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
+    placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
+    with_host = offloaded_placement(placement, offloaded, cluster)
+    before = int(simulate(graph, cluster, placement).peak_bytes[device])
+    after = int(simulate(offloaded, cluster, with_host).peak_bytes[device])
     if after <= before:
         return offloaded
     is_explicit = ops is not None or state
@@ -110,15 +114,6 @@ def offload(
         stacklevel=2,
     )
     return offloaded if is_explicit else graph
-
-
-def _peaks_with_and_without(graph: OpGraph, offloaded: OpGraph, cluster: Cluster) -> tuple[int, int]:
-    """Returns the simulated peak bytes of one device, with a host, for `graph` and for `offloaded`."""
-    device = next(k for k, d in enumerate(cluster.devices) if d.kind != HOST)
-    placement = Placement(device=np.full(graph.n, device, dtype=np.int32))
-    with_host = offloaded_placement(placement, offloaded, cluster)
-    lines = simulate(graph, cluster, placement), simulate(offloaded, cluster, with_host)
-    return int(lines[0].peak_bytes[device]), int(lines[1].peak_bytes[device])
 
 
 def names_of(ops: Any) -> tuple[str, ...]:
@@ -243,14 +238,12 @@ class _OffloadBuilder:
                 raise UnknownOpError(f"ops names op {name!r:.60}, which graph {graph.name!r} does not have")
             op = graph.index[name]
             if not may_offload[graph.output_ptr[op] : graph.output_ptr[op + 1]].any():
-                raise InvalidInput(f"op {name!r} in ops cannot be offloaded: {self._why_not(op)}")
+                reason = f"the backward pass reads nothing of it that is larger than {CONTROL_BYTES} bytes"
+                if self.training.is_backward[op] or self.training.setup[op]:
+                    reason = "it is no forward op"
+                raise InvalidInput(f"op {name!r} in ops cannot be offloaded: {reason}")
             is_named[op] = True
         return is_named
-
-    def _why_not(self, op: int) -> str:
-        if self.training.is_backward[op] or self.training.setup[op]:
-            return "it is no forward op"
-        return f"the backward pass reads nothing of it that is larger than {CONTROL_BYTES} bytes"
 
     def _transfer_us(self, size: Any) -> Any:
         return self.params.latency_us + self.params.us_per_byte * size
@@ -310,27 +303,23 @@ class _OffloadBuilder:
         state = self._add_op(f"{graph.names[op]}/state", STATE, size)
         stored = self._add_op(f"{graph.names[op]}/stored", STORED)
         if op in readers:
-            self._order_layer_update(op, state)
+            # A layer's state waits for the previous layer's update, that of the first layer for the update's inputs.
+            if self.layers:
+                self._add_wait(self.layers[-1], state)
+            else:
+                pointer, tensors = graph.inputs
+                self.reads += [(tensor, state) for tensor in tensors[pointer[op] : pointer[op + 1]].tolist()]
+            self.layers.append(op)
+            outputs = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
+            data_outputs = outputs[self.size[outputs] > CONTROL_BYTES]
+            self.temporary[op] += self.size[data_outputs].sum()
+            self.size[data_outputs] = CONTROL_BYTES
         else:
             self._add_wait(self._trigger(first, size), state)
         fetched = self._add_tensor(state, size, "0")
         self.reads += [(fetched, int(reader)) for reader in readers]
         self.reads.append((self._add_tensor(last, size, f"state{len(self.new_tensors)}"), stored))
         self.moved_bytes[op] = size
-
-    def _order_layer_update(self, op: int, state: int) -> None:
-        """Make a layer's state wait for the previous layer's update; that of the first layer waits for the update's inputs."""
-        graph = self.graph
-        if self.layers:
-            self._add_wait(self.layers[-1], state)
-        else:
-            pointer, tensors = graph.inputs
-            self.reads += [(tensor, state) for tensor in tensors[pointer[op] : pointer[op + 1]].tolist()]
-        self.layers.append(op)
-        outputs = np.arange(graph.output_ptr[op], graph.output_ptr[op + 1])
-        data_outputs = outputs[self.size[outputs] > CONTROL_BYTES]
-        self.temporary[op] += self.size[data_outputs].sum()
-        self.size[data_outputs] = CONTROL_BYTES
 
     def _make_graph(self) -> OpGraph:
         graph, added = self.graph, len(self.names)
@@ -342,6 +331,12 @@ class _OffloadBuilder:
             names.append(name)
         column = lambda values, fill: np.concatenate([values, np.full(added, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
         elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
+        producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
+        size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
+        labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
+        is_kept = ~self.dropped
+        tensor = np.concatenate([graph.edge_tensor[is_kept], [r[0] for r in self.reads]]).astype(np.int64)
+        reader = np.concatenate([graph.consumers[is_kept], [r[1] for r in self.reads]]).astype(np.int64)
         return OpGraph(
             names=(*graph.names, *names),
             op_types=(*graph.op_types, *self.types),
@@ -361,7 +356,7 @@ class _OffloadBuilder:
             reuse=self._reuse(),
             output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * added)),
             name=f"{graph.name}, offloading",
-            **self._edges(),
+            **tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names)),
         )
 
     def _reuse(self) -> NDArray[np.int8] | None:
@@ -371,17 +366,6 @@ class _OffloadBuilder:
         reuse = np.concatenate([self.graph.reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
         reuse[self.layers] = VIEW
         return reuse
-
-    def _edges(self) -> dict[str, Any]:
-        """Returns producer, bytes, names and readers of all tensors, ordered by producer."""
-        graph = self.graph
-        producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
-        size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
-        labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
-        is_kept = ~self.dropped
-        tensor = np.concatenate([graph.edge_tensor[is_kept], [r[0] for r in self.reads]]).astype(np.int64)
-        reader = np.concatenate([graph.consumers[is_kept], [r[1] for r in self.reads]]).astype(np.int64)
-        return tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names))
 
 
 def sent_tensor(graph: OpGraph, op: int) -> int:

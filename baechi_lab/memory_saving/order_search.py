@@ -104,7 +104,12 @@ class OrderSearch:
                 continue
             previous[state] = by
             if state.executed == end:
-                return _path_to(previous, state)
+                # The runs that led to the state.
+                path: list[Run] = []
+                while (at := previous[state]) is not None:
+                    path.append(at[1])
+                    state = at[0]
+                return path[::-1]
             for run in self._next_runs(state, peak if budget is None else budget):
                 if run.after not in previous and (budget is None or run.need <= budget):
                     cost = (0 if budget is not None else max(peak, run.need), us + run.us, run_count + 1)
@@ -148,26 +153,21 @@ class OrderSearch:
                 continue
             last = finished.union(dropped)
             dropped_before = last.difference(read, outputs)
-            for with_made in self._place_outputs(_drop_tensors(state.buffers, dropped_before), op, read, outputs, last):
+            # The possible buffers after the op has made its outputs, by the rules of `memory.reuse_peak`.
+            buffer_sets = [_drop_tensors(state.buffers, dropped_before)]
+            for tensor in outputs:
+                buffer_sets = [
+                    (buffer_set - {before}) | {after}
+                    for buffer_set in buffer_sets
+                    for before, after in self._possible_buffers(buffer_set, op, tensor, read, last)
+                ]
+            for with_made in buffer_sets:
                 need = other_bytes + sum(size for size, _ in with_made)
                 excess = max(need - enough, 0)
                 if all(excess < least for least, before in tried if before < set(dropped)):
                     tried.append((excess, set(dropped)))
                     after = PlanState(executed, frozenset(_drop_tensors(with_made, last)))
                     yield Run(op, need, self.us[op] if is_copy else 0.0, after)
-
-    def _place_outputs(
-        self, buffers: set[Buffer], op: int, read: list[int], outputs: list[int], last: set[int]
-    ) -> list[set[Buffer]]:
-        """Yields the possible buffers after an op has made its outputs, by the rules of `memory.reuse_peak`."""
-        buffer_sets = [buffers]
-        for tensor in outputs:
-            buffer_sets = [
-                (buffer_set - {before}) | {after}
-                for buffer_set in buffer_sets
-                for before, after in self._possible_buffers(buffer_set, op, tensor, read, last)
-            ]
-        return buffer_sets
 
     def _possible_buffers(
         self, buffers: set[Buffer], op: int, tensor: int, read: list[int], last: set[int]
@@ -190,15 +190,6 @@ class OrderSearch:
 
 def _drop_tensors(buffers: Iterable[Buffer], tensors: set[int]) -> set[Buffer]:
     return {(size, remaining) for size, tensors_inside in buffers if (remaining := tensors_inside - tensors)}
-
-
-def _path_to(previous: dict[PlanState, tuple[PlanState, Run] | None], state: PlanState) -> list[Run]:
-    """Returns the runs that led to a state."""
-    path: list[Run] = []
-    while (at := previous[state]) is not None:
-        path.append(at[1])
-        state = at[0]
-    return path[::-1]
 
 
 def _rows(pointer: NDArray[np.int64], column: NDArray[np.int32]) -> list[list[int]]:

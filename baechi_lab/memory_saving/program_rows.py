@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -85,8 +84,16 @@ class Rows:
 
         limit = {} if time_limit is None else {"time_limit": float(time_limit)}
         solver = silent_highs(threads=1, random_seed=0, mip_rel_gap=0.0, **limit)
-        model, kinds = self._model(), [highspy.HighsVarType.kContinuous] * len(self.cost)
+        model = highspy.HighsLp()
+        model.num_row_, model.num_col_ = len(self.low), len(self.cost)
+        model.col_cost_ = np.array(self.cost)
+        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.array(self.upper)
+        model.row_lower_, model.row_upper_ = np.array(self.low), np.array(self.high)
+        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+        model.a_matrix_.start_, model.a_matrix_.index_ = np.array(self.start), np.array(self.index, dtype=np.int32)
+        model.a_matrix_.value_ = np.array(self.value, dtype=np.float64)
         if integer:
+            kinds = [highspy.HighsVarType.kContinuous] * len(self.cost)
             for column in self.integers:
                 kinds[column] = highspy.HighsVarType.kInteger
             model.integrality_ = kinds
@@ -101,16 +108,3 @@ class Rows:
         bound = float(info.mip_dual_bound if integer else relaxed)
         values = np.array(solver.getSolution().col_value) if solved else None
         return Answer(values, max(bound, 0.0) if np.isfinite(bound) else 0.0, status, seconds)
-
-    def _model(self) -> Any:
-        import highspy
-
-        model = highspy.HighsLp()
-        model.num_row_, model.num_col_ = len(self.low), len(self.cost)
-        model.col_cost_ = np.array(self.cost)
-        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.array(self.upper)
-        model.row_lower_, model.row_upper_ = np.array(self.low), np.array(self.high)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_, model.a_matrix_.index_ = np.array(self.start), np.array(self.index, dtype=np.int32)
-        model.a_matrix_.value_ = np.array(self.value, dtype=np.float64)
-        return model

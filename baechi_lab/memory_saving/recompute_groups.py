@@ -56,16 +56,24 @@ class RecomputeGroups:
             self._set_sizes()
             if self.count <= max_groups:
                 break
-            repeatable = self._without_least(repeatable, max_groups)
+            # Without the ops of the smallest groups, so that at most `max_groups` groups remain.
+            least = np.argsort(self.bytes, kind="stable")[: self.count - max_groups]
+            repeatable = repeatable.copy()
+            repeatable[self.chain.ops[np.isin(self.group, least)]] = False
         self.stages = self.chain.stages if self.count else 0
-        self._set_stages()
-
-    def _without_least(self, repeatable: Bools, max_groups: int) -> Bools:
-        """Returns `repeatable` without the ops of the smallest groups, so that at most `max_groups` groups remain."""
-        least = np.argsort(self.bytes, kind="stable")[: self.count - max_groups]
-        fewer = repeatable.copy()
-        fewer[self.chain.ops[np.isin(self.group, least)]] = False
-        return fewer
+        chain, last = self.chain, self.stages - 1
+        self.needs: list[list[int]] = [[] for _ in range(self.stages)]
+        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # positions of backward ops
+        for k, (stage, positions) in enumerate(zip(chain.stage.tolist(), chain.read, strict=True)):
+            if self.stages:
+                self.ops[last - stage].append(k)
+                self.needs[last - stage] += [int(self.group[p]) for p in positions]
+        self.needs = [sorted(set(needed)) for needed in self.needs]
+        self.due, self.kept = chain.due[::-1], chain.kept[::-1]
+        self.undecided = [
+            (last - stage, sorted({int(self.group[p]) for p in positions}), count)
+            for (stage, positions), count in chain.undecided.items()
+        ]
 
     def _set_sizes(self) -> None:
         chain, group, m = self.chain, self.group.tolist(), self.count
@@ -92,21 +100,6 @@ class RecomputeGroups:
         for k, groups_read in enumerate(self.reads):
             for g in groups_read:
                 self.readers[g].append(k)
-
-    def _set_stages(self) -> None:
-        chain, last = self.chain, self.stages - 1
-        self.needs: list[list[int]] = [[] for _ in range(self.stages)]
-        self.ops: list[list[int]] = [[] for _ in range(self.stages)]  # positions of backward ops
-        for k, (stage, positions) in enumerate(zip(chain.stage.tolist(), chain.read, strict=True)):
-            if self.stages:
-                self.ops[last - stage].append(k)
-                self.needs[last - stage] += [int(self.group[p]) for p in positions]
-        self.needs = [sorted(set(needed)) for needed in self.needs]
-        self.due, self.kept = chain.due[::-1], chain.kept[::-1]
-        self.undecided = [
-            (last - stage, sorted({int(self.group[p]) for p in positions}), count)
-            for (stage, positions), count in chain.undecided.items()
-        ]
 
     def backward_levels(self, stage: int) -> list[tuple[list[int], int]]:
         """Yields the groups that the stage's backward ops have read for the last time, and the most other live bytes then."""

@@ -44,17 +44,8 @@ class MemoryStates:
             [sum(int(graph.tensor_bytes[t]) for t in graph.outputs(op) if t in self.bit) for op in range(graph.n)]
         )
         self.transient = graph.temp_bytes + outputs - decided_bytes  # of every run, without the values that it makes
-        self._count_undecided()
-        self.repeatable_ops = [int(op) for op in np.flatnonzero(training.may_repeat) if self.makes[op]]
-
-    @property
-    def are_few(self) -> bool:
-        """Whether the values are few enough to search all states."""
-        return len(self.values) <= MOST_VALUES
-
-    def _count_undecided(self) -> None:
-        """Returns int64[steps]: persistent bytes, and those of tensors that no plan drops, when each step begins."""
-        graph, rank = self.training.graph, self.training.rank
+        # Persistent bytes, and those of tensors that no plan drops, when each step begins.
+        rank = training.rank
         last = rank[graph.tensor_producer].copy()
         np.maximum.at(last, graph.edge_tensor, rank[graph.consumers])
         is_undecided = np.ones(graph.tensor_count, dtype=np.bool_)
@@ -64,6 +55,12 @@ class MemoryStates:
         np.add.at(change, last[is_undecided] + 1, -graph.tensor_bytes[is_undecided])
         # While its maker runs, a tensor is in the transient bytes.
         self.before = np.cumsum(change)[:-1] + int(graph.persistent_bytes.sum())
+        self.repeatable_ops = [int(op) for op in np.flatnonzero(training.may_repeat) if self.makes[op]]
+
+    @property
+    def are_few(self) -> bool:
+        """Whether the values are few enough to search all states."""
+        return len(self.values) <= MOST_VALUES
 
 
 class StateSearch:

@@ -50,17 +50,14 @@ class TrainingGraph:
         self.setup, self.update = role == SETUP, role == UPDATE
         self.is_backward: Bools = backward_ops(graph)
         place = graph.position if position is None else position
-        self.ordered: Ints = np.lexsort((place, self._places_with_early_updates(place))).astype(np.int64)
-        self.rank: Ints = inverse(self.ordered)
-
-    def _places_with_early_updates(self, place: Ints) -> Ints:
-        """Returns int64[n]: the position of each op; an update gets that of the last other backward op that it waits for."""
+        # An update gets the position of the last other backward op that it waits for.
         new_place = np.where(self.is_backward, place, -1)
         pointer, predecessor = (a.tolist() for a in self.graph.predecessors)
         update = self.update & self.is_backward
         for op in self.graph.order[update[self.graph.order]].tolist():
             new_place[op] = new_place[predecessor[pointer[op] : pointer[op + 1]]].max(initial=-1)
-        return new_place
+        self.ordered: Ints = np.lexsort((place, new_place)).astype(np.int64)
+        self.rank: Ints = inverse(self.ordered)
 
     @cached_property
     def may_repeat(self) -> Bools:

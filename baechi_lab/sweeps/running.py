@@ -129,7 +129,10 @@ def sweep(
     profiling = Profiling(profile, hardware, tuple(sorted((model_params or {}).items())))
     sizes = None if batch_size is None else as_list("batch_size", batch_size)
     if sizes is None and isinstance(subject, str) and micro_batches is not None:
-        sizes = _default_batch_sizes(subject, profiling)
+        from ..models.registry import make_model
+
+        default_size = getattr(make_model(subject, **dict(profiling.model_params)), "batch_size", None)
+        sizes = None if default_size is None else [int(default_size)]
     profile_mode(profile, hardware)
     if hardware is not None:
         by_kind(hardware)  # raises for a name that is not known
@@ -142,7 +145,14 @@ def sweep(
         make_placer(name, **placing.of(text("placer", name)))
     store = Store(path)
     try:
-        graph_keys = _graph_keys(subject, grid, profiling, store)
+        graph_keys: dict[int | None, str] = {}
+        for size in dict.fromkeys(cell.batch_size for cell in grid):
+            try:
+                graph_keys[size] = graph_key(subject, size, profiling)
+            except (
+                Unidentified
+            ) as reason:  # a function that cannot be identified is called, and its graph is identified
+                graph_keys[size] = _key_of_result(subject, size, reason, store)
         keyed = [(cell, _row_key(cell, graph_keys[cell.batch_size], placing, store)) for cell in grid]
         with open_calls(executor, len(grid)) as workers:
             run = _SweepRun(
@@ -153,20 +163,6 @@ def sweep(
     finally:
         store.close()
     return table.astype({"feasible": bool})
-
-
-def _graph_keys(subject: Subject, grid: list[Cell], profiling: Profiling, store: Store) -> dict[int | None, str]:
-    """Returns the key of each batch size's graph.
-
-    A function that cannot be identified is called, and its graph is identified.
-    """
-    keys: dict[int | None, str] = {}
-    for size in dict.fromkeys(cell.batch_size for cell in grid):
-        try:
-            keys[size] = graph_key(subject, size, profiling)
-        except Unidentified as reason:
-            keys[size] = _key_of_result(subject, size, reason, store)
-    return keys
 
 
 def _key_of_result(subject: object, size: int | None, reason: Unidentified, store: Store) -> str:
@@ -246,7 +242,11 @@ class _SweepRun:
                 for cell, key in missing:
                     if cell.error:
                         self._write(key, cell, {"feasible": False, "error": cell.error})
-                self._build_in_workers()
+                # Models with estimated costs are built in the workers; a measured profile must not share the machine.
+                if isinstance(self.subject, str) and self.profiling.mode == "estimated":
+                    for size in self.waiting:
+                        if self.store.graph(self.graph_keys[size]) is None:
+                            self._build(size)
                 while (self.waiting or self.answering) and not self.cancel.is_set():
                     if not self._start_ready():
                         self._collect_finished()
@@ -259,13 +259,6 @@ class _SweepRun:
             finally:
                 for future in (*self.building, *self.answering):
                     future.cancel()
-
-    def _build_in_workers(self) -> None:
-        """Models with estimated costs are built in the workers; a measured profile must not share the machine."""
-        if isinstance(self.subject, str) and self.profiling.mode == "estimated":
-            for size in self.waiting:
-                if self.store.graph(self.graph_keys[size]) is None:
-                    self._build(size)
 
     def _build(self, size: int | None) -> None:
         self.building[self.workers.submit(encoded_model_graph, self.subject, size, self.profiling)] = size
@@ -293,26 +286,23 @@ class _SweepRun:
                 continue  # already processed while the rows of another graph were submitted
             error = CancelledError() if future.cancelled() else future.exception()
             if isinstance(error, self.workers.retryable_errors):
-                self._resubmit(future, error)
+                # Its machine was lost; a call that is lost every time ends the sweep.
+                call = self.answering.get(future) or self.building.get(future)
+                self.losses[call] += 1
+                if self.losses[call] > MAX_RESUBMITS:
+                    raise ExecutionError(
+                        f"a row was lost with the machine that computed it {MAX_RESUBMITS + 1} times, perhaps for want of memory "
+                        f"({error}); {self.store.stored_rows_text()}"
+                    ) from error
+                if future in self.answering:
+                    self._send(self.answering.pop(future))
+                else:
+                    self._build(self.building.pop(future))
             elif future in self.answering:
                 row = self.answering.pop(future)
                 self._write(row.key, row.cell, future.result())
             else:
                 self._receive_graph(self.building.pop(future), future.result)
-
-    def _resubmit(self, future: Future[object], error: BaseException) -> None:
-        """Submits a call again whose machine was lost; a call that is lost every time ends the sweep."""
-        call = self.answering.get(future) or self.building.get(future)
-        self.losses[call] += 1
-        if self.losses[call] > MAX_RESUBMITS:
-            raise ExecutionError(
-                f"a row was lost with the machine that computed it {MAX_RESUBMITS + 1} times, perhaps for want of memory "
-                f"({error}); {self.store.stored_rows_text()}"
-            ) from error
-        if future in self.answering:
-            self._send(self.answering.pop(future))
-        else:
-            self._build(self.building.pop(future))
 
     def _receive_graph(self, size: int | None, build: Callable[[], bytes]) -> None:
         """Stores a graph and submits its rows; where it cannot be built, its rows get the error."""
@@ -375,14 +365,6 @@ def _checked_placing(
     names = Optimize(passes if isinstance(passes, str) else tuple(passes), forward_only).passes  # type: ignore[arg-type]
     frozen_params = tuple(sorted((name, tuple(sorted(values.items()))) for name, values in params.items()))
     return Placing(names, forward_only, scheduler, frozen_params)
-
-
-def _default_batch_sizes(name: str, profiling: Profiling) -> list[int] | None:
-    """Returns the model's default batch size, as a list; None if it has none."""
-    from ..models.registry import make_model
-
-    size = getattr(make_model(name, **dict(profiling.model_params)), "batch_size", None)
-    return None if size is None else [int(size)]
 
 
 def _check_subject(subject: object, sizes: list[object] | None, profiling: Profiling, template: Cluster) -> None:

@@ -85,13 +85,36 @@ class Store:
         try:
             yield
         except (sqlite3.Error, UnicodeError) as error:  # names of files and tables are coded outside SQLite
-            raise FormatError(f"{self.path} cannot be used for a sweep: {_error_text(error)}") from error
+            by_whom = f" (for more than {LOCK_SECONDS} s, by another program)" if "locked" in str(error) else ""
+            raise FormatError(f"{self.path} cannot be used for a sweep: {error}{by_whom}") from error
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Makes the changes inside all at once: a kill leaves none."""
+        self._database.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._database.execute("COMMIT")
+        finally:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
 
     def _prepare(self) -> None:
         if not self._tables() >= TABLES:
-            self._create()
+            with self._transaction():  # so that a second program finds all tables
+                if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
+                    self._check_application(unfinished=True)
+                columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
+                self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+                self._database.execute(f"PRAGMA user_version = {VERSION}")
+                self._database.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
+                self._database.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
+                self._database.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
         if self._number("application_id") == APPLICATION_ID and self._number("user_version") == 2:
-            self._add_column("finer_groups")
+            with self._transaction():
+                if self._number("user_version") == 2:  # no other program was faster
+                    self._database.execute(f"ALTER TABLE rows ADD COLUMN finer_groups {COLUMNS['finer_groups']}")
+                    self._database.execute(f"PRAGMA user_version = {VERSION}")
         # The quick check would not see an index that knows other keys than the table: their rows would be missing.
         damage = self._database.execute("PRAGMA integrity_check(1)").fetchone()[0]
         named = [column[1] for column in self._database.execute("PRAGMA table_info(rows)")]
@@ -100,35 +123,6 @@ class Store:
         self._check_application()
         if damage != "ok":
             raise FormatError(f"{self.path} is damaged ({' '.join(damage.split())}); give another name, or delete it")
-
-    def _create(self) -> None:
-        """Creates the tables in one transaction, so that a kill leaves none, and a second program finds all."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            if self._tables() or self._number("application_id") != 0 or self._number("user_version") != 0:
-                self._check_application(unfinished=True)
-            columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
-            self._database.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-            self._database.execute(f"PRAGMA user_version = {VERSION}")
-            self._database.execute(f"CREATE TABLE IF NOT EXISTS rows (key TEXT PRIMARY KEY, {columns})")
-            self._database.execute("CREATE TABLE IF NOT EXISTS graphs (key TEXT PRIMARY KEY, graph BLOB)")
-            self._database.execute("CREATE TABLE IF NOT EXISTS checks (digest TEXT PRIMARY KEY)")
-            self._database.execute("COMMIT")
-        finally:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
-
-    def _add_column(self, name: str) -> None:
-        """Bring a file of the version before, which lacks that column, to this one."""
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            if self._number("user_version") == VERSION - 1:  # no other program was faster
-                self._database.execute(f"ALTER TABLE rows ADD COLUMN {name} {COLUMNS[name]}")
-                self._database.execute(f"PRAGMA user_version = {VERSION}")
-            self._database.execute("COMMIT")
-        finally:
-            if self._database.in_transaction:
-                self._database.execute("ROLLBACK")
 
     def _tables(self) -> set[str]:
         return {
@@ -184,15 +178,9 @@ class Store:
 
     def _write(self, table: str, key: str, values: list[object], digest: str) -> None:
         marks = ", ".join("?" for _ in range(len(values) + 1))
-        with self._as_format_errors():
-            self._database.execute("BEGIN IMMEDIATE")
-            try:
-                self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
-                self._database.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
-                self._database.execute("COMMIT")
-            finally:
-                if self._database.in_transaction:
-                    self._database.execute("ROLLBACK")
+        with self._as_format_errors(), self._transaction():
+            self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
+            self._database.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
 
     def rows(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Returns the unchanged rows of `keys`, by key in that order; warns with `ComputedAgain` about changed ones."""
@@ -253,12 +241,6 @@ def _reject_other_files(path: str) -> None:
         raise FormatError(f"{path} cannot be used for a sweep: file is not a database; give another name")
     if head[68:72] != APPLICATION_ID.to_bytes(4, "big"):
         raise FormatError(f"{path} is a database that no sweep made; give another name")
-
-
-def _error_text(error: Exception) -> str:
-    """Returns SQLite's message, with more detail for locked files."""
-    text = str(error)
-    return f"{text} (for more than {LOCK_SECONDS} s, by another program)" if "locked" in text else text
 
 
 def as_text(params: Mapping[str, object]) -> str:
