@@ -26,7 +26,6 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ..checks import check_whole
 from ..errors import BaechiLabError, InvalidInput
@@ -124,10 +123,22 @@ class Auto(Placer):
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
             attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
         if self.objective == "latency" and self.placers is None and HAS_NUMBA and graph.n <= MOST_OPS:
-            exhaustive_attempts, proof = _try_every_schedule(
-                graph, cluster, [a.makespan_us for a, placed in attempts if placed and a.feasible]
-            )
-            attempts += exhaustive_attempts
+            # All placements and orders of a small graph are searched for one that is faster.
+            began = working_seconds()
+            ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
+            known_us = [a.makespan_us for a, placed in attempts if placed and a.feasible]
+            known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
+            best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
+            us, is_feasible = known_bound_us, True
+            if best.placement is not None:
+                keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+                ordered_placement = best.placement.replace(**keys)
+                us, peak, is_feasible = simulate_ops(graph.original or graph, cluster, ordered_placement)
+                form_name, took = "raw" if graph.group_of is None else "given", working_seconds() - began
+                attempt = Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), is_feasible, took)
+                attempts.append((attempt, ordered_placement))
+            if ungrouped and best.complete and is_feasible and np.isfinite(us):
+                proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
         if self.objective == "latency" and graph.original is not None:
             attempts += self._schedule_ops(attempts, graph.original, cluster)
         table = tuple(self._row(attempt) for attempt, _ in attempts)
@@ -222,7 +233,12 @@ class Auto(Placer):
         for attempt, placed, scheduler, us, peak, feasible in answers:
             planned = None
             if feasible and us < fastest_us:
-                planned = placed.replace(member_order=_order_of_ops(original, cluster, placed, scheduler))
+                # The order in which a dynamic scheduler runs the ops of a placement of groups.
+                ops_placement = placed.on(original)
+                timeline = simulate(original, cluster, ops_placement, scheduler)
+                planned = placed.replace(
+                    member_order=order_of_starts(original, timeline.start_us, timeline.end_us).astype(np.float64)
+                )
                 us, peak, feasible = simulate_ops(original, cluster, planned)
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
@@ -326,33 +342,6 @@ def _run_attempts(
         attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, took)
         rows.append((attempt, planned))
     return rows
-
-
-def _order_of_ops(original: OpGraph, cluster: Cluster, placed: Placement, scheduler: str) -> NDArray[np.float64] | None:
-    """The order in which a dynamic scheduler runs the ops of a placement of groups."""
-    ops_placement = placed.on(original)
-    timeline = simulate(original, cluster, ops_placement, scheduler)
-    return order_of_starts(original, timeline.start_us, timeline.end_us).astype(np.float64)
-
-
-def _try_every_schedule(
-    graph: OpGraph, cluster: Cluster, known_us: list[float]
-) -> tuple[list[tuple[Attempt, Placement | None]], dict[str, Any]]:
-    """Searches all placements and orders of a small graph; returns one faster than `known_us`, and the proof for `info`."""
-    began = working_seconds()
-    ungrouped = graph.original is None  # groups are simulated as their ops, which is not what is searched
-    known_bound_us = min(known_us, default=np.inf) if ungrouped else np.inf
-    best = best_schedule(graph, cluster, known_bound_us, SIMULATIONS[0 if graph.n <= SMALL else 1])
-    rows: list[tuple[Attempt, Placement | None]] = []
-    us, fits = known_bound_us, True
-    if best.placement is not None:
-        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-        placed = best.placement.replace(**keys)
-        us, peak, fits = simulate_ops(graph.original or graph, cluster, placed)
-        form_name, took = "raw" if graph.group_of is None else "given", working_seconds() - began
-        rows.append((Attempt(EVERY_SCHEDULE, form_name, "planned", us, int(peak.max(initial=0)), fits, took), placed))
-    proven = ungrouped and best.complete and fits and np.isfinite(us)
-    return rows, {"status": "OPTIMAL", "bound_us": us, "gap": 0.0} if proven else {}
 
 
 def _measure_attempt(

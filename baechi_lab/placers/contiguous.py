@@ -132,7 +132,9 @@ def contiguous_splits(
     group_allowed = allowed_group_devices(graph, cluster, group)
     devices_yielded: set[bytes] = set()
     for name, place in (lines(graph) if positions is None else positions).items():
-        line = _line_of_groups(group, place, count)
+        # Groups by the mean position of their ops; ties by group index.
+        mean = np.bincount(group, place, count) / np.bincount(group, minlength=count)
+        line = np.argsort(mean, kind="stable")
         cross = _crossing_cost(graph, cluster, group, line)
         for cap in caps:
             work_caps = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
@@ -163,12 +165,6 @@ def lines(graph: OpGraph) -> Positions:
             folded[paired] = positions[name][graph.forward_of[paired]]
             positions[f"folded {name}"] = folded
     return positions
-
-
-def _line_of_groups(group: NDArray[np.int32], place: NDArray[np.float64], count: int) -> NDArray[np.int64]:
-    """Groups by the mean position of their ops; ties by group index."""
-    mean = np.bincount(group, place, count) / np.bincount(group, minlength=count)
-    return np.argsort(mean, kind="stable")
 
 
 def _crossing_cost(

@@ -95,16 +95,12 @@ def _path_devices(path: NDArray[np.int32], units: Units, number: int, usage: Dev
         ):
             return [(int(g), d) for g in path.tolist()]
     trial = usage._replace(used_persistent=usage.used_persistent.copy(), used=usage.used.copy(), home=usage.home.copy())
-    return _divide_path(path, devices, trial)
-
-
-def _divide_path(path: NDArray[np.int32], devices: list[int], usage: DeviceUsage) -> list[tuple[int, int]]:
-    """Fills the fastest devices one after the other along the path, and changes `usage`."""
+    # Fills the fastest devices one after the other along the path.
     assignments, mask = [], np.zeros(len(devices), dtype=np.bool_)
     for g in path.tolist():
-        roomy = feasible(g, usage, mask)
-        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, usage))
-        assign_unit(g, d, usage)
+        roomy = feasible(g, trial, mask)
+        d = next(p for p in devices if mask[p]) if roomy else int(emptiest(mask, trial))
+        assign_unit(g, d, trial)
         assignments.append((g, d))
     return assignments
 

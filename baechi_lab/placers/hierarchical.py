@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,6 +32,9 @@ from ..graph import Cluster, OpGraph, Placement, Step
 from ..graph.units import format_us
 from .base import Placer
 from .planner.training import TrainingParameters
+
+if TYPE_CHECKING:
+    from .planner.reinforce import Trainer
 
 GROUPINGS = ("learned", "random", "scopes", "metis", "none")
 STARTS = ("uniform", "metis", "scopes")
@@ -234,7 +237,9 @@ class Hierarchical(TrainingParameters, Placer):
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .memory.packing import packing_proof
+        from .planner.checkpoint import load, save
         from .planner.embeddings import make_units
+        from .planner.groupings import given_grouping
         from .planner.networks import tensorflow
         from .planner.reinforce import Trainer
 
@@ -245,64 +250,18 @@ class Hierarchical(TrainingParameters, Placer):
         tensorflow()
         began = time.perf_counter()
         units = make_units(graph, cluster, self.vocabulary, self.outputs, self.neighbours)
-        fixed, start = self._fixed_grouping(graph, cluster, units), self._start(graph, cluster, units)
-        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed, start)
-        self._train(trainer, began, self._run_identity(graph, cluster))
-        return self._best_placement(trainer, graph, cluster, time.perf_counter() - began)
-
-    def _reward(self, graph: OpGraph, cluster: Cluster) -> Any:
-        from .planner import reward
-
-        make, arguments = self._reward_factory(cluster)
-        if self.executor is not None and not isinstance(self.executor, str):
-            part_count = self.workers or os.cpu_count() if self.reward == "simulated" else None
-            return reward.ExecutorReward(self.executor, reward.Job(make, graph, *arguments), part_count)
-        if self.reward == "simulated":
-            return reward.SimulatedReward(graph, cluster, 1 if self.executor == "here" else self.workers)
-        return make(graph, *arguments)
-
-    def _reward_factory(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
-        """The function that makes the reward of a graph in the worker, and its further arguments."""
-        from .planner import reward
-
-        if callable(self.reward):
-            return reward.ask_here, (self.reward,)
-        if self.reward == "measured":
-            return reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
-        return reward.simulate_here, (cluster,)
-
-    def _fixed_grouping(self, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
-        from .planner.groupings import given_grouping
-
-        if not isinstance(self.grouping, str):
-            return given_grouping(graph, units, self.grouping)
-        return self._grouping(self.grouping, graph, cluster, units)
-
-    def _start(self, graph: OpGraph, cluster: Cluster, units: object) -> NDArray[np.int64] | None:
         learned = isinstance(self.grouping, str) and self.grouping == "learned"
-        return self._grouping(self.grouper_start, graph, cluster, units) if learned else None
-
-    def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
-        """The grouping of that name; None for "learned" and "none"."""
-        from .planner.groupings import metis_grouping, random_grouping, scope_grouping
-
-        groups = min(self.groups, units.total)
-        if kind == "random":
-            return random_grouping(units, groups, self.seed)
-        if kind == "metis":
-            return metis_grouping(graph, cluster, units, groups, self.seed)
-        return scope_grouping(graph, units, groups) if kind == "scopes" else None
-
-    def _run_identity(self, graph: OpGraph, cluster: Cluster) -> dict[str, object]:
-        """Everything that decides a run, except its length. A checkpoint can be continued only with the same values."""
+        start = self._grouping(self.grouper_start, graph, cluster, units) if learned else None
+        if isinstance(self.grouping, str):
+            fixed = self._grouping(self.grouping, graph, cluster, units)
+        else:
+            fixed = given_grouping(graph, units, self.grouping)
+        trainer = Trainer(self, units, cluster.n, self._reward(graph, cluster), fixed, start)
+        # Everything that decides a run, except its length. A checkpoint can be continued only with the same values.
         run_parameters = {k: v for k, v in self.get_params().items() if k not in _BUDGETS}
         if not isinstance(self.grouping, str):
             run_parameters["grouping"] = np.asarray(self.grouping).tolist()
-        return {**run_parameters, "graph": graph.content_key, "cluster": cluster.content_key}
-
-    def _train(self, trainer: Any, began: float, belongs: dict[str, Any]) -> None:
-        from .planner.checkpoint import load, save
-
+        belongs = {**run_parameters, "graph": graph.content_key, "cluster": cluster.content_key}
         if self.resume is not None:
             load(self.resume, trainer, belongs)
         while self.updates is None or trainer.updates < self.updates:
@@ -317,8 +276,9 @@ class Hierarchical(TrainingParameters, Placer):
                 break
         if self.checkpoint is not None:
             save(self.checkpoint, trainer, belongs)
+        return self._best_placement(trainer, graph, cluster, time.perf_counter() - began)
 
-    def _best_placement(self, trainer: Any, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
+    def _best_placement(self, trainer: Trainer, graph: OpGraph, cluster: Cluster, seconds: float) -> Placement:
         if not np.isfinite(trainer.best_seconds):
             raise InfeasiblePlacement(
                 f"none of the {trainer.samples} placements that the planner sampled in {trainer.updates} updates was valid; "
@@ -344,3 +304,35 @@ class Hierarchical(TrainingParameters, Placer):
 
             info["explanation"] = learned_groups(graph, trainer.best_group[trainer.units.of], trainer.best_device)
         return Placement(device=trainer.best_device, info=info)
+
+    def _reward(self, graph: OpGraph, cluster: Cluster) -> Any:
+        from .planner import reward
+
+        make, arguments = self._reward_factory(cluster)
+        if self.executor is not None and not isinstance(self.executor, str):
+            part_count = self.workers or os.cpu_count() if self.reward == "simulated" else None
+            return reward.ExecutorReward(self.executor, reward.Job(make, graph, *arguments), part_count)
+        if self.reward == "simulated":
+            return reward.SimulatedReward(graph, cluster, 1 if self.executor == "here" else self.workers)
+        return make(graph, *arguments)
+
+    def _reward_factory(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
+        """The function that makes the reward of a graph in the worker, and its further arguments."""
+        from .planner import reward
+
+        if callable(self.reward):
+            return reward.ask_here, (self.reward,)
+        if self.reward == "measured":
+            return reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
+        return reward.simulate_here, (cluster,)
+
+    def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+        """The grouping of that name; None for "learned" and "none"."""
+        from .planner.groupings import metis_grouping, random_grouping, scope_grouping
+
+        groups = min(self.groups, units.total)
+        if kind == "random":
+            return random_grouping(units, groups, self.seed)
+        if kind == "metis":
+            return metis_grouping(graph, cluster, units, groups, self.seed)
+        return scope_grouping(graph, units, groups) if kind == "scopes" else None

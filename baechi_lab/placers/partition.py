@@ -61,12 +61,9 @@ def make_units(graph: OpGraph, cluster: Cluster) -> Units:
     np.add.at(need, group, graph.persistent_bytes + output_bytes(graph) + graph.temp_bytes)
     np.maximum.at(rank, group, total_rank(graph))
     np.minimum.at(first, group, graph.position)
-    return Units(group, cost, allowed, persistent_bytes, need, rank, first, cluster.memory_bytes, _pace(table, cluster))
-
-
-def _pace(table: NDArray[np.float64], cluster: Cluster) -> NDArray[np.float64]:
     total = table.sum(axis=0)
-    return total.min() / total if np.all(total > 0) else cluster.speed / cluster.speed.max()
+    pace = total.min() / total if np.all(total > 0) else cluster.speed / cluster.speed.max()
+    return Units(group, cost, allowed, persistent_bytes, need, rank, first, cluster.memory_bytes, pace)
 
 
 def units_by_rank(units: Units) -> NDArray[np.int64]:

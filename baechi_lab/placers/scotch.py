@@ -145,7 +145,11 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
     count, devices = v.load.shape
     used = np.zeros(devices)
     np.add.at(used, home, v.load[np.arange(count), home])
-    may_move = _reads_elsewhere(v, home)
+    # bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays.
+    vertex = np.repeat(np.arange(len(home)), np.diff(v.pointer))
+    a, b = home[vertex], home[v.neighbour]
+    costs = v.latency[a, b] * v.sends + v.per_byte[a, b] * v.bytes
+    may_move: NDArray[np.bool_] = np.bincount(vertex, costs > 0.0, len(home)) > 0
     moves = 0
     for _ in range(SWEEPS):
         before = moves
@@ -168,15 +172,6 @@ def refine(v: Vertices, home: NDArray[np.int64], imbalance: float) -> int:
         if moves == before:
             break
     return moves
-
-
-def _reads_elsewhere(v: Vertices, home: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """bool[V]: whether communication costs a vertex anything. Where all its neighbours are on its device it stays."""
-    vertex = np.repeat(np.arange(len(home)), np.diff(v.pointer))
-    a, b = home[vertex], home[v.neighbour]
-    costs = v.latency[a, b] * v.sends + v.per_byte[a, b] * v.bytes
-    elsewhere: NDArray[np.bool_] = np.bincount(vertex, costs > 0.0, len(home)) > 0
-    return elsewhere
 
 
 def _map_with_scotch(program: str, v: Vertices, imbalance: float) -> NDArray[np.int64]:

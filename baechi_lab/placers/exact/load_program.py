@@ -109,15 +109,6 @@ class LoadProgram:
         self.units, self.devices = len(work), len(request["limit"])
         horizon = request["horizon"]
         self.period = self.model.new_int_var(min(request["lowest"], horizon), horizon, "period")
-        self._assignment()
-        self.sends = self._sends()
-        self._loads(horizon)
-        self._chain()
-        for home in request["forbidden"]:
-            self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(home)])
-        self.model.minimize(self.period)
-
-    def _assignment(self) -> None:
         r, model = self.r, self.model
         self.x = [[model.new_bool_var(f"x{u},{d}") for d in range(self.devices)] for u in range(self.units)]
         for u, row in enumerate(self.x):
@@ -129,20 +120,13 @@ class LoadProgram:
                     model.add_bool_or([*(self.x[v][d - 1] for v in range(u)), ~literal])
         for d in range(self.devices):
             model.add(sum(b * self.x[u][d] for u, b in enumerate(r["persistent_bytes"]) if b) <= r["limit"][d])
-
-    def _sends(self) -> list[tuple[int, int, int, LiteralT]]:
-        """(tensor, from, to, literal)."""
-        sends = []
+        self.sends: list[tuple[int, int, int, LiteralT]] = []  # tensor, from, to, literal
         for t, (producer, readers) in enumerate(zip(self.r["producer"], self.r["readers"], strict=True)):
             for s, d in permutations(range(self.devices), 2):
                 literal = self.model.new_bool_var(f"z{t},{s},{d}")
                 for v in readers:
                     self.model.add_bool_or([~self.x[producer][s], ~self.x[v][d], literal])
-                sends.append((t, s, d, literal))
-        return sends
-
-    def _loads(self, horizon: int) -> None:
-        r, model = self.r, self.model
+                self.sends.append((t, s, d, literal))
         for d in range(self.devices):
             compute = sum(r["work"][u][d] * self.x[u][d] for u in range(self.units))
             compute += sum(r["overhead"][t][s][e] * z for t, s, e, z in self.sends if d in (s, e))
@@ -159,6 +143,10 @@ class LoadProgram:
             elif r["rule"] != PARALLEL:
                 model.add(out <= self.period)
                 model.add(received <= self.period)
+        self._chain()
+        for home in request["forbidden"]:
+            self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(home)])
+        self.model.minimize(self.period)
 
     def _dearest(self, outgoing: list[tuple[int, int, LiteralT]]) -> LinearExprT:
         """Charges a tensor once, at the cost of its most expensive link."""

@@ -21,48 +21,36 @@ def add_memory(m: ExactModel) -> None:
     for t in range(m.graph.tensor_count):
         size = int(m.graph.tensor_bytes[t]) // unit
         if size:
-            _output(m, t, size, spans)
-            _copies(m, t, size, spans)
-    _temporaries(m, unit, spans)
-    _persistent(m, unit, spans)
-    for d in range(m.cluster.n):
-        if spans[d]:
-            capacity = int(m.cluster.memory_bytes[d]) // unit
-            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)
-
-
-def _output(m: ExactModel, t: int, size: int, spans: list[list[tuple[object, int]]]) -> None:
-    """An output: from its producer's start until its last local reader has ended and its last copy has arrived."""
-    producer = int(m.graph.tensor_producer[t])
-    free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
-    m.model.add(free >= m.end[producer])
-    for j in m.graph.tensor_consumers(t).tolist():
-        m.model.add(free >= m.end[j]).only_enforce_if(m.together(producer, j))
-    for d in range(m.cluster.n):
-        if (t, d) in m.present:
-            m.model.add(free >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(m.present[t, d])
-        span = m.model.new_optional_interval_var(m.start[producer], length, free, m.on(producer, d), "")
-        spans[d].append((span, size))
-
-
-def _copies(m: ExactModel, t: int, size: int, spans: list[list[tuple[object, int]]]) -> None:
-    """A received copy: from the start of the receive until the last reader on that device has ended."""
-    for d in range(m.cluster.n):
-        if (t, d) not in m.present:
-            continue
-        present, freed, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
-        m.model.add(freed >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
-        for j in m.graph.tensor_consumers(t).tolist():
-            m.model.add(freed >= m.end[j]).only_enforce_if([present, m.on(j, d)])
-        spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, freed, present, ""), size))
-
-
-def _temporaries(m: ExactModel, unit: int, spans: list[list[tuple[object, int]]]) -> None:
+            # An output: from its producer's start until its last local reader has ended and its last copy has arrived.
+            producer = int(m.graph.tensor_producer[t])
+            free, length = m.var(0, 2 * m.horizon, f"free{t}"), m.var(0, 2 * m.horizon)
+            m.model.add(free >= m.end[producer])
+            for j in m.graph.tensor_consumers(t).tolist():
+                m.model.add(free >= m.end[j]).only_enforce_if(m.together(producer, j))
+            for d in range(m.cluster.n):
+                if (t, d) in m.present:
+                    m.model.add(free >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(m.present[t, d])
+                span = m.model.new_optional_interval_var(m.start[producer], length, free, m.on(producer, d), "")
+                spans[d].append((span, size))
+            # A received copy: from the start of the receive until the last reader on that device has ended.
+            for d in range(m.cluster.n):
+                if (t, d) not in m.present:
+                    continue
+                present, freed, length = m.present[t, d], m.var(0, 2 * m.horizon), m.var(0, 2 * m.horizon)
+                m.model.add(freed >= m.receive[t, d] + m.cost[t, d]).only_enforce_if(present)
+                for j in m.graph.tensor_consumers(t).tolist():
+                    m.model.add(freed >= m.end[j]).only_enforce_if([present, m.on(j, d)])
+                spans[d].append((m.model.new_optional_interval_var(m.receive[t, d], length, freed, present, ""), size))
     for i in np.flatnonzero(m.graph.temp_bytes >= unit).tolist():
         for d in range(m.cluster.n):
             length = int(m.times.duration[i, d])
             span = m.model.new_optional_interval_var(m.start[i], length, m.end[i], m.on(i, d), "")
             spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
+    _persistent(m, unit, spans)
+    for d in range(m.cluster.n):
+        if spans[d]:
+            capacity = int(m.cluster.memory_bytes[d]) // unit
+            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)
 
 
 def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[object, int]]]) -> None:

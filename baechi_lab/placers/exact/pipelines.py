@@ -37,6 +37,8 @@ class PipelineProof:
     def __init__(
         self, params: ProofLimits, graph: OpGraph, cluster: Cluster, objective: Objective, solver: SolverProcess
     ):
+        from ..search.placer import Search
+
         self.params, self.graph, self.cluster, self.solver = params, graph, cluster, solver
         self.objective, self.group = objective, groups_of(graph)
         self.began, self.stopped, self.us, self.bound = working_seconds(), False, np.inf, 0.0
@@ -46,7 +48,19 @@ class PipelineProof:
             self.bound = bounds(graph, cluster, period=True).best
         else:
             self.bound = bounds(graph, cluster, micro_batches=objective.micro_batches).best
-        self.best = self._warm_start()
+        seconds = min(params.time_limit * params.warm_start, WARM_START_SECONDS)
+        search = Search(
+            time_limit=seconds,
+            evaluations=EVALUATIONS[objective.name],
+            seed=params.seed,
+            workers=1,
+            objective=objective.name,
+            micro_batches=objective.micro_batches,
+            schedule=objective.schedule,
+            sum=objective.sum,
+            callback=lambda _: self._stop(),
+        )
+        self.best = search.assign(graph, cluster).replace(info={})
         self.us = objective.measure(graph, cluster, self.best).us
 
     def placement(self) -> Placement:
@@ -76,24 +90,6 @@ class PipelineProof:
             self.stopped = self.params.callback(progress) is True
         return self.stopped
 
-    def _warm_start(self) -> Placement:
-        from ..search.placer import Search
-
-        goal = self.objective
-        seconds = min(self.params.time_limit * self.params.warm_start, WARM_START_SECONDS)
-        search = Search(
-            time_limit=seconds,
-            evaluations=EVALUATIONS[goal.name],
-            seed=self.params.seed,
-            workers=1,
-            objective=goal.name,
-            micro_batches=goal.micro_batches,
-            schedule=goal.schedule,
-            sum=goal.sum,
-            callback=lambda _: self._stop(),
-        )
-        return search.assign(self.graph, self.cluster).replace(info={})
-
     def _measure_next(self) -> None:
         """Measures the assignment with the least bound among those left, and forbids it."""
         request = load_request(self.graph, self.cluster, self.objective, self.us)
@@ -120,18 +116,20 @@ class PipelineProof:
         if answer["bound"] is not None:
             self.bound = max(self.bound, min(float(answer["bound"]) / scale, self.us))
         if answer["device"] is not None:
-            self._measure(answer["device"], request["equal"])
+            # Measures every numbering of equal devices: the simulator breaks ties by device index.
+            many = (
+                request["equal"]
+                and self.objective.name == "step"
+                and self.cluster.comm != "parallel"
+                and self.cluster.n <= 4
+            )
+            for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
+                device = np.array(number, dtype=np.int32)[np.array(answer["device"])][self.group]
+                placed = Placement(device=device)
+                try:
+                    measurement: Any = self.objective.measure(self.graph, self.cluster, placed)
+                except InvalidInput:  # no pipeline for this schedule
+                    continue
+                if measurement.feasible and measurement.us < self.us:
+                    self.best, self.us = placed, measurement.us
             self.forbidden.append(answer["device"])
-
-    def _measure(self, home: list[int], equal: bool) -> None:
-        """Measures every numbering of equal devices: the simulator breaks ties by device index."""
-        many = equal and self.objective.name == "step" and self.cluster.comm != "parallel" and self.cluster.n <= 4
-        for number in permutations(range(self.cluster.n)) if many else [tuple(range(self.cluster.n))]:
-            device = np.array(number, dtype=np.int32)[np.array(home)][self.group]
-            placed = Placement(device=device)
-            try:
-                measurement: Any = self.objective.measure(self.graph, self.cluster, placed)
-            except InvalidInput:  # no pipeline for this schedule
-                continue
-            if measurement.feasible and measurement.us < self.us:
-                self.best, self.us = placed, measurement.us

@@ -106,8 +106,17 @@ def answer_request(request: Request) -> Reply:
     """Builds and solves the model of one request, in the solver's process."""
     from ortools.sat.python import cp_model
 
+    from .load_program import LoadProgram
+
     if request.get("kind") == "loads":
-        return _answer_load_request(cp_model, request)
+        program = LoadProgram(cp_model, request)
+        solver, status, has_solution = _run_solver(cp_model, program.model, request)
+        return {
+            "status": solver.status_name(status),
+            "seconds": solver.wall_time,
+            "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
+            "device": program.home(solver) if has_solution else None,
+        }
 
     from ...graph.formats.json_format import KINDS
     from .model import build_model
@@ -137,31 +146,15 @@ def _run_solver(cp_model: ModuleType, model: CpModel, request: Request) -> tuple
     solver = cp_model.CpSolver()
     solver.parameters.max_time_in_seconds = max(request["deadline"] - time.monotonic(), LEAST_SECONDS)
     solver.parameters.random_seed = request["seed"]
-    _use_workers(solver.parameters, request["workers"])
+    # Gives few threads to searches without linear relaxation, which prove such instances in half the time.
+    workers = request["workers"]
+    solver.parameters.num_workers = workers
+    if workers == 1:
+        solver.parameters.linearization_level = 0
+    elif workers == 2:
+        solver.parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
     status = solver.solve(model)
     return solver, status, status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
-
-
-def _answer_load_request(cp_model: ModuleType, request: Request) -> Reply:
-    from .load_program import LoadProgram
-
-    program = LoadProgram(cp_model, request)
-    solver, status, has_solution = _run_solver(cp_model, program.model, request)
-    return {
-        "status": solver.status_name(status),
-        "seconds": solver.wall_time,
-        "bound": solver.best_objective_bound if status != cp_model.INFEASIBLE else None,
-        "device": program.home(solver) if has_solution else None,
-    }
-
-
-def _use_workers(parameters: Any, workers: int) -> None:
-    """Gives few threads to searches without linear relaxation, which prove such instances in half the time."""
-    parameters.num_workers = workers
-    if workers == 1:
-        parameters.linearization_level = 0
-    elif workers == 2:
-        parameters.subsolvers.extend(["no_lp", "quick_restart_no_lp"])
 
 
 def main() -> None:

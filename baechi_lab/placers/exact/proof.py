@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import permutations, product
 from typing import Any
 
 import numpy as np
@@ -37,7 +37,10 @@ class Proof:
         self.timeline: Any = None
         self.solves: list[str] = []
         self.bound = 0.0
-        self._scale_for(_serial_us(graph, cluster))
+        # Microseconds within which every schedule ends: all ops and all transfers one after the other.
+        slowest = durations(graph, cluster).max(axis=1, initial=0.0).sum()
+        sends = (cluster.latency_us.max() + cluster.us_per_byte.max() * graph.tensor_bytes).sum()
+        self._scale_for(float(slowest + 2 * cluster.n * sends))
         self._raise_bound(bounds(graph, cluster).best)
         self.best = self._warm_start()
         self.timeline = simulate(graph, cluster, self.best)
@@ -51,7 +54,30 @@ class Proof:
         for strict in (False, True):
             if self._proven() or self.stopped or self._remaining_seconds() <= 0:
                 break
-            self._solve(strict)
+            # The longest horizon, in model units, of a schedule that is shorter than the best known one.
+            timeline, units = self.timeline, self.timeline.makespan_us * self.times.scale
+            horizon = round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
+            hint = {
+                "device": timeline.device.tolist(),
+                "start_us": timeline.start_us.tolist(),
+                "end_us": timeline.end_us.tolist(),
+            }
+            answer = self._ask_solver(strict, horizon, hint)
+            if answer["device"] is not None:
+                # Takes the solver's schedule, with the numbering of its devices that simulates best.
+                numberings = (
+                    permutations(range(self.cluster.n)) if self.cluster.n <= 4 else [tuple(range(self.cluster.n))]
+                )
+                for numbering, plan in product(numberings, (np.array(answer["order"]), None)):
+                    device = np.array(numbering, dtype=np.int32)[np.array(answer["device"])]
+                    placed = Placement(device=device, order=plan)
+                    timeline = simulate(self.graph, self.cluster, placed)
+                    if timeline.feasible and timeline.makespan_us < self.timeline.makespan_us:
+                        self.best, self.timeline = placed, timeline
+            if answer["status"] == "INFEASIBLE":  # nothing is shorter
+                self._raise_bound((horizon + 1) / self.times.scale)
+            elif answer["bound"] is not None:  # of what is shorter
+                self._raise_bound(min(answer["bound"], horizon + 1) / self.times.scale)
         makespan, proven = self.timeline.makespan_us, self._proven()
         gap = 0.0 if proven else makespan / self.bound - 1.0 if self.bound > 0 else float("inf")
         error = 0.0 if self.times.exact else longest_chain(self.graph, self.cluster) / self.times.scale
@@ -116,28 +142,20 @@ class Proof:
         except InfeasiblePlacement as refused:
             if packing_proof(self.graph, self.cluster) is not None:
                 raise
-            return self._find_or_disprove(refused)
-
-    def _find_or_disprove(self, refused: InfeasiblePlacement) -> Placement:
-        """Without a known placement that fits: lets the solver find one, or prove that there is none."""
-        answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
-        if answer["status"] == "INFEASIBLE":
-            needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
-            message = "no placement and no order keeps within memory, proven by constraint programming"
-            raise InfeasiblePlacement(message, needed, has) from refused
-        if answer["device"] is None:
-            raise refused
-        placement = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
-        if not simulate(self.graph, self.cluster, placement).feasible:
-            raise refused
-        return placement
+            # Without a known placement that fits: lets the solver find one, or prove that there is none.
+            answer = self._ask_solver(False, int(np.ceil(self.within * self.times.scale)), {"device": None})
+            if answer["status"] == "INFEASIBLE":
+                needed, has = int(self.graph.persistent_bytes.sum()), self.cluster.memory_bytes.tolist()
+                message = "no placement and no order keeps within memory, proven by constraint programming"
+                raise InfeasiblePlacement(message, needed, has) from refused
+            if answer["device"] is None:
+                raise refused
+            placement = Placement(device=np.array(answer["device"]), order=np.array(answer["order"]))
+            if not simulate(self.graph, self.cluster, placement).feasible:
+                raise refused
+            return placement
 
     # -- the models ----------------------------------------------------------------------------------------
-
-    def _shorter_horizon(self) -> int:
-        """The longest horizon, in model units, of a schedule that is shorter than the best known one."""
-        units = self.timeline.makespan_us * self.times.scale
-        return round(units) - 1 if self.times.exact else int(units * (1 - CLOSE / 2))
 
     def _ask_solver(self, strict: bool, horizon: int, hint: dict[str, object]) -> dict[str, Any]:
         lowest = int(np.floor(self.bound * self.times.scale + ADDED))
@@ -158,35 +176,3 @@ class Proof:
         why = f", {answer['reason']}" if "reason" in answer else ""
         self.solves.append(f"{'strict' if strict else 'relaxed'}: {answer['status']}, {answer['seconds']:.2f} s{why}")
         return answer
-
-    def _solve(self, strict: bool) -> None:
-        timeline, horizon = self.timeline, self._shorter_horizon()
-        hint = {
-            "device": timeline.device.tolist(),
-            "start_us": timeline.start_us.tolist(),
-            "end_us": timeline.end_us.tolist(),
-        }
-        answer = self._ask_solver(strict, horizon, hint)
-        if answer["device"] is not None:
-            self._adopt(np.array(answer["device"]), np.array(answer["order"]))
-        if answer["status"] == "INFEASIBLE":  # nothing is shorter
-            self._raise_bound((horizon + 1) / self.times.scale)
-        elif answer["bound"] is not None:  # of what is shorter
-            self._raise_bound(min(answer["bound"], horizon + 1) / self.times.scale)
-
-    def _adopt(self, device: Any, order: Any) -> None:
-        """Takes the solver's schedule, with the numbering of its devices that simulates best."""
-        numberings = permutations(range(self.cluster.n)) if self.cluster.n <= 4 else [tuple(range(self.cluster.n))]
-        for numbering in numberings:
-            for plan in (order, None):
-                placed = Placement(device=np.array(numbering, dtype=np.int32)[device], order=plan)
-                timeline = simulate(self.graph, self.cluster, placed)
-                if timeline.feasible and timeline.makespan_us < self.timeline.makespan_us:
-                    self.best, self.timeline = placed, timeline
-
-
-def _serial_us(graph: OpGraph, cluster: Cluster) -> float:
-    """Microseconds within which every schedule ends: all ops and all transfers one after the other."""
-    slowest = durations(graph, cluster).max(axis=1, initial=0.0).sum()
-    sends = (cluster.latency_us.max() + cluster.us_per_byte.max() * graph.tensor_bytes).sum()
-    return float(slowest + 2 * cluster.n * sends)

@@ -88,7 +88,16 @@ class _Queues:
                 for two in lane[a + 1 :]:
                     self._served_in_order(one, two)
         if m.strict:
-            self._served_at_once()
+            # A transfer starts as soon as it can: a send when its tensor is produced or an earlier user leaves its queue, a
+            # receive when its send does or an earlier user leaves its queue.
+            for key, present in m.present.items():
+                producer_end = m.end[int(m.graph.tensor_producer[key[0]])]
+                for side, start, ready in (("out", m.send[key], producer_end), ("in", m.receive[key], m.send[key])):
+                    reasons = [m.reason(start, ready, [present])]
+                    reasons += [
+                        m.reason(start, stop, conditions) for stop, conditions in self.earlier.get((side, key), [])
+                    ]
+                    m.model.add_bool_or([*reasons, ~present])
 
     def _use(self, key: Key, side: str, queue: int, literal: LiteralT) -> None:
         m = self.m
@@ -117,20 +126,6 @@ class _Queues:
         if m.strict:
             self.earlier.setdefault((two.side, two.key), []).append((one.stop, [one.literal, two.literal, before]))
             self.earlier.setdefault((one.side, one.key), []).append((two.stop, [one.literal, two.literal, ~before]))
-
-    def _served_at_once(self) -> None:
-        """A transfer starts as soon as it can.
-
-        A send starts when its tensor is produced or an earlier user leaves its queue. A receive starts when its send does or an
-        earlier user leaves its queue.
-        """
-        m = self.m
-        for key, present in m.present.items():
-            producer_end = m.end[int(m.graph.tensor_producer[key[0]])]
-            for side, start, ready in (("out", m.send[key], producer_end), ("in", m.receive[key], m.send[key])):
-                reasons = [m.reason(start, ready, [present])]
-                reasons += [m.reason(start, stop, conditions) for stop, conditions in self.earlier.get((side, key), [])]
-                m.model.add_bool_or([*reasons, ~present])
 
 
 def add_transfer_bounds(m: ExactModel) -> None:

@@ -140,20 +140,17 @@ class ExactModel:
                 if self.group[j] == self.group[producer]:
                     self.arrivals[j].append(self.end[producer])
                 else:
-                    self._arrival(t, producer, j)
-
-    def _arrival(self, t: int, producer: int, j: int) -> None:
-        """`j` waits for the copy on its device if its producer is on another device."""
-        arrival = self.var(0, self.horizon, f"a{t},{j}") if self.strict else None
-        if self.strict:
-            self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
-            self.arrivals[j].append(arrival)
-        for d in range(self.cluster.n):
-            copy_end = self.receive[t, d] + self.cost[t, d]
-            conditions = [self.present[t, d], self.on(j, d)]
-            self.model.add(self.start[j] >= copy_end).only_enforce_if(conditions)
-            if self.strict:
-                self.model.add(arrival == copy_end).only_enforce_if(conditions)
+                    # `j` waits for the copy on its device if its producer is on another device.
+                    arrival = self.var(0, self.horizon, f"a{t},{j}") if self.strict else None
+                    if self.strict:
+                        self.model.add(arrival == self.end[producer]).only_enforce_if(self.together(producer, j))
+                        self.arrivals[j].append(arrival)
+                    for d in range(self.cluster.n):
+                        copy_end = self.receive[t, d] + self.cost[t, d]
+                        conditions = [self.present[t, d], self.on(j, d)]
+                        self.model.add(self.start[j] >= copy_end).only_enforce_if(conditions)
+                        if self.strict:
+                            self.model.add(arrival == copy_end).only_enforce_if(conditions)
 
     # -- hints and solutions -------------------------------------------------------------------------------
 

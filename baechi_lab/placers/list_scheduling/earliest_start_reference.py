@@ -163,14 +163,6 @@ class _State:
                 self.free_at(self.finish[op], p, int(q.size_bytes[t]))
 
 
-def _roomiest(state: _State, op: int) -> int:
-    """Returns the device with most free bytes of those that are allowed for `op`."""
-    q = state.problem
-    home = state.home[q.group[op]]
-    allowed_devices = [p for p in range(len(state.free)) if q.allowed[op, p] and home in (-1, p)]
-    return max(allowed_devices, key=lambda p: (int(q.limit[p]) - state.level[p], -p))
-
-
 def _pairs(state: _State, ready: list[int]) -> list[tuple[float, int, bool, int]]:
     """Every (op, device) pair that may be chosen, best first: earliest start, op, its favourite parent's device, device."""
     pairs = []
@@ -207,7 +199,10 @@ def _decide(state: _State, ready: list[int]) -> tuple[Candidate, list[Candidate]
         state.dropped[op, p] = lack
         ruled_out.append(Candidate(op, p, start, lack))
         if not any(state.may_run(op, q) for q in range(len(state.free))):
-            p = _roomiest(state, op)
+            # The device with most free bytes of those that are allowed for `op`.
+            problem, home = state.problem, state.home[state.problem.group[op]]
+            allowed_devices = [d for d in range(len(state.free)) if problem.allowed[op, d] and home in (-1, d)]
+            p = max(allowed_devices, key=lambda d: (int(problem.limit[d]) - state.level[d], -d))
             return (
                 Candidate(op, p, state.earliest(op, p)),
                 ruled_out,

@@ -50,7 +50,10 @@ class Replay(Sequence[Decision]):
         self._states: dict[int, _State] = {0: _State(self.problem, none, none)}
         self._stride = max(1, -(-graph.n // SNAPSHOTS))
         self._step_of = inverse(self.order)
-        self._ready_from = self._ready_steps()
+        # The step from which on each op is ready: the one after its last input's producer.
+        problem, self._ready_from = self.problem, np.zeros(len(self), dtype=np.int64)
+        reader = np.repeat(np.arange(len(self)), np.diff(problem.input_ptr))
+        np.maximum.at(self._ready_from, reader, self._step_of[problem.producer[problem.inputs]] + 1)
         self._last: Decision | None = None
 
     def __len__(self) -> int:
@@ -67,27 +70,21 @@ class Replay(Sequence[Decision]):
         if not 0 <= number < len(self):
             raise IndexError(f"step {step} of {len(self)}")
         if self._last is None or self._last.step != number:
-            self._last = self._decision(number)
+            op = int(self.order[number])
+            state, p = self._state(number), self.device[op]
+            ready = np.flatnonzero((self._ready_from <= number) & (self._step_of >= number)).tolist()
+            pairs = _pairs(state, ready)
+            open_pairs = [Candidate(o, d, start) for start, o, _, d in pairs]
+            decision = Candidate(op, p, state.earliest(op, p))
+            refused = [
+                Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)
+            ]
+            excluded = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
+            candidates = [excluded.pop((c.op, c.device), c) for c in open_pairs]
+            self._last = Decision(
+                number, (*candidates, *excluded.values()), decision, self._reason(decision, pairs, refused)
+            )
         return self._last
-
-    def _ready_steps(self) -> NDArray[np.int64]:
-        """int64[n]: the step from which on each op is ready: the one after its last input's producer."""
-        q, ready = self.problem, np.zeros(len(self), dtype=np.int64)
-        reader = np.repeat(np.arange(len(self)), np.diff(q.input_ptr))
-        np.maximum.at(ready, reader, self._step_of[q.producer[q.inputs]] + 1)
-        return ready
-
-    def _decision(self, step: int) -> Decision:
-        op = int(self.order[step])
-        state, p = self._state(step), self.device[op]
-        ready = np.flatnonzero((self._ready_from <= step) & (self._step_of >= step)).tolist()
-        pairs = _pairs(state, ready)
-        open_pairs = [Candidate(o, d, start) for start, o, _, d in pairs]
-        decision = Candidate(op, p, state.earliest(op, p))
-        refused = [Candidate(op, d, state.earliest(op, d), self._why_not(state, op, d)) for d in range(self.cluster.n)]
-        excluded = {(c.op, c.device): c for c in refused if c.excluded and c.device != p}
-        candidates = [excluded.pop((c.op, c.device), c) for c in open_pairs]
-        return Decision(step, (*candidates, *excluded.values()), decision, self._reason(decision, pairs, refused))
 
     def _why_not(self, state: _State, op: int, d: int) -> str:
         q = self.problem

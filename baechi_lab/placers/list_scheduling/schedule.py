@@ -43,7 +43,9 @@ def schedule(
     """
     few = FEW
     while few < cluster.n and not explain and _interchangeable(graph, cluster):
-        plan = _plan(graph, _first_devices(cluster, few), child, parent, limited, reservation, False)
+        link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
+        first_devices = Cluster(cluster.devices[:few], link, cluster.comm)
+        plan = _plan(graph, first_devices, child, parent, limited, reservation, False)
         if plan.device.max(initial=-1) < few - 1:
             return plan
         few *= 4
@@ -59,7 +61,13 @@ def _plan(
     reservation: bool,
     explain: bool,
 ) -> Placement:
-    _check_pairs(graph.n, cluster.n, MOST_PAIRS if child is None else MOST_FAVOURED)
+    max_pairs = MOST_PAIRS if child is None else MOST_FAVOURED
+    if graph.n * cluster.n > max_pairs:
+        raise InvalidInput(
+            f"{graph.n:,} ops on {cluster.n:,} devices are {graph.n * cluster.n:,} pairs, which would take about "
+            f"{format_bytes(graph.n * cluster.n * 100)} and many minutes to schedule; at most {max_pairs:,} pairs are "
+            "scheduled: optimize the graph first, or use 'heft' or 'm-topo'"
+        )
     problem = make_problem(graph, cluster, limited=limited, reservation=reservation)
     info: dict[str, Any] = {}
     if explain:
@@ -83,17 +91,3 @@ def _interchangeable(graph: OpGraph, cluster: Cluster) -> bool:
     off = ~np.eye(cluster.n, dtype=bool)
     links = all(np.ptp(matrix[off]) == 0 for matrix in (cluster.latency_us, cluster.us_per_byte))
     return alike and links and bool(allowed_devices(graph, cluster).all())
-
-
-def _first_devices(cluster: Cluster, count: int) -> Cluster:
-    link = Link(float(cluster.latency_us[0, 1]), float(cluster.us_per_byte[0, 1]))
-    return Cluster(cluster.devices[:count], link, cluster.comm)
-
-
-def _check_pairs(ops: int, devices: int, max_pairs: int) -> None:
-    if ops * devices > max_pairs:
-        raise InvalidInput(
-            f"{ops:,} ops on {devices:,} devices are {ops * devices:,} pairs, which would take about "
-            f"{format_bytes(ops * devices * 100)} and many minutes to schedule; at most {max_pairs:,} pairs are "
-            "scheduled: optimize the graph first, or use 'heft' or 'm-topo'"
-        )

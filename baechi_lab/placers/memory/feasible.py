@@ -71,11 +71,7 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
         if number == 1:
             raise_if_impossible(graph, cluster)
         limit = np.maximum(limit - overflow_bytes, 0)
-    return _repair_or_raise(graph, cluster, best)
-
-
-def _repair_or_raise(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Placement:
-    repaired_placement = repair_plan(graph, cluster, start)
+    repaired_placement = repair_plan(graph, cluster, best)
     if repaired_placement is not None:
         return repaired_placement.replace(
             info={**repaired_placement.info, "attempts": _attempts(graph), "repaired": True}

@@ -91,10 +91,17 @@ class _Repair:
         if tried[0][0] > 0 and packing_proof(self.graph, self.cluster) is not None:
             return None
         if tried[0][0] > 0:
-            rounds = tried[:ROUNDS]
-            for candidate in rounds:
-                best = self._remove_overflow(candidate, max(remaining, removal) // len(rounds))
-                if best is not None:
+            candidates, best = tried[:ROUNDS], None
+            steps = max(remaining, removal) // len(candidates)
+            for overflow_bytes, time, k, device, order in candidates:
+                state = make_state(device, order)
+                # Bytes first; of two candidates with the same overflow the faster is better.
+                objective = self.objective._replace(prices=Prices(1.0 / max(time, 1e-9), 1.0, 1.0))
+                evaluate_current(objective, state)
+                hot = max(overflow_bytes * 0.05, 2.0)
+                anneal(objective, state, self.units, Schedule(hot, hot * 1e-3, steps, until_feasible=True), self.rng)
+                if not state.cost[3] > 0:
+                    best = 0.0, float(state.cost[2]), k, state.best_device.copy(), _best_rank(state)
                     break
             remaining = remaining // 4
         else:
@@ -111,7 +118,9 @@ class _Repair:
         if start is not None:
             yield self._with_whole_groups(start.device), start.rank
         promised = promised_bytes(self.graph)
-        for weight in (promised, self._bytes_of_groups()):
+        total = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
+        np.add.at(total, self.group, self.graph.persistent_bytes + output_bytes(self.graph) + self.graph.temp_bytes)
+        for weight in (promised, total):
             for device in self._splits(weight):
                 yield device, None
             packed = best_fit(weight, promised, self.group_allowed, self.cluster.memory_bytes)
@@ -126,11 +135,6 @@ class _Repair:
         yield depth_first_order(self.graph)
         if start_rank is not None:
             yield np.asarray(start_rank, dtype=np.float64).copy()
-
-    def _bytes_of_groups(self) -> NDArray[np.int64]:
-        total = np.zeros(int(self.group.max()) + 1, dtype=np.int64)
-        np.add.at(total, self.group, self.graph.persistent_bytes + output_bytes(self.graph) + self.graph.temp_bytes)
-        return total
 
     def _with_whole_groups(self, device: Integers) -> NDArray[np.int32]:
         """Moves every group to the allowed device on which most of its ops are."""
@@ -158,18 +162,6 @@ class _Repair:
             home = np.empty(len(weight), dtype=np.int64)
             home[order] = np.searchsorted(share, filled / max(filled[-1], 1), side="right")
             yield self._with_whole_groups(np.minimum(home, self.cluster.n - 1)[self.group])
-
-    def _remove_overflow(self, start: Any, steps: int) -> Any:
-        overflow_bytes, time, k, device, order = start
-        state = make_state(device, order)
-        # Bytes first; of two candidates with the same overflow the faster is better.
-        objective = self.objective._replace(prices=Prices(1.0 / max(time, 1e-9), 1.0, 1.0))
-        evaluate_current(objective, state)
-        hot = max(overflow_bytes * 0.05, 2.0)
-        anneal(objective, state, self.units, Schedule(hot, hot * 1e-3, steps, until_feasible=True), self.rng)
-        if state.cost[3] > 0:
-            return None
-        return 0.0, float(state.cost[2]), k, state.best_device.copy(), _best_rank(state)
 
     def _improve(self, candidate: Any, steps: int) -> Placement:
         _, time, _, device, order = candidate

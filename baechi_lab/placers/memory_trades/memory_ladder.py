@@ -36,22 +36,7 @@ Pair = tuple[Placement, Timeline]
 def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[str] = FAST_PLACERS) -> list[Pair]:
     """Returns the placements for all limits, each simulated on `cluster`. Empty if no placer finds a valid plan."""
     ample_cluster = cluster.with_memory(AMPLE_MEMORY)
-    pairs = _place_without_limits(graph, ample_cluster, placers)
-    if not pairs:
-        return []
-    computing, start = ~cluster.is_host, _fastest(pairs)
-    for limit in _limits(graph, ample_cluster, [_largest_peak(pair, computing) for pair in pairs]):
-        start = _fastest([pair for pair in pairs if _largest_peak(pair, computing) <= limit]) or start
-        memory = np.where(computing, limit, ample_cluster.memory_bytes).tolist()
-        repaired_placement = _repair_within(graph, ample_cluster.with_memory(memory), start[0])  # type: ignore[index]
-        if repaired_placement is None:
-            break
-        pairs.append((repaired_placement, simulate(graph, ample_cluster, repaired_placement)))
-    return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
-
-
-def _place_without_limits(graph: OpGraph, ample_cluster: Cluster, placers: Sequence[str]) -> list[Pair]:
-    """Placements of the optimized graph and of the graph itself, by each placer, with ample memory."""
+    # Placements of the optimized graph and of the graph itself, by each placer, with ample memory.
     pairs: list[Pair] = []
     for form in (optimize(graph, ample_cluster), graph):
         for name in placers:
@@ -60,15 +45,22 @@ def _place_without_limits(graph: OpGraph, ample_cluster: Cluster, placers: Seque
             except BaechiLabError:
                 continue
             pairs.append((placed, simulate(graph, ample_cluster, placed)))
-    return pairs
-
-
-def _limits(graph: OpGraph, ample_cluster: Cluster, peaks: Sequence[int]) -> list[int]:
-    """Bytes per device, from the largest peak of a plan without limits down to the proven need."""
+    if not pairs:
+        return []
+    computing, start = ~cluster.is_host, _fastest(pairs)
+    # Bytes per device, from the largest peak of a plan without limits down to the proven need.
     device_count = int(np.count_nonzero(~ample_cluster.is_host))
     alone, together = needed_bytes(graph)
-    low, high = max(alone, -(-together // device_count), 1), max(*peaks, 1)
-    return np.unique(np.geomspace(min(low, high), high, LIMIT_COUNT).astype(np.int64))[::-1].tolist()
+    low = max(alone, -(-together // device_count), 1)
+    high = max(1, *(_largest_peak(pair, computing) for pair in pairs))
+    for limit in np.unique(np.geomspace(min(low, high), high, LIMIT_COUNT).astype(np.int64))[::-1].tolist():
+        start = _fastest([pair for pair in pairs if _largest_peak(pair, computing) <= limit]) or start
+        memory = np.where(computing, limit, ample_cluster.memory_bytes).tolist()
+        repaired_placement = _repair_within(graph, ample_cluster.with_memory(memory), start[0])  # type: ignore[index]
+        if repaired_placement is None:
+            break
+        pairs.append((repaired_placement, simulate(graph, ample_cluster, repaired_placement)))
+    return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
 
 
 def _repair_within(graph: OpGraph, cluster: Cluster, start: Placement) -> Placement | None:

@@ -69,7 +69,10 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
         )
     if not memory_may_run_out(graph, cluster):
         return _with_trade(place_directly(graph, cluster, plain), graph, {})
-    half = _with_half_budget(plain)
+    # A copy of the placer with half of its time limit and half of its evaluations, if it has them.
+    time_limit, evaluations = getattr(plain, "time_limit", None), getattr(plain, "evaluations", None)
+    half_budget = {} if time_limit is None else {"time_limit": time_limit / 2}
+    half = replace(plain, **half_budget, **({} if evaluations is None else {"evaluations": evaluations // 2}))
     try:
         placements = [_with_trade(place_directly(graph, cluster, half), graph, {})]
     except InfeasiblePlacement as error:
@@ -111,13 +114,6 @@ def _place_variant(variant: PlacedVariant, cluster: Cluster, placer: Placer) -> 
         yield _with_trade(place_directly(variant.graph, cluster, placer), variant.graph, variant.arguments)
     except InfeasiblePlacement:
         return
-
-
-def _with_half_budget(placer: Any) -> Any:
-    """A copy of the placer with half of its time limit and half of its evaluations, if it has them."""
-    time_limit, evaluations = getattr(placer, "time_limit", None), getattr(placer, "evaluations", None)
-    half_budget = {} if time_limit is None else {"time_limit": time_limit / 2}
-    return replace(placer, **half_budget, **({} if evaluations is None else {"evaluations": evaluations // 2}))
 
 
 def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:

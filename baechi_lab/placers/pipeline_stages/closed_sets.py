@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph.kernels.csr import Integers, offsets
+from ...graph.kernels.csr import offsets
 from ...graph.kernels.jit import njit
 from .device_chain import DeviceChain
 from .dynamic_program import allow_idle_device, least_work, make_tables, relax, trace_pipeline_stages
@@ -55,13 +55,9 @@ def closed_sets(units: PipelineUnits, max_sets: int) -> NDArray[np.uint64]:
                 )
         closed += sorted(grown)
         layer = grown
-    return _as_words(closed, units.n)
-
-
-def _as_words(sets: list[int], count: int) -> NDArray[np.uint64]:
-    words = max(1, -(-count // 64))
-    raw = b"".join(s.to_bytes(words * 8, "little") for s in sets)
-    return np.frombuffer(raw, dtype="<u8").reshape(len(sets), words).astype(np.uint64)
+    words = max(1, -(-units.n // 64))
+    raw = b"".join(s.to_bytes(words * 8, "little") for s in closed)
+    return np.frombuffer(raw, dtype="<u8").reshape(len(closed), words).astype(np.uint64)
 
 
 def cut_sets(
@@ -71,8 +67,14 @@ def cut_sets(
 
     `bound` is the cost of a known solution. More expensive stages are skipped.
     """
-    bits = _as_bits(sets, units.n)
-    sets, bits = _sort_by_work(sets, bits, chain)
+    raw = np.unpackbits(sets.astype("<u8").view(np.uint8), axis=1, bitorder="little")
+    bits = raw[:, : units.n].astype(np.bool_)
+    # Sorts the sets by work, and sets of equal work by size: every set comes after its subsets.
+    each = np.diff(chain.work[:, 0])
+    largest = each.max(initial=0.0) or 1.0
+    scaled_work = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders
+    order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ scaled_work))
+    sets, bits = np.ascontiguousarray(sets[order]), bits[order]
     step = (np.diff(column, axis=0) for column in (chain.work, chain.communication, chain.barred))
     work, communication, barred = (np.ascontiguousarray(bits @ column) for column in step)
     persistent_bytes, gradient = (bits.astype(np.int64) @ column for column in (units.persistent_bytes, units.gradient))
@@ -80,7 +82,13 @@ def cut_sets(
     tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
     one = np.uint64(1) << (units.reader % 64).astype(np.uint64)
     np.bitwise_or.at(readers, (tensor, units.reader // 64), one)
-    crossing = _crossing_tensors(units, bits, tensor)
+    # CSR set -> tensors with a producer or reader inside and one outside.
+    inside, outside = bits[:, units.producer].copy(), ~bits[:, units.producer]
+    for t, r in zip(tensor.tolist(), units.reader.tolist(), strict=True):
+        inside[:, t] |= bits[:, r]
+        outside[:, t] |= ~bits[:, r]
+    row, column = np.nonzero(inside & outside)
+    crossing = offsets(row, len(bits)), column.astype(np.int64)
     best, predecessor = make_tables(len(sets), len(chain.kind), chain.use_all)
     sums = work, communication, barred, persistent_bytes, gradient
     tensors = units.producer, units.size.astype(np.float64), readers
@@ -89,34 +97,6 @@ def cut_sets(
         return np.inf, []
     stages = trace_pipeline_stages(predecessor, len(sets) - 1, len(chain.kind))
     return float(best[-1, -1]), [(bits[j] & ~bits[i], d, r) for i, j, d, r in stages]
-
-
-def _as_bits(sets: NDArray[np.uint64], count: int) -> NDArray[np.bool_]:
-    raw = np.unpackbits(sets.astype("<u8").view(np.uint8), axis=1, bitorder="little")
-    return raw[:, :count].astype(np.bool_)
-
-
-def _sort_by_work(
-    sets: NDArray[np.uint64], bits: NDArray[np.bool_], chain: DeviceChain
-) -> tuple[NDArray[np.uint64], NDArray[np.bool_]]:
-    """Sorts the sets by work, and sets of equal work by size: every set comes after its subsets."""
-    each = np.diff(chain.work[:, 0])
-    largest = each.max(initial=0.0) or 1.0
-    scaled_work = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders
-    order = np.lexsort((bits.sum(axis=1), bits.astype(np.int64) @ scaled_work))
-    return np.ascontiguousarray(sets[order]), bits[order]
-
-
-def _crossing_tensors(
-    units: PipelineUnits, bits: NDArray[np.bool_], tensor: Integers
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """CSR set -> tensors with a producer or reader inside and one outside."""
-    inside, outside = bits[:, units.producer].copy(), ~bits[:, units.producer]
-    for t, r in zip(tensor.tolist(), units.reader.tolist(), strict=True):
-        inside[:, t] |= bits[:, r]
-        outside[:, t] |= ~bits[:, r]
-    row, column = np.nonzero(inside & outside)
-    return offsets(row, len(bits)), column.astype(np.int64)
 
 
 @njit(cache=True)

@@ -67,7 +67,21 @@ def place_best_cut(
     """
     limits = cluster
     for _ in range(ATTEMPTS):
-        measured = _measure_cuts(graph, cluster, objective, cuts(limits))
+        # Measures every cut. Cuts that the schedule cannot run are left out, unless all are.
+        measured: list[tuple[Measurement, PipelineCut]] = []
+        measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
+        refused: InvalidInput | None = None
+        for cut in cuts(limits):
+            placed = cut.placement()
+            key = placed.device.tobytes(), placed.replicas
+            try:
+                if key not in measurements:
+                    measurements[key] = objective.measure(graph, cluster, placed)
+                measured.append((measurements[key], cut))
+            except InvalidInput as error:
+                refused = refused or error
+        if refused is not None and not measured:
+            raise refused
         fitting = [(measurement.us, k) for k, (measurement, _) in enumerate(measured) if measurement.feasible]
         if fitting:
             us, k = min(fitting)
@@ -93,27 +107,6 @@ def place_best_cut(
     return _with_measurement(
         repaired_placement.replace(info={**repaired_placement.info, "repaired": True}), objective, us, len(measured)
     )
-
-
-def _measure_cuts(
-    graph: OpGraph, cluster: Cluster, objective: Objective, cuts: Iterator[PipelineCut]
-) -> list[tuple[Measurement, PipelineCut]]:
-    """Measures every cut. Cuts that the schedule cannot run are left out, unless all are."""
-    measured_cuts: list[tuple[Measurement, PipelineCut]] = []
-    measurements: dict[object, Measurement] = {}  # several lines and goals may lead to one cut
-    refused: InvalidInput | None = None
-    for cut in cuts:
-        placed = cut.placement()
-        key = placed.device.tobytes(), placed.replicas
-        try:
-            if key not in measurements:
-                measurements[key] = objective.measure(graph, cluster, placed)
-            measured_cuts.append((measurements[key], cut))
-        except InvalidInput as error:
-            refused = refused or error
-    if refused is not None and not measured_cuts:
-        raise refused
-    return measured_cuts
 
 
 def _climb(

@@ -82,26 +82,39 @@ def make_pipeline_units(
         role = roles_in_stages(graph)
         once, tied = (role == SETUP) | (role == UPDATE), _strong_components(source, target, count)[0] < count
         if tied:
-            group, count = _tie_backward(graph, cluster, group, count, role)
+            # Backward ops join their forward ops where a device may run both.
+            paired = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
+            paired = paired[role[graph.forward_of[paired]] == FORWARD]
+            backward, forward = group[paired], group[graph.forward_of[paired]]
+            _, component = _strong_components(np.r_[backward, forward], np.r_[forward, backward], count)
+            group, count = _merge_where_allowed(graph, cluster, group, component)
             group, count = _tie_update_chains(graph, cluster, group, count, role, place)
             source, target = _pipeline_order_edges(graph, group, count, role)
-    unit, source, target, count = _merge_cycles(group, source, target, count)
+    # Merges the groups of a cycle into one unit, since they must share a stage. Every edge occurs once.
+    components, of = _strong_components(source, target, count)
+    source, target = of[source], of[target]
+    pair = distinct(source[source != target].astype(np.int64) * components + target[source != target])
+    unit, source, target, count = of[group], pair // max(components, 1), pair % max(components, 1), components
     position = _mean_position(place, unit, count, ~once if tied else np.ones(graph.n, dtype=np.bool_))
     if tied:
-        _move_before_successors(position, source, target, np.bincount(unit[~once], minlength=count) == 0)
-    unit, source, target = _renumber(unit, source, target, position)
+        # Units that run once get the lowest position of their successors.
+        runs_once = np.bincount(unit[~once], minlength=count) == 0
+        edges = np.flatnonzero(runs_once[source])
+        position[distinct(source[edges])] = np.inf
+        for _ in range(len(position)):
+            before = position.copy()
+            np.minimum.at(position, source[edges], position[target[edges]])
+            if np.array_equal(before, position):
+                break
+        position[np.isinf(position)] = 0.0
+    # Renumbers units so that edges run forward; among the ready units the lowest position comes first.
+    rank = inverse(np.argsort(position, kind="stable"))
+    order = topological_order(len(position), rank[source], rank[target])
+    if order is None:
+        raise CycleError("the units that stages are made of have a cycle")
+    number = inverse(order)[rank].astype(np.int32)
+    unit, source, target = number[unit], number[source], number[target]
     return unit_columns(graph, cluster, unit, source, target, count, np.where(once, 1.0 / micro_batches, 1.0))
-
-
-def _tie_backward(
-    graph: OpGraph, cluster: Cluster, group: Integers, count: int, role: NDArray[np.int8]
-) -> tuple[Integers, int]:
-    """Returns groups, and their number, in which backward ops are with their forward ops where a device may run both."""
-    paired = np.flatnonzero((role == BACKWARD) & (graph.forward_of >= 0))
-    paired = paired[role[graph.forward_of[paired]] == FORWARD]
-    backward, forward = group[paired], group[graph.forward_of[paired]]
-    _, component = _strong_components(np.r_[backward, forward], np.r_[forward, backward], count)
-    return _merge_where_allowed(graph, cluster, group, component)
 
 
 def _tie_update_chains(
@@ -158,20 +171,6 @@ def _pipeline_order_edges(
     return first[first != second], second[first != second]
 
 
-def _move_before_successors(
-    position: NDArray[np.float64], source: Integers, target: Integers, once: NDArray[np.bool_]
-) -> None:
-    """Gives units that run once the lowest position of their successors, in place."""
-    edges = np.flatnonzero(once[source])
-    position[distinct(source[edges])] = np.inf
-    for _ in range(len(position)):
-        before = position.copy()
-        np.minimum.at(position, source[edges], position[target[edges]])
-        if np.array_equal(before, position):
-            break
-    position[np.isinf(position)] = 0.0
-
-
 def _strong_components(source: Integers, target: Integers, count: int) -> tuple[int, NDArray[np.int32]]:
     """Returns the number of strongly connected components, and the component of each group."""
     from scipy.sparse import csr_matrix
@@ -180,16 +179,6 @@ def _strong_components(source: Integers, target: Integers, count: int) -> tuple[
     matrix = csr_matrix((np.ones(len(source), dtype=np.int8), (source, target)), shape=(count, count))
     components: tuple[int, NDArray[np.int32]] = connected_components(matrix, connection="strong")
     return components
-
-
-def _merge_cycles(
-    group: Integers, source: Integers, target: Integers, count: int
-) -> tuple[Integers, Integers, Integers, int]:
-    """Merges the groups of a cycle into one unit, since they must share a stage. Every edge occurs once."""
-    components, of = _strong_components(source, target, count)
-    source, target = of[source], of[target]
-    pair = distinct(source[source != target].astype(np.int64) * components + target[source != target])
-    return of[group], pair // max(components, 1), pair % max(components, 1), components
 
 
 def _mean_position(
@@ -202,18 +191,6 @@ def _mean_position(
         np.bincount(unit, weight, count), 1.0
     )
     return mean
-
-
-def _renumber(
-    unit: Integers, source: Integers, target: Integers, position: NDArray[np.float64]
-) -> tuple[Integers, Integers, Integers]:
-    """Renumbers units so that edges run forward; among the ready units the lowest position comes first."""
-    place = inverse(np.argsort(position, kind="stable"))
-    along = topological_order(len(position), place[source], place[target])
-    if along is None:
-        raise CycleError("the units that stages are made of have a cycle")
-    place = inverse(along)[place].astype(np.int32)
-    return place[unit], place[source], place[target]
 
 
 def unit_columns(

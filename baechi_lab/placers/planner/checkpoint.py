@@ -54,7 +54,15 @@ def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, obje
         raise FormatError(f"cannot read checkpoint {os.fspath(path)!r}: {error}") from error
     _check_head(path, arrays, belongs)
     try:
-        _restore(trainer, arrays)
+        trainer.baseline, trainer.best_seconds = (float(x) for x in arrays["numbers"])
+        trainer.samples, trainer.adam.steps = (int(x) for x in arrays["counts"])
+        trainer.best_device, trainer.best_group = arrays["best_device"], arrays["best_group"]
+        for name in list(trainer.weights):
+            trainer.weights[name] = arrays[f"weight/{name}"]
+            trainer.adam.first[name], trainer.adam.second[name] = arrays[f"first/{name}"], arrays[f"second/{name}"]
+        curves = {curve: arrays[f"curve/{curve}"].tolist() for curve in _CURVES}
+        curves["valid"] = [int(x) for x in curves["valid"]]
+        trainer.history = History(**curves)
     except (KeyError, IndexError) as error:
         raise FormatError(f"checkpoint {os.fspath(path)!r} lacks {error.args[0]}") from error
 
@@ -74,15 +82,3 @@ def _check_head(path: str | os.PathLike[str], arrays: dict[str, Any], belongs: d
                 f"checkpoint {os.fspath(path)!r} was made with {key} {stored_owner.get(key)!r}, "
                 f"this run has {expected_owner.get(key)!r}; they must agree"
             )
-
-
-def _restore(trainer: Trainer, arrays: dict[str, Any]) -> None:
-    trainer.baseline, trainer.best_seconds = (float(x) for x in arrays["numbers"])
-    trainer.samples, trainer.adam.steps = (int(x) for x in arrays["counts"])
-    trainer.best_device, trainer.best_group = arrays["best_device"], arrays["best_group"]
-    for name in list(trainer.weights):
-        trainer.weights[name] = arrays[f"weight/{name}"]
-        trainer.adam.first[name], trainer.adam.second[name] = arrays[f"first/{name}"], arrays[f"second/{name}"]
-    curves = {curve: arrays[f"curve/{curve}"].tolist() for curve in _CURVES}
-    curves["valid"] = [int(x) for x in curves["valid"]]
-    trainer.history = History(**curves)

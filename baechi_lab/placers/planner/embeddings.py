@@ -54,45 +54,33 @@ def make_units(graph: OpGraph, cluster: Cluster, vocabulary: int, outputs: int, 
     longest = np.lexsort((np.arange(graph.n), -table.min(axis=1), of))
     _, first = np.unique(of[longest], return_index=True)
     head = longest[first]
-    kind, kinds = _type_indices(graph, vocabulary)
+    # The index of each op's type by frequency (ties by name), and how many there are.
+    names, type_number, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
+    place, kinds = inverse(np.lexsort((names, -times))).astype(np.int32), min(len(names), vocabulary + 1)
+    kind = np.minimum(place[type_number.reshape(-1)], kinds - 1)
     pair = distinct(of[graph.edge_source].astype(np.int64) * count + of[graph.consumers])
     edges = np.stack([pair // count, pair % count])
     edges = edges[:, edges[0] != edges[1]]
-    features = np.concatenate([_output_sizes(graph, head, outputs), _adjacency(edges, count, neighbours)], axis=1)
-    fallback = np.where(allowed, cost, np.inf).argmin(axis=1).astype(np.int32)
-    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, allowed)
-
-
-def _type_indices(graph: OpGraph, vocabulary: int) -> tuple[NDArray[np.int32], int]:
-    """int32[n] index of each op's type by frequency (ties by name), and how many there are."""
-    names, number, times = np.unique(np.array(graph.op_types), return_inverse=True, return_counts=True)
-    place = inverse(np.lexsort((names, -times))).astype(np.int32)
-    kept_count = min(len(names), vocabulary + 1)
-    return np.minimum(place[number.reshape(-1)], kept_count - 1), kept_count
-
-
-def _output_sizes(graph: OpGraph, head: NDArray[np.int64], outputs: int) -> NDArray[np.float64]:
-    """float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (H, section 2)."""
+    # float64[U, 1 + outputs]: number of outputs, then their sizes; -1 where there are fewer (H, section 2).
     number = np.diff(graph.output_ptr)[head]
     tensor = graph.output_ptr[head][:, None] + np.arange(outputs)
     has_output = np.arange(outputs) < number[:, None]
     size = np.log2(1.0 + graph.tensor_bytes) / 32 if graph.tensor_count else np.zeros(1)
     sizes = np.where(has_output, size[np.where(has_output, tensor, 0)], -1.0)
-    return np.concatenate([np.minimum(number, outputs)[:, None] / max(outputs, 1), sizes], axis=1)
-
-
-def _adjacency(edges: NDArray[np.int64], count: int, neighbours: int) -> NDArray[np.float64]:
-    """float64[U, 2 * neighbours]: BFS indices of predecessors and successors over `count`; -1 where there are fewer."""
+    # float64[U, 2 * neighbours]: BFS indices of predecessors and successors over `count`; -1 where there are fewer.
     index = _bfs_index(edges, count)
-    result = np.full((count, 2 * neighbours), -1.0)
+    adjacency = np.full((count, 2 * neighbours), -1.0)
     for column, (source, neighbour) in ((0, edges[::-1]), (neighbours, edges)):
         order = np.lexsort((index[neighbour], source))
         row, value = source[order], index[neighbour][order]
         start = np.r_[True, row[1:] != row[:-1]] if len(row) else np.zeros(0, dtype=bool)
         rank = np.arange(len(row)) - np.maximum.accumulate(np.where(start, np.arange(len(row)), 0))
         within_limit = rank < neighbours
-        result[row[within_limit], column + rank[within_limit]] = value[within_limit] / count
-    return result
+        adjacency[row[within_limit], column + rank[within_limit]] = value[within_limit] / count
+    output_count = np.minimum(number, outputs)[:, None] / max(outputs, 1)
+    features = np.concatenate([output_count, sizes, adjacency], axis=1)
+    fallback = np.where(allowed, cost, np.inf).argmin(axis=1).astype(np.int32)
+    return Units(of, edges, kind[head], kinds, features.astype(np.float32), _size_classes(graph, of), fallback, allowed)
 
 
 def _bfs_index(edges: NDArray[np.int64], count: int) -> NDArray[np.int64]:

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ...errors import InvalidInput
-from ...graph.kernels.csr import Integers
 from .adam import Adam
 from .credit import Credit, leave_one_out, moving_average, standardised
 from .embeddings import Units, group_embeddings
@@ -111,8 +110,20 @@ class Trainer:
         gradient, draw = self.gradient(np.random.default_rng([self.params.seed, self.updates]))
         if gradient is not None:
             self.adam.step(self.weights, gradient, self.params.gradient_norm)
-            self._check()
-        self._keep(draw)
+            if not all(np.isfinite(value).all() for value in self.weights.values()):
+                raise InvalidInput(
+                    f"after {self.updates + 1} updates the policy's weights are no numbers any more; learning_rate is "
+                    f"{self.params.learning_rate!r}, it must be lower here"
+                )
+        i, j = np.unravel_index(int(np.argmin(draw.seconds)), draw.seconds.shape)
+        self.samples += draw.seconds.size
+        if draw.seconds[i, j] < self.best_seconds:
+            self.best_seconds, self.best_device = float(draw.seconds[i, j]), draw.device[i, j].copy()
+            self.best_group = draw.group[i].copy()
+        self.history.valid.append(int(np.isfinite(draw.seconds).sum()))
+        self.history.best_seconds.append(self.best_seconds)
+        self.history.entropy.append(draw.entropy)
+        self.history.grouper_entropy.append(draw.grouper_entropy)
 
     def gradient(self, rng: np.random.Generator) -> tuple[Weights | None, Draw]:
         """Minus the estimate of equations 4 and 6 from the samples that `rng` draws; None where no sample teaches."""
@@ -123,7 +134,11 @@ class Trainer:
             tape.watch(tensors)
             group, log_group, spread = self._grouped(tensors, rng)
             home, log_home, entropy = (group, None, spread) if self.simple else self._placed(tensors, rng, group)
-            device = self._devices(group, home)
+            # int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one.
+            units = self.units
+            op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
+            lawful = units.allowed[np.arange(units.total), op_devices]
+            device = np.where(lawful, op_devices, units.fallback)[..., units.of].astype(np.int32)
             seconds = self.reward(device.reshape(-1, len(self.units.of))).reshape(device.shape[:2])
             grouping, placement = self._credit(seconds)
             loss = 0.0
@@ -138,13 +153,6 @@ class Trainer:
             return None, draw
         gradients = tape.gradient(loss, tensors, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         return {name: value.numpy() for name, value in gradients.items()}, draw
-
-    def _check(self) -> None:
-        if not all(np.isfinite(value).all() for value in self.weights.values()):
-            raise InvalidInput(
-                f"after {self.updates + 1} updates the policy's weights are no numbers any more; learning_rate is "
-                f"{self.params.learning_rate!r}, it must be lower here"
-            )
 
     def _noise(self, rng: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         """H, section 3: normal noise, scaled to a largest amplitude, during the first updates."""
@@ -178,13 +186,6 @@ class Trainer:
         home, log_p, entropy = functions()[1](tensors, read, noise, gumbel, *constants)
         return home.numpy().transpose(1, 2, 0), log_p, entropy
 
-    def _devices(self, group: NDArray[np.int64], home: Integers) -> NDArray[np.int32]:
-        """int32[m, k, n]: each op on its group's device, or where that is not allowed on its fastest allowed one."""
-        units = self.units
-        op_devices = home[:, None] if self.simple else np.take_along_axis(home, group[:, None], axis=2)
-        lawful = units.allowed[np.arange(units.total), op_devices]
-        return np.where(lawful, op_devices, units.fallback)[..., units.of].astype(np.int32)
-
     def _credit(self, seconds: NDArray[np.float64]) -> Credit:
         """`R - B` per grouping and per placement, 0 for samples that must not count; moves the moving average."""
         p = self.params
@@ -202,14 +203,3 @@ class Trainer:
         )
         self.baseline += (1.0 - p.baseline_decay) * (mean - self.baseline)
         return standardised(credit, reward, counts) if p.standardise else credit
-
-    def _keep(self, draw: Draw) -> None:
-        i, j = np.unravel_index(int(np.argmin(draw.seconds)), draw.seconds.shape)
-        self.samples += draw.seconds.size
-        if draw.seconds[i, j] < self.best_seconds:
-            self.best_seconds, self.best_device = float(draw.seconds[i, j]), draw.device[i, j].copy()
-            self.best_group = draw.group[i].copy()
-        self.history.valid.append(int(np.isfinite(draw.seconds).sum()))
-        self.history.best_seconds.append(self.best_seconds)
-        self.history.entropy.append(draw.entropy)
-        self.history.grouper_entropy.append(draw.grouper_entropy)

@@ -71,31 +71,21 @@ def reduce_problem(problem: SctProblem) -> ReducedProblem:
             edge, source, target = edge[binds], source[binds], target[binds]
         alone = (np.bincount(source, minlength=n)[source] == 1) & (np.bincount(target, minlength=n)[target] == 1)
         free[edge[alone]] = True
-        first = _first_of_chain(source[alone], target[alone], n)  # keeps its place in `order`
+        # The first op of each op's chain, which keeps its place in `order`; for most ops the op itself.
+        first = np.arange(n)
+        first[target[alone]] = source[alone]
+        while not np.array_equal(first[first], first):  # distances double with every step
+            first = first[first]
         compute = np.bincount(first, weights=compute, minlength=n).astype(np.float64)
         edge, source, target = edge[~alone], first[source[~alone]], target[~alone]
-    return ReducedProblem(_compact(source, target, problem.transfer[edge], compute), edge, free)
-
-
-def _first_of_chain(source: Integers, target: Integers, n: int) -> NDArray[np.int64]:
-    """int64[n]: the first op of each op's chain, for most ops the op itself. Distances double with every step."""
-    first = np.arange(n)
-    first[target] = source
-    while not np.array_equal(first[first], first):
-        first = first[first]
-    return first
-
-
-def _compact(
-    source: Integers, target: Integers, transfer: NDArray[np.float64], compute: NDArray[np.float64]
-) -> SctProblem:
-    """Numbers the ops that still have edges. Of the other ops only the longest can decide the makespan."""
+    # Numbers the ops that still have edges. Of the other ops only the longest can decide the makespan.
     used = np.zeros(len(compute), dtype=np.bool_)
     used[source] = used[target] = True
     if not used.all():
         used[np.argmax(np.where(used, -1.0, compute))] = True
     number = np.cumsum(used) - 1
-    return SctProblem(number[source].astype(np.int32), number[target].astype(np.int32), transfer, compute[used])
+    ends = number[source].astype(np.int32), number[target].astype(np.int32)
+    return ReducedProblem(SctProblem(*ends, problem.transfer[edge], compute[used]), edge, free)
 
 
 def _may_bind(

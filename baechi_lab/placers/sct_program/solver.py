@@ -72,7 +72,12 @@ def _solve(problem: SctProblem, solver: str) -> SctSolution:
     paid = small.transfer[small.transfer > 0]
     unit = float(np.median(paid)) / 100 if len(paid) else max(float(small.compute.max(initial=0.0)), 1.0)
     scaled = SctProblem(small.source, small.target, small.transfer / unit, small.compute / unit)
-    weight = PERTURBATION * (0.5 + 0.5 * _hash(len(problem.source))[reduced.edge])
+    # Numbers in [0, 1): SplitMix64 (Steele, Lea, Flood 2014) of 1, 2, ...; sums of few do not cancel.
+    z = np.arange(1, len(problem.source) + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    hashed = (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
+    weight = PERTURBATION * (0.5 + 0.5 * hashed[reduced.edge])
     program = sct_program(scaled)
     if n == 0:
         value = np.zeros(1)
@@ -108,17 +113,18 @@ def _spend_remaining_savings(
     return x
 
 
-def _hash(count: int) -> NDArray[np.float64]:
-    """float64[count] in [0, 1): SplitMix64 (Steele, Lea, Flood 2014) of 1, 2, ...; sums of few do not cancel."""
-    z = np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return (z ^ (z >> np.uint64(31))).astype(np.float64) / 2.0**64
-
-
 def _solve_with_highs(program: LinearProgram, method: str) -> NDArray[np.float64]:
+    import highspy
+
     solver = silent_highs(threads=1, solver=method, **(_FAST if method == "simplex" else {}))
-    solver.passModel(_highs_model(program))
+    model = highspy.HighsLp()
+    model.num_row_, model.num_col_ = program.matrix.shape
+    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, program.lower, program.upper
+    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
+    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
+    model.a_matrix_.start_, model.a_matrix_.index_ = program.matrix.indptr, program.matrix.indices
+    model.a_matrix_.value_ = program.matrix.data
+    solver.passModel(model)
     _run(solver, method)
     weights = np.arange(program.matrix.shape[1] - 1, dtype=np.int32)
     solver.changeColsCost(len(weights), weights, np.zeros(len(weights)))
@@ -133,16 +139,3 @@ def _run(solver: Any, method: str) -> None:
     status = solver.modelStatusToString(solver.getModelStatus())
     if status != "Optimal":
         raise BaechiLabError(f"the SCT linear program was not solved: HiGHS ({method}) says {status!r}")
-
-
-def _highs_model(program: LinearProgram) -> Any:
-    import highspy
-
-    model = highspy.HighsLp()
-    model.num_row_, model.num_col_ = program.matrix.shape
-    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, program.lower, program.upper
-    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_, model.a_matrix_.index_ = program.matrix.indptr, program.matrix.indices
-    model.a_matrix_.value_ = program.matrix.data
-    return model

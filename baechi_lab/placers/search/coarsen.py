@@ -39,7 +39,17 @@ def coarsen(
         unit_work = np.bincount(labels, work, count)
         home = np.zeros(count, dtype=np.int64)
         home[labels] = device
-        units = _unit_graph(labels[source], labels[target], cost, home, count)
+        # Pairs of different units on one device in CSR form, with the summed cost of their edges.
+        a, b = labels[source], labels[target]
+        near = (a != b) & (home[a] == home[b])
+        a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
+        key = np.concatenate([a * count + b, b * count + a])
+        unique, place = np.unique(key, return_inverse=True)
+        units = (
+            offsets(unique // count, count),
+            unique % count,
+            np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique)),
+        )
         match = _match(units, unit_work, limit, rng.permutation(count), count - target_count)
         merged = np.unique(match, return_inverse=True)[1].reshape(-1)
         fewer = int(merged.max(initial=-1)) + 1
@@ -47,21 +57,6 @@ def coarsen(
             break
         labels, count = merged[labels], fewer
     return labels
-
-
-def _unit_graph(
-    a: Integers, b: Integers, cost: NDArray[np.float64], home: Integers, count: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.number]]:
-    """Returns the pairs of different units on one device in CSR form, with the summed cost of their edges."""
-    near = (a != b) & (home[a] == home[b])
-    a, b, each = a[near].astype(np.int64), b[near].astype(np.int64), cost[near]
-    key = np.concatenate([a * count + b, b * count + a])
-    unique, place = np.unique(key, return_inverse=True)
-    return (
-        offsets(unique // count, count),
-        unique % count,
-        np.bincount(place.reshape(-1), np.concatenate([each, each]), len(unique)),
-    )
 
 
 @njit(cache=True, nogil=True)

@@ -9,7 +9,7 @@ it there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -39,7 +39,12 @@ def search_on_islands(
         for k in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
             island_rules = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
-            results = _round(calls, shared, cluster, island_rules)
+            # Runs one round; returns the result of each search, one at a time per process of the executor.
+            futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
+            results = [
+                _result(calls, future, shared, cluster, island_rule)
+                for future, island_rule in zip(futures, island_rules, strict=True)
+            ]
             used += sum(int(r.info["evaluations"]) for r in results)
             first = first or {key: results[0].info[key] for key in ("start", "start_us")}
             best = min(_cost(r) for r in results)
@@ -71,15 +76,6 @@ def _island_rule(rule: Any, k: int, island: int, start: Placement | None, second
     seconds = None if seconds_left is None else seconds_left / (rounds - k)
     seed = rule.seed + 1_000_003 * (k * rule.islands + island)
     return replace(rule, executor=None, callback=None, evaluations=count, time_limit=seconds, seed=seed, start=start)
-
-
-def _round(calls: Calls, shared: object, cluster: Cluster, island_rules: Sequence[object]) -> list[Placement]:
-    """Runs one round; returns the result of each search, one at a time per process of the executor."""
-    futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
-    return [
-        _result(calls, future, shared, cluster, island_rule)
-        for future, island_rule in zip(futures, island_rules, strict=True)
-    ]
 
 
 def _submit(calls: Calls, shared: object, cluster: Cluster, island_rule: object) -> Future[Placement]:

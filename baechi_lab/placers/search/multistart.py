@@ -133,7 +133,22 @@ class MultiStart:
             if share_left <= 0.0:
                 break
             for chain in self.chains:
-                self._prepare(chain, self.small and number % 2 == 1 and number < rounds - 1)
+                # Set the start of a chain's next cycle: a random candidate, or its best one.
+                if self.small and number % 2 == 1 and number < rounds - 1:
+                    # Make a random candidate: every unit on a random allowed device, with random priorities if they are
+                    # searched.
+                    instance, rng, n = self.instance, chain.rng, self.instance.graph.n
+                    allowed = instance.groups.allowed
+                    home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
+                    ranked = self.orders == {True, False} and rng.random() < self.parameters.restart_ranked
+                    rank = None
+                    if ranked or self.orders == {True}:
+                        rank = instance.position + rng.normal(0.0, n * rng.random(), n)
+                    chain.start_from(measure(instance.model, chain.objective.work, "restart", home, rank), restart=True)
+                elif chain.best_before_restart is not None:
+                    chain.start_from(chain.best)
+                if chain.best_before_restart is None:
+                    self._reorder(chain)
             is_cold = is_late or number >= p.late_from * rounds
             levels = self.trials.later_levels if is_cold else self.trials.levels
             self._together(self.chains, share_left / (rounds - number), [levels] * len(self.chains))
@@ -143,26 +158,6 @@ class MultiStart:
                 behind = is_late or number >= rounds // 2 or chain.cost > p.behind_cost * leader.cost
                 if chain is not leader and behind:
                     chain.start_from(leader.best)
-
-    def _prepare(self, chain: Chain, anywhere: bool) -> None:
-        """Set the start of a chain's next cycle: a random candidate, or its best one."""
-        if anywhere:
-            chain.start_from(self._anywhere(chain), restart=True)
-        elif chain.best_before_restart is not None:
-            chain.start_from(chain.best)
-        if chain.best_before_restart is None:
-            self._reorder(chain)
-
-    def _anywhere(self, chain: Chain) -> Candidate:
-        """Make a random candidate: every unit on a random allowed device, with random priorities if they are searched."""
-        instance, rng, n = self.instance, chain.rng, self.instance.graph.n
-        allowed = instance.groups.allowed
-        home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
-        ranked = self.orders == {True, False} and rng.random() < self.parameters.restart_ranked
-        rank = None
-        if ranked or self.orders == {True}:
-            rank = instance.position + rng.normal(0.0, n * rng.random(), n)
-        return measure(instance.model, chain.objective.work, "restart", home, rank)
 
     def _reorder(self, chain: Chain) -> None:
         """Compute priorities for the current assignment, and use them if they are better, since ops have moved."""

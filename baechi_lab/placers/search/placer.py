@@ -161,7 +161,14 @@ class Search(Placer):
         best = _Run(self, graph, cluster, budget, start_placement).placement()
         if start_placement is None or self.objective == "p90" or graph.original is None:
             return best
-        return _faster_for_ops(best, start_placement, graph, cluster)
+        # One of two placements of groups whose ops take less time: the search compared groups that run as one op.
+        keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
+        candidates = [
+            best.replace(**keys),
+            start_placement.replace(**keys, info={**best.info, "returned": "the start"}),
+        ]
+        steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
+        return candidates[1] if steps[1].feasible and steps[1].makespan_us < steps[0].makespan_us else candidates[0]
 
     def _round_ended(self, budget: Budget, used: int, best: float) -> None:
         if self.callback is not None and self.callback(Progress(budget.elapsed, used, best, "the islands")) is True:
@@ -255,14 +262,6 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
         member_order=start.rank,
     )
     return groups
-
-
-def _faster_for_ops(best: Placement, start: Placement, graph: OpGraph, cluster: Cluster) -> Placement:
-    """Returns the one of two placements of groups whose ops take less time: the search compared groups that run as one op."""
-    keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-    candidates = [best.replace(**keys), start.replace(**keys, info={**best.info, "returned": "the start"})]
-    steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
-    return candidates[1] if steps[1].feasible and steps[1].makespan_us < steps[0].makespan_us else candidates[0]
 
 
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:

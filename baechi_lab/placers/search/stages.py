@@ -76,7 +76,11 @@ def search_stages(
             if cost_of[assignment.key] < us * (1 - 1e-12):
                 best, us = assignment.placement(units), cost_of[assignment.key]
             tell(us, used)
-        candidate = _candidate(best, units)
+        # Candidate of a placement; None if a unit is on several devices.
+        home = np.zeros(units.n, dtype=np.int64)
+        home[units.unit] = best.device
+        groups = {group[0]: group for group in best.replicas}
+        candidate = _led(home, groups) if np.array_equal(home[units.unit], best.device) else None
         if candidate is None or (used > 1 and not objective.replicas):
             return best, us, used
         moves = (SharedMoves if objective.replicas else Moves)(units, cluster, rng)
@@ -97,14 +101,6 @@ def search_stages(
     except KeyboardInterrupt:  # the best candidate so far is returned
         budget.stopped = budget.interrupted = True
     return best, us, used
-
-
-def _candidate(placement: Placement, units: PipelineUnits) -> Candidate | None:
-    """Returns the candidate of a placement; None if a unit is on several devices."""
-    home = np.zeros(units.n, dtype=np.int64)
-    home[units.unit] = placement.device
-    groups = {group[0]: group for group in placement.replicas}
-    return _led(home, groups) if np.array_equal(home[units.unit], placement.device) else None
 
 
 def _led(home: NDArray[np.int64], groups: Groups) -> Candidate:
