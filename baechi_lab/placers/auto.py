@@ -52,8 +52,6 @@ LP_OPS = 1500
 """Largest graph for which a linear program is solved. Above, it takes longer than all other placers together."""
 SEARCH_MOVES, ANYTIME_SECONDS = 200_000, 5.0
 """Evaluations of `search` for a period (a fraction of a second), and seconds for other anytime placers that are named."""
-
-
 MOST_OPS, SMALL, SIMULATIONS = 16, 10, (100_000, 10_000)
 """Largest graph whose schedules are all tried, and simulations after which that ends: for up to `SMALL` ops, which nearly always
 takes milliseconds, and for more, where it takes less than a tenth of a second.
@@ -141,7 +139,10 @@ class Auto(Placer):
                 proof = {"status": "OPTIMAL", "bound_us": us, "gap": 0.0}
         if self.objective == "latency" and graph.original is not None:
             attempts += self._schedule_ops(attempts, graph.original, cluster)
-        table = tuple(self._row(attempt) for attempt, _ in attempts)
+        table = tuple(asdict(attempt) for attempt, _ in attempts)
+        if self.objective != "latency":  # a period or a step has a column of its own name instead of `makespan_us`
+            goal_key = self._goal.key
+            table = tuple({goal_key if k == "makespan_us" else k: v for k, v in row.items()} for row in table)
         fits = [(attempt, placed) for attempt, placed in attempts if placed is not None and attempt.feasible]
         if not fits:
             if self.objective != "latency":  # says in its own words why, or repairs
@@ -158,15 +159,6 @@ class Auto(Placer):
     @property
     def _goal(self) -> Objective:
         return Objective(self.objective, self.micro_batches, self.schedule, self.sum, self.replicas)
-
-    def _row(self, attempt: Attempt) -> dict[str, Any]:
-        """A row of the table. A period or a step has a column of its own name instead of `makespan_us`."""
-        columns = asdict(attempt)
-        return (
-            columns
-            if self.objective == "latency"
-            else {self._goal.key if key == "makespan_us" else key: value for key, value in columns.items()}
-        )
 
     def _names(self, graph: OpGraph) -> list[str]:
         if self.placers is not None:
@@ -233,12 +225,10 @@ class Auto(Placer):
         for attempt, placed, scheduler, us, peak, feasible in answers:
             planned = None
             if feasible and us < fastest_us:
-                # The order in which a dynamic scheduler runs the ops of a placement of groups.
-                ops_placement = placed.on(original)
-                timeline = simulate(original, cluster, ops_placement, scheduler)
-                planned = placed.replace(
-                    member_order=order_of_starts(original, timeline.start_us, timeline.end_us).astype(np.float64)
-                )
+                # The order in which the scheduler runs the ops.
+                timeline = simulate(original, cluster, placed.on(original), scheduler)
+                order = order_of_starts(original, timeline.start_us, timeline.end_us)
+                planned = placed.replace(member_order=order.astype(np.float64))
                 us, peak, feasible = simulate_ops(original, cluster, planned)
                 fastest_us = min(fastest_us, us)
             peak_bytes = int(peak.max(initial=0))
@@ -258,14 +248,8 @@ class Auto(Placer):
         repaired_placement = repair(graph, cluster, start)
         if repaired_placement is not None:
             return repaired_placement
-        raise infeasible_placement(
-            (
-                first_fitting(graph, cluster)[1]
-                or "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
-            ),
-            graph,
-            cluster,
-        )
+        why = "neither a rule nor the repair found a placement that fits, which is no proof that none exists"
+        raise infeasible_placement(first_fitting(graph, cluster)[1] or why, graph, cluster)
 
 
 def fast_placers(graph: OpGraph, lp_ops: int = LP_OPS) -> list[str]:
@@ -332,7 +316,13 @@ def _run_attempts(
         return [(Attempt(name, form_name, "", float("inf"), 0, False, took, str(error)), None)]
     took = working_seconds() - began
     if goal.name != "latency":
-        return [_measure_attempt(name, form_name, placed, graph, cluster, goal, took)]
+        schedule = goal.schedule if goal.name == "step" else ""
+        try:
+            measurement = goal.measure(graph, cluster, placed)
+        except InvalidInput as error:  # its stages are no pipeline for the schedule
+            return [(Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None)]
+        peak = int(measurement.peak_bytes.max(initial=0))
+        return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed)]
     rows: list[tuple[Attempt, Placement | None]] = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
@@ -342,15 +332,3 @@ def _run_attempts(
         attempt = Attempt(name, form_name, scheduler, plan.makespan_us, peak_bytes, plan.feasible, took)
         rows.append((attempt, planned))
     return rows
-
-
-def _measure_attempt(
-    name: str, form_name: str, placed: Placement, graph: OpGraph, cluster: Cluster, goal: Objective, took: float
-) -> tuple[Attempt, Placement | None]:
-    schedule = goal.schedule if goal.name == "step" else ""
-    try:
-        measurement = goal.measure(graph, cluster, placed)
-    except InvalidInput as error:  # its stages are no pipeline for the schedule
-        return Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None
-    peak = int(measurement.peak_bytes.max(initial=0))
-    return Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed

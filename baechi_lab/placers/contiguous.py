@@ -91,14 +91,10 @@ class Contiguous(Placer):
             if units.unit.tobytes() in lines_cut:
                 continue
             lines_cut.add(units.unit.tobytes())
-            cuts_of_chain: dict[
-                bytes, list[tuple[float, PipelineStages]]
-            ] = {}  # sequences of equal devices make equal chains
-            for sequence in (
-                sequence
-                for order in device_orders(limits, units.allowed)
-                for sequence in device_sequences(self._goal, order)
-            ):
+            # Sequences of equal devices make equal chains.
+            cuts_of_chain: dict[bytes, list[tuple[float, PipelineStages]]] = {}
+            orders = device_orders(limits, units.allowed)
+            for sequence in (sequence for order in orders for sequence in device_sequences(self._goal, order)):
                 chain = chain_along(sequence, units, limits, self._goal)
                 content = b" ".join(np.asarray(column).tobytes() for column in chain)
                 if content not in cuts_of_chain:
@@ -135,7 +131,11 @@ def contiguous_splits(
         # Groups by the mean position of their ops; ties by group index.
         mean = np.bincount(group, place, count) / np.bincount(group, minlength=count)
         line = np.argsort(mean, kind="stable")
-        cross = _crossing_cost(graph, cluster, group, line)
+        cross = np.zeros(count + 1)  # cost of the tensors that cross the place before each position of the line
+        if graph.edge_count and cluster.n > 1:
+            spot = inverse(line)
+            source, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]
+            cross = sums_across_places(source, graph.edge_tensor, reader, transfer_us(graph, cluster), count)
         for cap in caps:
             work_caps = cap * work.sum() * cluster.speed / cluster.speed.sum() + work.max(initial=0.0) * 1e-9
             cuts = _cut_line(work[line], persistent_bytes[line], cross, work_caps, cluster.memory_bytes)
@@ -165,17 +165,6 @@ def lines(graph: OpGraph) -> Positions:
             folded[paired] = positions[name][graph.forward_of[paired]]
             positions[f"folded {name}"] = folded
     return positions
-
-
-def _crossing_cost(
-    graph: OpGraph, cluster: Cluster, group: NDArray[np.int32], line: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """float64[groups + 1]: cost of the tensors that cross the place before each position of the line."""
-    count, spot = len(line), inverse(line)
-    if graph.edge_count == 0 or cluster.n == 1:
-        return np.zeros(count + 1)
-    home, reader = spot[group[graph.tensor_producer]], spot[group[graph.consumers]]
-    return sums_across_places(home, graph.edge_tensor, reader, transfer_us(graph, cluster), count)
 
 
 @njit(cache=True, interpreted_if=has_few_entries)

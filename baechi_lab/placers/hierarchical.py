@@ -21,7 +21,7 @@ from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,7 +34,9 @@ from .base import Placer
 from .planner.training import TrainingParameters
 
 if TYPE_CHECKING:
+    from .planner.embeddings import Units
     from .planner.reinforce import Trainer
+    from .planner.reward import Reward
 
 GROUPINGS = ("learned", "random", "scopes", "metis", "none")
 STARTS = ("uniform", "metis", "scopes")
@@ -179,15 +181,33 @@ class Hierarchical(TrainingParameters, Placer):
         self._check_number("invalid_reward", lambda x: x <= 0, "of at most 0")
         self._check_number("entropy_bonus", lambda x: x >= 0, "of at least 0")
         self._check_number("start_probability", lambda x: 0 < x < 1, "above 0 and below 1")
-        self._validate_budget()
-        self._validate_learning()
+        if self.time_limit is None and self.updates is None:
+            raise InvalidInput("time_limit and updates are both None; at least one must end the training")
+        if self.time_limit is not None:
+            self._check_number("time_limit", lambda x: x >= 0, "of at least 0")
+        for key in ("updates", "workers"):
+            if getattr(self, key) is not None:
+                check_whole(key, getattr(self, key), also=", or None")
+        for key, allowed in _CHOICES.items():
+            if getattr(self, key) not in allowed:
+                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
+        learned = isinstance(self.grouping, str) and self.grouping == "learned"
+        if self.baseline == "others" and self.group_samples * (1 if learned else self.placement_samples) < 2:
+            sample_count_name = "group_samples" if learned else "group_samples * placement_samples"
+            raise InvalidInput(f"{sample_count_name} is 1; baseline 'others' compares samples, it must be at least 2")
         if isinstance(self.grouping, str) and self.grouping not in GROUPINGS:
             raise InvalidInput(
                 f"grouping is {self.grouping!r}; it must be one of {', '.join(GROUPINGS)}, or a group number per op"
             )
         if not callable(self.reward) and self.reward not in ("simulated", "measured"):
             raise InvalidInput(f"reward is {self.reward!r}; it must be 'simulated', 'measured' or a function")
-        self._validate_places()
+        # Before the training: the checkpoint can be written.
+        for key in ("checkpoint", "resume"):
+            value = getattr(self, key)
+            if value is not None and not isinstance(value, (str, os.PathLike)):
+                raise InvalidInput(f"{key} is {value!r}; it must be a path, or None")
+        if self.checkpoint is not None and not Path(self.checkpoint).absolute().parent.is_dir():
+            raise InvalidInput(f"checkpoint is {os.fspath(self.checkpoint)!r}; its folder must exist")
         for key in ("explain", "standardise"):
             if not isinstance(getattr(self, key), bool):
                 raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be True or False")
@@ -199,24 +219,6 @@ class Hierarchical(TrainingParameters, Placer):
         if self.reward == "measured" and self.step is None:
             raise InvalidInput("reward is 'measured' and step is None; give the training step that is to be run")
 
-    def _validate_learning(self) -> None:
-        for key, allowed in _CHOICES.items():
-            if getattr(self, key) not in allowed:
-                raise InvalidInput(f"{key} is {getattr(self, key)!r}; it must be one of {', '.join(allowed)}")
-        learned = isinstance(self.grouping, str) and self.grouping == "learned"
-        if self.baseline == "others" and self.group_samples * (1 if learned else self.placement_samples) < 2:
-            sample_count_name = "group_samples" if learned else "group_samples * placement_samples"
-            raise InvalidInput(f"{sample_count_name} is 1; baseline 'others' compares samples, it must be at least 2")
-
-    def _validate_places(self) -> None:
-        """Checks before the training that the checkpoint can be written."""
-        for key in ("checkpoint", "resume"):
-            value = getattr(self, key)
-            if value is not None and not isinstance(value, (str, os.PathLike)):
-                raise InvalidInput(f"{key} is {value!r}; it must be a path, or None")
-        if self.checkpoint is not None and not Path(self.checkpoint).absolute().parent.is_dir():
-            raise InvalidInput(f"checkpoint is {os.fspath(self.checkpoint)!r}; its folder must exist")
-
     def _check_number(self, key: str, allowed: Callable[[float], bool], requirement: str) -> None:
         value = getattr(self, key)
         if (
@@ -225,15 +227,6 @@ class Hierarchical(TrainingParameters, Placer):
             or not (np.isfinite(value) and allowed(value))
         ):
             raise InvalidInput(f"{key} is {value!r}; it must be a finite number {requirement}")
-
-    def _validate_budget(self) -> None:
-        if self.time_limit is None and self.updates is None:
-            raise InvalidInput("time_limit and updates are both None; at least one must end the training")
-        if self.time_limit is not None:
-            self._check_number("time_limit", lambda x: x >= 0, "of at least 0")
-        for key in ("updates", "workers"):
-            if getattr(self, key) is not None:
-                check_whole(key, getattr(self, key), also=", or None")
 
     def assign(self, graph: OpGraph, cluster: Cluster) -> Placement:
         from .memory.packing import packing_proof
@@ -305,10 +298,16 @@ class Hierarchical(TrainingParameters, Placer):
             info["explanation"] = learned_groups(graph, trainer.best_group[trainer.units.of], trainer.best_device)
         return Placement(device=trainer.best_device, info=info)
 
-    def _reward(self, graph: OpGraph, cluster: Cluster) -> Any:
+    def _reward(self, graph: OpGraph, cluster: Cluster) -> Reward:
         from .planner import reward
 
-        make, arguments = self._reward_factory(cluster)
+        # The function that makes the reward of a graph in the worker, and its further arguments.
+        make: Callable[..., reward.Reward] = reward.simulate_here
+        arguments: tuple[object, ...] = (cluster,)
+        if callable(self.reward):
+            make, arguments = reward.ask_here, (self.reward,)
+        elif self.reward == "measured":
+            make, arguments = reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
         if self.executor is not None and not isinstance(self.executor, str):
             part_count = self.workers or os.cpu_count() if self.reward == "simulated" else None
             return reward.ExecutorReward(self.executor, reward.Job(make, graph, *arguments), part_count)
@@ -316,17 +315,7 @@ class Hierarchical(TrainingParameters, Placer):
             return reward.SimulatedReward(graph, cluster, 1 if self.executor == "here" else self.workers)
         return make(graph, *arguments)
 
-    def _reward_factory(self, cluster: Cluster) -> tuple[Any, tuple[Any, ...]]:
-        """The function that makes the reward of a graph in the worker, and its further arguments."""
-        from .planner import reward
-
-        if callable(self.reward):
-            return reward.ask_here, (self.reward,)
-        if self.reward == "measured":
-            return reward.execute_here, (self.step, cluster, self.reward_steps, self.reward_warmup)
-        return reward.simulate_here, (cluster,)
-
-    def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Any) -> NDArray[np.int64] | None:
+    def _grouping(self, kind: str, graph: OpGraph, cluster: Cluster, units: Units) -> NDArray[np.int64] | None:
         """The grouping of that name; None for "learned" and "none"."""
         from .planner.groupings import metis_grouping, random_grouping, scope_grouping
 

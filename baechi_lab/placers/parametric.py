@@ -113,18 +113,15 @@ class ListScheduler(Placer):
             need = need + np.bincount(
                 problem.group, output_bytes(graph) + graph.temp_bytes, minlength=len(need)
             ).astype(np.int64)
+        mode = {"ready-time": READY_TIME, "earliest-start": EARLIEST_START}.get(self.priority, STATIC)
         return insertion_schedule(
-            problem, self._key(graph, cluster), self._mode, CHOICES[self.choice], bool(self.insertion), need
+            problem, self._key(graph, cluster), mode, CHOICES[self.choice], bool(self.insertion), need
         )
 
     def _plan(self, graph: OpGraph, cluster: Cluster, careful: bool) -> Placement:
         plan = self.plan(graph, cluster, careful)
         info = {"planned_makespan_us": float(plan.finish.max(initial=0.0)), "overflows": plan.overflows}
         return Placement(device=plan.device, order=start_order(plan).astype(np.float64), info=info)
-
-    @property
-    def _mode(self) -> int:
-        return {"ready-time": READY_TIME, "earliest-start": EARLIEST_START}.get(self.priority, STATIC)
 
     def _key(self, graph: OpGraph, cluster: Cluster) -> NDArray[np.float64]:
         """float64[n], smallest first, without equal numbers: the topological position decides between equals."""

@@ -43,11 +43,6 @@ def repair_plan(graph: OpGraph, cluster: Cluster, start: Placement | None) -> Pl
     return repair(graph, cluster, start) if _REPAIRS.get() else None
 
 
-def _attempts(graph: OpGraph) -> int:
-    """Number of plans before a repair. Large graphs get more, since there a plan costs less than the simulations of a repair."""
-    return ATTEMPTS + min(graph.n // 2000, MAX_ATTEMPTS - ATTEMPTS)
-
-
 def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, bool], Placement]) -> Placement:
     """Returns the first placement of `attempt(limits, careful)` that fits in memory when it is simulated, else a repaired one.
 
@@ -56,7 +51,9 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
     """
     limit = cluster.memory_bytes.copy()
     best, least = None, None
-    for number in range(1, _attempts(graph) + 1):
+    # Large graphs get more plans before a repair, since there a plan costs less than the simulations of a repair.
+    attempts = ATTEMPTS + min(graph.n // 2000, MAX_ATTEMPTS - ATTEMPTS)
+    for number in range(1, attempts + 1):
         try:
             plan = attempt(cluster if number == 1 else cluster.with_memory(limit.tolist()), number > 1)
         except InfeasiblePlacement:  # of limits that the devices may not have: no answer to what was asked
@@ -73,9 +70,7 @@ def within_memory(graph: OpGraph, cluster: Cluster, attempt: Callable[[Cluster, 
         limit = np.maximum(limit - overflow_bytes, 0)
     repaired_placement = repair_plan(graph, cluster, best)
     if repaired_placement is not None:
-        return repaired_placement.replace(
-            info={**repaired_placement.info, "attempts": _attempts(graph), "repaired": True}
-        )
+        return repaired_placement.replace(info={**repaired_placement.info, "attempts": attempts, "repaired": True})
     why = first_fitting(graph, cluster)[1] if _REPAIRS.get() else ""
     raise infeasible_placement(
         why or "no placement that fits was found, which is no proof that none exists", graph, cluster

@@ -36,7 +36,20 @@ def largest_bytes_across_op(graph: OpGraph, shared: bool = False, threshold_byte
     (45, 1)
     """
     best, at = 0, -1
-    for candidate_bytes, op in _candidates(graph, shared):
+    if graph.n == 0:
+        return best, at
+    # The op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the topological order.
+    size, position = counted_bytes(graph, shared), graph.position
+    last = position[graph.tensor_producer].copy()
+    np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
+    change = np.zeros(graph.n + 1, dtype=np.int64)
+    np.add.at(change, position[graph.tensor_producer], size)
+    np.add.at(change, last + 1, -size)
+    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order] + int(graph.persistent_bytes.sum())
+    segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
+    tops = [segment[live_bytes[segment].argmax()] for segment in segments]
+    candidates = [(int(live_bytes[k]), int(graph.order[k])) for k in tops]
+    for candidate_bytes, op in sorted(candidates, key=lambda pair: (-pair[0], pair[1])):
         if candidate_bytes <= max(best, threshold_bytes):
             break
         if (bytes_across := bytes_across_op(graph, op, shared)) > best:
@@ -68,20 +81,3 @@ def _reached(pointer: Ints, neighbours: NDArray[np.int32], op: int) -> NDArray[n
     reached = np.zeros(n, dtype=np.bool_)
     reached[breadth_first_order(edges, op, return_predecessors=False)] = True
     return reached
-
-
-def _candidates(graph: OpGraph, shared: bool) -> list[tuple[int, int]]:
-    """(bytes, op), most bytes first: the op during which one device holds most, in each of `MAX_COUNTED_OPS` equal parts of the
-    topological order."""
-    if graph.n == 0:
-        return []
-    size, position = counted_bytes(graph, shared), graph.position
-    last = position[graph.tensor_producer].copy()
-    np.maximum.at(last, graph.edge_tensor, position[graph.consumers])
-    change = np.zeros(graph.n + 1, dtype=np.int64)
-    np.add.at(change, position[graph.tensor_producer], size)
-    np.add.at(change, last + 1, -size)
-    live_bytes = np.cumsum(change[:-1]) + graph.temp_bytes[graph.order] + int(graph.persistent_bytes.sum())
-    segments = np.array_split(np.arange(graph.n), min(MAX_COUNTED_OPS, graph.n))
-    tops = [segment[live_bytes[segment].argmax()] for segment in segments]
-    return sorted(((int(live_bytes[k]), int(graph.order[k])) for k in tops), key=lambda pair: (-pair[0], pair[1]))

@@ -133,11 +133,18 @@ def _prove_op_too_large(
     if running[worst] <= largest_memory[worst]:
         return None
     total, limit = int(running[worst]), format_bytes(int(largest_memory[worst]))
-    tied_bytes = int(persistent_bytes[worst] - graph.persistent_bytes[worst])
+    tied_bytes, tied = int(persistent_bytes[worst] - graph.persistent_bytes[worst]), ""
+    if tied_bytes:  # persistent bytes of the other ops of its colocation group
+        other_count = int((graph.colocation == graph.colocation[worst]).sum()) - 1
+        noun = ("op" if graph.group_of is None else "part") + ("" if other_count == 1 else "s")
+        tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
+        tied = (
+            f", with {format_bytes(tied_bytes)} that {other_count:,} other {noun} of {tied_by} keep persistently on its device: "
+            f"together {format_bytes(total)},"
+        )
     return (
         f"{describe_op(graph, worst)} needs {format_bytes(total - tied_bytes)} while it runs (persistent bytes, inputs, outputs "
-        f"and temporaries){_describe_tied_bytes(graph, worst, tied_bytes, total)} and the largest device that it may use has "
-        f"{limit}"
+        f"and temporaries){tied} and the largest device that it may use has {limit}"
     )
 
 
@@ -156,19 +163,6 @@ def needed_bytes(graph: OpGraph) -> tuple[int, int]:
     alone = bytes_while_running(graph, shared=True) + persistent_bytes_beside(graph, shared=True)
     together = max(largest_bytes_across_op(graph, shared=True)[0], int(graph.persistent_bytes.sum()))
     return int(alone.max(initial=0)), together
-
-
-def _describe_tied_bytes(graph: OpGraph, op: int, tied_bytes: int, total_bytes: int) -> str:
-    """Says in words which persistent bytes of others lie next to an op: those of its colocation group; empty for none."""
-    if tied_bytes == 0:
-        return ""
-    others = int((graph.colocation == graph.colocation[op]).sum()) - 1
-    noun = ("op" if graph.group_of is None else "part") + ("" if others == 1 else "s")
-    tied_by = "its colocation group" if graph.group_of is None else "its group by colocation and passes"
-    return (
-        f", with {format_bytes(tied_bytes)} that {others:,} other {noun} of {tied_by} keep persistently on its device: together "
-        f"{format_bytes(total_bytes)},"
-    )
 
 
 def _prove_cluster_too_small(graph: OpGraph, cluster: Cluster, allowed: NDArray[np.bool_], shared: bool) -> str | None:

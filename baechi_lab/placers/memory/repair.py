@@ -80,10 +80,12 @@ class _Repair:
         """Spends `budget` simulations, or up to `removal` if that is more and a limit is still exceeded."""
         best: tuple[float, float, int, Any, Any] | None = None
         tried = []
+        orders = [None, self.position.astype(np.float64), depth_first_order(self.graph)]
         for k, (device, rank) in enumerate(self._starts(start)):
-            for order in self._orders(start, rank):
-                time, overflow_bytes = self._measure(device, order)
-                tried.append((overflow_bytes, time, k, device, order))
+            for order in [*orders, *([] if rank is None else [np.asarray(rank, dtype=np.float64).copy()])]:
+                work = self.objective.work
+                time = float(evaluate(self.model, work, make_assignment(device, order), Limits(True)))
+                tried.append((float(overflow(self.model, work)), time, k, device, order))
             if len(tried) >= max(budget // 2, 6) and min(t[0] for t in tried) == 0:
                 break
         tried.sort(key=lambda t: t[:3])
@@ -106,12 +108,14 @@ class _Repair:
             remaining = remaining // 4
         else:
             best = tried[0]
-        return None if best is None else self._improve(best, remaining)
-
-    def _measure(self, device: NDArray[np.signedinteger], order: NDArray[np.number] | None) -> tuple[float, float]:
-        work = self.objective.work
-        time = evaluate(self.model, work, make_assignment(device, order), Limits(True))
-        return float(time), float(overflow(self.model, work))
+        if best is None:
+            return None
+        state = make_state(best[3], best[4])
+        evaluate_current(self.objective, state)
+        back_to_best(state)
+        hot = max(best[1] * 0.01, 1e-9)
+        anneal(self.objective, state, self.units, Schedule(hot, hot * 0.02, remaining), self.rng)
+        return Placement(device=state.best_device, order=_best_rank(state))
 
     def _starts(self, start: Placement | None) -> Iterator[tuple[NDArray[np.int32], NDArray[np.number] | None]]:
         """Devices per op, each group on one allowed device."""
@@ -128,13 +132,6 @@ class _Repair:
                 yield packed[self.group].astype(np.int32), None
         for d in range(self.cluster.n):
             yield self._with_whole_groups(np.full(self.graph.n, d)), None
-
-    def _orders(self, start: Placement | None, start_rank: object) -> Iterator[NDArray[np.number] | None]:
-        yield None
-        yield self.position.astype(np.float64)
-        yield depth_first_order(self.graph)
-        if start_rank is not None:
-            yield np.asarray(start_rank, dtype=np.float64).copy()
 
     def _with_whole_groups(self, device: Integers) -> NDArray[np.int32]:
         """Moves every group to the allowed device on which most of its ops are."""
@@ -162,15 +159,6 @@ class _Repair:
             home = np.empty(len(weight), dtype=np.int64)
             home[order] = np.searchsorted(share, filled / max(filled[-1], 1), side="right")
             yield self._with_whole_groups(np.minimum(home, self.cluster.n - 1)[self.group])
-
-    def _improve(self, candidate: Any, steps: int) -> Placement:
-        _, time, _, device, order = candidate
-        state = make_state(device, order)
-        evaluate_current(self.objective, state)
-        back_to_best(state)
-        hot = max(time * 0.01, 1e-9)
-        anneal(self.objective, state, self.units, Schedule(hot, hot * 0.02, steps), self.rng)
-        return Placement(device=state.best_device, order=_best_rank(state))
 
 
 def _best_rank(state: State) -> NDArray[np.float64] | None:

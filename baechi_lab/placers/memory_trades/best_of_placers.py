@@ -20,8 +20,6 @@ from .memory_ladder import AMPLE_MEMORY, FAST_PLACERS, place_on_memory_ladder
 
 MAX_REPAIRED_OPS = 2000
 """Largest graph for which every placer may repair its plan. Repairs of larger graphs take minutes."""
-
-
 GROUPS, OPS, FIT = "groups", "ops", "fit"
 """What a placement was made of: the optimized graph, the graph itself, or steps that `bl.fit` alone takes."""
 
@@ -95,7 +93,14 @@ class BestOfPlacers:
         if not pairs:
             return None, why
         best = min(pairs, key=preference)
-        return self._improve_by_search(graph, cluster, best), ""
+        if self.time_limit:
+            placed = place_directly(
+                graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
+            )
+            candidate = PlacedTimeline(placed, simulate(graph, cluster, placed))
+            if candidate.timeline.feasible and preference(candidate) < preference(best):
+                best = candidate
+        return best, ""
 
     def _ask_placers(self, graph: OpGraph, cluster: Cluster) -> tuple[list[PlacedTimeline], str]:
         """Placements of the optimized graph, or of the graph itself if none fits: a group may be too large for every device.
@@ -130,16 +135,6 @@ class BestOfPlacers:
             else:
                 why = why or timeline.violations[0].message
         return pairs, why
-
-    def _improve_by_search(self, graph: OpGraph, cluster: Cluster, best: PlacedTimeline) -> PlacedTimeline:
-        if not self.time_limit:
-            return best
-        placed = place_directly(
-            graph, cluster, "search", start=best.placement, time_limit=self.time_limit, seed=self.seed
-        )
-        timeline = simulate(graph, cluster, placed)
-        candidate = PlacedTimeline(placed, timeline)
-        return candidate if timeline.feasible and preference(candidate) < preference(best) else best
 
     def least_overflowing(self, graph: OpGraph, cluster: Cluster) -> PlacedTimeline | None:
         """Returns the placement with the smallest `missing_bytes`, among those made for devices with ample memory."""

@@ -56,19 +56,16 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
     for limit in np.unique(np.geomspace(min(low, high), high, LIMIT_COUNT).astype(np.int64))[::-1].tolist():
         start = _fastest([pair for pair in pairs if _largest_peak(pair, computing) <= limit]) or start
         memory = np.where(computing, limit, ample_cluster.memory_bytes).tolist()
-        repaired_placement = _repair_within(graph, ample_cluster.with_memory(memory), start[0])  # type: ignore[index]
+        limited_cluster = ample_cluster.with_memory(memory).without_overhead()
+        evaluations = None if graph.n <= SMALL_GRAPH_OPS else max(SIMULATED_OPS // graph.n, 60)
+        try:
+            repaired_placement = repair(graph, limited_cluster, start[0], evaluations=evaluations)  # type: ignore[index]
+        except BaechiLabError:
+            break
         if repaired_placement is None:
             break
         pairs.append((repaired_placement, simulate(graph, ample_cluster, repaired_placement)))
     return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
-
-
-def _repair_within(graph: OpGraph, cluster: Cluster, start: Placement) -> Placement | None:
-    evaluations = None if graph.n <= SMALL_GRAPH_OPS else max(SIMULATED_OPS // graph.n, 60)
-    try:
-        return repair(graph, cluster.without_overhead(), start, evaluations=evaluations)
-    except BaechiLabError:
-        return None
 
 
 def _largest_peak(pair: Pair, computing: np.ndarray[tuple[int], np.dtype[np.bool_]]) -> int:

@@ -15,6 +15,7 @@ fast placers.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +23,6 @@ from ...checks import is_list
 from ...errors import InfeasiblePlacement, InvalidInput
 from ...graph import HOST, Cluster, OpGraph, Placement
 from ...simulator import simulate
-from ..base import Placer
 from ..direct import place_directly
 from ..problem import memory_may_run_out
 from .best_of_placers import BestOfPlacers
@@ -80,7 +80,11 @@ def place_with_memory_trades(graph: OpGraph, cluster: Cluster, placer: Any) -> P
     variants = sorted(_place_variants(graph, cluster, trades), key=lambda variant: variant.timeline.makespan_us)
     if variants:
         best = variants[0]
-        placements += [_with_trade(best.placement, best.graph, best.arguments), *_place_variant(best, cluster, half)]
+        placements.append(_with_trade(best.placement, best.graph, best.arguments))
+        if "start" in type(half).__dataclass_fields__:
+            half = replace(half, start=best.placement)
+        with suppress(InfeasiblePlacement):
+            placements.append(_with_trade(place_directly(best.graph, cluster, half), best.graph, best.arguments))
     if not placements:
         message = f"{refusal}; nor was a graph found that fits and gives up {' or '.join(trades)}"
         raise InfeasiblePlacement(message, refusal.needed_bytes, refusal.available_bytes) from refusal
@@ -104,16 +108,6 @@ def _place_variants(graph: OpGraph, cluster: Cluster, trades: tuple[str, ...]) -
         for keyword, recomputed_graph in recompute_variants(graph, cluster, devices):
             for variant in offload_and_place(recomputed_graph, cluster, placing):
                 yield replace(variant, arguments={"recompute": keyword, "offload": variant.arguments})
-
-
-def _place_variant(variant: PlacedVariant, cluster: Cluster, placer: Placer) -> Iterator[Placement]:
-    """Places the variant's graph with the placer, starting from the variant's placement if the placer takes a start."""
-    if "start" in type(placer).__dataclass_fields__:
-        placer = replace(placer, start=variant.placement)  # type: ignore[call-arg]
-    try:
-        yield _with_trade(place_directly(variant.graph, cluster, placer), variant.graph, variant.arguments)
-    except InfeasiblePlacement:
-        return
 
 
 def _cost(placed: Placement, graph: OpGraph, cluster: Cluster) -> tuple[bool, float]:

@@ -69,7 +69,7 @@ def cut_sets(
     """
     raw = np.unpackbits(sets.astype("<u8").view(np.uint8), axis=1, bitorder="little")
     bits = raw[:, : units.n].astype(np.bool_)
-    # Sorts the sets by work, and sets of equal work by size: every set comes after its subsets.
+    # The sets by work, and sets of equal work by size: every set comes after its subsets.
     each = np.diff(chain.work[:, 0])
     largest = each.max(initial=0.0) or 1.0
     scaled_work = np.rint(each / largest * 2.0**40).astype(np.int64)  # exact sums: no rounding misorders

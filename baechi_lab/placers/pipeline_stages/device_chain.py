@@ -94,6 +94,9 @@ def make_device_chain(
     ]
     first, kind = np.unique(kinds, return_inverse=True)
     barred = ~units.allowed[:, first]
+    run = np.ones(len(device_indices), dtype=np.int64)  # number of equal devices in a row, from each device on
+    for d in range(len(kind) - 2, -1, -1) if replicas else ():
+        run[d] = run[d + 1] + 1 if kind[d] == kind[d + 1] else 1
     return DeviceChain(
         kind=kind.astype(np.int32),
         work=prefix_sums(work[:, first]),
@@ -102,7 +105,7 @@ def make_device_chain(
         memory=cluster.memory_bytes[device_indices],
         latency=_neighbour_link(cluster.latency_us, device_indices),
         per_byte=_neighbour_link(cluster.us_per_byte, device_indices),
-        run=_equal_runs(kind) if replicas else np.ones(len(device_indices), dtype=np.int64),
+        run=run,
         ring=_slowest_link(cluster.us_per_byte, device_indices),
         ring_latency=_slowest_link(cluster.latency_us, device_indices),
         rule=SUM if sum else COMMUNICATION_MODES.index(cluster.comm),
@@ -120,14 +123,6 @@ def _neighbour_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int6
     """The more expensive direction between neighbours; 0 before the first device and after the last."""
     inner = np.maximum(matrix[device_indices[:-1], device_indices[1:]], matrix[device_indices[1:], device_indices[:-1]])
     return np.concatenate([[0.0], inner, [0.0]])
-
-
-def _equal_runs(kind: NDArray[np.integer]) -> NDArray[np.int64]:
-    """Number of equal devices in a row, from each device on."""
-    run = np.ones(len(kind), dtype=np.int64)
-    for d in range(len(kind) - 2, -1, -1):
-        run[d] = run[d + 1] + 1 if kind[d] == kind[d + 1] else 1
-    return run
 
 
 def _slowest_link(matrix: NDArray[np.float64], device_indices: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -40,7 +40,10 @@ def device_sequences(objective: Objective, order: tuple[int, ...]) -> Iterator[D
     """
     shape = schedule_shape(objective.schedule) if objective.name == "step" else "chain"
     if shape != "v":
-        yield from (DeviceSequence(order, replicated, False) for replicated in objective.replica_options)
+        # A step is tried with and without replicas, since its dynamic program minimises bounds only.
+        both_ways = objective.replicas and objective.name == "step"
+        for replicated in (False, True) if both_ways else (objective.replicas,):
+            yield DeviceSequence(order, replicated, False)
     few = len(order) if shape != "chain" else 0
     while few:
         first_devices = order[:few]

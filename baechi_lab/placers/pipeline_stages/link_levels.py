@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from ...graph import Cluster
 from ...graph.kernels.jit import njit
-from .device_chain import PARALLEL, SUM, DeviceChain, make_device_chain, prefix_sums
+from .device_chain import PARALLEL, SUM, make_device_chain, prefix_sums
 from .line_cuts import sums_across_places
 from .pipeline_cuts import PipelineCut
 from .pipeline_units import PipelineUnits
@@ -87,10 +87,22 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
         return
     below, order = hierarchy
     chain = make_device_chain(units, cluster, order, sum=sum, replicas=True)
-    places = _places(chain.work[:, 0])
-    count, size = _crossing_traffic(units, places)
+    places = np.arange(units.n + 1)
+    if units.n > MAX_PLACES:  # about equal work lies between them
+        line = chain.work[:, 0]
+        inner = np.searchsorted(line, np.linspace(0, line[-1], MAX_PLACES + 1)[1:-1])
+        places = np.unique(np.concatenate([[0], inner, [units.n]])).astype(np.int64)
+    # Number and bytes of the tensors that cross each place.
+    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
+    weights = np.ones(len(units.producer)), units.size.astype(np.float64)
+    count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
     gradient = prefix_sums(units.gradient)[places].astype(np.float64)
-    cost = _one_device_cost(units, chain, places)
+    # [i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there.
+    work, communication, barred = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
+    held_bytes = prefix_sums(units.persistent_bytes)[places]
+    cost = np.maximum(work[None, :] - work[:, None], communication[None, :] - communication[:, None])
+    fits = held_bytes[None, :] - held_bytes[:, None] <= chain.memory[0]
+    cost = np.where(fits & (barred[None, :] == barred[:, None]), cost, np.inf)
     choices = []
     for level in below:
         border = count * level.latency + size * level.per_byte
@@ -112,37 +124,6 @@ def cuts_by_link_level(units: PipelineUnits, cluster: Cluster, name: str, *, sum
         stage[places[first] : places[end]] = k
     devices = tuple(tuple(order[d] for d in group) for _, _, group in stages)
     yield PipelineCut(units.unit, stage, devices, f"{name}, level by level", float(cost[0, -1]))
-
-
-def _places(work: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Places where the line may be cut: everywhere, or so that about equal work lies between them."""
-    if len(work) <= MAX_PLACES + 1:
-        return np.arange(len(work))
-    inner = np.searchsorted(work, np.linspace(0, work[-1], MAX_PLACES + 1)[1:-1])
-    return np.unique(np.concatenate([[0], inner, [len(work) - 1]])).astype(np.int64)
-
-
-def _crossing_traffic(
-    units: PipelineUnits, places: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Number and bytes of the tensors that cross each place."""
-    tensor = np.repeat(np.arange(len(units.producer)), np.diff(units.reader_ptr))
-    weights = np.ones(len(units.producer)), units.size.astype(np.float64)
-    count, size = (sums_across_places(units.producer, tensor, units.reader, w, units.n)[places] for w in weights)
-    return count, size
-
-
-def _one_device_cost(units: PipelineUnits, chain: DeviceChain, places: NDArray[np.int64]) -> NDArray[np.float64]:
-    """[i, j]: load of one device by the units between two places; infinite if they do not fit or may not run there."""
-    work, communication, barred = chain.work[places, 0], chain.communication[places, 0], chain.barred[places, 0]
-    persistent_bytes = prefix_sums(units.persistent_bytes)[places]
-    cost: NDArray[np.float64] = np.maximum(
-        work[None, :] - work[:, None], communication[None, :] - communication[:, None]
-    )
-    fits = (persistent_bytes[None, :] - persistent_bytes[:, None] <= chain.memory[0]) & (
-        barred[None, :] == barred[:, None]
-    )
-    return np.where(fits, cost, np.inf)
 
 
 @njit(cache=True)

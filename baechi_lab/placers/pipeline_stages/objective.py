@@ -48,11 +48,6 @@ class Objective(NamedTuple):
             )
 
     @property
-    def replica_options(self) -> tuple[bool, ...]:
-        """Whether to use replicas; a step is tried both ways, since its dynamic program minimises bounds only."""
-        return (False, True) if self.replicas and self.name == "step" else (self.replicas,)
-
-    @property
     def micro_batches_per_update(self) -> int:
         """Micro-batches per update: those of a step. For a period every op counts each time, so it is 1."""
         return int(self.micro_batches) if self.name == "step" else 1

@@ -122,19 +122,6 @@ def _group(
     return sampled, log_probability, -tf.reduce_mean(tf.reduce_sum(p * log_p, axis=1))
 
 
-def _encode(tf: ModuleType, w: Mapping[str, Tensor], embedding: Tensor) -> tuple[Tensor, Tensor]:
-    """Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM."""
-    directions = tf.stack([embedding, embedding[::-1]], axis=0)
-    count, m, width = embedding.shape
-    h = w["placer/encoder_state"].shape[1]
-    flat = tf.reshape(directions, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
-    steps = tf.transpose(tf.reshape(flat, [2, count, m, 4 * h]), [1, 0, 2, 3])
-    zero = tf.zeros([2, m, h])
-    out, cell = lstm(tf, steps, w["placer/encoder_state"], zero, zero)
-    last = tf.stack([tf.concat([s[-1, 0], s[-1, 1]], axis=-1) for s in (out, cell)])
-    return tf.transpose(tf.concat([out[:, 0], out[::-1, 1]], axis=-1), [1, 0, 2]), last
-
-
 def _place(
     weights: Mapping[str, Tensor],
     embedding: Tensor,
@@ -147,7 +134,16 @@ def _place(
     the LSTM's and the attention's."""
     tf = tensorflow()
     w = weights
-    memory, last = _encode(tf, w, embedding)
+    # Encoder states [m, M, 2h] and both final states [2, m, 2h] of a bi-directional LSTM.
+    directions = tf.stack([embedding, embedding[::-1]], axis=0)
+    count, m, width = embedding.shape
+    h = w["placer/encoder_state"].shape[1]
+    flat = tf.reshape(directions, [2, count * m, width]) @ w["placer/encoder_input"] + w["placer/encoder_bias"]
+    steps = tf.transpose(tf.reshape(flat, [2, count, m, 4 * h]), [1, 0, 2, 3])
+    zero = tf.zeros([2, m, h])
+    out, cell = lstm(tf, steps, w["placer/encoder_state"], zero, zero)
+    last = tf.stack([tf.concat([s[-1, 0], s[-1, 1]], axis=-1) for s in (out, cell)])
+    memory = tf.transpose(tf.concat([out[:, 0], out[::-1, 1]], axis=-1), [1, 0, 2])
     keys = times(tf, memory, w["placer/memory"])[:, None]  # [m, 1, M, h]
     first = tf.repeat(last @ w["placer/bridge"], noise.shape[2], axis=1)  # [2, m * k, h]
     decoder = _Decoder(tf, w, memory, keys, temperature, tanh_constant)

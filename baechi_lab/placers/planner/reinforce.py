@@ -62,8 +62,20 @@ class Trainer:
     ):
         self.params, self.units, self.devices, self.reward, self.fixed = params, units, devices, reward, fixed
         self.simple = params.grouping == "none"
-        self.groups = self._group_count()
-        self.weights = self._initial()
+        if self.simple:
+            self.groups = devices  # H, section 3: a Grouper that predicts placements
+        elif fixed is not None:
+            self.groups = int(fixed.max()) + 1
+        else:
+            self.groups = min(params.groups, units.total)
+        rng = np.random.default_rng([params.seed, 1 << 30])
+        self.weights: Weights = {}
+        if fixed is None:
+            width, hidden, embedding = units.features.shape[1], params.grouper_hidden, params.type_embedding
+            self.weights |= grouper_weights(rng, width, units.types, self.groups, hidden, embedding)
+        if not self.simple:
+            width = units.types + units.sizes.shape[1] + self.groups
+            self.weights |= placer_weights(rng, width, devices, params.placer_hidden)
         self.adam = Adam(self.weights, params.learning_rate)
         self.baseline = float("nan")
         self.samples = 0
@@ -72,38 +84,16 @@ class Trainer:
         self.best_seconds = float("inf")
         self.history = History()
         self.types = np.eye(units.types, dtype=np.float32)[units.type]
-        self.prior = self._prior(start)
+        # float32[U, groups] added to the Grouper's logits: at first a unit is in its group of `start` with odds as asked.
+        self.prior = np.zeros((units.total, self.groups), dtype=np.float32)
+        if start is not None and self.groups > 1:
+            odds = params.start_probability / (1.0 - params.start_probability) * (self.groups - 1)
+            self.prior = np.eye(self.groups, dtype=np.float32)[start] * np.float32(np.log(odds))
 
     @property
     def updates(self) -> int:
         """Policy updates done."""
         return len(self.history.reward)
-
-    def _group_count(self) -> int:
-        if self.simple:
-            return self.devices  # H, section 3: a Grouper that predicts placements
-        if self.fixed is not None:
-            return int(self.fixed.max()) + 1
-        return min(self.params.groups, self.units.total)
-
-    def _initial(self) -> Weights:
-        p, units = self.params, self.units
-        rng = np.random.default_rng([p.seed, 1 << 30])
-        weights: Weights = {}
-        if self.fixed is None:
-            width = units.features.shape[1]
-            weights |= grouper_weights(rng, width, units.types, self.groups, p.grouper_hidden, p.type_embedding)
-        if not self.simple:
-            width = units.types + units.sizes.shape[1] + self.groups
-            weights |= placer_weights(rng, width, self.devices, p.placer_hidden)
-        return weights
-
-    def _prior(self, start: NDArray[np.int64] | None) -> NDArray[np.float32]:
-        """float32[U, groups] added to the Grouper's logits: at first a unit is in its group of `start` with odds as asked."""
-        if start is None or self.groups == 1:
-            return np.zeros((self.units.total, self.groups), dtype=np.float32)
-        odds = self.params.start_probability / (1.0 - self.params.start_probability) * (self.groups - 1)
-        return np.eye(self.groups, dtype=np.float32)[start] * np.float32(np.log(odds))
 
     def update(self) -> None:
         """Sample, measure, learn; extends `history`."""

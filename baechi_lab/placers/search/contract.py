@@ -56,7 +56,11 @@ def contracted(
     for round_index in range(parameters.contract_rounds):
         far = source != target
         tensor, source, target = tensor[far], source[far], target[far]
-        received, sent_us = _traffic(tensor, source, target, price, n)
+        # The cost of the tensors that each part receives, and of those that it sends, once each.
+        received, sent_us = (
+            np.bincount(pair % n, price[pair // n], n).astype(np.float64)
+            for pair in (distinct(tensor * n + target), distinct(tensor * n + source))
+        )
         a, b = distinct_edges(source, target, n)
         readers, producers = np.bincount(a, minlength=n), np.bincount(b, minlength=n)
         merged, stays = (a, b) if round_index % 2 == 0 else (b, a)
@@ -74,18 +78,6 @@ def contracted(
         group = _largest(joined, group)
         source, target = joined[source], joined[target]
     return contract(graph, label), number_groups(graph, label)
-
-
-def _traffic(
-    tensor: Ints, source: Ints, target: Ints, price: NDArray[np.float64], n: int
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Returns float64[n] twice: the cost of the tensors that each part receives, and of those that it sends, once each."""
-    read = distinct(tensor * n + target)
-    produced_pairs = distinct(tensor * n + source)
-    received, sent_us = (
-        np.bincount(pair % n, price[pair // n], n).astype(np.float64) for pair in (read, produced_pairs)
-    )
-    return received, sent_us
 
 
 def _joined(

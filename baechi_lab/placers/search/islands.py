@@ -39,7 +39,7 @@ def search_on_islands(
         for k in range((rule.numbers or SEARCH).island_rounds):
             seconds = None if rule.time_limit is None else max(rule.time_limit - budget.elapsed, 0.0)
             island_rules = [_island_rule(rule, k, i, placements[i], seconds) for i in range(rule.islands)]
-            # Runs one round; returns the result of each search, one at a time per process of the executor.
+            # One round: the result of each search, one at a time per process of the executor.
             futures = [_submit(calls, shared, cluster, island_rule) for island_rule in island_rules]
             results = [
                 _result(calls, future, shared, cluster, island_rule)

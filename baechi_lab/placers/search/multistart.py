@@ -133,14 +133,13 @@ class MultiStart:
             if share_left <= 0.0:
                 break
             for chain in self.chains:
-                # Set the start of a chain's next cycle: a random candidate, or its best one.
+                # The chain's next cycle starts from a random candidate, or from its best one.
                 if self.small and number % 2 == 1 and number < rounds - 1:
-                    # Make a random candidate: every unit on a random allowed device, with random priorities if they are
-                    # searched.
+                    # Every unit on a random allowed device, with random priorities if they are searched.
                     instance, rng, n = self.instance, chain.rng, self.instance.graph.n
                     allowed = instance.groups.allowed
                     home = np.where(allowed, rng.random(allowed.shape), -1.0).argmax(axis=1)[instance.groups.of]
-                    ranked = self.orders == {True, False} and rng.random() < self.parameters.restart_ranked
+                    ranked = self.orders == {True, False} and rng.random() < p.restart_ranked
                     rank = None
                     if ranked or self.orders == {True}:
                         rank = instance.position + rng.normal(0.0, n * rng.random(), n)

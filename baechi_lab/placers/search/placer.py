@@ -163,10 +163,8 @@ class Search(Placer):
             return best
         # One of two placements of groups whose ops take less time: the search compared groups that run as one op.
         keys = {"graph_key": graph.key, "group_of": graph.group_of, "source_key": graph.source_key}
-        candidates = [
-            best.replace(**keys),
-            start_placement.replace(**keys, info={**best.info, "returned": "the start"}),
-        ]
+        start_info = {**best.info, "returned": "the start"}
+        candidates = [best.replace(**keys), start_placement.replace(**keys, info=start_info)]
         steps = [simulate(graph.original, cluster, placement) for placement in candidates]  # type: ignore[arg-type]
         return candidates[1] if steps[1].feasible and steps[1].makespan_us < steps[0].makespan_us else candidates[0]
 
@@ -210,10 +208,11 @@ class Search(Placer):
 
         numbers = self.numbers or SEARCH
         if goal.name == "throughput" and not goal.replicas:
-            outcome = search_period(graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers)
+            best, us, used = search_period(
+                graph, cluster, goal, starts[at], budget, self.workers, self.seed, tell, numbers
+            )
         else:
-            outcome = search_stages(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
-        best, us, used = outcome
+            best, us, used = search_stages(graph, cluster, goal, starts[at], budget, self.seed, tell, numbers)
         info = {
             "start": name,
             "start_us": start_us,
@@ -252,7 +251,7 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
         order = np.full(graph.n, np.inf)
         np.minimum.at(order, graph.group_of, start.rank)
     device = work_us.argmax(axis=1).astype(np.int32)
-    groups = Placement(
+    return Placement(
         device=device,
         order=order,
         placer=start.placer,
@@ -261,7 +260,6 @@ def _of_groups(start: Placement, graph: OpGraph) -> Placement:
         source_key=graph.source_key,
         member_order=start.rank,
     )
-    return groups
 
 
 def _worth(goal: Objective, graph: OpGraph, cluster: Cluster, start: Placement) -> float:
@@ -279,13 +277,8 @@ class _Run:
     def __init__(
         self, params: Search, graph: OpGraph, cluster: Cluster, budget: Budget, start_placement: Placement | None
     ):
-        self.params, self.graph, self.cluster, self.budget, self.start_placement = (
-            params,
-            graph,
-            cluster,
-            budget,
-            start_placement,
-        )
+        self.params, self.graph, self.cluster = params, graph, cluster
+        self.budget, self.start_placement = budget, start_placement
         self.parameters, samples = params.numbers or SEARCH, None
         if params.objective == "p90":
             samples = error_samples(graph, cluster, params.error, self.parameters.samples, params.seed)
@@ -299,7 +292,13 @@ class _Run:
         self.history: list[tuple[float, int, float]] = []
 
     def placement(self) -> Placement:
-        candidates = self._candidates()
+        if self.start_placement is None:
+            hurried = self._lasts(self.parameters.reducing_time, 0.5)
+            candidates = self.starts.from_rules(self._rules_took_long, hurried)
+        else:
+            first = self.starts.from_placement(self.start_placement)
+            measured_starts = self.starts.measured(first.name, first.device)
+            candidates = [first, *sorted(measured_starts, key=lambda c: c.key)]
         self.chains.chains[0].start_from(candidates[0])
         self.start_name, self.start_cost = candidates[0].name, self.chains.leader.cost
         best = candidates[0]
@@ -351,13 +350,6 @@ class _Run:
     def _lasts(self, times: float, share: float) -> bool:
         """Whether work that takes `times` as long as reading the graph would end after `share` of the time limit."""
         return self.budget.elapsed + times * self.reading > share * (self.budget.seconds or np.inf)
-
-    def _candidates(self) -> list[Candidate]:
-        if self.start_placement is None:
-            return self.starts.from_rules(self._rules_took_long, self._lasts(self.parameters.reducing_time, 0.5))
-        first = self.starts.from_placement(self.start_placement)
-        measured_starts = self.starts.measured(first.name, first.device)
-        return [first, *sorted(measured_starts, key=lambda c: c.key)]
 
     def _coarse(self, candidates: list[Candidate]) -> list[Candidate]:
         """Search on the contracted graph of a large graph, and project the result onto the ops."""

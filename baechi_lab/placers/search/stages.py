@@ -76,7 +76,7 @@ def search_stages(
             if cost_of[assignment.key] < us * (1 - 1e-12):
                 best, us = assignment.placement(units), cost_of[assignment.key]
             tell(us, used)
-        # Candidate of a placement; None if a unit is on several devices.
+        # The candidate of the best placement; None if a unit is on several devices.
         home = np.zeros(units.n, dtype=np.int64)
         home[units.unit] = best.device
         groups = {group[0]: group for group in best.replicas}

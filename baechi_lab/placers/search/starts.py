@@ -67,7 +67,11 @@ class Starts:
         candidates: list[Candidate] = []
         best = np.inf
         devices_seen: set[bytes] = set()
-        for name, device, planned in self._rules(hurried):
+        # Fast placers on the optimized and the given graph; METIS and cuts also on fewer devices.
+        forms = forms_of(self.graph, self.cluster, optimized=not hurried).items()
+        generators = (self._placed, self._cut_up) if hurried else (self._cut_up, self._placed)
+        rules = (rule for form, graph in forms for generator in generators for rule in generator(form, graph))
+        for name, device, planned in rules:
             key = device.tobytes()
             if planned is None and key in devices_seen:
                 continue
@@ -78,13 +82,6 @@ class Starts:
                 break
         candidates.sort(key=lambda c: c.key)
         return candidates or [self.repaired(None)]
-
-    def _rules(self, hurried: bool) -> Iterator[Rule]:
-        """Yields functions that run a fast placer on the optimized or the given graph; METIS and cuts also on fewer devices."""
-        for form, graph in forms_of(self.graph, self.cluster, optimized=not hurried).items():
-            generators = (self._cut_up, self._placed)
-            for generator in generators[::-1] if hurried else generators:
-                yield from generator(form, graph)
 
     def _cut_up(self, form: str, graph: OpGraph) -> Iterator[Rule]:
         for name, device in self._cuts(graph):
