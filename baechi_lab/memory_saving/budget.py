@@ -155,7 +155,8 @@ class RecomputePlans:
     def chains(self) -> list[Table]:
         """A table per number of groups; one is enough if the groups are the ops of a chain."""
         tables: list[Table] = []
-        for group_count in GROUPS[1:] if self.is_large else GROUPS:
+        is_large = int(self.training.may_repeat.sum()) > MANY_OPS  # too large to try everything
+        for group_count in GROUPS[1:] if is_large else GROUPS:
             chain = Chain(self.training, group_count)
             if chain.count and (not tables or chain.count < tables[-1].chain.count):
                 tables.append(Table(chain))
@@ -250,11 +251,6 @@ class RecomputePlans:
         if count > MOST_LEVELS and self.training.may_repeat.sum() > READ_ALL:
             return np.linspace(0, count - 1, MOST_LEVELS).astype(np.int64).tolist()
         return list(range(count))
-
-    @property
-    def is_large(self) -> bool:
-        """Whether the graph is too large to try everything."""
-        return int(self.training.may_repeat.sum()) > MANY_OPS
 
     @cached_property
     def least_bytes(self) -> int:

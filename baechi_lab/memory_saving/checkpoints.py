@@ -37,7 +37,8 @@ def checkpoint_choices(
                 raise InvalidInput(f"op {training.graph.names[op]!r} in drop cannot be computed again: {reason}")
         return [~dropped]
     if keep is None or keep == "sqrt":
-        root = square_root(training)
+        # Chen et al. 2016: the root of the number of ops that the backward pass reads.
+        root = max(round(math.sqrt(np.count_nonzero(is_read_by_backward_op(training)))), 1)
         return [segments(training, max(k, 1)) for k in (root, root // 2, 2 * root, 4 * root)]
     if keep == "all":
         return [np.ones(training.graph.n, dtype=np.bool_)]
@@ -51,11 +52,6 @@ def checkpoint_choices(
 def boundaries(training: TrainingGraph) -> Bools:
     """Returns bool[n]: ops whose output another layer reads in the forward pass; `bl.recompute` defines layers."""
     return read_across(training, layers(training.graph))
-
-
-def square_root(training: TrainingGraph) -> int:
-    """Returns the number of segments of Chen et al. 2016: the root of the number of ops that the backward pass reads."""
-    return max(round(math.sqrt(np.count_nonzero(is_read_by_backward_op(training)))), 1)
 
 
 def segments(training: TrainingGraph, count: int) -> Bools:

@@ -331,6 +331,12 @@ class _OffloadBuilder:
             names.append(name)
         column = lambda values, fill: np.concatenate([values, np.full(added, fill, dtype=np.asarray(values).dtype)])  # noqa: E731
         elsewhere = len(graph.allowed_sets) + 1 if self.params.others else -1
+        reuse = graph.reuse
+        if (
+            reuse is not None
+        ):  # what returns from the host is a view of what was sent there, or of the state that lies there
+            reuse = np.concatenate([reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
+            reuse[self.layers] = VIEW
         producer = np.concatenate([graph.tensor_producer, [m[0] for m in self.new_tensors]]).astype(np.int64)
         size = np.concatenate([self.size, [m[1] for m in self.new_tensors]]).astype(np.int64)
         labels = [*graph.tensor_names, *(m[2] for m in self.new_tensors)]
@@ -353,19 +359,11 @@ class _OffloadBuilder:
             forward_of=column(graph.forward_of, -1),
             colocation=column(graph.colocation, -1),
             colocation_names=graph.colocation_names,
-            reuse=self._reuse(),
+            reuse=reuse,
             output_shapes=text_column(graph.output_shapes, (*range(graph.n), *[-1] * added)),
             name=f"{graph.name}, offloading",
             **tensor_columns(producer, size, labels, tensor, reader, graph.n + len(self.names)),
         )
-
-    def _reuse(self) -> NDArray[np.int8] | None:
-        """Make tensors that return from the host views of the tensors sent there, or of the state that lies there."""
-        if self.graph.reuse is None:
-            return None
-        reuse = np.concatenate([self.graph.reuse, [OWN if op_type == STORED else VIEW for op_type in self.types]])
-        reuse[self.layers] = VIEW
-        return reuse
 
 
 def sent_tensor(graph: OpGraph, op: int) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ..highs import silent_highs
+from ..highs import row_program, silent_highs
 
 Terms = list[tuple[int, float]]
 """Columns with their coefficients; a column may occur several times."""
@@ -84,14 +84,12 @@ class Rows:
 
         limit = {} if time_limit is None else {"time_limit": float(time_limit)}
         solver = silent_highs(threads=1, random_seed=0, mip_rel_gap=0.0, **limit)
-        model = highspy.HighsLp()
-        model.num_row_, model.num_col_ = len(self.low), len(self.cost)
-        model.col_cost_ = np.array(self.cost)
-        model.col_lower_, model.col_upper_ = np.zeros(len(self.cost)), np.array(self.upper)
-        model.row_lower_, model.row_upper_ = np.array(self.low), np.array(self.high)
-        model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-        model.a_matrix_.start_, model.a_matrix_.index_ = np.array(self.start), np.array(self.index, dtype=np.int32)
-        model.a_matrix_.value_ = np.array(self.value, dtype=np.float64)
+        model = row_program(
+            np.array(self.cost),
+            (np.zeros(len(self.cost)), np.array(self.upper)),
+            (np.array(self.low), np.array(self.high)),
+            (np.array(self.start), np.array(self.index, dtype=np.int32), np.array(self.value, dtype=np.float64)),
+        )
         if integer:
             kinds = [highspy.HighsVarType.kContinuous] * len(self.cost)
             for column in self.integers:

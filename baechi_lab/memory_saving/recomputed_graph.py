@@ -83,8 +83,15 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
     optional = {k: v[origin] for k in ("copy_of", "micro_batch", "reuse") if (v := getattr(graph, k)) is not None}
     forward = graph.forward_of[origin]
     forward[is_copy] = at.origin
+    used_names, names = set(graph.names), list(graph.names)
+    for op in at.origin.tolist():
+        name = f"{graph.names[op]}/again"
+        while name in used_names:
+            name += "/again"
+        used_names.add(name)
+        names.append(name)
     return OpGraph(
-        names=_names(graph, at.origin),
+        names=tuple(names),
         op_types=tuple(graph.op_types[i] for i in origin.tolist()),
         duration_us=graph.duration_us[origin],
         duration_by_kind={kind: us[origin] for kind, us in graph.duration_by_kind.items()},
@@ -100,17 +107,6 @@ def graph_with_copies(plan: OpSequence, order: Ints | None = None) -> OpGraph:
         **_colocation(graph, at.origin, origin),
         **_tensors(graph, at),
     )
-
-
-def _names(graph: OpGraph, copied: Ints) -> tuple[str, ...]:
-    used_names, out = set(graph.names), list(graph.names)
-    for op in copied.tolist():
-        name = f"{graph.names[op]}/again"
-        while name in used_names:
-            name += "/again"
-        used_names.add(name)
-        out.append(name)
-    return tuple(out)
 
 
 def _colocation(graph: OpGraph, copied: Ints, origin: Ints) -> dict[str, Any]:
@@ -135,13 +131,9 @@ def _tensors(graph: OpGraph, at: _CopyLayout) -> dict[str, Any]:
     size = np.concatenate([graph.tensor_bytes, graph.tensor_bytes[at.tensors], np.zeros(len(waited_op), np.int64)])
     origin = np.concatenate([np.arange(graph.n), at.origin])
     labels = [*graph.tensor_names, *(graph.tensor_names[t] for t in at.tensors.tolist())]
-    labels += [_free_label(graph, int(origin[op])) for op in waited_op.tolist()]
+    for op in origin[waited_op].tolist():  # a control dependency gets a name that no other tensor of the op has
+        label, used_names = "control", {graph.tensor_names[t] for t in graph.outputs(op)}
+        while label in used_names:
+            label += "'"
+        labels.append(label)
     return tensor_columns(producer, size, labels, rows, readers, graph.n + len(at.origin))
-
-
-def _free_label(graph: OpGraph, op: int) -> str:
-    """Returns a tensor name for a control dependency that no other tensor of the op has."""
-    label, used_names = "control", {graph.tensor_names[t] for t in graph.outputs(op)}
-    while label in used_names:
-        label += "'"
-    return label

@@ -28,7 +28,7 @@ from ...simulator.schedules import Schedule, is_schedule_text, make_rule
 from ..pipeline_stages.device_chain import PARALLEL, SEQUENTIAL, SUM
 from ..pipeline_stages.device_loads import LoadModel, load_model
 from ..pipeline_stages.objective import Objective
-from .symmetry import devices_are_equal
+from .model import devices_are_equal
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -133,7 +133,13 @@ class LoadProgram:
             outgoing = [(t, r["cost"][t][s][e], z) for t, s, e, z in self.sends if s == d]
             received = sum(r["cost"][t][s][e] * z for t, s, e, z in self.sends if e == d)
             if r["rule"] == SUM:
-                total = compute + received + self._dearest(outgoing)
+                total = compute + received
+                for t in sorted({t for t, _, _ in outgoing}):  # a tensor is charged once, for its most expensive link
+                    tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
+                    dearest = model.new_int_var(0, max(c for c, _ in tensor_sends), "")
+                    for c, z in tensor_sends:
+                        model.add(dearest >= c * z)
+                    total += dearest
                 model.add(total <= self.period)
                 continue
             out = sum(c * z for _, c, z in outgoing)
@@ -147,17 +153,6 @@ class LoadProgram:
         for home in request["forbidden"]:
             self.model.add_bool_or([~self.x[u][d] for u, d in enumerate(home)])
         self.model.minimize(self.period)
-
-    def _dearest(self, outgoing: list[tuple[int, int, LiteralT]]) -> LinearExprT:
-        """Charges a tensor once, at the cost of its most expensive link."""
-        total: LinearExprT = 0
-        for t in sorted({t for t, _, _ in outgoing}):
-            tensor_sends = [(c, z) for k, c, z in outgoing if k == t]
-            dearest = self.model.new_int_var(0, max(c for c, _ in tensor_sends), "")
-            for c, z in tensor_sends:
-                self.model.add(dearest >= c * z)
-            total += dearest
-        return total
 
     def _waits(self, d: int, horizon: int) -> LinearExprT:
         """The least head and tail of the units on the device; 0 if it has none."""

@@ -12,18 +12,24 @@ of its receive; where transfers queue, which of two producers ends first. Constr
 
 This is the relaxed model. Ops and transfers may start later than they could, the copies of one tensor may be sent in any
 order, and equal devices are numbered in one way only. Its optimum is a lower bound of every schedule. The strict model adds
-the simulator's rule that nothing waits without need (`exact.strict_schedule`). Its optimum is the best that any placement and
-any order can reach in the simulator.
+the simulator's rule that nothing waits without need: for ops `forbid_idling`, for transfers `exact.transfers`. Its optimum is
+the best that any placement and any order can reach in the simulator.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ...graph import Cluster, OpGraph
 from ..problem import memory_may_run_out
 from .memory import add_memory
-from .strict_schedule import forbid_idling
-from .symmetry import devices_are_equal, first_numbering
 from .transfers import add_transfer_bounds, add_transfers
 from .variables import ExactModel
+
+if TYPE_CHECKING:
+    from ortools.sat.python.cp_model import IntVar
 
 
 def build_model(m: ExactModel) -> ExactModel:
@@ -39,6 +45,43 @@ def build_model(m: ExactModel) -> ExactModel:
     if m.strict:
         forbid_idling(m)
     elif devices_are_equal(m.graph, m.cluster):
-        first_numbering(m)
+        # Of equal devices one numbering: group g may use device d only if a group before it is on device d - 1.
+        for g, row in enumerate(m.x):
+            for d in range(1, m.cluster.n):
+                m.model.add_bool_or([*(m.x[h][d - 1] for h in range(g)), ~row[d]])
     m.model.minimize(m.makespan)
     return m
+
+
+def devices_are_equal(graph: OpGraph, cluster: Cluster) -> bool:
+    """Whether renumbering the devices keeps the length of every schedule (with copies sent in any order)."""
+    same = len({(d.kind, d.memory_bytes, d.speed) for d in cluster.devices}) == 1
+    off = ~np.eye(cluster.n, dtype=bool)
+    links = all(len(np.unique(a[off])) <= 1 for a in (cluster.latency_us, cluster.us_per_byte))
+    return same and links and not graph.allowed_sets and cluster.n > 1
+
+
+def forbid_idling(m: ExactModel) -> None:
+    """If an op on the device was ready before `i` starts, another op must end there when `i` starts."""
+    n, model = m.graph.n, m.model
+    ready: list[IntVar] = []  # when all inputs of each op are on its device
+    for i in range(n):
+        ready.append(m.var(0, m.horizon, f"r{i}"))
+        if m.arrivals[i]:
+            model.add_max_equality(ready[i], m.arrivals[i])
+        else:
+            model.add(ready[i] == 0)
+        model.add(m.start[i] >= ready[i])
+    for i in range(n):
+        follows = [
+            m.reason(m.start[i], m.end[j], [m.together(i, j), m.before(j, i)])
+            for j in range(n)
+            if j != i and not m.after[i, j]
+        ]
+        packed = m.bool(f"packed{i}")
+        model.add_bool_or([*follows, ~packed])
+        m.at_one_instant(m.start[i], ready[i], ~packed)
+        for k in range(n):
+            if k != i and not m.after[k, i]:
+                waited = ready[k] + m.times.tolerance >= m.start[i]
+                model.add(waited).only_enforce_if([m.together(i, k), m.before(i, k), ~packed])

@@ -10,61 +10,24 @@ from numpy.typing import NDArray
 from ...graph.kernels.jit import records
 from ..problem import Problem
 
-OP = np.dtype(
-    [
-        ("group", "i4"),
-        ("device", "i4"),
-        ("missing", "i4"),
-        ("child", "i4"),
-        ("parent", "i4"),
-        ("first_input", "i8"),
-        ("first_output", "i8"),
-        ("made", "i8"),
-        ("temp", "i8"),
-        ("start", "f8"),
-        ("finish", "f8"),
-        ("position", "i8"),
-    ]
+
+def record_type(fields: str) -> np.dtype[np.void]:
+    """Returns the dtype of records with these fields, each as `name:type`."""
+    return np.dtype([tuple(field.split(":")) for field in fields.split()])
+
+
+OP = record_type(
+    "group:i4 device:i4 missing:i4 child:i4 parent:i4 first_input:i8 first_output:i8 made:i8 temp:i8 start:f8 "
+    "finish:f8 position:i8"
 )
-TENSOR = np.dtype([("producer", "i4"), ("unread", "i4"), ("size", "i8"), ("first_consumer", "i8")])
-GROUP = np.dtype([("home", "i4"), ("left", "i4"), ("promised", "i8"), ("reserve", "i8"), ("first_member", "i8")])
-DEVICE = np.dtype(
-    [
-        ("free", "f8"),
-        ("last", "i4"),
-        ("out_queue", "f8"),
-        ("in_queue", "f8"),
-        ("limit", "i8"),
-        ("level", "i8"),
-        ("first_start", "f8"),
-        ("first_op", "i8"),
-    ]
-)
-PAIR = np.dtype(
-    [
-        ("bound", "f8"),
-        ("queued", "f8"),
-        ("duration", "f8"),
-        ("place", "i4"),
-        ("state", "i1"),
-        ("exact", "b1"),
-        ("allowed", "b1"),
-        ("dropped", "b1"),
-    ]
-)
-WAITING = np.dtype([("key", "f8"), ("op", "i8")])
-COPY = np.dtype([("there", "f8"), ("last_use", "f8")])
-LINK = np.dtype([("latency", "f8"), ("per_byte", "f8")])
-FETCH = np.dtype(
-    [
-        ("tensor", "i8"),
-        ("cost", "f8"),
-        ("receive", "f8"),
-        ("end", "f8"),
-        ("out_before", "f8"),
-        ("in_before", "f8"),
-    ]
-)
+TENSOR = record_type("producer:i4 unread:i4 size:i8 first_consumer:i8")
+GROUP = record_type("home:i4 left:i4 promised:i8 reserve:i8 first_member:i8")
+DEVICE = record_type("free:f8 last:i4 out_queue:f8 in_queue:f8 limit:i8 level:i8 first_start:f8 first_op:i8")
+PAIR = record_type("bound:f8 queued:f8 duration:f8 place:i4 state:i1 exact:b1 allowed:b1 dropped:b1")
+WAITING = record_type("key:f8 op:i8")
+COPY = record_type("there:f8 last_use:f8")
+LINK = record_type("latency:f8 per_byte:f8")
+FETCH = record_type("tensor:i8 cost:f8 receive:f8 end:f8 out_before:f8 in_before:f8")
 
 
 Records = NDArray[np.void]

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from ...errors import BaechiLabError
 from ...graph.kernels.jit import has_few_entries, njit
-from ...highs import silent_highs
+from ...highs import row_program, silent_highs
 from .lp import LinearProgram, SctProblem, sct_program
 from .reductions import reduce_problem
 
@@ -114,19 +114,12 @@ def _spend_remaining_savings(
 
 
 def _solve_with_highs(program: LinearProgram, method: str) -> NDArray[np.float64]:
-    import highspy
-
     solver = silent_highs(threads=1, solver=method, **(_FAST if method == "simplex" else {}))
-    model = highspy.HighsLp()
-    model.num_row_, model.num_col_ = program.matrix.shape
-    model.col_cost_, model.col_lower_, model.col_upper_ = program.cost, program.lower, program.upper
-    model.row_lower_, model.row_upper_ = program.row_lower, program.row_upper
-    model.a_matrix_.format_ = highspy.MatrixFormat.kRowwise
-    model.a_matrix_.start_, model.a_matrix_.index_ = program.matrix.indptr, program.matrix.indices
-    model.a_matrix_.value_ = program.matrix.data
-    solver.passModel(model)
+    matrix, columns = program.matrix, (program.lower, program.upper)
+    rows = program.row_lower, program.row_upper
+    solver.passModel(row_program(program.cost, columns, rows, (matrix.indptr, matrix.indices, matrix.data)))
     _run(solver, method)
-    weights = np.arange(program.matrix.shape[1] - 1, dtype=np.int32)
+    weights = np.arange(matrix.shape[1] - 1, dtype=np.int32)
     solver.changeColsCost(len(weights), weights, np.zeros(len(weights)))
     solver.setOptionValue("solver", "simplex")
     solver.setOptionValue("simplex_strategy", _PRIMAL)
