@@ -293,17 +293,10 @@ def _simulate_row(
     except ROW_ERRORS as error:
         text = str(error) if isinstance(error, BaechiLabError) else f"{type(error).__name__}: {error}"
         return {"feasible": False, "error": text}, None
-    replica_bound = (
-        {}
-        if not placement.replicas
-        else {"lower_bound_us": _lower_bound(graph, cluster, placement=placement, **pipeline)}
-    )
-    return {
-        **summary(timeline),
-        "place_seconds": placement.seconds,
-        "winner": winner_of(placement),
-        **replica_bound,
-    }, placement
+    row = {**summary(timeline), "place_seconds": placement.seconds, "winner": winner_of(placement)}
+    if placement.replicas:
+        row["lower_bound_us"] = _lower_bound(graph, cluster, placement=placement, **pipeline)
+    return row, placement
 
 
 def winner_of(placement: Placement) -> str:

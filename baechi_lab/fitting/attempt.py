@@ -26,12 +26,10 @@ def place_option(
     fastest, why = placing.fastest(graph, cluster, earlier_placement)
     if fastest is None:
         return replace(option, graph=graph, cluster=cluster, error=why)
-    same = earlier is not None and fastest.placement is earlier_placement
-    command = (
-        earlier.command
-        if earlier is not None and same
-        else placement_code(code, cluster_code, fastest, count_computing(cluster))
-    )
+    if earlier is not None and fastest.placement is earlier_placement:
+        command = earlier.command
+    else:
+        command = placement_code(code, cluster_code, fastest, count_computing(cluster))
     return replace(
         option, graph=graph, cluster=cluster, placement=fastest.placement, timeline=fastest.timeline, command=command
     )

@@ -150,11 +150,9 @@ def _try_as_it_is(
         "as it is", choice, "nothing", batch_size=subject.batch_size, graph=subject.graph, cluster=cluster
     )
     if fastest is not None:
-        code = (
-            "placement"
-            if fastest.placement is placement
-            else placement_code(subject.original, "cluster", fastest, count)
-        )
+        code = "placement"
+        if fastest.placement is not placement:
+            code = placement_code(subject.original, "cluster", fastest, count)
         return replace(option, command=code, placement=fastest.placement, timeline=fastest.timeline), 0
     least_overflowing = placing.least_overflowing(subject.graph, cluster)
     if least_overflowing is None:

@@ -157,11 +157,10 @@ def try_offloading(subject: Subject, cluster: Cluster, placing: BestOfPlacers) -
         name = "host"
         while name in cluster.names:
             name += "'"
-        cluster = (
-            cluster.with_host(capacity_bytes, name=name)
-            if capacity_bytes > 0
-            else cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
-        )
+        if capacity_bytes > 0:
+            cluster = cluster.with_host(capacity_bytes, name=name)
+        else:
+            cluster = cluster.replace(devices=(*cluster.devices, Device(name, HOST, 0)))
     host = cluster.names[host_of(cluster)] if sum(d.kind == HOST for d in cluster.devices) == 1 else None
     host = host or next(d.name for d in cluster.devices if d.kind == HOST)
     at = f"cluster.with_host({capacity_bytes}, name={host!r})" if assumed else "cluster"

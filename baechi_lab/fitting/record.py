@@ -110,19 +110,8 @@ class FitOption:
 
     def row(self) -> dict[str, Any]:
         """Returns the option as a row of the table."""
-        values = (
-            self.kind,
-            self.choice,
-            self.fits,
-            self.step_us,
-            self.samples_per_second,
-            self.peak_bytes,
-            self.gives_up,
-            self.command,
-            self.error,
-            self.peak_margin,
-        )
-        return dict(zip(COLUMNS, values, strict=True))
+        attribute_names = {"way": "kind", "device_peak_bytes": "peak_bytes"}
+        return {column: getattr(self, attribute_names.get(column, column)) for column in COLUMNS}
 
     def texts(self) -> list[str]:
         """Returns the row as texts; the columns are `HEAD`."""

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import BrokenExecutor, CancelledError, Future, wait
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from secrets import token_hex
 from typing import TYPE_CHECKING, Any
 
@@ -116,9 +116,9 @@ def sweep(
 
     from ..placers.registry import make_placer
 
-    for field, value in (("params", params), ("model_params", model_params)):
+    for argument, value in (("params", params), ("model_params", model_params)):
         if value is not None and not isinstance(value, Mapping):
-            raise InvalidInput(f"{field} is {value!r:.60}; it must be a mapping from names")
+            raise InvalidInput(f"{argument} is {value!r:.60}; it must be a mapping from names")
     kind = known_kind(hardware) if isinstance(hardware, str) else None
     template = Cluster.uniform(1, kind=kind or "gpu") if cluster is None else cluster
     check_records(cluster=template)
@@ -204,29 +204,24 @@ class _PendingRow:
     graph: OpGraph | Step
 
 
+@dataclass(eq=False)
 class _SweepRun:
     """A running sweep: builds graphs, submits the rows of each graph when it is ready, and writes finished rows."""
 
-    def __init__(
-        self,
-        subject: Subject,
-        profiling: Profiling,
-        placing: Placing,
-        store: Store,
-        graph_keys: Mapping[int | None, str],
-        workers: Calls,
-        on_row: Callable[[dict[str, object]], None] | None,
-        cancel: threading.Event,
-        progress: bool,
-    ):
-        self.subject, self.profiling, self.placing, self.store = subject, profiling, placing, store
-        self.workers, self.on_row, self.cancel, self.progress = workers, on_row, cancel, progress
-        self.graph_keys = graph_keys
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.losses: Counter[Any] = Counter()
-        self.waiting: dict[int | None, list[tuple[Cell, str]]] = {}
-        self.building: dict[Future[Any], int | None] = {}
-        self.answering: dict[Future[object], _PendingRow] = {}
+    subject: Subject
+    profiling: Profiling
+    placing: Placing
+    store: Store
+    graph_keys: Mapping[int | None, str]
+    workers: Calls
+    on_row: Callable[[dict[str, object]], None] | None
+    cancel: threading.Event
+    progress: bool
+    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    losses: Counter[object] = field(default_factory=Counter)
+    waiting: dict[int | None, list[tuple[Cell, str]]] = field(default_factory=dict)
+    building: dict[Future[Any], int | None] = field(default_factory=dict)
+    answering: dict[Future[object], _PendingRow] = field(default_factory=dict)
 
     def answer_missing_rows(self, keyed: list[tuple[Cell, str]]) -> None:
         """Computes the rows that are not in the file."""

@@ -46,23 +46,19 @@ def add_memory(m: ExactModel) -> None:
             length = int(m.times.duration[i, d])
             span = m.model.new_optional_interval_var(m.start[i], length, m.end[i], m.on(i, d), "")
             spans[d].append((span, int(m.graph.temp_bytes[i]) // unit))
-    _persistent(m, unit, spans)
-    for d in range(m.cluster.n):
-        if spans[d]:
-            capacity = int(m.cluster.memory_bytes[d]) // unit
-            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)
-
-
-def _persistent(m: ExactModel, unit: int, spans: list[list[tuple[object, int]]]) -> None:
-    """Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group."""
+    # Persistent bytes are held throughout. An op must also fit alone, next to the persistent bytes of its group.
     op_output_bytes, group_bytes = output_bytes(m.graph), np.zeros(len(m.x), dtype=np.int64)
     np.add.at(group_bytes, m.group, m.graph.persistent_bytes)
     alone = op_output_bytes + m.graph.temp_bytes + group_bytes[m.group]
     for d in range(m.cluster.n):
-        capacity = int(m.cluster.memory_bytes[d])
-        m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(group_bytes.tolist()) if b) <= capacity)
+        memory_bytes = int(m.cluster.memory_bytes[d])
+        m.model.add(sum(int(b) * m.x[g][d] for g, b in enumerate(group_bytes.tolist()) if b) <= memory_bytes)
         for g in np.flatnonzero(group_bytes >= unit).tolist():
             span = m.model.new_optional_fixed_size_interval_var(0, 2 * m.horizon, m.x[g][d], "")
             spans[d].append((span, int(group_bytes[g]) // unit))
-        for i in np.flatnonzero(alone > capacity).tolist():
+        for i in np.flatnonzero(alone > memory_bytes).tolist():
             m.model.add(m.on(i, d) == 0)
+    for d in range(m.cluster.n):
+        if spans[d]:
+            capacity = int(m.cluster.memory_bytes[d]) // unit
+            m.model.add_cumulative([s for s, _ in spans[d]], [b for _, b in spans[d]], capacity)

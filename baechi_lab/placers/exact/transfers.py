@@ -81,7 +81,11 @@ class _Queues:
             self._use((t, d), "in", d, m.present[t, d])
             for s in range(m.cluster.n):
                 if s != d:
-                    self._use((t, d), "out", s, self._conjunction(m.present[t, d], m.on(producer, s)))
+                    present, home = m.present[t, d], m.on(producer, s)
+                    is_sent = m.bool()
+                    m.model.add_bool_and([present, home]).only_enforce_if(is_sent)
+                    m.model.add_bool_or([~present, ~home, is_sent])
+                    self._use((t, d), "out", s, is_sent)
         for lane in self.lanes.values():
             m.model.add_no_overlap([use.interval for use in lane])
             for a, one in enumerate(lane):
@@ -108,12 +112,6 @@ class _Queues:
         lane = "both" if m.cluster.comm == "sequential" else side
         self.lanes.setdefault((lane, queue), []).append(QueueUse(key, side, literal, start, stop, interval))
 
-    def _conjunction(self, a: LiteralT, b: LiteralT) -> IntVar:
-        conjunction = self.m.bool()
-        self.m.model.add_bool_and([a, b]).only_enforce_if(conjunction)
-        self.m.model.add_bool_or([~a, ~b, conjunction])
-        return conjunction
-
     def _served_in_order(self, one: QueueUse, two: QueueUse) -> None:
         m = self.m
         i, k = (int(m.graph.tensor_producer[use.key[0]]) for use in (one, two))
@@ -135,7 +133,14 @@ def add_transfer_bounds(m: ExactModel) -> None:
     those to one op arrive one after the other: after the k-th earliest end of its producers, all transfers from that producer and
     later ones follow.
     """
-    earliest_ends = _earliest_ends(m)
+    # Longest path to the end of each op with free transfers; not compiled, since loading a compiler would take a second.
+    earliest_ends: list[int] = m.times.duration.min(axis=1).tolist()
+    earliest_start = [0] * m.graph.n
+    for op in m.graph.order.tolist():
+        earliest_ends[op] += earliest_start[op]
+        for output in m.graph.outputs(op):
+            for reader in m.graph.tensor_consumers(output).tolist():
+                earliest_start[reader] = max(earliest_start[reader], earliest_ends[op])
     away = ~np.eye(m.cluster.n, dtype=bool)
     incoming: dict[int, list[tuple[int, Any]]] = {}
     for t in sorted({t for t, _ in m.present}):
@@ -150,15 +155,3 @@ def add_transfer_bounds(m: ExactModel) -> None:
             arrivals.sort(key=lambda entry: entry[0])
             for k in range(len(arrivals) - 1):
                 m.model.add(m.start[j] >= arrivals[k][0] + sum(paid for _, paid in arrivals[k:]))
-
-
-def _earliest_ends(m: ExactModel) -> list[int]:
-    """Longest path to the end of each op with free transfers. Not compiled, since loading a compiler would take a second."""
-    earliest_end: list[int] = m.times.duration.min(axis=1).tolist()
-    earliest_start = [0] * m.graph.n
-    for i in m.graph.order.tolist():
-        earliest_end[i] += earliest_start[i]
-        for t in m.graph.outputs(i):
-            for j in m.graph.tensor_consumers(t).tolist():
-                earliest_start[j] = max(earliest_start[j], earliest_end[i])
-    return earliest_end

@@ -42,11 +42,10 @@ def best_fit(
         fits = [d for d in np.flatnonzero(allowed[g]).tolist() if free_bytes[d] >= need[g]]
         if not fits:
             return None
-        d = (
-            min(fits, key=lambda d: (free_bytes[d], d))
-            if need[g]
-            else min(fits, key=lambda d: (load[d] / max(int(capacity[d]), 1), d))
-        )
+        if need[g]:
+            d = min(fits, key=lambda d: (free_bytes[d], d))
+        else:
+            d = min(fits, key=lambda d: (load[d] / max(int(capacity[d]), 1), d))
         home[g] = d
         free_bytes[d] -= int(need[g])
         load[d] += int(weight[g])

@@ -13,6 +13,7 @@ Complexity per sample: O(units x hidden x groups) and O(groups x hidden x (hidde
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -155,21 +156,19 @@ def _place(
     return sampled, tf.reduce_sum(total, axis=1), -tf.reduce_mean(tf.reduce_sum(tf.exp(log_p) * log_p, axis=-1))
 
 
+@dataclass(eq=False)
 class _Decoder:
     """The Placer's second half: `memory` [m, M, 2h] encoder states, `keys` [m, 1, M, h] what attention compares."""
 
-    def __init__(
-        self,
-        tf: ModuleType,
-        w: Mapping[str, Tensor],
-        memory: Tensor,
-        keys: Tensor,
-        temperature: Tensor,
-        tanh_constant: Tensor,
-    ):
-        self.tf, self.w, self.memory, self.keys = tf, w, memory, keys
-        self.temperature, self.tanh_constant = temperature, tanh_constant
-        self.scores = make_scores(tf)
+    tf: ModuleType
+    w: Mapping[str, Tensor]
+    memory: Tensor
+    keys: Tensor
+    temperature: Tensor
+    tanh_constant: Tensor
+
+    def __post_init__(self) -> None:
+        self.scores = make_scores(self.tf)
 
     def _attention(self, query: Tensor) -> Tensor:
         """Scores [m, k, M] of `query` [m, k, h]."""

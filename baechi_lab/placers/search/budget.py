@@ -61,11 +61,9 @@ class Window:
         [0.0, 0.5, None]
         """
         spent_share = self.budget.spent(used - self.before)
-        return (
-            None
-            if spent_share >= self.last
-            else min(max((spent_share - self.first) / (self.last - self.first), 0.0), 1.0)
-        )
+        if spent_share >= self.last:
+            return None
+        return min(max((spent_share - self.first) / (self.last - self.first), 0.0), 1.0)
 
     def evaluations_left(self, used: int) -> int | None:
         """Returns the simulations left after `used` ones; None if only seconds are limited."""

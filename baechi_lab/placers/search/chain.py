@@ -51,20 +51,15 @@ class Chain:
     @property
     def cost(self) -> float:
         """Cost of the best candidate: its time, plus a prohibitive amount for every byte above a limit."""
-        return (
-            self.current_cost
-            if self.best_before_restart is None
-            else min(self.current_cost, self.best_before_restart[0])
-        )
+        before = np.inf if self.best_before_restart is None else self.best_before_restart[0]
+        return min(self.current_cost, before)
 
     @property
     def best(self) -> Candidate:
         """The best candidate so far, over all restarts."""
-        return (
-            self.current_best
-            if self.best_before_restart is None or self.current_cost < self.best_before_restart[0]
-            else self.best_before_restart[1]
-        )
+        if self.best_before_restart is None or self.current_cost < self.best_before_restart[0]:
+            return self.current_best
+        return self.best_before_restart[1]
 
     @property
     def current_best(self) -> Candidate:

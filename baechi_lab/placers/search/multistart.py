@@ -47,11 +47,9 @@ class MultiStart:
     def best(self) -> tuple[float, Candidate]:
         """Cost and candidate of the best result of all searches."""
         leader = self.leader
-        return (
-            self.best_known
-            if self.best_known is not None and self.best_known[0] < leader.cost
-            else (leader.cost, leader.best)
-        )
+        if self.best_known is not None and self.best_known[0] < leader.cost:
+            return self.best_known
+        return leader.cost, leader.best
 
     @property
     def results(self) -> list[Candidate]:

@@ -92,12 +92,9 @@ class _Annealing:
     def round(self, pool: ThreadPoolExecutor) -> None:
         """Anneal all chains once, and measure their results, the most promising first."""
         workers, evaluations_left = len(self.rngs), self.budget.evaluations
-        round_limit = self.numbers.period_round
-        steps = (
-            round_limit
-            if evaluations_left is None
-            else max(min(round_limit, -(-(evaluations_left - self.used) // workers)), 1)
-        )
+        steps = self.numbers.period_round
+        if evaluations_left is not None:
+            steps = max(min(steps, -(-(evaluations_left - self.used) // workers)), 1)
         chain_results = list(pool.map(lambda rng: self._chain(rng, steps), self.rngs))
         self.used += steps * workers
         self.idle += 1
