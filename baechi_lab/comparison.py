@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import pandas
 
     from .executors import LocalCluster
+    from .placers import Placer
     from .simulator.schedulers import SchedulerOption
     from .simulator.schedules import ScheduleOption
 
@@ -208,7 +209,7 @@ def _make_placers(
     params: Mapping[str, Mapping[str, object]],
     pipeline: Mapping[str, object],
     common: Mapping[str, object],
-) -> list[tuple[str, object]]:
+) -> list[tuple[str, Placer]]:
     """Returns a label and a validated placer per row; raises for unknown names before anything runs."""
     from .placers.registry import make_placer, pipeline_parameters, placer_class
 
@@ -216,7 +217,7 @@ def _make_placers(
         raise InvalidInput(f"placers is the text {placers!r}; it must be a list, for example [{placers!r}]")
     if not is_list(placers):
         raise InvalidInput(f"placers is {placers!r:.60}; it must be a list of placers")
-    objects: list[Any] = []
+    objects: list[Placer] = []
     for entry in placers:
         if isinstance(entry, str) or (isinstance(entry, tuple) and len(entry) == 2):
             name, placer_params = (entry, {}) if isinstance(entry, str) else entry
@@ -262,7 +263,7 @@ def _lower_bound(
         return float("nan")
 
 
-def _compile_kernels(placer: Any) -> None:
+def _compile_kernels(placer: Placer) -> None:
     """Places three ops, so that numba compiles the placer's kernels now and not while the placer is timed."""
     if getattr(placer, "anytime", False):
         return  # would search on for its whole time limit
@@ -274,7 +275,7 @@ def _simulate_row(
     graph: OpGraph,
     prepared: OpGraph,
     cluster: Cluster,
-    placer: Any,
+    placer: Placer,
     scheduler: SchedulerOption | None,
     pipeline: Mapping[str, Any],
     optimize: Optimize,

@@ -7,6 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import BaechiLabError, InvalidInput
 from .graph import Cluster, NativeRun, OpGraph, Placement, Run, Step, Timeline
@@ -61,7 +62,7 @@ def measure_rows(
     rounds = max(1, min(ROUNDS, steps))
     native_runners = native or {}
     rows = [*placements, *native_runners]
-    seconds: dict[int, list[Any]] = {row: [] for row in rows}
+    seconds: dict[int, list[NDArray[np.float64]]] = {row: [] for row in rows}
     failed: dict[int, str] = {}
     memory_columns: dict[int, dict[str, object]] = {}
     bar = tqdm(total=rounds * len(rows), desc="measuring", delay=1, disable=not progress, leave=False)
@@ -147,7 +148,7 @@ class _Runner:
         self._close()
 
 
-def _time_columns(seconds: Sequence[Any], error: str) -> dict[str, object]:
+def _time_columns(seconds: Sequence[NDArray[np.float64]], error: str) -> dict[str, object]:
     from .executors import summarize
 
     series = np.concatenate(seconds) if seconds else np.zeros(0)

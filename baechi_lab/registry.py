@@ -34,7 +34,7 @@ class Registry(Generic[T]):
     baechi_lab.errors.UnknownNameError: unknown pass 'fussion'; did you mean 'fusion'? (known: fusion)
     """
 
-    def __init__(self, kind: str, base: Any, built_in: Mapping[str, Any], package: str = "", group: str | None = None):
+    def __init__(self, kind: str, base: type, built_in: Mapping[str, Any], package: str = "", group: str | None = None):
         self.kind, self.base, self.built_in, self.package, self.group = kind, base, built_in, package, group
 
     @cached_property

@@ -108,7 +108,7 @@ class FitOption:
         """Microseconds per sample, or per step where the batch size is unknown; options are compared by it."""
         return self.step_us / (self.batch_size or 1)
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Returns the option as a row of the table."""
         attribute_names = {"way": "kind", "device_peak_bytes": "peak_bytes"}
         return {column: getattr(self, attribute_names.get(column, column)) for column in COLUMNS}

@@ -41,7 +41,7 @@ class Subject:
         return self.code.replace("BATCH", str(batch_size))
 
 
-def subject_of(subject: Any, batch_size: Any, hardware: str | Mapping[str, str]) -> Subject:
+def subject_of(subject: object, batch_size: int | None, hardware: str | Mapping[str, str]) -> Subject:
     """Returns the `Subject` of a model's name, a step, a function of the batch size, a graph, or a subject.
 
     Raises:

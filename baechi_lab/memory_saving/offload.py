@@ -116,7 +116,7 @@ def offload(
     return offloaded if is_explicit else graph
 
 
-def names_of(ops: Any) -> tuple[str, ...]:
+def names_of(ops: Iterable[str]) -> tuple[str, ...]:
     """Returns the names as a tuple. A text alone is rejected."""
     if isinstance(ops, str) or not is_list(ops):
         raise InvalidInput(f"ops is {ops!r:.60}; it must be a list of op names")

@@ -23,7 +23,6 @@ import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
 
 import numpy as np
 
@@ -73,6 +72,10 @@ class Attempt:
     error: str = ""
 
 
+Attempts = list[tuple[Attempt, Placement | None]]
+"""Rows of the table with their placements."""
+
+
 @dataclass(frozen=True)
 class Auto(Placer):
     """The best of every fast placer under every scheduler (a portfolio), of the ops and, unless groups are given, of groups.
@@ -99,7 +102,7 @@ class Auto(Placer):
     replicas: bool = False
     sum: bool = False
     give_up: tuple[str, ...] = ()
-    callback: Callable[[int, int], Any] | None = field(default=None, compare=False)
+    callback: Callable[[int, int], object] | None = field(default=None, compare=False)
 
     def validate(self) -> None:
         self._goal.validate()
@@ -116,7 +119,7 @@ class Auto(Placer):
         if graph.n == 0:
             return Placement(device=np.zeros(0, dtype=np.int32), info={"table": ()})
         raise_if_impossible(graph, cluster)
-        proof: dict[str, Any] = {}
+        proof: dict[str, object] = {}
         whole_portfolio = self.placers is None and self.objective == "latency"
         with compile_in_second_process(fast_placers(graph, self.lp_ops) if whole_portfolio else ()):
             attempts = [pair for job_attempts in self._run(self._jobs(graph, cluster)) for pair in job_attempts]
@@ -169,7 +172,7 @@ class Auto(Placer):
         with_objective = [*(n for n in placers_of_objectives() if not placer_class(n).anytime), "search"]
         return [*fast, *(n for n in with_objective if n not in fast)]
 
-    def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], list[tuple[Attempt, Placement | None]]]]:
+    def _jobs(self, graph: OpGraph, cluster: Cluster) -> list[Callable[[], Attempts]]:
         simulations = SimulationCache(graph, cluster)
         return [
             lambda name=name, form_name=form_name, form=form: _run_attempts(  # type: ignore[misc]
@@ -179,7 +182,7 @@ class Auto(Placer):
             for name in self._names(form)
         ]
 
-    def _run(self, jobs: list[Callable[[], Any]]) -> list[Any]:
+    def _run(self, jobs: list[Callable[[], Attempts]]) -> list[Attempts]:
         """Returns the results of all jobs in the order of the jobs, whatever thread finishes first."""
         pool, answers = ThreadPoolExecutor(self.workers or os.cpu_count() or 1), []
         try:
@@ -191,9 +194,7 @@ class Auto(Placer):
             pool.shutdown(cancel_futures=True)
         return answers
 
-    def _schedule_ops(
-        self, attempts: list[tuple[Attempt, Placement | None]], original: OpGraph, cluster: Cluster
-    ) -> list[tuple[Attempt, Placement | None]]:
+    def _schedule_ops(self, attempts: Attempts, original: OpGraph, cluster: Cluster) -> Attempts:
         """Lets dynamic schedulers choose among the ops of every placement of groups; the fastest has the choices as its order.
 
         Left out are equal placements, and those whose busiest device alone works as long as the fastest step so far.
@@ -221,7 +222,7 @@ class Auto(Placer):
         ]
         with ThreadPoolExecutor(self.workers or os.cpu_count() or 1) as pool:
             answers = list(pool.map(lambda job: job(), jobs))
-        rows: list[tuple[Attempt, Placement | None]] = []
+        rows: Attempts = []
         for attempt, placed, scheduler, us, peak, feasible in answers:
             planned = None
             if feasible and us < fastest_us:
@@ -238,9 +239,7 @@ class Auto(Placer):
             rows.append((row, planned))
         return rows
 
-    def _repair_attempt(
-        self, graph: OpGraph, cluster: Cluster, attempts: list[tuple[Attempt, Placement | None]]
-    ) -> Placement:
+    def _repair_attempt(self, graph: OpGraph, cluster: Cluster, attempts: Attempts) -> Placement:
         from .memory.repair import repair
 
         placed = [(a.peak_bytes, k) for k, (a, p) in enumerate(attempts) if p is not None]
@@ -280,7 +279,7 @@ def forms_of(graph: OpGraph, cluster: Cluster, optimized: bool = True) -> dict[s
 
 def propose(name: str, form: OpGraph, graph: OpGraph, cluster: Cluster, goal: Objective = LATENCY) -> Placement:
     """Places `form` by the placer `name` and maps the placement to `graph`. The placer gets the goal unless that is latency."""
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, object] = {}
     if goal.name != "latency" and name in placers_of_objectives():
         goal_parameters = {"objective": goal.name, **{k: v for k, v in goal._asdict().items() if k != "name"}}
         parameters = {k: v for k, v in goal_parameters.items() if k in placer_class(name).__dataclass_fields__}
@@ -303,7 +302,7 @@ def _run_attempts(
     cluster: Cluster,
     goal: Objective,
     simulations: SimulationCache,
-) -> list[tuple[Attempt, Placement | None]]:
+) -> Attempts:
     """Places `form` by `name` and simulates the placement on `graph` under every scheduler, or measures another goal.
 
     If `graph` is coarse and its original is known, each placement is simulated on the original.
@@ -323,7 +322,7 @@ def _run_attempts(
             return [(Attempt(name, form_name, schedule, float("inf"), 0, False, took, str(error)), None)]
         peak = int(measurement.peak_bytes.max(initial=0))
         return [(Attempt(name, form_name, schedule, measurement.us, peak, measurement.feasible, took), placed)]
-    rows: list[tuple[Attempt, Placement | None]] = []
+    rows: Attempts = []
     for scheduler in SCHEDULERS.names():
         if scheduler == "planned" and placed.rank is None:
             continue

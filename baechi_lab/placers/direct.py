@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
@@ -66,7 +69,7 @@ def place_directly(graph: OpGraph, cluster: Cluster, placer: str | Placer, **par
     )
 
 
-def _drop_proofs(info: Any) -> dict[str, object]:
+def _drop_proofs(info: Mapping[str, object]) -> dict[str, object]:
     """The info without what a placer proved. It assumed other costs, or other memory, than the simulation has."""
     return {key: value for key, value in info.items() if key not in ("status", "gap", "bound_us")}
 
@@ -90,14 +93,14 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
     """Returns a placement that fits when it is simulated, else raises a refusal without a proof."""
     objective = getattr(placer, "objective", "latency")
 
-    def peak_as_simulated(on: Cluster, placed: Placement) -> Any:
+    def peak_as_simulated(on: Cluster, placed: Placement) -> NDArray[np.int64]:
         if objective == "step":
             pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
             return simulate(graph, on, placed, **pipeline).peak_bytes
         # In one micro-batch each replica holds what the first of its group holds.
         return simulate(graph, on, placed.replace(replicas=())).peak_bytes
 
-    def peak_as_counted(on: Cluster, placed: Placement) -> Any:
+    def peak_as_counted(on: Cluster, placed: Placement) -> NDArray[np.int64]:
         if objective == "step":
             return peak_as_simulated(on, placed)
         return makespan_and_peak(graph, on, placed.replace(replicas=()))[1]

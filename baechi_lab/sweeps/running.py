@@ -217,7 +217,7 @@ class _SweepRun:
     on_row: Callable[[dict[str, object]], None] | None
     cancel: threading.Event
     progress: bool
-    rows: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rows: dict[str, dict[str, object]] = field(default_factory=dict)
     losses: Counter[object] = field(default_factory=Counter)
     waiting: dict[int | None, list[tuple[Cell, str]]] = field(default_factory=dict)
     building: dict[Future[Any], int | None] = field(default_factory=dict)

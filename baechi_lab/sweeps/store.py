@@ -9,7 +9,6 @@ import sqlite3
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 from ..errors import FormatError
 
@@ -182,7 +181,7 @@ class Store:
             self._database.execute(f"INSERT OR REPLACE INTO {table} VALUES ({marks})", [key, *values])
             self._database.execute("INSERT OR IGNORE INTO checks VALUES (?)", [digest])
 
-    def rows(self, keys: Iterable[str]) -> dict[str, dict[str, Any]]:
+    def rows(self, keys: Iterable[str]) -> dict[str, dict[str, object]]:
         """Returns the unchanged rows of `keys`, by key in that order; warns with `ComputedAgain` about changed ones."""
         with self._as_format_errors():
             digests = {digest for (digest,) in self._database.execute("SELECT digest FROM checks")}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from ..comparison import ROW_ERRORS, summary
@@ -55,7 +53,7 @@ def compute_row(data: bytes, cell: Cell, placing: Placing) -> dict[str, object]:
 
     `passing` is True for errors that may not occur again.
     """
-    row: dict[str, Any] = {**cell.columns, "feasible": False, "error": "", "passing": False}
+    row: dict[str, object] = {**cell.columns, "feasible": False, "error": "", "passing": False}
     try:
         row |= _compute_columns(decoded(data), cell, placing)
     except ROW_ERRORS as error:

@@ -14,6 +14,7 @@ every step under every schedule (`simulator.bounds.pipeline`, `device-load`).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import permutations
 from typing import TYPE_CHECKING, Any
 
@@ -79,7 +80,7 @@ def _transfer_counts(graph: OpGraph, m: LoadModel, count: int) -> NDArray[np.int
 
 
 def _step_request(
-    graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Any
+    graph: OpGraph, cluster: Cluster, objective: Objective, m: LoadModel, times: Callable[[object], list[object]]
 ) -> dict[str, object]:
     """Work of all micro-batches, time before and after it, and the pairs of units that a chain of pipeline stages orders."""
     unrolled = unroll(graph, objective.micro_batches)

@@ -11,7 +11,6 @@ micro-batch for a period, the step itself otherwise.
 from __future__ import annotations
 
 from itertools import permutations
-from typing import Any
 
 import numpy as np
 
@@ -127,7 +126,7 @@ class PipelineProof:
                 device = np.array(number, dtype=np.int32)[np.array(answer["device"])][self.group]
                 placed = Placement(device=device)
                 try:
-                    measurement: Any = self.objective.measure(self.graph, self.cluster, placed)
+                    measurement = self.objective.measure(self.graph, self.cluster, placed)
                 except InvalidInput:  # no pipeline for this schedule
                     continue
                 if measurement.feasible and measurement.us < self.us:

@@ -6,7 +6,7 @@ overlaps. Requests are served in the order in which their tensors were produced,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -142,7 +142,7 @@ def add_transfer_bounds(m: ExactModel) -> None:
             for reader in m.graph.tensor_consumers(output).tolist():
                 earliest_start[reader] = max(earliest_start[reader], earliest_ends[op])
     away = ~np.eye(m.cluster.n, dtype=bool)
-    incoming: dict[int, list[tuple[int, Any]]] = {}
+    incoming: dict[int, list[tuple[int, LinearExprT]]] = {}
     for t in sorted({t for t, _ in m.present}):
         i = int(m.graph.tensor_producer[t])
         least = int(m.times.transfer[t][away].min())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -56,7 +56,7 @@ class ExactModel:
         """A new integer variable from `low` to `high`."""
         return self.model.new_int_var(low, high, name)
 
-    def bool(self, name: str = "") -> Any:
+    def bool(self, name: str = "") -> IntVar:
         """A new literal."""
         return self.model.new_bool_var(name)
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -95,7 +95,7 @@ class Replay(Sequence[Decision]):
             return f"colocated with ops on {self.cluster.names[home]}"
         return _copy(state).lacks_memory(op, d)  # looking ahead frees bytes: on a copy
 
-    def _reason(self, decision: Candidate, pairs: list[Any], refused: list[Candidate]) -> str:
+    def _reason(self, decision: Candidate, pairs: list[tuple[float, int, bool, int]], refused: list[Candidate]) -> str:
         name = self.cluster.names[decision.device]
         if pairs and decision.start_us <= pairs[0][0]:
             return "Nothing could start earlier, on any device."

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -69,7 +67,7 @@ def _plan(
             "scheduled: optimize the graph first, or use 'heft' or 'm-topo'"
         )
     problem = make_problem(graph, cluster, limited=limited, reservation=reservation)
-    info: dict[str, Any] = {}
+    info: dict[str, object] = {}
     if explain:
         from .earliest_start_reference import earliest_start_reference
 

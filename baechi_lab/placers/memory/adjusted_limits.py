@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from itertools import product
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
@@ -58,8 +58,8 @@ def place_with_smaller_limits(
     cluster: Cluster,
     assign: Callable[[Cluster], Placement],
     placement: Placement,
-    measured_bytes: Callable[[Cluster, Placement], Any],
-    planned_bytes: Callable[[Cluster, Placement], Any],
+    measured_bytes: Callable[[Cluster, Placement], NDArray[np.int64]],
+    planned_bytes: Callable[[Cluster, Placement], NDArray[np.int64]],
     tries: int = TRIES,
 ) -> Placement | None:
     """Returns `placement` if it fits, else the first that fits of `assign` with limits lowered by the bytes exceeded last.

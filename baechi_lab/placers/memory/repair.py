@@ -11,7 +11,6 @@ Complexity: `evaluations` simulations. Deterministic for a seed. Annealing: see 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,7 +77,7 @@ class _Repair:
 
     def run(self, start: Placement | None, budget: int, removal: int = 0) -> Placement | None:
         """Spends `budget` simulations, or up to `removal` if that is more and a limit is still exceeded."""
-        best: tuple[float, float, int, Any, Any] | None = None
+        best: tuple[float, float, int, NDArray[np.int32], NDArray[np.number] | None] | None = None
         tried = []
         orders = [None, self.position.astype(np.float64), depth_first_order(self.graph)]
         for k, (device, rank) in enumerate(self._starts(start)):

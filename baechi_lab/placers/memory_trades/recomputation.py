@@ -114,7 +114,8 @@ def _recompute_in_turns(
     """Recomputes, of the ops that the variant recomputes, those on overfull devices; places again; repeats."""
     dropped = np.unique(recomputed_graph.forward_of[graph.n :])
     placed, timeline = start.placement, start.timeline
-    full, variants = np.zeros(cluster.n, dtype=np.bool_), []  # type: Any, list[PlacedVariant]
+    full = np.zeros(cluster.n, dtype=np.bool_)
+    variants: list[PlacedVariant] = []
     for _ in range(ROUNDS):
         full |= timeline.peak_bytes > cluster.memory_bytes
         names = [graph.names[op] for op in dropped[full[placed.device[dropped]]].tolist()]

@@ -67,7 +67,7 @@ def load(path: str | os.PathLike[str], trainer: Trainer, belongs: dict[str, obje
         raise FormatError(f"checkpoint {os.fspath(path)!r} lacks {error.args[0]}") from error
 
 
-def _check_head(path: str | os.PathLike[str], arrays: dict[str, Any], belongs: dict[str, object]) -> None:
+def _check_head(path: str | os.PathLike[str], arrays: dict[str, np.ndarray], belongs: dict[str, object]) -> None:
     try:
         head = json.loads(arrays["head"].tobytes())
         version, stored_owner = head["version"], head["belongs"]

@@ -9,7 +9,7 @@ checkpoint does what an uninterrupted one would have done.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,9 @@ from .embeddings import Units, group_embeddings
 from .networks import Weights, functions, grouper_weights, placer_weights, tensorflow
 from .reward import Reward
 from .training import TrainingParameters
+
+if TYPE_CHECKING:
+    from tensorflow import Tensor
 
 
 @dataclass
@@ -151,7 +154,9 @@ class Trainer:
         noise = rng.standard_normal(shape, dtype=np.float32)
         return noise * np.float32(self.params.noise_amplitude / np.abs(noise).max())
 
-    def _grouped(self, tensors: object, rng: np.random.Generator) -> tuple[NDArray[np.int64], Any, Any]:
+    def _grouped(
+        self, tensors: object, rng: np.random.Generator
+    ) -> tuple[NDArray[np.int64], Tensor | None, Tensor | float]:
         """`m` groupings int64[m, U] and their log probabilities; the Simple Planner draws all m * k at once."""
         p, count = self.params, self.units.total
         if self.fixed is not None:
@@ -166,7 +171,9 @@ class Trainer:
         )
         return group.numpy().astype(np.int64), log_p, entropy
 
-    def _placed(self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]) -> tuple[Any, Any, Any]:
+    def _placed(
+        self, tensors: object, rng: np.random.Generator, group: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int32], Tensor, Tensor]:
         """`k` placements of each grouping: int32[m, k, groups], log probabilities [m, k]."""
         p = self.params
         read = np.stack([group_embeddings(self.units, g, self.groups) for g in group], axis=1)

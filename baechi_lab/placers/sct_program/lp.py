@@ -12,7 +12,6 @@ minimise `w` subject to, for every edge i -> j with transfer time c_ij and 0 <= 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +45,7 @@ class LinearProgram:
     """minimise cost @ v, row_lower <= matrix @ v <= row_upper, lower <= v <= upper."""
 
     cost: NDArray[np.float64]
-    matrix: Any
+    matrix: csr_array
     row_lower: NDArray[np.float64]
     row_upper: NDArray[np.float64]
     lower: NDArray[np.float64]

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
+from scipy.sparse import csr_array
 
 from ...errors import UnknownNameError
 from ...graph.kernels.csr import Integers
@@ -43,7 +42,5 @@ def solve_with_cvxpy(problem: SctProblem, weight: NDArray[np.float64], solver: s
     return np.concatenate([start.value, x.value if e else np.zeros(0), [makespan.value]])
 
 
-def _incidence(end: Integers, n: int) -> Any:
-    from scipy.sparse import csr_array
-
+def _incidence(end: Integers, n: int) -> csr_array:
     return csr_array((np.ones(len(end)), (end, np.arange(len(end)))), shape=(n, len(end)))

@@ -18,6 +18,7 @@ from ..evaluation.orders import Candidate
 from .budget import Budget, Window
 from .combine import LINES, Donor, combine, line_of, renumbered
 from .instance import Instance
+from .parameters import Level
 from .reduced import Subproblem, without_implied_edges
 from .runs import projected, with_runs
 
@@ -68,7 +69,7 @@ class Chain:
         overflow_bytes = float(self.state.cost[3]) if self.instance.track else 0.0
         return Candidate(self.name, self.state.best_device.copy(), rank, float(self.state.cost[2]), overflow_bytes)
 
-    def cycle(self, share: Budget, levels: Any = None, partners: Sequence[Candidate] = ()) -> None:
+    def cycle(self, share: Budget, levels: Sequence[Level] | None = None, partners: Sequence[Candidate] = ()) -> None:
         """Anneal on every level from coarse to fine, each time from the best candidate.
 
         If there are `partners`, the cycle begins by taking over their better segments (`search.combine`). Temperatures differ

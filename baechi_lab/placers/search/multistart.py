@@ -18,6 +18,7 @@ from ..evaluation.orders import Candidate, measure
 from .budget import Budget
 from .chain import Chain
 from .instance import Instance
+from .parameters import Level
 from .trials import Trials
 
 
@@ -167,7 +168,7 @@ class MultiStart:
         if remeasured.key < best.key:
             chain.start_from(remeasured)
 
-    def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[object]) -> None:
+    def _together(self, chains: Sequence[Chain], share: float, levels: Sequence[Sequence[Level]]) -> None:
         """Run one cycle of every chain at the same time, with its part of `share` of the whole budget."""
         donors = () if self.small else tuple(self.partners)
         shares = [self.budget.portion(share, len(chains)) for _ in chains]

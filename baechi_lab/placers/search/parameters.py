@@ -7,11 +7,13 @@ gain of each part. Shares of the budget refer to the budget that is left when th
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ..evaluation.parameters import EvaluationParameters, number
 
-Level = tuple[Any, float, float]
+Level = tuple[int | NDArray[np.int64], float, float]
 """Number of units (or the labels int64[n] of which they are made), and first and last temperature in makespans."""
 
 

@@ -11,12 +11,13 @@ Source: racing among configurations (Maron and Moore 1994, "Hoeffding races"), h
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from ..evaluation.orders import Candidate
 from .instance import Instance
+from .parameters import Level
 from .starts import choose
 
 
@@ -24,7 +25,7 @@ class Trial(NamedTuple):
     """One trial: its start, the levels to anneal, and the coarse structure among them (negative: none)."""
 
     start: Candidate
-    levels: tuple[object, ...]
+    levels: Sequence[Level]
     layer: int
 
 
@@ -34,8 +35,8 @@ class Trials:
     def __init__(self, instance: Instance, candidates: Sequence[Candidate], small: bool, chains: int):
         p = self.parameters = instance.parameters
         self.layers = [] if small else instance.layers[: p.layers]
-        self.levels: Any = p.small_levels if small else p.levels
-        self.later_levels: Any = p.small_levels if small else p.late_levels
+        self.levels: Sequence[Level] = p.small_levels if small else p.levels
+        self.later_levels: Sequence[Level] = p.small_levels if small else p.late_levels
         self.starts = choose(candidates, max(p.trial_starts, chains), p.fifo_share)
         self.count = max(p.layer_trials, chains) if self.layers else len(self.starts)
         self.share = p.layer_trials_share if self.layers else p.trial_share
