@@ -24,19 +24,8 @@ from ..frameworks import require_framework
 from .isolated import child_path, current_folder, isolated
 
 SERVER = "baechi_lab.workers.fork_server"
-IMPORT_TIME_PREFIXES = (
-    "DNNL_",
-    "GRPC_",
-    "KMP_",
-    "LD_",
-    "MKL_",
-    "OMP_",
-    "ONEDNN_",
-    "OPENBLAS_",
-    "PYTHON",
-    "TF_",
-    "XLA_",
-)
+_PREFIXES = "DNNL_ GRPC_ KMP_ LD_ MKL_ OMP_ ONEDNN_ OPENBLAS_ PYTHON TF_ XLA_"
+IMPORT_TIME_PREFIXES = tuple(_PREFIXES.split())
 """Prefixes of environment variables that are read when TensorFlow is imported; another value needs another fork server."""
 
 

@@ -14,16 +14,10 @@ from ...errors import InvalidInput, MissingPackage, UnknownNameError
 from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
-STYLES = frozenset(
-    [
-        "colwise",
-        "rowwise",
-        "colwise_gather_output",
-        "rowwise_split_input",
-        "embedding_rowwise",
-        "replicated_with_grad_allreduce",
-    ]
+_STYLES_TEXT = (
+    "colwise rowwise colwise_gather_output rowwise_split_input embedding_rowwise replicated_with_grad_allreduce"
 )
+STYLES = frozenset(_STYLES_TEXT.split())
 """Styles of division in a plan that the script applies."""
 SCHEDULES = ("gpipe", "1f1b", "interleaved-1f1b")
 _STAGED_TEXT = """
