@@ -49,7 +49,10 @@ _NOT_OF_A_CLASS = frozenset(_CLASS_ENTRIES.split())
 """Entries of a class that do not affect what it does, or follow from others."""
 _ONLY_ADD = {"append", "appendleft", "add", "extend"}
 """Methods of lists and sets that return nothing: a variable that a function only adds to is not its input."""
-_READER_NAMES = "open load load_graph load_trace read_text read_bytes read_csv read_json from_pretrained environ getenv input urlopen"
+_READER_NAMES = (
+    "open load load_graph load_trace read_text read_bytes read_csv read_json from_pretrained environ getenv input "
+    "urlopen"
+)
 _READERS = frozenset(_READER_NAMES.split())
 """Names with which a function reads files or settings, which its digest cannot cover."""
 
