@@ -467,7 +467,7 @@ def test_bug_estimates_had_masks_that_the_model_does_not_make(name, monkeypatch)
 
 def test_no_mask_of_tokens_by_tokens():
     """The largest tensor of a long text is its logits; it was the mask, of 512 * 512 numbers."""
-    config = {**CONFIGS["llama"], "max_position_embeddings": 512}
+    config = {**CONFIGS["llama"], "max_position_embeddings": 512, "num_key_value_heads": HEADS}
     model, inputs = bl.torch.hugging_face(config, sequence_length=512)
     for granularity in ("layer", "operator"):
         graph = bl.torch.profile(model, inputs, hardware="h100", granularity=granularity)

@@ -18,7 +18,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import CellType, FunctionType
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,7 @@ from torch._subclasses.fake_tensor import (
     UnsupportedOperatorException,
 )
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import handle_torch_function, has_torch_function, has_torch_function_unary
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -276,10 +277,10 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
 
     @functools.wraps(attention)
     def fused_attention(
-        query: object,
-        key: object,
-        value: object,
-        attn_mask: object = None,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
         dropout_p: float = 0.0,
         *args: Any,
         **kwargs: Any,
@@ -293,7 +294,10 @@ def use_fused_kernels(on_cpu: bool = False) -> Iterator[None]:
             return _unfused_attention(query, key, value, attn_mask, dropout_p, *args, **kwargs)  # type: ignore[arg-type]
         if dropout_p > 0:
             advance_random_generator()
-        return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
+        # No fused kernel shares float32 keys between heads: GPUs compute and keep the scores.
+        is_shared = query.itemsize > 2 and query.dim() > 3 and query.shape[-3] != key.shape[-3]
+        with sdpa_kernel(SDPBackend.MATH) if is_shared else nullcontext():
+            return attention(query, key, value, attn_mask, 0.0, *args, **kwargs)
 
     @functools.wraps(rms_norm)
     def fused_rms_norm(

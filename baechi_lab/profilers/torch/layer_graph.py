@@ -209,7 +209,7 @@ def layer_graph(
         duration_us=durations(profile),
         temp_bytes=np.r_[temporary, while_updating, writer.loss_temporary(loss)],
         persistent_bytes=persistent,
-        reuse=reuse if profile.mode == "training" else None,
+        reuse=reuse,
         output_shapes=(*(c.output_shapes for c in trace.calls), *[""] * (len(forward_of) - n)),
         colocation=colocation,
         colocation_names=groups,
@@ -218,7 +218,7 @@ def layer_graph(
         info={BATCH_READERS: [c.key for c in trace.calls if c.reads_batch and c.module is None]},
         **writer.table.columns(),
     )
-    return graph if profile.mode != "training" else with_measured_levels(graph, _levels(profile, backward, loss))
+    return with_measured_levels(graph, _levels(profile, backward, loss))
 
 
 def _levels(profile: LayerProfile, backward: dict[int, int], loss: dict[int, int]) -> dict[int, int]:

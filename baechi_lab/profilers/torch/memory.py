@@ -102,12 +102,14 @@ class MemoryWatch(Handler):
         self.read_at = [*({*call.read_at.values()} for call in trace.calls), None]
         self.batch: set[int] = set()
         self.constants: set[int] = set()
+        self.fixed: set[int] = set()  # parameters and buffers of the model
         # calls of the running Function: call, storages of its arguments with their positions, storages of its results
         self.called: list[tuple[int, dict[int, int], set[int]]] = []
 
     def begin(self, frame: Frame, args: Args, kwargs: Kwargs) -> tuple[Args, Kwargs]:
         self.held_before = sum(storage_bytes(p.grad) for p in self.model.parameters() if p.grad is not None)
         self.called, self.constants, self.owner = [], set(), {}
+        self.fixed = {storage_key(t) for t in (*self.model.parameters(), *self.model.buffers())}
         self.batch = {storage_key(t) for t in tensors((args, kwargs))}
         return args, kwargs
 
@@ -124,7 +126,7 @@ class MemoryWatch(Handler):
         keep = lambda t: saved.append(t.detach()) or t.detach()  # type: ignore[func-returns-value]  # noqa: E731
         with saved_tensors_hooks(keep, lambda t: t), self.window("f", op):
             outputs = run(*args, **kwargs)
-        self._classify(op, arguments, list(tensors(outputs)), saved, module)
+        self._classify(op, arguments, list(tensors(outputs)), saved)
         if self.training:
             for tensor in arguments if not self.cuda else ():
                 # The gradient of a view that no call made belongs to the call of its base.
@@ -158,11 +160,11 @@ class MemoryWatch(Handler):
             calls, self.called = self.called, outer + self.called
         if calls:
             # What a Function saves belongs to the last of its calls that took or made it, else to its last call.
-            fixed = {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
+            self.fixed |= {storage_key(t) for t in tensors((args, kwargs)) if isinstance(t, nn.Parameter)}
             other_bytes: dict[int, int] = {}
             for tensor in saved:
                 storage = storage_key(tensor)
-                if storage in fixed:
+                if storage in self.fixed:
                     continue
                 op, positions, results = next(
                     (c for c in reversed(calls) if storage in c[1] or storage in c[2]), (-1, {}, set())
@@ -185,14 +187,11 @@ class MemoryWatch(Handler):
         arguments: list[torch.Tensor],
         outputs: list[torch.Tensor],
         saved: list[torch.Tensor],
-        module: nn.Module | None,
     ) -> None:
         activations = [(k, t) for k, t in enumerate(arguments) if not isinstance(t, nn.Parameter)]
         positions = {storage_key(t): k for k, t in reversed(activations)}
         results = {storage_key(t) for t in outputs}
-        fixed = {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
-        if module is not None:
-            fixed |= {storage_key(t) for t in (*module.parameters(), *module.buffers())}
+        self.fixed |= {storage_key(t) for t in arguments if isinstance(t, nn.Parameter)}
         read, inputs = self.read_at[op], set()
         other_bytes: dict[int, int] = {}
         for tensor in saved:
@@ -202,10 +201,10 @@ class MemoryWatch(Handler):
             elif storage in positions and (read is None or positions[storage] in read or storage in self.batch):
                 inputs.add(positions[storage])
             elif storage in positions:  # code between the calls made it: a mask, positions
-                if storage not in {*fixed, *self.constants}:
+                if storage not in {*self.fixed, *self.constants}:
                     other_bytes[storage] = storage_bytes(tensor)
                     self.constants.add(storage)
-            elif storage not in fixed:
+            elif storage not in self.fixed:
                 other_bytes[storage] = storage_bytes(tensor)
         self.memory[op].saves_inputs, self.memory[op].saved_bytes = tuple(sorted(inputs)), sum(other_bytes.values())
         self.called.append((op, positions, results))
