@@ -156,14 +156,8 @@ class PartTimes:
         """Returns the times of both parts in one pass of the host, such as recomputation and backward pass, which share slack."""
         device, host = earlier.device_us + self.device_us, earlier.host_us + self.host_us
         us = _join(device, host)
-        return PartTimes(
-            us,
-            device,
-            earlier.compute_us + self.compute_us,
-            earlier.collective_us + self.collective_us,
-            max(us - (self.us - self.input_us), 0.0),
-            host,
-        )
+        compute_us, collective_us = earlier.compute_us + self.compute_us, earlier.collective_us + self.collective_us
+        return PartTimes(us, device, compute_us, collective_us, max(us - (self.us - self.input_us), 0.0), host)
 
     def with_wait(self, wait_us: float) -> PartTimes:
         """Returns the times of the same work with `wait_us` of waiting for the host."""

@@ -472,20 +472,10 @@ class _StepWriter:
                     continue
                 gradient_bytes = (precision.gradient_bytes + precision.extra_gradient_bytes) * parameters
                 self.persistent[k] += parameters * (HALF + precision.state_bytes) + gradient_bytes
-                self.buckets.append(
-                    Bucket(
-                        f"{self.names[k]}{label}",
-                        k,
-                        self.backward[k],
-                        updates[stage],
-                        HALF * parameters,
-                        reduced * parameters,
-                        gradient_bytes,
-                        precision.state_bytes * parameters,
-                        copies,
-                        axis,
-                    )
-                )
+                bucket_ops = f"{self.names[k]}{label}", k, self.backward[k], updates[stage]
+                reduced_bytes, state_bytes = reduced * parameters, precision.state_bytes * parameters
+                sizes = HALF * parameters, reduced_bytes, gradient_bytes, state_bytes
+                self.buckets.append(Bucket(*bucket_ops, *sizes, copies, axis))
         if model.tied and layout.pp > 1:
             self._reduce_table(model, collectives, updates, stages)
 

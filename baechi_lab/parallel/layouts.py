@@ -398,17 +398,10 @@ class _Search:
         reason = bound_reason if fits else self._too_large(least, limit, "at least ")
         count = step.micro_batches
         busiest = float(step.stage_us.sum(axis=1).max()) * count
+        compute_us = step.compute_us * count
+        times = compute_us, max(busiest - compute_us, 0.0)
         return LayoutRow(
-            layout,
-            None,
-            step.lower_bound_us,
-            least,
-            fits,
-            reason,
-            step.compute_us * count,
-            max(busiest - step.compute_us * count, 0.0),
-            count,
-            lambda: self.step(layout),
+            layout, None, step.lower_bound_us, least, fits, reason, *times, count, lambda: self.step(layout)
         )
 
     def _simulated(self, row: LayoutRow) -> LayoutRow:

@@ -349,17 +349,9 @@ class Tracer(Handler):
                 users.setdefault(name, []).append(i)
         shared = [tuple(u) for u in users.values() if len(u) > 1]
         groups = join_groups(len(self.calls), [*self.flow.groups, *shared])
-        return Trace(
-            tuple(layers),
-            tuple(self.calls),
-            tuple(self.flow.values),
-            groups,
-            dict(self.parameter_bytes),
-            self.training,
-            self.results,
-            self.returned,
-            self.pinned_calls.reasons,
-        )
+        calls, values, sizes = tuple(self.calls), tuple(self.flow.values), dict(self.parameter_bytes)
+        reasons = self.pinned_calls.reasons
+        return Trace(tuple(layers), calls, values, groups, sizes, self.training, self.results, self.returned, reasons)
 
 
 def _run(key: str, run: Function, args: Args, kwargs: Kwargs, module: nn.Module | None) -> object:

@@ -148,16 +148,9 @@ class _BackwardBuilder:
             size = sum(self.program.size_bytes.get(v, 0) for v in values)
             moved_bytes = float(size * self.precision.update_share(states))
             kernel = Kernel(flops=size / 2.0 * (1 + states), moved_bytes=moved_bytes)
+            state_bytes, name = size * self.precision.state_share(states), f"{op.name}/update"
             self.ops.append(
-                ProgramOp(
-                    f"{op.name}/update",
-                    "Update",
-                    (kernel,),
-                    tuple(read),
-                    (),
-                    owner=op.name,
-                    persistent_bytes=size * self.precision.state_share(states),
-                )
+                ProgramOp(name, "Update", (kernel,), tuple(read), (), owner=op.name, persistent_bytes=state_bytes)
             )
 
     def order_updates_last(self) -> None:
@@ -209,15 +202,12 @@ class _BackwardBuilder:
         return op.makes if kind in _SAVES_OUTPUT else op.reads
 
     def _doubled_kernels(self, op: ProgramOp) -> tuple[Kernel, ...]:
-        return tuple(
-            replace(
-                k,
-                flops=2 * k.flops,
-                moved_bytes=2 * k.moved_bytes,
-                products=tuple(g for p in k.products for g in (p.left_gradient, p.right_gradient)),
-            )
-            for k in op.kernels
-        )
+        doubled = []
+        for kernel in op.kernels:
+            gradients = tuple(g for p in kernel.products for g in (p.left_gradient, p.right_gradient))
+            flops, moved_bytes = 2 * kernel.flops, 2 * kernel.moved_bytes
+            doubled.append(replace(kernel, flops=flops, moved_bytes=moved_bytes, products=gradients))
+        return tuple(doubled)
 
     def _movement_kernels(self, op: ProgramOp, gradient_targets: list[str]) -> tuple[Kernel, ...]:
         """Returns one kernel that moves the gradients and what was saved, with the FLOPs of the forward op."""

@@ -97,13 +97,8 @@ class _Pairing:
         # Unpaired backward ops, and sums of gradients outside any scope, get the pair of a neighbour.
         # A loop that fills a list for its gradient is the pair of the list.
         unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
-        sums = [
-            i
-            for i, node in enumerate(self.nodes)
-            if node.op == "AddN"
-            and not self.backward[i]
-            and all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])
-        ]
+        sums = [i for i, node in enumerate(self.nodes) if node.op == "AddN" and not self.backward[i]]
+        sums = [i for i in sums if all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])]
         for i in unpaired:
             if _SEED not in self.nodes[i].name:
                 self._take_pair_of_neighbour(i, self.sources[i], forward_of)

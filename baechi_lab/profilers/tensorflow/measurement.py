@@ -192,11 +192,8 @@ def read_traces(structure: Structure, traces: Sequence[RunMetadata], on_gpu: boo
                 persistent[i] += max(stats.memory_stats.persistent_memory_size, 0)
                 for output in stats.output:
                     width = bytes_per_element().get(output.tensor_description.dtype)
-                    sizes[i, output.slot] = (
-                        HANDLE_BYTES
-                        if width is None
-                        else width * prod(d.size for d in output.tensor_description.shape.dim)
-                    )
+                    elements = prod(d.size for d in output.tensor_description.shape.dim)
+                    sizes[i, output.slot] = HANDLE_BYTES if width is None else width * elements
         for i in host.keys() | kernels.keys():
             run_us[k, i] = kernels.get(i, host.get(i, 0.0))
             in_trace[i] = True

@@ -128,12 +128,8 @@ def kernel_plumbing(structure: Structure) -> set[int]:
     plumbing = set(fused)
     for i in reversed(range(structure.n)):
         node = structure.nodes[i]
-        if (
-            node.op in _PLUMBING
-            and readers[i]
-            and readers[i] <= plumbing
-            and not _is_second(node, i, readers, structure)
-        ):
+        is_read_by_plumbing = bool(readers[i]) and readers[i] <= plumbing
+        if node.op in _PLUMBING and is_read_by_plumbing and not _is_second(node, i, readers, structure):
             plumbing.add(i)
     for i, node in enumerate(structure.nodes):
         sources = {p for p in producers[i] if structure.nodes[p].op != "Const"}

@@ -59,23 +59,11 @@ def measure(
                 if answer.kind == "failed":
                     raise refusal(answer)
                 if answer.kind == "profile":
-                    duration_us, temp_bytes, persistent_bytes, in_trace, outputs, run_us = answer.arrays
+                    us, temp, persistent, in_trace, outputs, run_us = answer.arrays
                     sizes = {(op, slot): size for op, slot, size in outputs.tolist()}
-                    return (
-                        answer.header["device"],
-                        answer.header["device_kind"],
-                        (
-                            Measurement(
-                                duration_us,
-                                temp_bytes,
-                                persistent_bytes,
-                                sizes,
-                                in_trace,
-                                run_us,
-                                answer.header["others_share"],
-                            )
-                        ),
-                    )
+                    load = answer.header["others_share"]
+                    measurement = Measurement(us, temp, persistent, sizes, in_trace, run_us, load)
+                    return answer.header["device"], answer.header["device_kind"], measurement
                 bar.update()
         except WorkerEnded as ended:
             raise ExecutionError(f"step {step.name!r} was not measured: {ended.message}") from ended
@@ -101,12 +89,6 @@ def serve(request: Message, send: Send) -> None:
     measurement = read_traces(read_structure(step), traces, on_gpu=kind == "gpu")
     rows = [(op, slot, size) for (op, slot), size in sorted(measurement.output_bytes.items())]
     outputs = np.array(rows, dtype=np.int64).reshape(-1, 3)
-    costs = (
-        measurement.duration_us,
-        measurement.temp_bytes,
-        measurement.persistent_bytes,
-        measurement.in_trace,
-        outputs,
-        measurement.run_us,
-    )
-    send("profile", {"device": device, "device_kind": kind, "others_share": others_share}, costs)
+    columns = measurement.duration_us, measurement.temp_bytes, measurement.persistent_bytes, measurement.in_trace
+    facts = {"device": device, "device_kind": kind, "others_share": others_share}
+    send("profile", facts, (*columns, outputs, measurement.run_us))

@@ -490,15 +490,23 @@ def _divide_gradients(
     hardware = next(iter(kinds.values()))
     collectives = Collectives(_rank_cluster(hardware, layout.devices))
     buckets = []
+    shared_bytes: list[
+        tuple[int, int, int]
+    ] = []  # ops, bytes that ZeRO divides, and the ranks that it divides them over
     for name, gradient in sorted(recorder.gradients.items(), key=lambda entry: recorder.users[entry[0]][0]):
         users = recorder.users[name]
         gradient_bytes = gradient.size * precision.gradient_share
         readers = [op for op in users[:-1] if recorder.ops[op].forward_of >= 0]
         maker = gradient.maker if gradient.maker >= 0 else users[0]
         backward = tuple(dict.fromkeys([*(op for op in readers if op != maker), maker]))
-        copies = _copies(name, recorder, layout)
+        # Of the `dp` ranks, `dp / ep` hold a parameter of experts.
+        copies = layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp
         axis = "dp+cp" if copies == layout.dp else "edp"
         size = recorder.size[name]
+        if layout.zero >= 1:
+            shared_bytes.append((users[-1], size * precision.state_share(states), copies))
+        if layout.zero >= 2:
+            shared_bytes.append((maker, gradient_bytes, copies))
         buckets.append(Bucket(f"{name}/data", users[0], backward, users[-1], size, gradient_bytes, 0, 0, copies, axis))
     divided = divide_data(
         graph,
@@ -506,23 +514,7 @@ def _divide_gradients(
         lambda kind, axis, nbytes: collectives.us(kind, nbytes, layout.axis_devices(axis)),
         zero=layout.zero,
     )
-    # Persistent bytes of one of the copies: a share of states and gradients, as ZeRO says.
-    # Those of parameters are divided by the pass.
-    persistent = divided.persistent_bytes.copy()
-
-    def keep_share(op: int, nbytes: float, copies: int) -> None:
-        persistent[op] -= int(nbytes) - int(-(-nbytes // copies))
-
-    for name, gradient in recorder.gradients.items():
-        users, copies = recorder.users[name], _copies(name, recorder, layout)
-        if layout.zero >= 1:
-            keep_share(users[-1], recorder.size[name] * precision.state_share(states), copies)
-        if layout.zero >= 2:
-            maker = gradient.maker if gradient.maker >= 0 else users[0]
-            keep_share(maker, gradient.size * precision.gradient_share, copies)
+    persistent = divided.persistent_bytes.copy()  # parameters are divided by the pass
+    for op, nbytes, copies in shared_bytes:
+        persistent[op] -= nbytes - -(-nbytes // copies)
     return divided.replace(persistent_bytes=persistent)
-
-
-def _copies(name: str, recorder: RankRecorder, layout: Layout) -> int:
-    """Ranks that hold a parameter: of `dp`, those of experts are on `dp / ep`."""
-    return layout.dp // layout.ep if name.rpartition(".")[0] in recorder.experts else layout.dp

@@ -199,11 +199,8 @@ class _TwinMaker:
         shape = tuple(tensor.shape)
         dense = tensor.layout is torch.strided and not tensor.is_quantized
         with self.mode, torch.no_grad():
-            data = (
-                torch.empty_strided(shape, tensor.stride(), dtype=dtype, device="cpu")
-                if dense
-                else torch.empty(shape, dtype=dtype, device="cpu")
-            )
+            data = torch.empty(shape, dtype=dtype, device="cpu")
+            data = torch.empty_strided(shape, tensor.stride(), dtype=dtype, device="cpu") if dense else data
             if isinstance(tensor, nn.Parameter):
                 twin = nn.Parameter(data, requires_grad=tensor.requires_grad)
                 if hasattr(tensor, "stored_bytes"):  # see `quantization`

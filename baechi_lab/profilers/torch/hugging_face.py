@@ -209,11 +209,8 @@ def _configuration(transformers: ModuleType, fields: dict[str, object], source: 
         ) from error
     for name in _SIZES:
         names = {name, config.attribute_map.get(name, name)}
-        if (
-            hasattr(config, name)
-            and not names & fields.keys()
-            and not any(isinstance(v, dict) for v in fields.values())
-        ):
+        has_sections = any(isinstance(value, dict) for value in fields.values())
+        if hasattr(config, name) and not names & fields.keys() and not has_sections:
             shown = " or ".join(repr(n) for n in sorted(names))
             raise InvalidInput(f"{source} has no field {shown}; without it the model's size is not known")
     return config
@@ -289,11 +286,8 @@ def _inputs(
     if missing is not None:
         raise InvalidInput(f"{kind} needs {missing!r}, which its configuration does not say; {GIVE_INPUTS}")
     if not inputs.keys() - _TEXT:
-        inputs |= {
-            name: _plain_tokens(config, kind, inputs[name])
-            for name in ("input_ids", "decoder_input_ids")
-            if name in inputs
-        }
+        for name in inputs.keys() & {"input_ids", "decoder_input_ids"}:
+            inputs[name] = _plain_tokens(config, kind, inputs[name])
     return inputs | ({"use_cache": False} if "use_cache" in accepted else {})
 
 

@@ -82,10 +82,8 @@ class LayerEstimate:
         """Builds the OpGraph with durations by device kind, the first being the reference; `optimizer` adds updates."""
         if optimizer is not None:
             states = optimizer_states(optimizer)
-        layers_by_kind = {
-            kind: self._layers_with_times(hardware, None if optimizer is None else states)
-            for kind, hardware in kinds.items()
-        }
+        update_states = None if optimizer is None else states
+        layers_by_kind = {kind: self._layers_with_times(hardware, update_states) for kind, hardware in kinds.items()}
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
         return graph.replace(

@@ -329,15 +329,11 @@ def read_marked_changes(profiler: torch.profiler.profile, label: str) -> tuple[l
     events = profiler.profiler.kineto_results.events()
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     times = [t for t, _ in changes]
-    marked = [
-        (
-            event.name()[len(label) :],
-            bisect_left(times, event.start_ns()),
-            bisect_right(times, event.start_ns() + event.duration_ns()),
-        )
-        for event in sorted(events, key=lambda event: int(event.start_ns()))
-        if event.name().startswith(label)
-    ]
+    marked = []
+    for event in sorted(events, key=lambda event: int(event.start_ns())):
+        if event.name().startswith(label):
+            start, end = event.start_ns(), event.start_ns() + event.duration_ns()
+            marked.append((event.name()[len(label) :], bisect_left(times, start), bisect_right(times, end)))
     return [size for _, size in changes], marked
 
 

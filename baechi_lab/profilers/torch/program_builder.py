@@ -102,16 +102,9 @@ class ProgramBuilder:
         self.label_counts[label] = self.label_counts.get(label, 0) + 1
         label = label if self.label_counts[label] == 1 else f"{label}#{self.label_counts[label]}"
         op_type = target.removeprefix("torch.ops.")
+        shapes = output_shapes(outputs.values())
         self.ops.append(
-            ProgramOp(
-                label,
-                op_type,
-                kernels,
-                tuple(reads),
-                tuple(outputs),
-                output_shapes=output_shapes(outputs.values()),
-                detached=detached,
-            )
+            ProgramOp(label, op_type, kernels, tuple(reads), tuple(outputs), output_shapes=shapes, detached=detached)
         )
         self.size.update({v: t.numel() * t.element_size() for v, t in outputs.items()})
 

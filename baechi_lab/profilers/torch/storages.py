@@ -183,11 +183,7 @@ class StorageTracker:
         if getattr(self.local, "op", -1) >= 0:
             self.add(tensors(outputs), arguments=arguments)
             return
-        lists = [
-            argument
-            for argument in arguments
-            if isinstance(argument, (tuple, list)) and any(True for _ in tensors(argument))
-        ]
+        lists = [a for a in arguments if isinstance(a, (tuple, list)) and any(True for _ in tensors(a))]
         if isinstance(outputs, (tuple, list)) and lists and len(lists[0]) == len(outputs):
             for output, argument_list in zip(outputs, lists[0], strict=True):
                 self.add(tensors(output), self.device_of(argument_list), arguments=arguments)
@@ -211,15 +207,8 @@ class StorageTracker:
             with self.lock:
                 if not self.by_events and self._record_of(tensor) is not None:
                     continue
-                record = StorageRecord(
-                    current_device if device is None else device,
-                    tensor.nbytes,
-                    op,
-                    time.perf_counter_ns(),
-                    -1,
-                    persistent,
-                    received,
-                )
+                record_device, started = current_device if device is None else device, time.perf_counter_ns()
+                record = StorageRecord(record_device, tensor.nbytes, op, started, -1, persistent, received)
                 self.records.append(record)
                 self.at[address] = record
                 if self.by_events:

@@ -58,16 +58,8 @@ SIZES_ONLY = {
 VARYING_SIZES = frozenset({"nonzero", "argwhere", "masked_select", "unique", "unique_consecutive", "bincount"})
 """Functions whose outputs have sizes that depend on values; so has an index of booleans."""
 
-SIZE_READERS = frozenset(
-    {
-        torch.Tensor.shape.__get__,
-        torch.Tensor.size,
-        torch.Tensor.numel,
-        torch.Tensor.nelement,
-        torch.Tensor.__len__,
-        torch.numel,
-    }
-)
+SIZE_READERS = frozenset(getattr(torch.Tensor, name) for name in ("size", "numel", "nelement", "__len__"))
+SIZE_READERS |= {torch.Tensor.shape.__get__, torch.numel}
 
 
 class VaryingRead(InvalidInput):
