@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -10,36 +10,14 @@ from numpy.typing import NDArray
 
 from .training import Weights
 
-
-class TransformerSizes(Protocol):
-    """The sizes that the layers need of a model."""
-
-    @property
-    def layers(self) -> int: ...
-
-    @property
-    def units(self) -> int: ...
-
-    @property
-    def heads(self) -> int: ...
-
-    @property
-    def inner(self) -> int: ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def sequence_length(self) -> int: ...
-
-    @property
-    def seed(self) -> int: ...
+if TYPE_CHECKING:
+    from .transformer import Transformer
 
 
 class Network:
     """Encoder, decoder and loss; hidden vectors are float32[batch * steps, units] between layers."""
 
-    def __init__(self, model: TransformerSizes):
+    def __init__(self, model: Transformer):
         self.model = model
         self.weights = make = Weights(model.seed)
         shape = model.vocabulary, model.units
@@ -81,7 +59,7 @@ def positions(steps: int, units: int) -> NDArray[np.float32]:
 class _Layer:
     """Self-attention, in the decoder attention to the encoder's output, and two dense layers; each plus its input."""
 
-    def __init__(self, make: Weights, scope: str, model: TransformerSizes, cross: bool):
+    def __init__(self, make: Weights, scope: str, model: Transformer, cross: bool):
         self.own = _Attention(make, f"{scope}/self", model, causal=cross)
         self.cross = _Attention(make, f"{scope}/cross", model, causal=False) if cross else None
         self.scope = f"{scope}/dense"
@@ -104,7 +82,7 @@ class _Layer:
 class _Attention:
     """Attention of several heads: softmax(Q K^T / sqrt(width)) V, joined and projected; plus the input, normalized."""
 
-    def __init__(self, make: Weights, scope: str, model: TransformerSizes, causal: bool):
+    def __init__(self, make: Weights, scope: str, model: Transformer, causal: bool):
         self.scope, self.model = scope, model
         self.query, self.key, self.value, self.out = (
             make.matrix(f"{scope}/{role}", model.units, model.units) for role in ("query", "key", "value", "out")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import tensorflow as tf
@@ -18,31 +18,13 @@ from .training import TrainingStep, glorot, make_step
 if TYPE_CHECKING:
     import keras
 
+    from .inception_v3 import InceptionV3
+    from .resnet import ResNet
+
 _AUTOMATIC = re.compile(r"_\d+$")
 
 
-class ImageModel(Protocol):
-    """The parameters of a model of images that its step needs."""
-
-    name: ClassVar[str]
-
-    @property
-    def batch_size(self) -> int: ...
-
-    @property
-    def image_size(self) -> int: ...
-
-    @property
-    def classes(self) -> int: ...
-
-    @property
-    def optimizer(self) -> str: ...
-
-    @property
-    def seed(self) -> int: ...
-
-
-def image_step(model: ImageModel, make: Callable[[], keras.Model]) -> TrainingStep:
+def image_step(model: InceptionV3 | ResNet, make: Callable[[], keras.Model]) -> TrainingStep:
     """Forward in training mode, softmax cross entropy, backward and update of the Keras model that `make()` returns.
 
     It returns class probabilities float32[batch, classes]; images are float32[batch, size, size, 3].

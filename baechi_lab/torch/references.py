@@ -24,6 +24,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..placers.base import Placer
 from ..torch_steps.records import UPDATE
 from ..torch_steps.step import TorchStep
+from .models.experts import join_companions
 
 
 @dataclass(frozen=True)
@@ -186,11 +187,5 @@ def _placement(placer: Placer, graph: OpGraph, device: NDArray[np.int32]) -> Pla
     """Build the placement. Colocation groups follow their first call, backward ops follow their forward op."""
     column = np.zeros(graph.n, dtype=np.int32)
     column[forward_calls(graph)] = device
-    first: dict[int, int] = {}
-    for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates come last and follow their calls
-        group = int(graph.colocation[op])
-        if group >= 0:
-            column[op] = first.setdefault(group, int(column[op]))
-    is_backward = graph.forward_of >= 0
-    column[is_backward] = column[graph.forward_of[is_backward]]
+    join_companions(graph, column)
     return Placement(device=column, placer=placer.name, graph_key=graph.key)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ...errors import InvalidInput, UnknownNameError
 from ...graph import Cluster, OpGraph, Placement
@@ -35,14 +36,19 @@ def expert(name: str, graph: OpGraph, cluster: Cluster) -> Placement:
         stage = rule(graph.names[op], layers, cluster.n)
         stage_device = stage_device if stage is None else min(stage, cluster.n - 1)
         device[op] = stage_device
+    join_companions(graph, device)
+    return Placement(device=device, placer="expert", params={"model": name}, graph_key=graph.key)
+
+
+def join_companions(graph: OpGraph, device: NDArray[np.int32]) -> None:
+    """Gives colocation groups the device of their first call, and backward ops that of their forward op."""
     first: dict[int, int] = {}
-    for op in forward:
+    for op in np.flatnonzero(graph.forward_of < 0).tolist():  # updates come last and follow their calls
         group = int(graph.colocation[op])
         if group >= 0:
             device[op] = first.setdefault(group, int(device[op]))
     is_backward = graph.forward_of >= 0
     device[is_backward] = device[graph.forward_of[is_backward]]
-    return Placement(device=device, placer="expert", params={"model": name}, graph_key=graph.key)
 
 
 def _one(op: str, layers: int, devices: int) -> int | None:
