@@ -12,6 +12,7 @@ from baechi_lab.executors.tensorflow.gradient_sums import rows_tensors
 from baechi_lab.executors.tensorflow.pipelined_step import pipelined_step
 from baechi_lab.executors.tensorflow.schedule_order import control_dependencies
 from baechi_lab.executors.tensorflow.session import parse_graph
+from baechi_lab.passes.roles import FORWARD, roles
 from baechi_lab.simulator.pipelined_graph import make_pipelined_graph
 from baechi_lab.simulator.schedules import list_schedules
 
@@ -703,6 +704,19 @@ def test_a_sum_is_added_up_and_its_penalty_counts_once(worker):
     _assert_equal_steps(lambda: _gradient_step(lambda w, x: loss(w, x) / 8.0), (WORDS,), worker)  # 8: the whole batch
 
 
+def test_bug_a_sum_behind_a_loop_was_averaged(worker):
+    """Ops behind a loop that fills lists for its gradient counted as backward ops, so nobody saw that the loss is a sum."""
+    import tensorflow as tf
+
+    def loss(weight, words):
+        return tf.reduce_sum(tf.map_fn(lambda row: tf.reduce_mean((row @ weight) ** 2), words))
+
+    graph = bl.profile(bl.trace(_gradient_step(loss), WORDS[:2]), hardware="cpu-core")
+    role = dict(zip(graph.names, roles(graph).tolist(), strict=True))
+    assert role["map/while"] == role["Sum"] == FORWARD
+    _assert_equal_steps(lambda: _gradient_step(loss), (WORDS,), worker)
+
+
 @pytest.mark.parametrize("factor", [1 / 10, 1 / 12, 7.0])
 def test_a_constant_that_may_be_a_number_of_samples_is_warned_of(factor):
     """A micro-batch of 2 samples has 10 outputs; 12 may have been counted elsewhere; 7 is given as a divisor."""
@@ -771,6 +785,9 @@ def _mixing_losses():
         classes = tf.cast(words[:, 0, 0] > 0, tf.int32)
         return tf.reduce_mean(tf.math.unsorted_segment_mean(words[:, 0] @ weight, classes, 2) ** 2)
 
+    def scan(weight, words):
+        return tf.reduce_mean(tf.scan(lambda before, row: before / 2 + row, words[:, 0] @ weight) ** 2)
+
     def by_frequency(weight, words):
         classes = tf.cast(words[:, 0, 0] > 0, tf.int32)
         frequency = tf.cast(tf.gather(tf.math.bincount(classes, minlength=2), classes), tf.float32)
@@ -788,14 +805,17 @@ def _mixing_losses():
         neighbours: "takes a part of the samples",
         first_half: "takes a part of the samples",
         of_each_class: "counts or joins entries by their values",
+        scan: "carries values from one sample to the next",
         by_frequency: "counts or joins entries by their values",
     }
 
 
-@pytest.mark.parametrize("kind", range(12))
+@pytest.mark.parametrize("kind", range(13))
 def test_a_loss_that_mixes_samples_is_warned_of_before_the_first_step(kind):
     loss, reason = list(_mixing_losses().items())[kind]
-    with pytest.warns(UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}"):
+    with pytest.warns(
+        UserWarning, match=f"neither the mean nor the sum of its micro-batches' losses, as .*{reason}.* may differ from"
+    ):
         _unrolled(_gradient_step(loss), WORDS[:2], reduction=None)
 
 
@@ -858,7 +878,10 @@ def test_a_loss_that_is_not_returned_is_warned_of():
             loss = _squares(weight, words)
         weight.assign_sub(tape.gradient(loss, weight))
 
-    with pytest.warns(UserWarning, match="step 'step' does not return its loss, .* give reduction='mean' or 'sum'"):
+    with pytest.warns(
+        UserWarning,
+        match="step 'step' does not say whether its loss is a mean or a sum .* give reduction='mean' or 'sum'",
+    ):
         _unrolled(step, WORDS[:2], reduction=None)
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ...profilers.tensorflow.function_bodies import is_handed_on
 from ...profilers.tensorflow.inlining import CONTROL_FLOW_OPS
 from ...profilers.tensorflow.nodes import data_inputs, output_types
 from ...profilers.tensorflow.shapes import SHAPES
@@ -276,13 +277,30 @@ class _OpRule:
         """Value of an output of a loop or conditional. Bodies are not analyzed: scalars are totals of unknown kind."""
         import tensorflow as tf
 
-        shape = self.batch_values.shape((self.node.name, output))
-        if self.node.op.endswith("While") and self.values[output] is None and shape == ():
-            if not tf.dtypes.as_dtype(output_types(self.node)[output]).is_floating:
+        shape, kind = self.batch_values.shape((self.node.name, output)), output_types(self.node)[output]
+        one = shape == () and kind != _VARIANT
+        if self.node.op.endswith("While"):
+            if self._carries_values_between_samples():
+                self._problem("carries values from one sample to the next", None)
+            if one and self.values[output] is None and not tf.dtypes.as_dtype(kind).is_floating:
                 return None
         self._share_totals()
-        one = shape == () and output_types(self.node)[output] != _VARIANT
         return Total(None, exact=False) if one else Samples(None)
+
+    def _carries_values_between_samples(self) -> bool:
+        """Whether a loop that takes one sample per round hands numbers that it computes to the next round."""
+        import tensorflow as tf
+
+        producers = [self.batch_values.nodes[name] for name, _ in self.inputs]
+        items = [self.batch_values.of(next(data_inputs(p))) for p in producers if p.op == "TensorListFromTensor"]
+        if not any(isinstance(value, Samples) and value.axis == 0 for value in items):
+            return False
+        name = self.node.attr["body"].func.name
+        body = next(f for f in self.batch_values.graph_def.library.function if f.signature.name == name)
+        return any(
+            tf.dtypes.as_dtype(kind).is_floating and not is_handed_on(body, k)
+            for k, kind in enumerate(output_types(self.node))
+        )
 
     def _reduction(self) -> Value:
         value, shape = self.values[0], self.shapes[0]

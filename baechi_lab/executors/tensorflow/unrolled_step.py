@@ -227,23 +227,26 @@ class _Unroller:
         for name, reason in mixing_gradients(self.source_def, ops, backward, axes, self.count).items():
             message = (
                 f"op {name!r} in the backward pass of step {self.source.name!r} {reason}: gradients are those of the "
-                "micro-batches, not those of the undivided batch"
+                "micro-batches, and may differ from those of the undivided batch"
             )
             warnings.warn(message, stacklevel=7)
             return
 
     def _warn_of_reduction(self, loss: Loss, powers: set[int | None], reduction: str | None) -> None:
-        """Warn about a loss that is neither the mean nor the sum of its micro-batches' losses; it may be intended."""
+        """Warn about a loss that is not proven to be the mean or the sum of its micro-batches' losses; it may be intended."""
         label, name = self.source.name, list(loss.terms)[-1]
         while self.nodes[name].op == "Identity":
             name = next(data_inputs(self.nodes[name]))[0]
         if loss.problems or (
             powers not in ({0}, {1}) and any(isinstance(value, Total) for value in loss.terms.values())
         ):
-            name, reason = next(iter(loss.problems.items()), (name, "combines the samples of the batch otherwise"))
+            name, reason = next(
+                iter(loss.problems.items()),
+                (name, "combines the samples in another way, or one that the graph does not show"),
+            )
             message = (
-                f"the loss of step {label!r} is neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
-                f"{reason}: gradients are those of the {self.reduction}, not those of the undivided batch"
+                f"the loss of step {label!r} may be neither the mean nor the sum of its micro-batches' losses, as op {name!r} "
+                f"{reason}: gradients are those of the {self.reduction}, and may differ from those of the undivided batch"
             )
         elif powers == {1} and loss.unclear and reduction is None:
             name, reason = next(iter(loss.unclear.items()))
@@ -253,8 +256,8 @@ class _Unroller:
             )
         elif powers not in ({0}, {1}) and reduction is None:
             message = (
-                f"step {label!r} does not return its loss, so whether that is a mean or a sum over the batch is not known: "
-                "gradients are averaged over micro-batches; return the loss, or give reduction='mean' or 'sum'"
+                f"the graph of step {label!r} does not say whether its loss is a mean or a sum over the batch: gradients are "
+                "averaged over micro-batches; return the loss alone, or give reduction='mean' or 'sum'"
             )
         elif reduction == "mean" and powers == {1}:
             message = (

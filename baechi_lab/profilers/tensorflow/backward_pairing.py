@@ -95,7 +95,6 @@ class _Pairing:
                 if forward_of[i] < 0 and _TAPE in node.name:
                     forward_of[i] = self._by_tape(i)
         # Unpaired backward ops, and sums of gradients outside any scope, get the pair of a neighbour.
-        # A loop that fills a list for its gradient is the pair of the list.
         unpaired = [i for i, b in enumerate(self.backward) if b and forward_of[i] < 0]
         sums = [i for i, node in enumerate(self.nodes) if node.op == "AddN" and not self.backward[i]]
         sums = [i for i in sums if all(self.backward[s] or self.nodes[s].op == "AddN" for s in self.sources[i])]
@@ -106,6 +105,12 @@ class _Pairing:
             self._take_pair_of_neighbour(i, self.readers[i], forward_of)
         for i in sorted([*unpaired, *sums]):
             self._take_pair_of_neighbour(i, self.sources[i], forward_of)
+        # What a forward op reads is no part of its gradient: empty lists that a loop fills, and their shapes.
+        read_by_loops = set[int]()
+        for i in range(len(self.nodes) - 1, -1, -1):
+            if forward_of[i] in self.readers[i] or not read_by_loops.isdisjoint(self.readers[i]):
+                forward_of[i] = -1
+                read_by_loops.add(i)
         return forward_of
 
     def _by_tape(self, i: int) -> int:

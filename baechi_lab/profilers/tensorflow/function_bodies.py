@@ -211,6 +211,12 @@ def returned_reference(function: FunctionDef, position: int) -> str:
     return function.ret[function.signature.output_arg[position].name]
 
 
+def is_handed_on(body: FunctionDef, position: int) -> bool:
+    """Whether no round of a loop changes an argument."""
+    nodes = {node.name: node for node in body.node_def}
+    return _source(returned_reference(body, position), nodes) == body.signature.input_arg[position].name
+
+
 def _source(reference: str, nodes: Mapping[str, NodeDef]) -> str:
     """Returns the reference that a chain of Identity ops passes on."""
     node = nodes.get(reference.split(":")[0])
