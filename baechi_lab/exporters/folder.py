@@ -74,7 +74,7 @@ def _remove_leftover(folder: Path) -> None:
 def _fill(partial: Path, files: Mapping[str, bytes | str | Writer]) -> None:
     """Writes the files and then their list; a folder without the list is incomplete."""
     hashes = {name: _write(partial / name, content) for name, content in files.items()}
-    mask = os.umask(0)
+    mask = os.umask(0)  # only its owner may open a folder made by mkdtemp: give it the usual permissions
     os.umask(mask)
     partial.chmod(0o777 & ~mask)
     listed = json.dumps({"format": FORMAT, "version": 1, "sha256": hashes}, indent=1)

@@ -42,7 +42,7 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
     device = placement.on(graph).device
     kernel_us = np.maximum(graph.duration_us + calibration.op_us, 0.0)
     kernels = np.bincount(device, weights=kernel_us)
-    # (tensor, its first reader there) of every crossing tensor, once per target device
+    # The first reader of every crossing tensor on each target device.
     rank = graph.position
     first: dict[tuple[int, int], int] = {}
     rows = zip(graph.edge_tensor.tolist(), graph.edge_source.tolist(), graph.consumers.tolist(), strict=True)
@@ -52,9 +52,8 @@ def charged_graph(graph: OpGraph, placement: Placement, calibration: Calibration
         key = (tensor, int(device[reader]))
         if key not in first or rank[reader] < rank[first[key]]:
             first[key] = reader
-    messages = np.array([(tensor, reader) for (tensor, _), reader in sorted(first.items())], dtype=np.int64).reshape(
-        -1, 2
-    )
+    rows_of_messages = [(tensor, reader) for (tensor, _), reader in sorted(first.items())]
+    messages = np.array(rows_of_messages, dtype=np.int64).reshape(-1, 2)
     size = graph.tensor_bytes[messages[:, 0]]
     duration = kernel_us.copy()
     for op, link in ((graph.tensor_producer[messages[:, 0]], calibration.send), (messages[:, 1], calibration.receive)):
@@ -142,8 +141,7 @@ def with_shared_caches(
         longer[: graph.n] = beside_us - graph.duration_us
     for _ in range(PASSES if calibration.cooled or longer.any() else 0):
         execution = executions_in_orders(extended, placed, graph.n, message_wire_us, 1)[0]
-        # Float64[ops]: extra time of ends of messages, which are the ops from `kernels` on; sending ops come
-        # first
+        # Extra time of the ends of messages, which are the ops from `graph.n` on; those that send come first.
         extra_us = np.zeros(len(execution.end_us))
         receives = (graph.n + len(extra_us)) // 2
         for current in range(int(placed.device.max(initial=-1)) + 1):

@@ -35,7 +35,7 @@ def temporaries(graph: OpGraph, line: Timeline) -> NDArray[np.int64]:
     temp_bytes = graph.temp_bytes.copy()
     start, end = np.zeros(graph.n), np.zeros(graph.n)
     start[line.op], end[line.op] = line.start_us, line.end_us
-    # Float64[n]: end of the last use of every op's output on its device, including uses of views, and sends
+    # The end of the last use of every op's output on its device, uses of views and sends included.
     until, device = end.copy(), np.zeros(graph.n, dtype=np.int64)
     device[line.op] = line.device
     np.maximum.at(until, graph.tensor_producer[line.transfers.tensor], line.transfers.end_us)

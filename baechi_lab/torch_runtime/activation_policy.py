@@ -99,7 +99,7 @@ class ActivationPolicy:
             outputs = run(*args, **kwargs)
         with self.lock:
             if record is not None:
-                # Keep the old values of buffers that the call has changed
+                # Keep the old values of buffers that the call has changed. Later forwards do not copy the others.
                 key = (op, record.module is not None and record.module.training)
                 for name, buffer in before.items():
                     if buffer.changed():

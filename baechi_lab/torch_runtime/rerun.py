@@ -133,7 +133,7 @@ class CallRecord:
     def result(self, position: int) -> torch.Tensor:
         """Return a result. If it is missing, first run the calls that it is computed from, then this call."""
         if position not in self.results:
-            # The records that must run again for this one, in the order of their calls
+            # The records that must run again for this one, in the order of their calls.
             missing, stack = {self.number: self}, [self]
             while stack:
                 for argument in stack.pop().inputs:

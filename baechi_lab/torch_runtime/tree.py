@@ -170,6 +170,7 @@ def _changed_record(value: object, change: Callable[[torch.Tensor], object]) -> 
         if place == "item":
             base.__setitem__(mapped, key, changed_entry)
     changed_of = {id(entry): changed_entry for entry, changed_entry in changed.values()}
+    # The attributes of the object itself, in its `__dict__` or in slots.
     slots = (slot for kind in type(value).__mro__ for slot in _slots(kind))
     for name in [*getattr(value, "__dict__", ()), *(slot for slot in slots if hasattr(value, slot))]:
         entry = getattr(value, name)

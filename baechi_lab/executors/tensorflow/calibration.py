@@ -285,6 +285,7 @@ def two_device_step(name: str, build: Callable[[ModuleType], Tensor]) -> Step:
     with graph.as_default():
         last = build(tf.raw_ops)
     definition = graph.as_graph_def()
+    # A constant such as `d0_source/dims` has the name of its op as a prefix.
     strangers: Sequence[str] = [node.name for node in definition.node if node.name[:2] not in ("d0", "d1")]
     if strangers:
         raise ExecutionError(f"op {strangers[0]!r} of a calibration step does not say where it runs")

@@ -223,7 +223,7 @@ def serve(request: Message, send: Callable[..., object]) -> None:
     names = attached_names(gpus, None, options.get("virtual"), options.get("memory_limit"))
     selection = _select_local(names, gpus)
     if selection.gpu_parts:
-        # The bytes that TensorFlow's allocator gets on each GPU, read from a new session
+        # The bytes that TensorFlow's allocator gets on each GPU, read from a new session.
         import tensorflow as tf
 
         from .session import session_config

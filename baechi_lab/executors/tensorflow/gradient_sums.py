@@ -56,6 +56,7 @@ def _row_inputs(node: NodeDef, functions: Mapping[str, FunctionDef]) -> list[Ten
         for called in [value.func] if value.HasField("func") else value.list.func:
             body = functions[called.name]
             names = [argument.name for argument in body.signature.input_arg]
+            # Which arguments are rows in the body. Its ops refer to `op:output:0`, or to an argument.
             inner = {node.name: node for node in body.node_def}
             waiting = [tensor for node in body.node_def for tensor in _row_inputs(node, functions)]
             rows = {name for name, _ in _row_sources(waiting, inner)} - set(inner)

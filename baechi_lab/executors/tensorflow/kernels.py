@@ -55,7 +55,7 @@ def read_kernels(
         copied = original_name(kernel.node) != kernel.node
         if not copied or kernel.op not in kernel_of or kernel.device == placed[kernel.op]:
             kernel_of[kernel.op] = kernel
-    # (op, device) -> first start and last end of its kernels on a GPU's streams
+    # First start and last end of the kernels of (op, device) on a GPU's streams.
     device_by_short_name = {name.rsplit("/", 1)[-1]: i for name, i in device_at.items()}  # device:GPU:0
     on_streams: dict[tuple[int, int], tuple[float, float]] = {}
     for rows in metadata.step_stats.dev_stats:

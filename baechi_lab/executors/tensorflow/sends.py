@@ -134,7 +134,7 @@ def copies_held_until(
                 inputs.setdefault((node.name, device), []).append(name)
     kernel_at = {(kernel.node, kernel.device): kernel for kernel in kernels}
     rows = list(received(metadata, sends, device_at))
-    # (node, device, bytes) -> the copies of that size which the node reads
+    # The copies of a size which a node reads, by (node, device, bytes).
     alike: dict[tuple[str, int, int], list[Edge]] = {}
     for row in rows:
         for name in sends[row.edge].consumers:

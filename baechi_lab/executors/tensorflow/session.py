@@ -101,7 +101,7 @@ def place_graph(step: Step, device_of: Mapping[str, str]) -> PlacedGraph:
     graph = parse_graph(step.graph_def)
     nodes = {node.name: node for node in graph.node}
     device = _device_of_every_node(nodes, device_of)
-    # Node -> the op of the resource's first handle, for every op that holds or receives a resource
+    # The op of the resource's first handle, for every op that holds or receives a resource.
     owner: dict[str, str] = {}
     resource_outputs = {node.name for node in graph.node if _makes_resource(node)}
 

@@ -69,7 +69,7 @@ def read_trace(metadata: RunMetadata, names: Sequence[str], placed: NDArray[np.i
     sends = read_sends(metadata, op_at, device_at)
     arrived = {row.edge: (row.size, row.start_us, row.end_us) for row in received(metadata, sends, device_at)}
     held_until = copies_held_until(metadata, sends, device_at, kernels)
-    # The microseconds to subtract from the clock of each device's task
+    # The microseconds to subtract from the clock of each device's task.
     matches = [re.search(r"/task:(\d+)", name) for name in devices]
     task = np.array([int(m[1]) if m else 0 for m in matches])
     ended = {kernel.op: kernel.end_us for kernel in kernels}

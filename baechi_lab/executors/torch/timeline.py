@@ -77,7 +77,7 @@ class Measurement(Observer):
         self.copies = rerun_ops(len(traced.calls), graph)
         per_batch = graph
         if unrolled_graph is not None and unrolled_graph is not graph:
-            # int64[micro-batches, n]: the op of the unrolled graph that each op is in each micro-batch
+            # The op of the unrolled graph that each op is in each micro-batch, int64[micro-batches, n].
             origin, batch = np.asarray(unrolled_graph.copy_of), np.asarray(unrolled_graph.micro_batch)
             number = np.zeros((int(batch.max()) + 1, graph.n), dtype=np.int64)
             once, each = np.flatnonzero(batch < 0), np.flatnonzero(batch >= 0)

@@ -44,7 +44,7 @@ def write(request: LayoutRequest) -> WrittenPlan:
         if layout.schedule not in _SCHEDULES:
             unsupported.append(f"torchtitan has no schedule {layout.schedule}; the file names 1F1B")
         parallelism["pipeline_parallel_microbatch_size"] = layout.micro_batch
-        # The modules of every pipeline stage, by torchtitan's names
+        # The modules of every pipeline stage, by torchtitan's names.
         stages, first = [], 0
         for count in request.stage_layers:
             stages.append([f"layers.{k}" for k in range(first, first + count)])

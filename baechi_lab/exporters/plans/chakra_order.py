@@ -61,7 +61,7 @@ def schedule_nodes(ranks: dict[int, list[Node]], request: Request) -> dict[int, 
         device[timeline.op] = timeline.device
     if not np.array_equal(device, request.device):
         raise InvalidInput("timeline is of another step; give bl.simulate(graph, cluster, placement) of this placement")
-    # (kind, of) -> start and end in microseconds of every node
+    # Start and end in microseconds of every node.
     rows = zip(timeline.op.tolist(), timeline.start_us.tolist(), timeline.end_us.tolist(), strict=True)
     times: _Times = {(COMPUTE, (op, -1)): (start, end) for op, start, end in rows}
     transfers = timeline.transfers
@@ -83,7 +83,7 @@ def _ordered_nodes(nodes: Sequence[Node], times: _Times, comm: str) -> list[Node
     spans = [times[nodes[k].kind, nodes[k].of] for k in order]
     rounded = [(round(start), round(end)) for start, end in spans]
     stream = _streams([nodes[k].kind for k in order], rounded, comm)
-    # Position (from 1) -> the position before it in its queue
+    # The position (from 1) before each one in its queue.
     members = defaultdict[int | str, list[int]](list)
     for position, queue in enumerate(stream, 1):
         members[queue].append(position)

@@ -57,7 +57,7 @@ def find_stack(request: Request) -> Stack:
     Raises:
         InvalidInput: no op's name has a numbered part, or none under `request.layers`.
     """
-    # prefix -> number -> forward ops, for every numbered part of every op's name
+    # The forward ops by prefix and number, for every numbered part of every op's name.
     layer_ops: dict[str, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for i in request.forward:
         path = re.split(r"[./]", stem(request.graph.names[i]))
@@ -105,7 +105,7 @@ def split(request: Request, units: Sequence[Unit], looped: bool = False) -> tupl
             stages.append(Stage(unit.device, i, i + 1))
     times = rounds(stages)
     if stages and (times == 0 or (times > 1 and not looped)):
-        # The error about the first unit that returns to a device which an earlier unit had left
+        # Name the first unit that returns to a device which an earlier unit had left.
         first_stage: dict[int, Stage] = {}
         returning = next(s for s in stages if first_stage.setdefault(s.device, s) is not s)
         unit, earlier = units[returning.start], first_stage[returning.device]

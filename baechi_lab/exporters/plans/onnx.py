@@ -43,6 +43,7 @@ def write(request: Request) -> Written:
         raise InvalidInput("model has no node that is an op of the graph; give the model that was profiled")
     device = _devices(nodes, iter(names), placed)
     order = [device[id(n)] for n in nodes]
+    # The stage of each device, unless nodes return to a device that they left.
     visited = [d for k, d in enumerate(order) if k == 0 or order[k - 1] != d]
     stages = {d: k for k, d in enumerate(visited)} if len(set(visited)) == len(visited) else None
     count = int(request.device.max(initial=0)) + 1 if request.cluster is None else request.cluster.n

@@ -48,6 +48,7 @@ def pipeline_files(
         .replace("<PROCESSES>", str(len(division.cut.processes)))
     )
     args, kwargs = step.arguments(model)
+    # Per input tensor, the argument that it is or is a part of, by position or name.
     named = [*((str(k), value) for k, value in enumerate(args)), *kwargs.items()]
     kinds = {torch.device(devices[d]).type for d in division.cut.processes}
     if len(kinds) > 1:
