@@ -51,6 +51,10 @@ def test_megatron_arguments():
         4,
         2,
     )
+    assert (experts["--hidden-dropout"], experts["--norm-epsilon"]) == (0.0, 1e-6)
+    dropped = written(bl.Layout(), "megatron", GPT2 | {"resid_pdrop": 0.2, "activation_function": "relu"})
+    assert (dropped.value["--hidden-dropout"], dropped.value["--attention-dropout"]) == (0.2, 0.0)
+    assert dropped.unsupported == ("activation_function is relu; these arguments train with gelu",)
     sharded = written(bl.Layout(dp=4, zero=3), "megatron").value
     assert sharded["--data-parallel-sharding-strategy"] == "optim_grads_params"
 
@@ -96,6 +100,15 @@ def test_accelerate_file():
     assert sizes["parallelism_config_dp_shard_size"] == 8 and sizes["parallelism_config_tp_size"] == 2
     assert plan.value["fsdp_config"]["fsdp_reshard_after_forward"] is True
     assert plan.value["gradient_accumulation_steps"] == 16 // 8
+    undivided = written(bl.Layout(tp=2, dp=2), "accelerate").unsupported
+    assert "accelerate has no undivided copies under tp or cp; choose zero of 1 or more" in undivided
+
+
+@pytest.mark.parametrize("format", ["accelerate", "megatron", "torchtitan"])
+def test_an_early_and_a_late_piece_of_the_sequence_are_equally_long(format):
+    sentences = written(bl.Layout(cp=2), format, sequence_length=30).unsupported
+    assert "sequence_length is 30; context parallelism needs a multiple of 4 there" in sentences
+    assert not any("sequence_length" in text for text in written(bl.Layout(cp=2), format).unsupported)
 
 
 @pytest.mark.parametrize(

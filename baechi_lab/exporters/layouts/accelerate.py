@@ -14,7 +14,7 @@ from .request import LayoutRequest
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is what the YAML holds."""
     layout = request.layout
-    unsupported = []
+    unsupported = request.uneven_pieces()
     sharded = layout.dp if layout.zero else 1
     if layout.zero == 1:
         unsupported.append("FSDP 2 has no ZeRO-1; the file divides parameters, gradients and states as ZeRO-2 does")
@@ -52,8 +52,8 @@ def write(request: LayoutRequest) -> WrittenPlan:
         )
     if layout.recompute == "selective":
         unsupported.append("accelerate recomputes whole blocks or nothing; the file recomputes nothing")
-    if layout.cp > 1 and layout.tp > 1 and layout.zero < 1:
-        unsupported.append("accelerate runs context parallelism with FSDP only; choose zero of 1 or more")
+    if layout.dp > 1 and layout.cp * layout.tp > 1 and not layout.zero:
+        unsupported.append("accelerate has no undivided copies under tp or cp; choose zero of 1 or more")
     if request.micro_batches > 1:
         value["gradient_accumulation_steps"] = request.micro_batches
     unsupported.append(

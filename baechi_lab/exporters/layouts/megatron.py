@@ -9,6 +9,13 @@ from ..plans.records import WrittenPlan
 from .request import LayoutRequest
 
 _SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
+_FIELDS = {
+    "--hidden-dropout": ("resid_pdrop", "hidden_dropout_prob", "hidden_dropout", "resid_dropout", "dropout"),
+    "--attention-dropout": ("attn_pdrop", "attention_probs_dropout_prob", "attention_dropout", "attn_dropout"),
+    "--norm-epsilon": ("rms_norm_eps", "layer_norm_epsilon", "layer_norm_eps"),
+    "--rotary-percent": ("rotary_pct", "partial_rotary_factor"),
+}
+"""Arguments whose defaults may differ from the model's, and the fields of configurations that say them."""
 
 
 def write(request: LayoutRequest) -> WrittenPlan:
@@ -44,7 +51,16 @@ def write(request: LayoutRequest) -> WrittenPlan:
         switches += ["--disable-bias-linear"]
     if not model.tied:
         switches.append("--untie-embeddings-and-output-weights")
-    unsupported += _attend(request, arguments)
+    arguments |= {"--hidden-dropout": 0.1 * model.dropout, "--attention-dropout": 0.1 * model.dropout}
+    for argument, names in _FIELDS.items():
+        number = next((request.fields[name] for name in names if name in request.fields), None)
+        if isinstance(number, (int, float)):
+            arguments[argument] = number
+    for name in ("hidden_act", "hidden_activation", "activation_function"):
+        activation, trained = str(request.fields.get(name) or ""), "silu" if model.gated else "gelu"
+        if activation and trained not in activation:
+            unsupported.append(f"{name} is {activation}; these arguments train with {trained}")
+    unsupported += [*request.uneven_pieces(), *_attend(request, arguments)]
     if "rms_norm_eps" in request.fields:
         arguments["--normalization"] = "RMSNorm"
     if model.experts:

@@ -66,3 +66,10 @@ class LayoutRequest:
                 f"the layout has {layout.devices} devices; above one machine they must be a multiple of per_machine, which is "
                 f"{self.per_machine}"
             )
+
+    def uneven_pieces(self) -> list[str]:
+        """Returns a sentence if the early and the late piece of the sequence on every device are not equally long."""
+        pieces = 2 * self.layout.cp
+        if self.layout.cp == 1 or self.sequence_length % pieces == 0:
+            return []
+        return [f"sequence_length is {self.sequence_length}; context parallelism needs a multiple of {pieces} there"]

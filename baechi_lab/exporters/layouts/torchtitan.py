@@ -17,7 +17,7 @@ _NAMES = {"llama": "llama3", "qwen3_moe": "qwen3", "llama4_text": "llama4"}
 def write(request: LayoutRequest) -> WrittenPlan:
     """The file: value is {section: {field: value}}, text the TOML."""
     layout, model = request.layout, request.transformer
-    unsupported = []
+    unsupported = request.uneven_pieces()
     name = _NAMES.get(request.model_type, request.model_type)
     if name not in _MODELS:
         unsupported.append(f"torchtitan has no model {request.model_type!r}; its models are {', '.join(_MODELS)}")
