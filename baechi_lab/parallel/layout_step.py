@@ -288,6 +288,7 @@ def _stage_segments(
     shape = rank_layout(layout)
     dense, experts, embedding, head = make_parts(model, shape, sequence_length, options.precision)
     costed: dict[tuple[str, str, tuple[int, ...]], PartCosts] = {}
+    first_groups = [layout.axis_devices(axis) for axis in ("tp", "cp", "ep")]
     stages: list[list[Segment]] = []
     first_block = 0
     for s, count in enumerate(counts):
@@ -296,8 +297,12 @@ def _stage_segments(
             layout, hardwares[d], _efficiency(options, hardwares[d]), collectives, _first_device(layout, d)
         )
 
-        def cost(part: Part, recompute: str = "none", rank: RankCosts = rank, d: int = d) -> PartCosts:
-            same = all(collectives.same_links(rank.devices_of(a), layout.axis_devices(a)) for a in ("tp", "cp", "ep"))
+        groups = [rank.devices_of(axis) for axis in ("tp", "cp", "ep")]
+        same = all(map(collectives.same_links, groups, first_groups))
+
+        def cost(
+            part: Part, recompute: str = "none", rank: RankCosts = rank, d: int = d, same: bool = same
+        ) -> PartCosts:
             key = (f"{part.name}/{part is experts}", hardwares[d].name, () if same else (d,))
             if key not in costed:
                 costed[key] = rank.costs_of(part, recompute)

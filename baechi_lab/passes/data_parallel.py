@@ -163,11 +163,10 @@ class _GraphExtension:
         self.forward_of = graph.forward_of.tolist()
         self.persistent = graph.persistent_bytes.astype(np.int64).tolist()
         self.table = TensorTable()
-        for t in range(graph.tensor_count):
-            producer = int(graph.tensor_producer[t])
-            self.table.add(
-                producer, graph.tensor_names[t], int(graph.tensor_bytes[t]), graph.tensor_consumers(t).tolist()
-            )
+        first, readers = graph.consumer_ptr.tolist(), graph.consumers.tolist()
+        columns = graph.tensor_producer.tolist(), graph.tensor_names, graph.tensor_bytes.tolist()
+        for t, (producer, label, size) in enumerate(zip(*columns, strict=True)):
+            self.table.add(producer, label, size, readers[first[t] : first[t + 1]])
 
     def add(self, name: str, op_type: str, us: float, forward_of: int = -1) -> int:
         """Add an op; returns its index."""

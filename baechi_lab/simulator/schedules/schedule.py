@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, TypeGuard
 
 from ...errors import FormatError, InvalidInput
@@ -67,7 +68,7 @@ class Schedule:
     def __str__(self) -> str:
         return "\n".join(" ".join(map(str, order)) or _IDLE for order in self.orders)
 
-    @property
+    @cached_property
     def splits(self) -> bool:
         """Whether gradients of weights are units of their own (W)."""
         return any(unit.kind == "W" for order in self.orders for unit in order)
