@@ -2,7 +2,7 @@
 
 Matrix products follow `profilers.kernel_model` with the constants of the hardware generation. Attention, as one kernel or as
 separate products, reaches its own share of the peak, and other kernels reach a share of the bandwidth. A part, such as a block,
-takes as long as its kernels or as their launches by the host, whichever is longer; near the crossing the maximum is smoothed.
+takes as long as its launches by the host, or as its kernels and `WAIT_SHARE` of the launches, whichever is longer.
 
 These shares and times are constants per kind of hardware (`efficiency.csv`). `python -m studies.layouts.study --fit` fits them to
 24 measured steps; its stored result (`studies/results/layouts.json`) names these steps and the errors of all others. Hardware
@@ -25,8 +25,9 @@ from ..profilers.kernel_model import estimated_us
 from ..profilers.work import Kernel, work_of
 from .rank_ops import FORWARD, WEIGHT, RankOp
 
-SMOOTHNESS = 2.5
-"""Exponent of the norm that joins the times of device and host; with infinity it would be their maximum."""
+WAIT_SHARE = 0.3
+"""Share of the host's launches for which the device waits even where its kernels take longer: the queue of launched kernels is
+empty at first, and again whenever the host has waited for the device. Chosen on vTrain's steps of one machine."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,9 @@ class Efficiency(Params):
         bandwidth_share: share of the memory bandwidth.
         collective_share, network_share: shares of the bandwidth of links within a machine and between machines.
         host_us, backward_host_us: time of the host per kernel of the forward and of the backward pass.
-        collective_host_us, drift_us: time of the host per collective, and per other device in it, since hosts drift apart.
+        collective_host_us: time of the host per collective; for as long, devices wait in a collective that other ops await,
+            until the last one has launched it.
+        drift_us: time of the host per other device in a collective, since hosts drift apart.
         stage_us: time of the host per pipeline stage, micro-batch and direction.
         gather_us: time of the host per block and direction that gathers its parameters (ZeRO-3).
     """
@@ -208,6 +211,7 @@ def part_times(
                 continue
             lane_free = max(lane_free, chain) + lasts
             if op.awaited:
+                lane_free += efficiency.collective_host_us
                 chain = lane_free
             host += efficiency.collective_host_us + efficiency.drift_us * (width(op) - 1)
             continue
@@ -226,8 +230,5 @@ def part_times(
 
 
 def _join(device_us: float, host_us: float) -> float:
-    """Returns a smooth maximum of both times."""
-    top = max(device_us, host_us)
-    if top == 0.0:
-        return 0.0
-    return top * ((device_us / top) ** SMOOTHNESS + (host_us / top) ** SMOOTHNESS) ** (1 / SMOOTHNESS)
+    """Returns the time of kernels that the host launches."""
+    return max(host_us, device_us + WAIT_SHARE * host_us)

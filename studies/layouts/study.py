@@ -5,8 +5,7 @@
 
 Rows are of five sources (`measured`): vTrain's GPT on one machine of A100, BLOOM's preparation on 384 A100, MPT under
 FSDP on A100 and H100, Megatron on B200, Sailor's GPT-Neo and OPT on GH200. Fitted are shares of peaks and the time
-that hosts take; a prior holds each near where it starts. The rows to fit on are those whose measurement leaves the least
-uncertainty of all predictions; they are chosen by what predictions depend on, before any measurement is read.
+that hosts take; a prior holds each near where it starts. The rows to fit on are spread over the degrees of layouts.
 `choice`: of measured layouts of one model, batch and number of devices, how much slower is the one with the smallest
 predicted time than the fastest measured?
 """
@@ -17,6 +16,7 @@ import argparse
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,8 @@ from baechi_lab.parallel.kernel_times import EFFICIENCIES, Efficiency
 from studies.layouts.measured import SOURCES, MeasuredStep
 from studies.results import result, store
 
-FIT_ROWS = 24
-"""Number of rows to fit on, of all sources."""
-
-MOST_CANDIDATES = 120
-"""Rows of one source, evenly spread over its file, among which those to fit on are chosen."""
+FIT_ROWS = {"vtrain": 9, "bloom": 4, "mpt": 5, "b200": 3, "sailor": 3}
+"""Number of rows of every source to fit on: about in proportion to the cube root of its rows, 24 in all."""
 
 SHARED = (
     "misaligned_share",
@@ -66,14 +63,8 @@ START = {
 SPREAD_OF_SHARES, SPREAD_OF_TIMES = 0.3, 0.7
 """Standard deviations of the prior of shares and times, in their logarithms, around where the fit starts."""
 
-WEIGHTS = {"vtrain": 3.0}
-"""Of the sources in the choice of rows, where not 1: vTrain's stand for layouts on many machines too."""
-
 ROW_ERROR = 0.05
 """Relative error of a row that costs as much as a constant one standard deviation away from its start."""
-
-DIFFERENCE = 0.02
-"""Step in the logarithm of a constant by which its influence on predictions is found."""
 
 KEYS = [("", key) for key in SHARED] + [(kind, key) for kind, own in OWN.items() for key in own]
 """Hardware ("" for all) and name of every constant that is fitted."""
@@ -98,57 +89,33 @@ def _starting_values() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     return np.minimum(start, upper - 1e-3), np.where(share, SPREAD_OF_SHARES, SPREAD_OF_TIMES), upper
 
 
-def sensitivities(steps: Sequence[MeasuredStep]) -> np.ndarray:
-    """float64[steps, constants]: change of the logarithm of a predicted time by a standard deviation of each constant."""
-    start, spread, _ = _starting_values()
-
-    def predictions(values: np.ndarray) -> np.ndarray:
-        table = constants_by_hardware(values)
-        return np.log([step.predicted_seconds(table[step.constants]) for step in steps])
-
-    base = predictions(start)
-    columns = [predictions(start - DIFFERENCE * row) - base for row in np.eye(len(start))]
-    return -np.array(columns).T * spread / DIFFERENCE
-
-
-def informative_rows(sensitivity: np.ndarray, weights: np.ndarray, count: int) -> list[int]:
-    """Rows whose measurements leave the least uncertainty of all predictions, chosen before any measurement is read.
-
-    Args:
-        sensitivity: float64[rows, constants], as of `sensitivities`.
-        weights: float64[rows], of the variances of predictions.
-        count: of rows.
-
-    With a normal prior of the constants, whose covariance is C, and measurements with an error of `ROW_ERROR`, a measurement of
-    row j takes `(s_i C s_j)^2 / (ROW_ERROR^2 + s_j C s_j)` from the variance of prediction i (V. Fedorov, "Theory of Optimal
-    Experiments", 1972). Rows are chosen one after the other.
-    """
-    covariance = np.eye(sensitivity.shape[1])
-    rows = list[int]()
-    for _ in range(count):
-        cross = sensitivity @ covariance @ sensitivity.T
-        noise = ROW_ERROR**2 + np.diag(cross)
-        gain = weights @ cross**2 / noise
-        gain[rows] = -1.0
-        rows.append(int(gain.argmax()))
-        direction = covariance @ sensitivity[rows[-1]]
-        covariance -= np.outer(direction, direction) / noise[rows[-1]]
-    return rows
-
-
 def choose_rows() -> dict[str, list[int]]:
-    """Indices of the rows of every source to fit on."""
-    steps, places, weights = list[MeasuredStep](), list[tuple[str, int]](), list[float]()
-    for source, read in SOURCES.items():
-        usable = [
-            (k, step) for k, step in enumerate(read()) if step.seconds and step.options.precision.products == "fp16"
-        ]
-        usable = usable[:: -(-len(usable) // MOST_CANDIDATES)]
-        steps += [step for _, step in usable]
-        places += [(source, k) for k, _ in usable]
-        weights += [WEIGHTS.get(source, 1.0) / len(usable)] * len(usable)
-    chosen = [places[k] for k in informative_rows(sensitivities(steps), np.array(weights), FIT_ROWS)]
-    return {source: sorted(k for owner, k in chosen if owner == source) for source in SOURCES}
+    """Indices of the rows of every source to fit on: in order of their degrees, rows at equal distances.
+
+    The choice depends neither on measurements nor on predictions. Rows in fp8 are left out.
+    """
+    chosen = {}
+    for source, count in FIT_ROWS.items():
+        steps = SOURCES[source]()
+        rows = [k for k, step in enumerate(steps) if step.seconds and step.options.precision.products == "fp16"]
+        rows.sort(key=lambda k: (*_degrees(steps[k]), k))
+        chosen[source] = sorted(evenly_spaced(rows, count))
+    return chosen
+
+
+def _degrees(step: MeasuredStep) -> tuple[str, int, int, int, int, int, int]:
+    """Hardware and degrees of a layout, by which rows are ordered."""
+    layout = step.layout
+    return (step.constants, layout.tp, layout.pp, layout.cp, layout.ep, layout.micro_batch, step.model.hidden)
+
+
+def evenly_spaced(rows: Sequence[int], count: int) -> list[int]:
+    """Returns `count` rows, each from the middle of one of as many equal parts.
+
+    >>> evenly_spaced([10, 11, 12, 13, 14, 15], 2)
+    [11, 14]
+    """
+    return [rows[int((k + 0.5) * len(rows) / count)] for k in range(count)]
 
 
 def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
@@ -156,14 +123,15 @@ def fit(steps: Sequence[MeasuredStep]) -> dict[str, Efficiency]:
     from scipy.optimize import least_squares
 
     start, spread, upper = _starting_values()
+    predicted_seconds = cache(MeasuredStep.predicted_seconds)  # most constants change the predictions of some rows only
 
     def residuals(values: np.ndarray) -> np.ndarray:
         table = constants_by_hardware(values)
-        errors = [step.predicted_seconds(table[step.constants]) / float(step.seconds or 1) - 1 for step in steps]
+        errors = [predicted_seconds(step, table[step.constants]) / float(step.seconds or 1) - 1 for step in steps]
         return np.r_[errors, ROW_ERROR * (values - start) / spread]
 
     solution = least_squares(
-        residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.1, diff_step=2e-3, max_nfev=18
+        residuals, start, bounds=(-np.inf, upper), loss="soft_l1", f_scale=0.1, diff_step=2e-3, ftol=1e-3, max_nfev=18
     )
     return constants_by_hardware(solution.x)
 
