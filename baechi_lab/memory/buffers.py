@@ -135,7 +135,7 @@ def state_for(uses: Uses, event_kind: Ints, index: Ints) -> State:
     )
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index: Ints) -> int:
     """Apply the events in order; returns the number of rows written to the log."""
     for k in range(len(event_kind)):
@@ -157,7 +157,7 @@ def apply_events(uses: Uses, state: State, time: Floats, event_kind: Ints, index
     return state.counts[1]
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _start(uses: Uses, state: State, time: float, op: int) -> None:
     device = uses.place[op]
     _log(state, device, time, TEMPORARY, uses.temporary[op], op)
@@ -177,7 +177,7 @@ def _start(uses: Uses, state: State, time: float, op: int) -> None:
             state.uses_left[buffer] += uses.uses[tensor]
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _end(uses: Uses, state: State, time: float, op: int) -> None:
     device = uses.place[op]
     _log(state, device, time, TEMPORARY, -uses.temporary[op], op)
@@ -187,7 +187,7 @@ def _end(uses: Uses, state: State, time: float, op: int) -> None:
         _release(state, tensor, device, time, op)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _viewed_buffer(uses: Uses, state: State, op: int, tensor: int) -> int:
     """Returns the buffer of the smallest input on the device that is at least as large as `tensor`."""
     best = NONE
@@ -199,7 +199,7 @@ def _viewed_buffer(uses: Uses, state: State, op: int, tensor: int) -> int:
     return NONE if best == NONE else _buffer_of_input(uses, state, best)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: int) -> int:
     """Returns the buffer of the first input of the same size that only this op still needs, or `NONE`.
 
@@ -223,7 +223,7 @@ def _overwritten_buffer(uses: Uses, state: State, time: float, op: int, tensor: 
     return NONE
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _views_persistent(uses: Uses, state: State, op: int, tensor: int) -> bool:
     """Whether a view without a buffer lies in persistent bytes: it reads such a view, or no tensor as large as itself."""
     for e in range(uses.inputs[op], uses.inputs[op + 1]):
@@ -232,14 +232,14 @@ def _views_persistent(uses: Uses, state: State, op: int, tensor: int) -> bool:
     return True
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _buffer_of_input(uses: Uses, state: State, e: int) -> int:
     """Returns the buffer of input `e`."""
     slot = uses.slots[e]
     return NONE if slot == NONE else state.buffer[slot]
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _new_buffer(uses: Uses, state: State, tensor: int, category: int) -> int:
     """Allocate a buffer of the size of `tensor`, without uses."""
     buffer = state.counts[0]
@@ -248,7 +248,7 @@ def _new_buffer(uses: Uses, state: State, tensor: int, category: int) -> int:
     return buffer
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _release(state: State, slot: int, device: int, time: float, op: int) -> None:
     """End one use of a slot, and free its buffer after the last use."""
     buffer = NONE if slot == NONE else state.buffer[slot]
@@ -259,7 +259,7 @@ def _release(state: State, slot: int, device: int, time: float, op: int) -> None
         _log(state, device, time, state.category[buffer], -state.bytes[buffer], op)
 
 
-@njit(cache=True)
+@njit(cache=True, allocates=False)
 def _log(state: State, device: int, time: float, category: int, delta: int, op: int) -> None:
     if delta == 0:
         return

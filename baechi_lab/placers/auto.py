@@ -32,7 +32,7 @@ from ..graph import Cluster, OpGraph, Placement
 from ..graph.costs import durations
 from ..graph.kernels.compiling import working_seconds
 from ..graph.kernels.jit import HAS_NUMBA
-from ..simulator import simulate
+from ..simulator import simulate_step
 from ..simulator.schedulers import SCHEDULERS
 from .base import Placer
 from .evaluation.enumerate import best_schedule
@@ -227,7 +227,7 @@ class Auto(Placer):
             planned = None
             if feasible and us < fastest_us:
                 # The order in which the scheduler runs the ops.
-                timeline = simulate(original, cluster, placed.on(original), scheduler)
+                timeline = simulate_step(original, cluster, placed.on(original), scheduler)
                 order = order_of_starts(original, timeline.start_us, timeline.end_us)
                 planned = placed.replace(member_order=order.astype(np.float64))
                 us, peak, feasible = simulate_ops(original, cluster, planned)

@@ -11,7 +11,7 @@ from ..errors import InfeasiblePlacement
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.compiling import working_seconds
 from ..passes.named_tensors import without_name_waits
-from ..simulator import makespan_and_peak, simulate
+from ..simulator import makespan_and_peak, simulate, simulate_step
 from .base import Placer
 from .memory.adjusted_limits import (
     TRIES,
@@ -98,7 +98,7 @@ def _fit_in_simulation(graph: OpGraph, cluster: Cluster, placer: Placer, placeme
             pipeline = {"micro_batches": placer.micro_batches, "schedule": placer.schedule}  # type: ignore[attr-defined]
             return simulate(graph, on, placed, **pipeline).peak_bytes
         # In one micro-batch each replica holds what the first of its group holds.
-        return simulate(graph, on, placed.replace(replicas=())).peak_bytes
+        return simulate_step(graph, on, placed.replace(replicas=())).peak_bytes
 
     def peak_as_counted(on: Cluster, placed: Placement) -> NDArray[np.int64]:
         if objective == "step":

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ..graph import Cluster, OpGraph, Placement
 from ..graph.kernels.csr import inverse
-from ..simulator import makespan_and_peak, simulate
+from ..simulator import makespan_and_peak, simulate_step
 from ..simulator.kernel_run import run_kernel
 from ..simulator.validity import constraint_violations
 
@@ -54,7 +54,7 @@ class SimulationCache:
             planned = _with_order(placement, scheduler, order)
             return SimulatedPlan(*simulate_ops(graph.original, cluster, planned), order)
         if graph.reuse is not None:
-            timeline = simulate(graph, cluster, placement, scheduler)
+            timeline = simulate_step(graph, cluster, placement, scheduler)
             return SimulatedPlan(timeline.makespan_us, timeline.peak_bytes, timeline.feasible, order)
         breaks_constraint = any(True for _ in constraint_violations(graph, cluster, placed.device))
         feasible = not breaks_constraint and bool((peak <= cluster.memory_bytes).all())
@@ -80,5 +80,5 @@ def simulate_ops(
     us, peak = makespan_and_peak(graph, cluster, placement, scheduler)
     if graph.reuse is None or (peak <= cluster.memory_bytes).all():
         return us, peak, bool((peak <= cluster.memory_bytes).all())
-    timeline = simulate(graph, cluster, placement, scheduler)
+    timeline = simulate_step(graph, cluster, placement, scheduler)
     return timeline.makespan_us, timeline.peak_bytes, timeline.feasible

@@ -7,7 +7,7 @@ from .bounds import Bounds
 from .ranks import critical_path, downward_rank, total_rank, upward_rank
 from .ratios import Ratios, ratios
 from .robustness import Robustness, robustness
-from .simulation import makespan_and_peak, simulate
+from .simulation import makespan_and_peak, simulate, simulate_step
 from .throughput import Throughput, throughput
 from .validity import check
 
@@ -23,6 +23,7 @@ __all__ = [
     "ratios",
     "robustness",
     "simulate",
+    "simulate_step",
     "throughput",
     "total_rank",
     "upward_rank",

@@ -95,6 +95,17 @@ def simulate(
     return timeline
 
 
+def simulate_step(
+    graph: OpGraph, cluster: Cluster, placement: Placement, scheduler: SchedulerOption | None = None
+) -> Timeline:
+    """Returns the timeline of one step as `simulate` does, without the peaks of the framework's own orders.
+
+    Those (`Timeline.runtime_peak_bytes`) take most of the time of `simulate`, and no placer decides by them.
+    """
+    timeline = _run(graph, cluster, placement.checked(graph, cluster.n), scheduler, {})
+    return timeline if graph.reuse is None else apply_buffer_reuse(graph, cluster, timeline)
+
+
 def _pipelined(
     graph: OpGraph,
     cluster: Cluster,

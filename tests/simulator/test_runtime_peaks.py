@@ -6,6 +6,7 @@ import pytest
 import baechi_lab as bl
 from baechi_lab.fitting.record import Fit, FitOption
 from baechi_lab.passes.contraction import contract
+from baechi_lab.simulator import simulate_step
 from baechi_lab.simulator.executor_order import executor_orders
 from baechi_lab.simulator.runtime_peaks import notes_on_runtime_peaks
 
@@ -30,6 +31,9 @@ def test_devices_that_work_in_turns_hold_more_than_devices_at_once():
     assert timeline.runtime_peak_bytes[0] == 30 + 20 + 90
     assert timeline.peak_margin[0] == 140 / 110 - 1
     assert timeline.feasible and timeline.devices_in_doubt == (0,)
+    step = simulate_step(towers(), cluster, placed)  # the same without the peaks of the framework's own orders
+    assert step.peak_bytes.tolist() == timeline.peak_bytes.tolist() and step.makespan_us == timeline.makespan_us
+    assert step.runtime_peak_bytes.tolist() == step.peak_bytes.tolist()
     assert notes_on_runtime_peaks(timeline) == [
         "gpu:0 fits by the simulation, with 110 B, but may need 140 B of its 120 B when the framework runs it (peak_margin)"
     ]

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from ...errors import InfeasiblePlacement
 from ...graph import Cluster, OpGraph, Placement
-from ...simulator import simulate
+from ...simulator import simulate_step
 from ..problem import allowed_group_devices, groups_of
 from .depth_first import depth_first_order
 
@@ -49,7 +49,7 @@ def place_with_larger_limits(
             placement = assign(graph, cluster.with_memory(limits.tolist()))
         except InfeasiblePlacement:
             continue
-        if simulate(graph, cluster, placement).feasible:
+        if simulate_step(graph, cluster, placement).feasible:
             return placement.replace(info={**placement.info, "limits": factor})
     return None
 
@@ -94,7 +94,7 @@ def fastest_of_all_placements(graph: OpGraph, cluster: Cluster) -> Placement | N
     for home in product(*(np.flatnonzero(row).tolist() for row in allowed)):
         for order in (None, depth_first_order(graph)):
             placed = Placement(device=np.array(home, dtype=np.int32)[group], order=order)
-            timeline = simulate(graph, cluster, placed)
+            timeline = simulate_step(graph, cluster, placed)
             if timeline.feasible and (best is None or timeline.makespan_us < best[0]):
                 best = timeline.makespan_us, placed
     return None if best is None else best[1].replace(info={"limits": "tried out"})

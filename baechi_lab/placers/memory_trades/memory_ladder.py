@@ -15,7 +15,7 @@ import numpy as np
 from ...errors import BaechiLabError
 from ...graph import Cluster, OpGraph, Placement, Timeline
 from ...passes.optimize import optimize
-from ...simulator import simulate
+from ...simulator import simulate, simulate_step
 from ..direct import place_directly
 from ..memory.packing import needed_bytes
 from ..memory.repair import repair
@@ -44,7 +44,7 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
                 placed = place_directly(form, ample_cluster, name).on(graph)
             except BaechiLabError:
                 continue
-            pairs.append((placed, simulate(graph, ample_cluster, placed)))
+            pairs.append((placed, simulate_step(graph, ample_cluster, placed)))
     if not pairs:
         return []
     computing, start = ~cluster.is_host, _fastest(pairs)
@@ -64,7 +64,7 @@ def place_on_memory_ladder(graph: OpGraph, cluster: Cluster, placers: Sequence[s
             break
         if repaired_placement is None:
             break
-        pairs.append((repaired_placement, simulate(graph, ample_cluster, repaired_placement)))
+        pairs.append((repaired_placement, simulate_step(graph, ample_cluster, repaired_placement)))
     return [(placed, simulate(graph, cluster, placed)) for placed, _ in pairs]
 
 
