@@ -48,7 +48,7 @@ from numpy.typing import NDArray
 
 from ..graph.hardware import HOST_OP_US, PRECISIONS, Hardware
 from .generations import Generation, generation_named
-from .work import Floats, Kernel, Products, Work, work_of
+from .work import ALIGNED, Floats, Kernel, Products, Work, work_of
 
 LONG_ROW = 4096
 """Elements of the summed dimension from which on rows are so far apart in memory that reading them slows a product down."""
@@ -84,7 +84,16 @@ UNALIGNED_SHARES = {2: 0.11, 4: 0.24, 8: 0.24}
 H200, whose kernels for such rows use the instructions of earlier hardware."""
 EARLIER_UNALIGNED_SHARE = 0.3
 """The same on earlier hardware: with 50,304 words in place of 50,257, GPT-2 trains about 25 % faster on an A100 (nanoGPT)."""
-FP32 = PRECISIONS.index("fp32")
+CROSSED_SHARE = 0.6
+"""Share of what other products in TF32 reach that those with crossed operands do, on Hopper and later: their matrix units read
+TF32 along the summed dimension only. Measured on an H200."""
+CONVOLUTION_SHARE = 0.57
+"""Share of what products of float32 numbers reach that convolutions of them do, on Hopper and later: cuDNN chooses implicit
+products, and no kernels of Winograd's algorithm. Measured on an H200."""
+PRODUCT_BANDWIDTH_SHARE = 0.8
+"""Share of the bandwidth of other kernels that products in TF32 and batched products on matrix units reach: tiles are written
+when they are complete. Measured on an H200."""
+FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 
 
 def estimated_us(
@@ -112,11 +121,12 @@ def estimated_us(
         memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
         layout_us = LAYOUT_US * work.product_count + 1e6 * work.layout_bytes / (LAYOUT_SHARE * memory)
         convolution_us = np.where(work.precision == FP32, constants.convolution_us, layout_us)
-        kernel = kernel + np.where(work.convolution, convolution_us, 0.0)
+        multiprocessor_us = work.multiprocessor_us / _busy_multiprocessors(work, hardware)
+        kernel = np.maximum(kernel, multiprocessor_us) + work.wait_us + np.where(work.convolution, convolution_us, 0.0)
     if hardware.launches_hidden and not follows:
         first = np.flatnonzero(~(work.free | work.metadata))[:1]
         kernel[first] += start_us(work, constants)[first]
-    launches_us = hardware.launch_us * work.steps
+    launches_us = np.minimum(hardware.launch_us, work.step_us) * work.steps
     launched = np.maximum(launches_us, kernel) if hardware.launches_hidden else launches_us + kernel
     once = np.where(work.free, 0.0, np.where(work.metadata, HOST_OP_US, launched))
     total = np.zeros(work.ops)
@@ -146,19 +156,22 @@ def kernel_us(kernel: Kernel, hardware: Hardware) -> float:
 def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDArray[np.float64]:
     """Returns the time of the arithmetic: of products by tiles where their shapes are known, else of FLOPs at their rate."""
     calibrated = np.where(work.batched, hardware.batched_share, hardware.matmul_share)
-    full_precision = work.precision == FP32
+    full_precision, is_recent = work.precision == FP32, hardware.generation in ("hopper", "blackwell")
     reached = np.where(full_precision, constants.product_share, constants.matrix_unit_share)
     if hardware.multiprocessors:
         for alignment, hopper_share in UNALIGNED_SHARES.items():
-            share = hopper_share if hardware.generation in ("hopper", "blackwell") else EARLIER_UNALIGNED_SHARE
+            share = hopper_share if is_recent else EARLIER_UNALIGNED_SHARE
             reached = np.where(~full_precision & (work.row_alignment == alignment), share, reached)
+        if is_recent:
+            slow = work.crossed & (work.precision == TF32) & (work.row_alignment == ALIGNED)
+            reached = np.where(slow, CROSSED_SHARE * reached, reached)
+            reached = np.where(work.convolution & full_precision, CONVOLUTION_SHARE * reached, reached)
     rates = np.array([hardware.product_flops(p) for p in PRECISIONS])[work.precision] * calibrated * reached
     rate = np.where(work.matrix, rates, hardware.peak_flops * hardware.arithmetic_share)
     unshaped = 1e6 * work.flops / rate
     if not hardware.multiprocessors:
         return unshaped
-    rows_at_a_time = np.where(work.row_count > 0, work.row_count, hardware.multiprocessors)
-    busy_share = np.minimum(1.0, rows_at_a_time / hardware.multiprocessors)
+    busy_share = _busy_multiprocessors(work, hardware) / hardware.multiprocessors
     vector_us = 1e6 * work.vector_flops / (hardware.peak_flops * hardware.arithmetic_share * busy_share)
     owner = work.products.owner
     tile = (constants.tile_rows, constants.tile_columns)
@@ -167,7 +180,7 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     )
     product_us = _products_us(work.products, rates[owner], full_precision[owner], splits, hardware, constants, tile)
     replaced = work.winograd.owner
-    if len(replaced):
+    if len(replaced) and not is_recent:
         tile = (WINOGRAD_TILE, WINOGRAD_TILE)
         kernels = owner[replaced]
         no_splits = np.ones(len(kernels))
@@ -180,6 +193,11 @@ def _arithmetic_us(work: Work, hardware: Hardware, constants: Generation) -> NDA
     has_shape = np.zeros(len(work.op), dtype=np.bool_)
     has_shape[owner] = True
     return np.where(has_shape, shaped, np.where(work.vector_flops > 0, 0.0, unshaped)) + vector_us
+
+
+def _busy_multiprocessors(work: Work, hardware: Hardware) -> Floats:
+    """Returns on how many multiprocessors each kernel runs: all, but for norms of few rows."""
+    return np.minimum(np.where(work.row_count > 0, work.row_count, hardware.multiprocessors), hardware.multiprocessors)
 
 
 def _products_us(
@@ -221,6 +239,10 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
     The cache holds the rows of all running blocks, or a part of them; the others are read from memory again.
     """
     memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
+    if hardware.multiprocessors:
+        writes_tiles = (work.precision == TF32) | work.batched & (work.precision != FP32)
+        writes_tiles &= work.matrix & (work.product_count > 0) & ~work.convolution
+        memory = memory * np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
     if not hardware.l2_bytes or not work.reread_bytes.any():
         return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))
     blocks = np.where(work.norm, hardware.multiprocessor_threads // NORM_THREADS, SOFTMAX_BLOCKS)

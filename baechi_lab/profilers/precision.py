@@ -116,8 +116,12 @@ class Precision:
 
         Fused attention and depthwise convolutions of float32 numbers have no such kernels.
         """
+        if self.name != "tf32":
+            return kernel
         is_float32_product = kernel.matrix and kernel.precision == "fp32" and not kernel.vector_flops
-        return replace(kernel, precision="tf32") if is_float32_product and self.name == "tf32" else kernel
+        precision = "tf32" if is_float32_product else kernel.precision
+        followed_by = None if kernel.followed_by is None else self.kernel(kernel.followed_by)
+        return replace(kernel, precision=precision, followed_by=followed_by)
 
     def work(self, work: Work) -> Work:
         """Returns the work with products of float32 numbers in TF32, if that is chosen."""

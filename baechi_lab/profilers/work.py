@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import prod
+from math import inf, prod
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,11 @@ ALIGNED = 16
 """Bytes that matrix units load at once."""
 DEPTHWISE_GRADIENT = 1.64
 """How many times as long as a depthwise convolution the gradient of its input, or of its filters, takes. Measured on an H200."""
+
+PERSISTENT_HIDDEN = ((384, 256), (192, 128))
+"""Largest states, forward and backward, of recurrent layers that PyTorch runs as one kernel: with one gate, and with more."""
+PERSISTENT_STEP_US = 2.1
+"""Microseconds of a step of such a kernel. Measured on an H200."""
 
 
 @dataclass(frozen=True)
@@ -77,8 +82,10 @@ class Rows:
     count: int = field(default=0, compare=False)
 
     @classmethod
-    def of_softmax(cls, numbers: int, length: int, number_bytes: int) -> Rows | None:
+    def of_softmax(cls, numbers: int, length: int, number_bytes: int, backward: bool = False) -> Rows | None:
         """Rows of `length` numbers each: the maximum, the sum and the output each read a long row.
+
+        Backward, the sum and the gradient each read a row of the output and of its gradient.
 
         Shared memory holds rows of medium length, so that one more pass through it remains. None for short rows, which are
         read once.
@@ -87,7 +94,8 @@ class Rows:
             return None
         if length % 4 == 0 and length * number_bytes <= SHARED_ROW_BYTES:
             return cls(float(numbers * number_bytes), 0.0, 1)
-        return cls(float(numbers * number_bytes), float(length * number_bytes), 2)
+        tensors, rereads = (2, 1) if backward else (1, 2)
+        return cls(float(tensors * numbers * number_bytes), float(tensors * length * number_bytes), rereads)
 
     @classmethod
     def of_norm(cls, numbers: int, length: int, number_bytes: int, tensors: int = 1) -> Rows:
@@ -114,7 +122,13 @@ class Kernel:
             depthwise convolution, of the channels of a batch norm.
         layout_bytes: bytes that change their order in memory before and after a convolution on matrix units.
         row_alignment: the largest power of two, up to `ALIGNED`, that divides the bytes of the operands' rows.
-        steps: of a recurrent layer, which run one after another: each takes at least a launch.
+        crossed: True for a product, neither of whose operands lies in memory along the summed dimension.
+        multiprocessor_us: microseconds of one multiprocessor that is not bound by FLOPs: of integers, which compute where
+            operands lie, and of loads that wait for each other.
+        wait_us: microseconds that the kernel takes besides, in which some blocks of threads wait for others.
+        steps: of a recurrent layer, which run one after another: each takes at least a launch, or `step_us`.
+        step_us: microseconds of a step at least, if it is less than a launch: all steps are one kernel.
+        followed_by: the kernel that the operator runs after this one.
 
     >>> Kernel(flops=9.6e6, precision="fp16", matrix=True).metadata
     False
@@ -132,7 +146,17 @@ class Kernel:
     vector_flops: float = 0.0
     layout_bytes: float = 0.0
     row_alignment: int = ALIGNED
+    crossed: bool = False
+    multiprocessor_us: float = 0.0
+    wait_us: float = 0.0
     steps: int = 1
+    step_us: float = inf
+    followed_by: Kernel | None = None
+
+    @property
+    def sequence(self) -> tuple[Kernel, ...]:
+        """The kernel and those that follow it."""
+        return (self, *(() if self.followed_by is None else self.followed_by.sequence))
 
 
 def convolution_products(
@@ -173,6 +197,26 @@ def convolution_products(
         winograd = _winograd(batch, outputs, group_channels, group_filters, groups)
     forward = Product(groups, batch * prod(outputs), group_filters, group_channels * prod(window), winograd)
     return (replace(forward, input_gradient=forward),)
+
+
+def recurrent_kernel(
+    kernel: Kernel, steps: int, samples: int, hidden: int, gates: int, backward: bool = False
+) -> Kernel:
+    """Returns the kernel of a recurrent layer with its steps, whose gates are a kernel of their own.
+
+    Small layers of float32 numbers run all steps in one kernel, which keeps the weights of the states in registers
+    (`PERSISTENT_HIDDEN`).
+
+    >>> recurrent_kernel(Kernel(matrix=True), 100, 32, 512, 4).followed_by.steps
+    100
+    """
+    if kernel.precision == "fp32" and hidden <= PERSISTENT_HIDDEN[gates > 1][backward]:
+        return replace(kernel, steps=steps, step_us=PERSISTENT_STEP_US)
+    number_bytes = 4 if kernel.precision == "fp32" else 2
+    gate_bytes = float(number_bytes * steps * samples * hidden * (2 * gates + 1))
+    return replace(
+        kernel, steps=steps, followed_by=Kernel(moved_bytes=gate_bytes, precision=kernel.precision, steps=steps)
+    )
 
 
 def depthwise_flops(outputs: int, window: Sequence[int]) -> float:
@@ -286,8 +330,7 @@ class Work:
     FLOPs and bytes are those of one run. `matrix` rows run on the matrix units in `precision` (an index into `PRECISIONS`),
     `metadata` rows move no data, `free` rows take no time, `batched` rows are products of many small matrices, as in attention.
     `products` hold the shapes of the kernels' products, `winograd` those that may replace one of `products`. `reread_bytes` are
-    read again, in rows of `row_bytes`; `norm` rows are norms of `row_count` rows. `vector_flops`, `layout_bytes` and
-    `row_alignment` are those of the kernels. `steps` of one run follow each other.
+    read again, in rows of `row_bytes`; `norm` rows are norms of `row_count` rows. The other columns are those of the kernels.
     """
 
     ops: int
@@ -308,7 +351,11 @@ class Work:
     vector_flops: Floats
     layout_bytes: Floats
     row_alignment: NDArray[np.int64]
+    crossed: Booleans
+    multiprocessor_us: Floats
+    wait_us: Floats
     steps: NDArray[np.int64]
+    step_us: Floats
     products: Products
     winograd: Products = field(default_factory=lambda: Products.of([]))
 
@@ -329,25 +376,26 @@ def work_of(
     Args:
         ops: number of ops.
         rows: the kernels, in the order in which they run.
-        times: runs of each kernel, 1 by default.
+        times: runs of each kernel and of those that follow it, 1 by default.
         free: which kernels take no time, none by default.
     """
-    op_kernels = list(rows)
-    kernels = [kernel for _, kernel in op_kernels]
+    row_sequences = [(op, kernel.sequence) for op, kernel in rows]
+    lengths = [len(sequence) for _, sequence in row_sequences]
+    kernels = [kernel for _, sequence in row_sequences for kernel in sequence]
     column = lambda key, kind: np.array([getattr(kernel, key) for kernel in kernels], dtype=kind)  # noqa: E731
     index = {precision: i for i, precision in enumerate(PRECISIONS)}
     products = [(i, product) for i, kernel in enumerate(kernels) for product in kernel.products]
     repeated = [kernel.rows for kernel in kernels]
     return Work(
         ops=ops,
-        op=np.array([op for op, _ in op_kernels], dtype=np.int64),
-        times=np.ones(len(kernels)) if times is None else np.array(times, dtype=np.float64),
+        op=np.repeat(np.array([op for op, _ in row_sequences], dtype=np.int64), lengths),
+        times=np.repeat(np.ones(len(lengths)) if times is None else np.array(times, np.float64), lengths),
         flops=column("flops", np.float64),
         moved_bytes=column("moved_bytes", np.float64),
         matrix=column("matrix", np.bool_),
         precision=np.array([index[kernel.precision] for kernel in kernels], dtype=np.int64),
         metadata=column("metadata", np.bool_),
-        free=np.zeros(len(kernels), dtype=np.bool_) if free is None else np.array(free, dtype=np.bool_),
+        free=np.repeat(np.zeros(len(lengths), np.bool_) if free is None else np.array(free, np.bool_), lengths),
         batched=column("batched", np.bool_),
         convolution=column("convolution", np.bool_),
         reread_bytes=np.array([0.0 if r is None else r.bytes * r.rereads for r in repeated]),
@@ -357,7 +405,11 @@ def work_of(
         vector_flops=column("vector_flops", np.float64),
         layout_bytes=column("layout_bytes", np.float64),
         row_alignment=column("row_alignment", np.int64),
+        crossed=column("crossed", np.bool_),
+        multiprocessor_us=column("multiprocessor_us", np.float64),
+        wait_us=column("wait_us", np.float64),
         steps=column("steps", np.int64),
+        step_us=column("step_us", np.float64),
         products=Products.of(products),
         winograd=Products.of([(i, p.winograd) for i, (_, p) in enumerate(products) if p.winograd is not None]),
     )

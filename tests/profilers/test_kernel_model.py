@@ -90,6 +90,57 @@ def test_channels_of_a_norm_keep_as_many_multiprocessors_busy():
         assert estimated_us(work_of(1, [(0, kernel)]), DEVICE, generation=Generation()) == pytest.approx(us)
 
 
+def test_indices_waits_and_the_kernel_that_follows():
+    """6 us of one multiprocessor are 1.5 us of four, or 3 us of two; 2 us of waiting come besides; 1e6 bytes follow in 1 us."""
+    after = Kernel(moved_bytes=1e6)
+    kernel = Kernel(moved_bytes=1e6, multiprocessor_us=6.0, wait_us=2.0, followed_by=after)
+    few = replace(kernel, rows=Rows(0.0, 0.0, 0, count=2), followed_by=None)
+    work = work_of(2, [(0, kernel), (1, few)], times=[1.0, 3.0])
+    us = estimated_us(work, DEVICE, generation=Generation(), follows=True)
+    assert us.tolist() == pytest.approx([1.5 + 2 + 1, 3 * (3 + 2)])
+    assert work.op.tolist() == [0, 0, 1] and work.times.tolist() == [1, 1, 3]
+
+
+def test_recent_matrix_units_read_tf32_along_the_summed_dimension():
+    """Products with crossed operands reach 0.6 of the others, on Hopper, in TF32 and where rows are aligned."""
+    flat = replace(TILES, tile_us=0.0)
+
+    def slowdown(generation, precision, **fields):
+        device = replace(DEVICE, generation=generation)
+        plain, crossed = (
+            product_us(Product(4, 64, 64, 128), flat, device, precision=precision, crossed=c, **fields)
+            for c in (False, True)
+        )
+        return crossed / plain
+
+    assert slowdown("hopper", "tf32") == pytest.approx(1 / 0.6)
+    assert slowdown("ampere", "tf32") == slowdown("hopper", "fp16") == slowdown("hopper", "fp32") == 1
+    assert slowdown("hopper", "tf32", row_alignment=4) == 1
+
+
+def test_tiles_of_matrix_units_are_written_when_they_are_complete():
+    """1e8 bytes of a product at 0.8 of the bandwidth, unless it is one of float32, or a single one of 16-bit numbers."""
+    product = Product(1, 64, 64, 64)
+    cases = (("tf32", False, 1.25), ("fp16", True, 1.25), ("fp16", False, 1.0), ("fp32", True, 1.0))
+    for precision, batched, us in cases:
+        kernel = Kernel(moved_bytes=1e8, matrix=True, precision=precision, batched=batched, products=(product,))
+        assert kernel_us_of(kernel) == pytest.approx(100 * us)
+
+
+def kernel_us_of(kernel):
+    return float(estimated_us(work_of(1, [(0, kernel)]), DEVICE, generation=Generation())[0])
+
+
+def test_convolutions_of_float32_on_recent_hardware_are_implicit_products():
+    """They reach 0.57 of what products reach, and have no kernels of Winograd's algorithm."""
+    flat = replace(TILES, tile_us=0.0)
+    (product,) = convolution_products(16, (32, 32), 64, 64, (3, 3), plain=True)
+    device = replace(DEVICE, generation="hopper")
+    expected = product.flops / 4e6 / 0.57
+    assert product_us(product, flat, device, convolution=True) == pytest.approx(expected)
+    assert product_us(product, flat, device) < expected
+
+
 def test_power_holds_the_tiles_back():
     """100 W at 50 pJ per FLOP are 2e12 FLOP/s, half the peak, for whole tiles and only for float32."""
     generation = replace(TILES, tile_us=0.0, product_pj=50.0)

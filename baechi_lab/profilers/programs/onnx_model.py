@@ -17,7 +17,7 @@ from ...graph.formats.reading import stem, with_file_name
 from ...graph.tensors import shapes_in_words
 from ..arithmetic import per_element
 from ..precision import Precision
-from ..work import Kernel
+from ..work import Kernel, recurrent_kernel
 from .onnx_flops import SHAPE_OPS, product_flops, product_shapes, repeated_rows, vector_flops
 from .records import UNKNOWN_SHAPES, Program, ProgramOp, check_sizes
 
@@ -226,7 +226,7 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
         except (IndexError, TypeError, ValueError, KeyError, ZeroDivisionError):
             products = ()
         convolution = "Conv" in node.op_type and bool(products)
-        return Kernel(
+        kernel = Kernel(
             float(count),
             float(moved_bytes),
             precision,
@@ -235,8 +235,11 @@ def _kernel(node: NodeProto, shapes: Mapping[str, Shape], types: Mapping[str, st
             products=products,
             convolution=convolution,
             vector_flops=vector_flops(node, input_shapes, output_shapes),
-            steps=input_shapes[0][0] if node.op_type in ("LSTM", "GRU", "RNN") and input_shapes[0] else 1,
-        ), ""
+        )
+        if node.op_type not in ("LSTM", "GRU", "RNN") or not input_shapes[0] or not input_shapes[2]:
+            return kernel, ""
+        (steps, samples, _), (directions, rows, hidden) = input_shapes[0], input_shapes[2]
+        return recurrent_kernel(kernel, directions * steps, samples, hidden, rows // hidden), ""
     outputs = sum(prod(shape) for shape in output_shapes if shape)
     why = ""
     if node.op_type in _CONTROL_FLOW:

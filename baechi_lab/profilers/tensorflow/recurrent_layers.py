@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import prod
 from typing import TYPE_CHECKING
 
-from ..work import Kernel
+from ..work import Kernel, recurrent_kernel
 from .backward_pairing import is_backward
 from .flops import Shapes, flops, is_matrix_product
 from .nodes import called_functions, split
@@ -100,18 +101,21 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
     halves = (tf.float16.as_datatype_enum, tf.bfloat16.as_datatype_enum)
     products = [(node, inputs, outputs) for node, inputs, outputs in body_ops if is_matrix_product(node.op)]
     width = 2 if any(node.attr["T"].type in halves for node, _, _ in products) else 4
-    step_numbers = weight_numbers = 0
+    step_numbers = weight_numbers = samples = hidden = gates = 0
     for node, (left, right), (output,) in products:
         weight, activation = (output, right) if node.attr["transpose_a"].b else (right, output)
         step_numbers += prod(left) + prod(activation)
         weight_numbers += prod(weight)
-    return Kernel(
+        if weight[1] in (3 * weight[0], 4 * weight[0]):  # the weights of the states
+            samples, hidden, gates = other[0], weight[0], weight[1] // weight[0]
+    kernel = Kernel(
         flops=steps * sum(flops(*product) for product in products),
         moved_bytes=float(width * (steps * step_numbers + weight_numbers)),
         precision="fp16" if width == 2 else "fp32",
         matrix=True,
-        steps=steps,
     )
+    backward = any(node.attr["transpose_b"].b for node, _, _ in products)
+    return recurrent_kernel(kernel, steps, samples, hidden, gates, backward) if hidden else replace(kernel, steps=steps)
 
 
 def kernel_plumbing(structure: Structure) -> set[int]:

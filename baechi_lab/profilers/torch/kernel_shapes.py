@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..work import (
     ALIGNED,
     DEPTHWISE_GRADIENT,
+    Kernel,
     Product,
     Rows,
     convolution_products,
@@ -32,15 +33,44 @@ SCORE_FLOPS, HALF_SCORE_FLOPS = 200.0, 16.0
 the rate of multiplications, and kernels of float32, which use no matrix units, wait for it. Measured on an H200."""
 BATCH_NORM_FLOPS, HALF_BATCH_NORM_FLOPS = (280.0, 600.0), (480.0, 725.0)
 """`vector_flops` per number of a batch norm, forward and backward, of float32 and of 16-bit numbers. Measured on an H200."""
-_INDEXED: dict[str, tuple[int | None, float]] = {
-    "max_pool2d_with_indices": (None, 120.0),
-    "max_pool2d_with_indices_backward": (1, 750.0),
-    "upsample_bilinear2d": (None, 430.0),
-    "upsample_bilinear2d_backward": (0, 580.0),
-    "embedding_dense_backward": (0, 1200.0),
+INDEX_US = 4.1e-4
+"""`Kernel.multiprocessor_us` per number of an element-wise kernel that computes where its operands lie: one of them is repeated
+along a dimension, or lies in memory in another order, or has another type. Measured on an H200."""
+NUMBER_US: dict[str, tuple[int | None, float, float]] = {
+    "max_pool2d_with_indices": (None, 2.4e-4, 2.4e-4),
+    "max_pool2d_with_indices_backward": (1, 1.5e-3, 1.5e-3),
+    "upsample_bilinear2d": (None, 8.5e-4, 8.5e-4),
+    "upsample_bilinear2d_backward": (0, 1.1e-3, 1.1e-3),
+    "native_layer_norm": (0, 4.6e-4, 3.2e-4),
+    "native_layer_norm_backward": (0, 4.1e-4, 2.9e-4),
+    "native_group_norm": (0, 9.2e-4, 8.0e-4),
+    "native_group_norm_backward": (1, 1.04e-3, 1.0e-3),
+    "_softmax": (0, 2.4e-4, 2.4e-4),
+    "_safe_softmax": (0, 2.4e-4, 2.4e-4),
+    "_log_softmax": (0, 2.4e-4, 2.4e-4),
+    "_softmax_backward_data": (0, 2.4e-4, 2.4e-4),
+    "_log_softmax_backward_data": (0, 2.4e-4, 2.4e-4),
+    "native_dropout": (0, 2.3e-4, 2.3e-4),
+    "gelu": (0, 1.8e-4, 1.8e-4),
+    "gelu_backward": (0, 2.4e-4, 2.4e-4),
 }
-"""Operators whose kernels compute indices, or add numbers of one row in turn: the argument that counts, or None for the output,
-and the `vector_flops` per number, of a pooling window per position. Measured on an H200."""
+"""Operators whose kernels compute indices, exponentials or sums beside the numbers that they move: the argument that counts, or
+None for the output, and the `Kernel.multiprocessor_us` per number of float32 and of 16-bit numbers, of a pooling window per
+position. Measured on an H200."""
+RMS_NORM_US = (3.6e-4, 2.1e-4)
+"""The same of a norm without bias, which needs no means."""
+COLUMN_SUM_US, ROW_SUM_US = 1.4e-4, 1.9e-3
+"""The same of the gradients of a norm's weights, which sum columns, and of a table's rows, which sum equal words."""
+COLUMNS = 32
+"""Columns that a block of threads sums for the gradients of a norm's weights. It sums all rows, up to `MANY_ROWS`."""
+MANY_ROWS = 2**16
+SORT_US = 75.0
+"""`Kernel.wait_us` of sorting the words whose gradients are summed. Measured on an H200."""
+SHORT_SUM_US, SPLIT_SUM_US, PART_US = 2.0, 6.0, 0.055
+"""`Kernel.wait_us` of sums of columns: of all; where several blocks of threads share the rows of a column; and of each of these
+parts, which the last block adds. Measured on an H200."""
+POSITIONS_SUM_US = 25.0
+"""`Kernel.wait_us` of the gradient of a convolution's bias, which sums positions and images. Measured on an H200."""
 _FUSED_ATTENTION = ("_scaled_dot_product_", "_flash_attention", "_efficient_attention")
 _CONVOLUTIONS = ("convolution", "_convolution", "cudnn_convolution", "convolution_overrideable")
 _CAUSAL = {
@@ -81,11 +111,10 @@ def rows_of(name: str, args: Args) -> Rows | None:
     """Returns the rows that an operator reads more than once; None if it reads all once."""
     if name in _SOFTMAX:
         tensor = args[0]
-        return (
-            Rows.of_softmax(tensor.numel(), tensor.shape[args[_SOFTMAX[name]]], tensor.element_size())
-            if _dims(tensor)
-            else None
-        )
+        if not _dims(tensor):
+            return None
+        length = tensor.shape[args[_SOFTMAX[name]]]
+        return Rows.of_softmax(tensor.numel(), length, tensor.element_size(), backward="backward" in name)
     if name in ("native_layer_norm", "_fused_rms_norm"):
         return Rows.of_norm(args[0].numel(), prod(args[1]), args[0].element_size())
     if name == "native_layer_norm_backward":
@@ -160,27 +189,76 @@ def vector_flops(name: str, args: Args, out: torch.Tensor) -> float:
     if backward or (name in _BATCH_NORMS and args[_BATCH_NORMS[name]]):
         forward_flops, backward_flops = BATCH_NORM_FLOPS if args[0].element_size() > 2 else HALF_BATCH_NORM_FLOPS
         return (backward_flops if backward else forward_flops) * args[0].numel()
-    if name in _INDEXED:
-        source, flops = _INDEXED[name]
-        window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
-        return flops * window * (out if source is None else args[source]).numel()
     return 0.0
 
 
-def layout_bytes(name: str, args: Args, moved_bytes: float, out: torch.Tensor) -> float:
+def multiprocessor_us(name: str, args: Args, out: torch.Tensor) -> float:
+    """Returns the `Kernel.multiprocessor_us` of an operator with an entry in `NUMBER_US`; 0 for others."""
+    if name not in NUMBER_US:
+        return 0.0
+    source, us, half_us = NUMBER_US[name]
+    if name == "native_layer_norm" and args[3] is None:
+        us, half_us = RMS_NORM_US
+    tensor = out if source is None else args[source]
+    window = prod(args[1]) if name == "max_pool2d_with_indices" else 1
+    return float((us if tensor.element_size() > 2 else half_us) * window * tensor.numel())
+
+
+def wait_us(name: str, args: Args, out: torch.Tensor) -> float:
+    """Returns the `Kernel.wait_us` of sums over the first dimensions of a tensor, as of a bias' gradient; 0 for others.
+
+    A block of 128 threads sums four columns per thread. Each thread takes every `height`-th row, and no fewer than 16.
+    """
+    if name == "convolution_backward":
+        return POSITIONS_SUM_US if args[10][2] else 0.0
+    if name not in ("sum", "mean") or len(args) < 2 or not args[1] or not args[0].numel():
+        return 0.0
+    dims = {int(d) % _dims(args[0]) for d in args[1]}
+    columns = out.numel()
+    rows = args[0].numel() // columns
+    if dims != set(range(len(dims))) or columns == 1:
+        return 0.0
+    height = max(4, 512 // columns)
+    if rows < 64 * height:
+        return SHORT_SUM_US
+    return SHORT_SUM_US + SPLIT_SUM_US + PART_US * min(rows / (16 * height), 2**18 / columns)
+
+
+def next_kernel(name: str, args: Args, out: torch.Tensor) -> Kernel | None:
+    """Returns the `Kernel.followed_by` of an operator: sums of a weight's gradient, products of a softmax's, an added bias."""
+    if name in _CONVOLUTIONS and args[2] is not None and products_of(name, args):
+        return Kernel(moved_bytes=2.0 * out.numel() * out.element_size(), multiprocessor_us=INDEX_US * out.numel())
+    if name == "_softmax_backward_data":
+        return Kernel(moved_bytes=3.0 * args[0].numel() * args[0].element_size())
+    if name == "native_layer_norm_backward" and any(args[7][1:]):
+        tensor, columns = args[0], prod(args[2])
+        rows = tensor.numel() // max(columns, 1)
+        blocks = -(-columns // COLUMNS) if rows <= MANY_ROWS else 0
+        return Kernel(
+            moved_bytes=2.0 * tensor.numel() * tensor.element_size(),
+            multiprocessor_us=COLUMN_SUM_US * tensor.numel(),
+            rows=Rows(0.0, 0.0, 0, count=blocks),
+        )
+    if name == "embedding_dense_backward":
+        tensor = args[0]
+        moved_bytes = 3.0 * tensor.numel() * tensor.element_size()
+        return Kernel(moved_bytes=moved_bytes, multiprocessor_us=ROW_SUM_US * tensor.numel(), wait_us=SORT_US)
+    return None
+
+
+def layout_bytes(name: str, args: Args, moved_bytes: float) -> float:
     """Returns the `Kernel.layout_bytes` of a convolution, which reads and writes its tensors in another order.
 
-    A convolution of single positions is a product of matrices as they lie in memory. A bias is added by a kernel of its own.
+    A convolution of single positions is a product of matrices as they lie in memory.
     """
     if name in _CONVOLUTIONS:
-        weight, stride, bias = args[1], args[3], args[2]
+        weight, stride = args[1], args[3]
     elif name == "convolution_backward":
-        weight, stride, bias = args[2], args[4], None
+        weight, stride = args[2], args[4]
     else:
         return 0.0
     steps = prod(_of(stride, k) for k in range(_dims(weight) - 2))
-    pointwise = prod(weight.shape[2:]) == 1 and steps == 1
-    return (0.0 if pointwise else 2.0 * moved_bytes) + (0.0 if bias is None else 2.0 * out.numel() * out.element_size())
+    return 0.0 if prod(weight.shape[2:]) == 1 == steps else 2.0 * moved_bytes
 
 
 def row_alignment(name: str, args: Args) -> int:
@@ -188,15 +266,26 @@ def row_alignment(name: str, args: Args) -> int:
     if name in _CONVOLUTIONS or name == "convolution_backward":  # channels come last on matrix units
         weight, transposed = (args[1], args[6]) if name in _CONVOLUTIONS else (args[2], args[7])
         return gcd(int(weight.shape[0 if transposed else 1]) * weight.element_size(), ALIGNED)
-    operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm") else args[:2]
-    if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
-        return ALIGNED
-    matrices = [t for t in operands if _dims(t) >= 2]
+    matrices = _operands(name, args)
     row_bytes = [_row_length(t) * t.element_size() for t in matrices]
     if len(matrices) == 2:  # the output's rows
         columns = matrices[1].shape[0] if name == "linear" else matrices[1].shape[-1]
         row_bytes.append(columns * matrices[0].element_size())
     return min((gcd(int(length), ALIGNED) for length in row_bytes), default=ALIGNED)
+
+
+def crossed(name: str, args: Args) -> bool:
+    """Whether neither operand of a product lies in memory along the summed dimension, as in gradients of weights."""
+    matrices = _operands(name, args)
+    return len(matrices) == 2 and name != "linear" and matrices[0].stride(-1) != 1 and matrices[1].stride(-2) != 1
+
+
+def _operands(name: str, args: Args) -> list[torch.Tensor]:
+    """Returns the matrices that a product multiplies; none for other operators and for groups."""
+    if name not in _RULES or name.endswith("grouped_mm") or "fallback" in name:
+        return []
+    operands = args[1:3] if name in ("addmm", "_addmm_activation", "baddbmm") else args[:2]
+    return [t for t in operands if _dims(t) >= 2]
 
 
 def _row_length(tensor: torch.Tensor) -> int:

@@ -22,8 +22,19 @@ from torch.utils.flop_counter import flop_registry
 from ...torch_runtime.storage import storage_bytes, storage_key
 from ...torch_runtime.tree import Args, Kwargs, tensors
 from ..arithmetic import per_element
-from ..work import Kernel
-from .kernel_shapes import layout_bytes, products_of, row_alignment, rows_of, vector_flops
+from ..work import Kernel, recurrent_kernel
+from .kernel_shapes import (
+    INDEX_US,
+    crossed,
+    layout_bytes,
+    multiprocessor_us,
+    next_kernel,
+    products_of,
+    row_alignment,
+    rows_of,
+    vector_flops,
+    wait_us,
+)
 
 if TYPE_CHECKING:
     from torch._ops import OpOverload, OpOverloadPacket
@@ -51,12 +62,7 @@ _REDUCTIONS = frozenset(
         linalg_vector_norm topk sort nll_loss_forward
     """)
 )
-_READ_TWICE = frozenset({"native_layer_norm_backward", "_softmax_backward_data", "_log_softmax_backward_data"})
-"""Operators that read their first two tensors from memory twice: for sums, and for the gradient."""
 _COPIES = frozenset({"copy_", "_to_copy", "clone", "contiguous"})
-INDEX_FLOPS = 210.0
-"""`vector_flops` per number of an element-wise kernel that computes where its operands lie: one of them is repeated along a
-dimension, or lies in memory in another order. Measured on an H200."""
 _BATCHED = frozenset({"bmm", "baddbmm"})
 
 
@@ -91,7 +97,7 @@ def kernel_of(
     count = _flops(packet, name, args, kwargs, out)
     products = () if count is None else products_of(name, args)
     moved_bytes = float(_moved_bytes(name, inputs, outputs, size))
-    return Kernel(
+    kernel = Kernel(
         flops=float(_arithmetic(func, name, args, inputs, outputs) if count is None else count),
         moved_bytes=moved_bytes,
         precision=_precision(inputs),
@@ -100,19 +106,34 @@ def kernel_of(
         products=products,
         convolution="conv" in name and bool(products),
         rows=rows_of(name, args),
-        vector_flops=vector_flops(name, args, outputs[0]) or _index_flops(func, name, inputs, outputs[0]),
-        layout_bytes=layout_bytes(name, args, moved_bytes, outputs[0]),
+        vector_flops=vector_flops(name, args, outputs[0]),
+        layout_bytes=layout_bytes(name, args, moved_bytes),
         row_alignment=row_alignment(name, args),
-        steps=args[0].shape[0] if name.startswith(_RECURRENT) else 1,
+        crossed=crossed(name, args),
+        multiprocessor_us=multiprocessor_us(name, args, outputs[0]) or _index_us(func, name, inputs, outputs[0]),
+        wait_us=wait_us(name, args, outputs[0]),
+        followed_by=next_kernel(name, args, outputs[0]),
     )
+    if not name.startswith(_RECURRENT):
+        return kernel
+    (steps, samples), (rows, hidden) = args[0].shape[:2], args[2].shape
+    return recurrent_kernel(kernel, steps, samples, hidden, rows // hidden, "backward" in name)
 
 
-def _index_flops(func: OpOverload, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> float:
-    """Returns the `Kernel.vector_flops` of an element-wise operator or copy with operands in another order than its output."""
-    if torch.Tag.pointwise not in getattr(func, "tags", ()) and name not in _COPIES:
+def _index_us(func: OpOverload, name: str, inputs: list[torch.Tensor], out: torch.Tensor) -> float:
+    """Returns the `Kernel.multiprocessor_us` of an element-wise operator or copy with operands of another order or type.
+
+    Copies of float32 numbers to 16-bit ones have a kernel of their own, which moves them as if they had one type.
+    """
+    if name == "cat":
+        return INDEX_US * out.numel() * (not all(t.is_contiguous() for t in inputs))
+    is_copy = name in _COPIES
+    if torch.Tag.pointwise not in getattr(func, "tags", ()) and not is_copy:
         return 0.0
     in_order = all(t.numel() <= 1 or (t.shape == out.shape and t.stride() == out.stride()) for t in inputs)
-    return 0.0 if in_order else INDEX_FLOPS * out.numel()
+    types = {t.dtype for t in (*inputs, out) if t.is_floating_point() and t.dim()}
+    narrowed = is_copy and inputs[-1].dtype == torch.float32
+    return 0.0 if in_order and (len(types) < 2 or narrowed) else INDEX_US * out.numel()
 
 
 def _flops(packet: OpOverloadPacket, name: str, args: Args, kwargs: Kwargs, out: object) -> float | None:
@@ -212,8 +233,6 @@ def _moved_bytes(
         return 2 * sum(size(t) for t in inputs[1:])
     if name == "nll_loss_backward":
         return written + sum(size(t) for t in inputs[2:])
-    if name in _READ_TWICE:
-        return written + sum(map(size, inputs)) + sum(map(size, inputs[:2]))
     distinct = {id(t): t for t in (inputs[1:] if name in _OVERWRITES else inputs)}
     return written + sum(map(size, distinct.values()))
 

@@ -37,9 +37,12 @@ from .unused_parameters import warn_about_unused_parameters
 OPTIMIZERS = {
     "sgd": 0,
     **dict.fromkeys(("momentum", "adagrad", "rmsprop", "lion"), 1),
-    **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "adadelta", "lamb"), 2),
+    **dict.fromkeys(("adam", "adamw", "adamax", "nadam", "radam", "adadelta", "lamb", "fused-adam", "fused-adamw"), 2),
 }
 """Number of tensors of a parameter's size that an optimizer keeps as state."""
+FOREACH_PASSES = {"momentum": 8, "adam": 18, "adamw": 20}
+"""Tensors of a parameter's size that an update of PyTorch reads and writes, unless it is fused: it has a kernel per operation.
+AdamW's are 2 to decay weights, 3 and 5 for the states, 6 for the root, its correction and epsilon, 4 for the step."""
 
 
 def optimizer_states(name: str) -> int:
@@ -51,6 +54,16 @@ def optimizer_states(name: str) -> int:
     if str(name).lower() not in OPTIMIZERS:
         raise UnknownNameError.of("optimizer", name, OPTIMIZERS)
     return OPTIMIZERS[str(name).lower()]
+
+
+def update_share(name: str, precision: Precision) -> int:
+    """Returns the bytes that an update moves per byte of a parameter. In mixed precision updates are fused.
+
+    >>> update_share("adamw", Precision()), update_share("fused-adamw", Precision())
+    (20, 7)
+    """
+    fused_share = precision.update_share(optimizer_states(name))
+    return fused_share if precision.is_mixed else FOREACH_PASSES.get(name.lower(), fused_share)
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,8 +95,7 @@ class LayerEstimate:
         """Builds the OpGraph with durations by device kind, the first being the reference; `optimizer` adds updates."""
         if optimizer is not None:
             states = optimizer_states(optimizer)
-        update_states = None if optimizer is None else states
-        layers_by_kind = {kind: self._layers_with_times(hardware, update_states) for kind, hardware in kinds.items()}
+        layers_by_kind = {kind: self._layers_with_times(hardware, optimizer) for kind, hardware in kinds.items()}
         graph = layer_graph(next(iter(layers_by_kind.values())), optimizer_states=states, precision=self.precision)
         record = estimate_record(kinds, self.precision, (kernel for _, kernel in self.kernels), self.half)
         return graph.replace(
@@ -91,19 +103,16 @@ class LayerEstimate:
             info={**graph.info, "estimate": record},
         )
 
-    def _layers_with_times(self, hardware: Hardware, states: int | None) -> LayerProfile:
-        """Returns the layers with times.
-
-        An update reads parameters, gradients and states, and writes all but gradients; for a sparse gradient only the rows
-        that the gradient has.
-        """
+    def _layers_with_times(self, hardware: Hardware, optimizer: str | None) -> LayerProfile:
+        """Returns the layers with times. An update of a sparse gradient moves only the rows that the gradient has."""
         forward, backward = self.microseconds(hardware)
         loss = self.layers.loss
         if loss is not None:
             loss = replace(loss, forward_us=float(forward[-1]), backward_us=float(backward[-1]))
         update = None
-        if states is not None:
-            moved_bytes = self.layers.parameter_gradients * float(self.precision.update_share(states))
+        if optimizer is not None:
+            states = optimizer_states(optimizer)
+            moved_bytes = self.layers.parameter_gradients * float(update_share(optimizer, self.precision))
             flops = self.layers.parameter_gradients / 2.0 * (1 + states)  # of 4 bytes: two per element and state
             rows = enumerate(Kernel(flops=f, moved_bytes=m) for f, m in zip(flops, moved_bytes, strict=True))
             state_bytes = self.layers.trained * self.precision.state_share(states)

@@ -37,7 +37,7 @@ from ..kernel_model import estimated_us
 from ..precision import Precision
 from ..work import Kernel, work_of
 from .fake_tensors import half_name, types_of_estimate, use_fake_tensors, with_full_attention
-from .layer_estimate import optimizer_states
+from .layer_estimate import optimizer_states, update_share
 from .layers import in_mode, mode_of, run_once
 from .operator_counter import Counter, WorkWatch, is_model_operator
 from .quantization import stored_bytes
@@ -233,7 +233,7 @@ def profile_operators(
     warn_about_unused_parameters(model, model_trace)
     if optimizer is not None:
         states = optimizer_states(optimizer)
-        add_updates(recorder, precision.update_share(states))
+        add_updates(recorder, update_share(optimizer, precision))
     name, half = type(model).__name__.lower(), half_name(model, types.values())
     return make_operator_graph(recorder, kinds, states, name, precision, half)
 

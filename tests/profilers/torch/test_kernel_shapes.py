@@ -5,8 +5,9 @@ import pytest
 torch = pytest.importorskip("torch")
 
 import baechi_lab as bl  # noqa: E402
+from baechi_lab.profilers.torch.kernel_shapes import INDEX_US, wait_us  # noqa: E402
 from baechi_lab.profilers.torch.layer_estimate import estimate_layers  # noqa: E402
-from baechi_lab.profilers.work import Product, Rows  # noqa: E402
+from baechi_lab.profilers.work import Kernel, Product, Rows  # noqa: E402
 
 
 def kernels_of(model, *inputs, mode="inference"):
@@ -116,12 +117,13 @@ def test_rows_that_matrix_units_cannot_load_at_once():
 
 
 def test_a_batch_norm_runs_channel_by_channel_and_a_convolution_changes_layouts():
-    """2 images of 3 channels of 4 x 4: 280 FLOPs per number, 600 backward; a bias is read and written once more."""
+    """2 images of 3 channels of 4 x 4: 280 FLOPs per number, 600 backward; a kernel adds the bias to 2 x 8 x 2 x 2 numbers."""
     x = torch.empty(2, 3, 4, 4, device="meta", requires_grad=True)
     flops = [k.vector_flops for k in kernels_of(torch.nn.BatchNorm2d(3, device="meta"), x, mode="training") if k.rows]
     assert flops == [280 * 96, 600 * 96]
     (kernel,) = kernels_of(torch.nn.Conv2d(3, 8, 3, device="meta"), x.detach())
-    assert kernel.layout_bytes == 2 * kernel.moved_bytes + 2 * 4 * 2 * 8 * 2 * 2
+    assert kernel.layout_bytes == 2 * kernel.moved_bytes
+    assert kernel.followed_by == Kernel(moved_bytes=2 * 4 * 64, multiprocessor_us=INDEX_US * 64)
     (pointwise,) = kernels_of(torch.nn.Conv2d(3, 8, 1, bias=False, device="meta"), x.detach())
     assert pointwise.layout_bytes == 0
 
@@ -161,6 +163,78 @@ def test_rows_that_are_read_again():
     assert norm.rows == Rows.of_norm(640, 64, 4)
     (softmax,) = kernels_of(torch.nn.Softmax(1), torch.empty(3, 20_000, device="meta"))
     assert softmax.rows == Rows(240_000.0, 80_000.0, 2)
+    x = torch.empty(3, 20_000, device="meta", requires_grad=True)
+    backward = kernels_of(torch.nn.Softmax(1), x, mode="training")[-1]
+    assert backward.rows == Rows(480_000.0, 160_000.0, 1), "output and gradient, for the sum and for the gradient"
+    assert backward.moved_bytes == backward.followed_by.moved_bytes == 3 * 240_000, "the product of both is a kernel"
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "us"),
+    [
+        (128, 4096, 2.0),  # 32 numbers per thread of four
+        (8192, 4096, 8.0 + 0.055 * 64),  # as many parts as fill a device
+        (65536, 256, 8.0 + 0.055 * 1024),  # 16 numbers per thread
+        (4096, 8, 8.0 + 0.055 * 4),  # 64 threads share a column
+    ],
+)
+def test_parts_of_the_rows_of_a_sum_wait_for_each_other(rows, columns, us):
+    x = torch.empty(rows, columns, device="meta")
+    args = (x, [0], True)
+    assert wait_us("sum", args, x.sum(0)) == pytest.approx(us)
+    assert wait_us("sum", (x.T, [1], True), x.sum(0)) == wait_us("sum", (x,), x.sum()) == 0
+
+
+def test_gradients_of_a_norms_weights_sum_columns_in_a_kernel_of_their_own():
+    """96 columns are three blocks, so that three multiprocessors sum all rows, unless there are more than 65,536 of them."""
+    for count, blocks in ((1000, 3), (2**16 + 1, 0)):
+        x = torch.empty(count, 96, device="meta", requires_grad=True)
+        forward, backward = kernels_of(torch.nn.LayerNorm(96, device="meta"), x, mode="training")
+        sums = backward.followed_by
+        assert forward.multiprocessor_us == pytest.approx(4.6e-4 * 96 * count)
+        assert sums.moved_bytes == 2 * 4 * 96 * count and sums.rows.count == blocks
+        assert sums.multiprocessor_us == pytest.approx(1.4e-4 * 96 * count)
+        assert backward.moved_bytes == pytest.approx(3 * 4 * 96 * count, rel=0.05), "each tensor once"
+    bare = torch.nn.LayerNorm(96, elementwise_affine=False, device="meta")
+    assert kernels_of(bare, x, mode="training")[-1].followed_by is None
+
+
+def test_gradients_of_a_table_are_written_sorted_and_summed():
+    """16 words of 8 numbers, of a table of 100."""
+    layer, words = torch.nn.Embedding(100, 8, device="meta"), torch.zeros(16, dtype=torch.long)
+    backward = kernels_of(layer, words, mode="training")[-1]
+    assert backward.followed_by == Kernel(moved_bytes=3 * 4 * 128, multiprocessor_us=1.9e-3 * 128, wait_us=75.0)
+
+
+def test_operands_of_another_order_or_type_take_an_index_per_number():
+    """Only copies of float32 numbers to 16-bit ones have a kernel that needs none."""
+    x = torch.empty(4, 8, device="meta")
+    half = x.bfloat16()
+
+    def number_us(call):
+        class Model(torch.nn.Module):
+            def forward(self, a):
+                return call(a)
+
+        (kernel,) = kernels_of(Model(), x)
+        return kernel.multiprocessor_us / 32
+
+    assert number_us(lambda a: a + 1) == number_us(lambda a: a.bfloat16()) == 0
+    assert number_us(lambda a: a.T.contiguous()) == pytest.approx(INDEX_US)
+    kernels = estimate_layers(Widen(), (half,), mode="inference").kernels
+    assert [k.multiprocessor_us for _, k in kernels if not k.metadata] == [pytest.approx(32 * INDEX_US)]
+
+
+class Widen(torch.nn.Module):
+    def forward(self, x):
+        return x.float()
+
+
+def test_neither_operand_of_a_weights_gradient_lies_along_the_summed_dimension():
+    x = torch.empty(32, 16, device="meta", requires_grad=True)
+    kernels = kernels_of(torch.nn.Linear(16, 8, device="meta"), x, mode="training")
+    crossed = {k.products[0].inner: k.crossed for k in kernels if k.products}
+    assert crossed == {16: False, 8: False, 32: True}
 
 
 @pytest.mark.parametrize(

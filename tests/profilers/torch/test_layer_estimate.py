@@ -168,11 +168,11 @@ def test_bug_what_gets_no_gradient_had_gradients_states_and_updates(case):
 
 
 def test_an_update_reads_the_rows_of_a_sparse_gradient():
-    """SparseAdam: 20 rows of parameters and two states, read and written, and the gradient, read; the head is dense."""
+    """An update moves 18 tensors: of the table 20 rows of each; the head is dense."""
     graph = bl.torch.profile(Words(), torch.ones(4, 5, dtype=torch.long), hardware="cpu-core", optimizer="adam")
     sparse, dense = (graph.duration_us[graph.names.index(f"{name}/update")] for name in ("table", "head"))
     for us, size in ((sparse, 20 * ENTRY), (dense, 4 * 27)):
-        assert us == pytest.approx(kernel_us(Kernel(flops=1.5 * size, moved_bytes=7.0 * size), HARDWARE["cpu-core"]))
+        assert us == pytest.approx(kernel_us(Kernel(flops=1.5 * size, moved_bytes=18.0 * size), HARDWARE["cpu-core"]))
 
 
 def edges(graph):
@@ -295,12 +295,12 @@ def test_bug_float32_heads_that_share_keys_had_a_fused_kernel(precision, keeps_s
 
 
 def test_roofline_of_a_layer_by_hand():
-    """A product of 4096 x 4096 in bf16 on an H100, forward and for both gradients; Adam moves 7 tensors."""
+    """A product of 4096 x 4096 in bf16 on an H100, forward and for both gradients; fused Adam moves 7 tensors, Adam 18."""
     n = 4096
     model = nn.Sequential(nn.Linear(n, n, bias=False), nn.Linear(n, n, bias=False))
     x = torch.empty(n, n, device="meta")
     h100 = HARDWARE["h100"].as_roofline()
-    graph = bl.torch.profile(model.to("meta"), x, hardware=h100, dtype="bf16", optimizer="adam")
+    graph = bl.torch.profile(model.to("meta"), x, hardware=h100, dtype="bf16", optimizer="fused-adam")
     product, view = 6.7 + 2 * n**3 / 989.4e12 * 1e6, 0.25
     update = 6.7 + 7 * n * n * 2 / 3350e9 * 1e6
     names = ("0", "1", "1/backward", "0/backward", "0/update", "1/update")
@@ -308,6 +308,14 @@ def test_roofline_of_a_layer_by_hand():
     # the second layer's backward makes two products, the first's only that of its weight; weights are transposed views
     forward, both, one = product + view, 2 * product + 4 * view, product + 3 * view
     np.testing.assert_allclose(graph.duration_us, [forward, forward, both, one, update, update], rtol=1e-9)
+    for granularity, precision, passes in (
+        ("layer", "bf16", 18),
+        ("operator", "bf16", 18),
+        ("layer", "mixed-bf16", 15),
+    ):
+        options = {"precision": precision, "granularity": granularity, "optimizer": "Adam"}
+        unfused = bl.torch.profile(model, x, hardware=h100, **options)
+        assert unfused.duration_us[-1] == pytest.approx(6.7 + passes * n * n * 2 / 3350e9 * 1e6)
     assert graph.op_types[-1] == "Update" and set(graph.duration_by_kind) == {"gpu", "h100"}
 
 
