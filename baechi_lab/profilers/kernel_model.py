@@ -91,8 +91,8 @@ CONVOLUTION_SHARE = 0.57
 """Share of what products of float32 numbers reach that convolutions of them do, on Hopper and later: cuDNN chooses implicit
 products, and no kernels of Winograd's algorithm. Measured on an H200."""
 PRODUCT_BANDWIDTH_SHARE = 0.8
-"""Share of the bandwidth of other kernels that products in TF32 and batched products on matrix units reach: tiles are written
-when they are complete. Measured on an H200."""
+"""Share of the bandwidth of other kernels that products in TF32 reach: tiles are written when they are complete. Measured on an
+H200."""
 FP32, TF32 = PRECISIONS.index("fp32"), PRECISIONS.index("tf32")
 
 
@@ -240,8 +240,7 @@ def _memory_us(work: Work, hardware: Hardware, constants: Generation) -> tuple[F
     """
     memory = hardware.bandwidth * hardware.bandwidth_share * constants.bandwidth_share
     if hardware.multiprocessors:
-        writes_tiles = (work.precision == TF32) | work.batched & (work.precision != FP32)
-        writes_tiles &= work.matrix & (work.product_count > 0) & ~work.convolution
+        writes_tiles = work.matrix & (work.precision == TF32) & (work.product_count > 0) & ~work.convolution
         memory = memory * np.where(writes_tiles, PRODUCT_BANDWIDTH_SHARE, 1.0)
     if not hardware.l2_bytes or not work.reread_bytes.any():
         return 1e6 * work.moved_bytes / memory, np.zeros(len(work.op))

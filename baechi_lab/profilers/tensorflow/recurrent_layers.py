@@ -107,7 +107,7 @@ def layer_kernel(body_ops: Sequence[tuple[NodeDef, Shapes, Shapes]], steps: int)
         step_numbers += prod(left) + prod(activation)
         weight_numbers += prod(weight)
         if weight[1] in (3 * weight[0], 4 * weight[0]):  # the weights of the states
-            samples, hidden, gates = other[0], weight[0], weight[1] // weight[0]
+            samples, hidden, gates = activation[0], weight[0], weight[1] // weight[0]
     kernel = Kernel(
         flops=steps * sum(flops(*product) for product in products),
         moved_bytes=float(width * (steps * step_numbers + weight_numbers)),
